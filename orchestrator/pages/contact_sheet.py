@@ -1,4 +1,4 @@
-"""The contact sheet of a search: each query with pictures of what was found."""
+"""The contact sheet of a search: each query with pictures of its results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ctvr.orchestrator.retrieval.model import Hit
 
 
 def contact_sheet(found: Sequence[tuple[str, Sequence[Hit]]], model: str) -> str:
-    """A page of (query, hits); `model` says who was asked."""
+    """Return a page of (query, hits); `model` names the model that was searched."""
     pictures = strips((hit.path, hit.segment) for _, hits in found for hit in hits)
-    parts = [f'<p class="soft">Asked: {escape(model)}. Each strip shows a video from its beginning to its end.</p>']
+    parts = [f'<p class="soft">Model: {escape(model)}. Each strip shows a video from its beginning to its end.</p>']
     for text, hits in found:
         cards = "\n".join(_card(hit, pictures) for hit in hits)
         parts.append(f'<h2>{escape(text)}</h2>\n<div class="grid">\n{cards}\n</div>')

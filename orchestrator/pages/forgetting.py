@@ -1,7 +1,7 @@
-"""The forgetting explorer: which queries were found when their task was learned and are lost now, and to which video.
+"""The forgetting explorer: queries found when their task was learned and lost now, and the videos found instead.
 
-A rank can fall because the gallery has grown or because the model has changed. The video in its place says which: where
-it was in the gallery then, too, the query was *forgotten*; where it came with a later task, *outnumbered*.
+A rank can fall because the gallery has grown or because the model has changed. The video that is now first decides: if
+it was in the gallery before, the query was *forgotten*; if it came with a later task, *outnumbered*.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from html import escape
 from ctvr.orchestrator.pages.thumbnails import image, strips
 from ctvr.orchestrator.streams.stream import Item
 
-SHOWN = 12  # lost queries of a run, with pictures
+SHOWN = 12  # lost queries per run with pictures
 
 
 @dataclass(frozen=True)
 class LostQuery:
-    """One query that was found first after its own task, and is not after the last."""
+    """One query that was found first after its own task, but not after the last one."""
 
     text: str
     item: Item  # its video
-    task: int  # 0-based: of the query
+    task: int  # 0-based task of the query
     now: float  # its rank after the last task
-    winner: Item  # the video that is found first now
+    winner: Item  # the video that is first now
     winner_task: int
 
     @property
     def is_forgotten(self) -> bool:
-        """The video in its place was searched then, too: nothing but the model has changed between the two."""
+        """Report whether the video that is first now was in the gallery before, so that only the model has changed."""
         return self.winner_task <= self.task
 
 
 @dataclass(frozen=True)
 class ModelHistory:
-    """What one run has kept of the queries that it had found."""
+    """The found and lost queries of one run."""
 
     label: str
-    found: int  # queries that were found first after their own task, but for the last task's
+    found: int  # queries that were found first after their own task, without those of the last task
     lost: tuple[LostQuery, ...]
-    reason: str = ""  # why nothing is known, where nothing is
+    reason: str = ""  # why nothing is known, if so
 
 
 def lost_names(history: Sequence[Mapping[str, float]], task_of: Mapping[str, int]) -> tuple[int, list[str]]:
-    """How many queries of earlier tasks were found first after their own task, and which of them are not now.
+    """Return how many queries of earlier tasks were found first after their own task, and those that are lost now.
 
     Args:
         history: query -> rank after each task.
@@ -58,13 +58,13 @@ def lost_names(history: Sequence[Mapping[str, float]], task_of: Mapping[str, int
 
 
 def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) -> str:
-    """The explorer as HTML. `names`: of the tasks."""
+    """Return the explorer as HTML. `names`: names of the tasks."""
     shown = [lost for memory in memories for lost in memory.lost[:SHOWN]]
     pictures = strips((item.path, item.segment) for lost in shown for item in (lost.item, lost.winner))
     parts = [
-        "<h2>What was found, and is lost</h2>",
-        '<p class="soft">Captions that found their own video first when their task was learned, and do not after the '
-        "last task. <b>Forgotten</b>: the video in its place was searched then, too, so the model has changed. "
+        "<h2>Forgotten queries</h2>",
+        '<p class="soft">Captions that found their own video first when their task was learned, but not after the '
+        "last task. <b>Forgotten</b>: the video that is first now was in the gallery before, so the model has changed. "
         "<b>Outnumbered</b>: it came with a later task.</p>",
     ]
     for memory in memories:

@@ -1,4 +1,4 @@
-"""Pictures of frames with what a model does to their patches; one frame beside the other, one row below the other.
+"""Pictures of frames with a model's attention to their patches or its merges; a row of frames below the other.
 
 Shapes: T frames, H = W pixels, P patches of a frame (rows x columns).
 """
@@ -16,12 +16,12 @@ from PIL import Image, ImageDraw
 from ctvr.orchestrator.retrieval.attention import AttentionMaps, Merges, enlarged
 
 SIDE, GAP, TOP = 168, 4, 18  # pixels of a drawn frame, between frames, and of a line of text
-DIM = 0.15  # what is left of a pixel that nobody attends to
-GOLDEN = 0.618033988749895  # hues that are far apart, however many there are
+DIM = 0.15  # remaining brightness of a pixel without attention
+GOLDEN = 0.618033988749895  # step between hues that are far apart, for any number of them
 
 
 def draw_attention(found: AttentionMaps, names: Sequence[str]) -> list[Image.Image]:
-    """A picture for each video: its frames, what FFA attends to between frames where there is any, and CLIP within."""
+    """Draw a picture for each video: its frames, FFA's attention between frames (if any), and CLIP's within frames."""
     size = found.frames.shape[2]
     block = found.block + 1
     rows = {"frames": None, f"between frames (FFA, block {block})": found.temporal}
@@ -43,7 +43,7 @@ def draw_attention(found: AttentionMaps, names: Sequence[str]) -> list[Image.Ima
 
 
 def draw_merges(found: Merges, names: Sequence[str]) -> list[Image.Image]:
-    """A picture for each video: its frames, and the same with merged patches in their mean colour behind one border."""
+    """Draw a picture for each video: its frames, and merged patches in their mean colour and one border."""
     drawn = []
     for number, name in enumerate(names):
         frames, tokens = found.frames[number].numpy(), found.tokens[number].numpy()
@@ -54,9 +54,9 @@ def draw_merges(found: Merges, names: Sequence[str]) -> list[Image.Image]:
 
 
 def merged_patches(frames: np.ndarray, tokens: np.ndarray, rows: int) -> np.ndarray:
-    """Frames (T, H, W, 3) whose patches (T, P) of one token have their mean colour and a border of the token's colour.
+    """Return frames (T, H, W, 3) in which the patches (T, P) of one token have their mean colour and a common border.
 
-    Patches that were not merged stay as they are.
+    Patches that were not merged stay unchanged.
     """
     patch = frames.shape[1] // rows
     cells = frames.reshape(len(frames), rows, patch, rows, patch, 3).swapaxes(2, 3).copy()  # (T, r, c, p, p, 3)
@@ -74,7 +74,7 @@ def merged_patches(frames: np.ndarray, tokens: np.ndarray, rows: int) -> np.ndar
 
 
 def written(pictures: Sequence[Image.Image], form: str) -> bytes:
-    """Pictures below each other, as "png" or "pdf"; the bytes depend on the pictures alone."""
+    """Encode pictures below each other, as "png" or "pdf"; the bytes depend only on the pictures."""
     width, height = max(each.width for each in pictures), sum(each.height for each in pictures)
     whole, top = Image.new("RGB", (width, height), "white"), 0
     for each in pictures:

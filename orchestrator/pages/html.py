@@ -1,4 +1,4 @@
-"""The frame of every page: one file, no script, nothing from a network, light and dark as the reader's system is."""
+"""The template of every page: one file, no script, no network access, light and dark mode as the system's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ details > summary { cursor: pointer; font-weight: 600; padding: .3rem 0 }
 
 
 def page(title: str, body: str) -> str:
-    """A complete document. `title` is text, `body` is HTML."""
+    """Return a complete document. `title` is text, `body` is HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -46,10 +46,10 @@ def page(title: str, body: str) -> str:
 
 
 def check_page(path: Path) -> None:
-    """Refuse a file that cannot be written, before its page costs time; makes nothing.
+    """Reject a file that cannot be written before its page is computed; creates nothing.
 
     Raises:
-        ConfigError: with what is in the way.
+        ConfigError: with the reason.
     """
     path = path.expanduser().absolute()
     above = next(folder for folder in path.parents if folder.exists())
@@ -59,7 +59,7 @@ def check_page(path: Path) -> None:
 
 
 def write_page(path: Path, text: str) -> Path:
-    """Write a page whole or not at all, without secrets; returns its absolute path.
+    """Write a page atomically, without secrets; return its absolute path.
 
     Raises:
         ConfigError: if it cannot be written there.

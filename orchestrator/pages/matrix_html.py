@@ -1,4 +1,4 @@
-"""R@1 (or accuracy) of every task after every task, as coloured tables that a phone can read."""
+"""Coloured tables of R@1 (or accuracy) of every task after every task, readable on a phone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ctvr.orchestrator.tables.table import Row, Table
 
 
 def matrices_html(table: Table) -> str:
-    """One fold for each row of the table with both matrices, all on one scale; empty where no row has any."""
+    """Return one fold with both matrices for each row of the table, on one scale; empty if no row has any."""
     rows = [row for row in table.rows if row.matrices]
     if not rows:
         return ""
@@ -18,8 +18,8 @@ def matrices_html(table: Table) -> str:
     folds = "".join(_fold(row, top) for row in rows)
     measured = table.measured[0].upper() + table.measured[1:]
     return (
-        f'<h3>{measured} of every task after every task</h3><p class="soft">Line: tasks learned. Column: the task that '
-        f"is asked, in percent, mean over seeds. One scale of colour for all, 0 to {top:.1f}.</p>{folds}"
+        f'<h3>{measured} of every task after every task</h3><p class="soft">Row: tasks learned. Column: the task of '
+        f"the queries, in percent, mean over seeds. One colour scale for all, 0 to {top:.1f}.</p>{folds}"
     )
 
 

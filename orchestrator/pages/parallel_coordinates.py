@@ -1,6 +1,6 @@
-"""The trials of a search as one drawing: parallel coordinates, and how each setting goes with the result.
+"""Parallel coordinates of a search's trials, and the association of each setting with the result.
 
-Axes lie across and stand below each other, so that a narrow screen has room for any number of them.
+Axes are horizontal and below each other, so that any number of them fits a narrow screen.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ WIDTH, ROW, LEFT, TOP = 420, 46, 12, 22
 
 @dataclass(frozen=True)
 class Trial:
-    """One complete trial: its searched settings as typed, and what it was judged by (larger or smaller is better)."""
+    """One complete trial: its searched settings as typed, and its score (`mode` gives the better direction)."""
 
     settings: dict[str, str]
     score: float
 
 
 def trials_html(trials: Sequence[Trial], metric: str, mode: str = "max") -> str:
-    """The drawing with its legend, then the strength of each setting; empty where there is nothing to compare.
+    """Return the drawing with its legend, then the strength of each setting; empty if there is nothing to compare.
 
     Args:
-        trials: best first, as they are told apart by `settings`.
-        metric: what `score` is.
+        trials: best first, with the `settings` that differ.
+        metric: the name of `score`.
         mode: "max" or "min".
     """
     names = (
@@ -52,7 +52,7 @@ def trials_html(trials: Sequence[Trial], metric: str, mode: str = "max") -> str:
 
 
 class _Axis:
-    """One setting: where each trial stands on it, 0 to 1. Numbers over a range of 30 and more are on a log scale."""
+    """One setting: the position of each trial on it, 0 to 1. Numbers over a range of 30 and more are on a log scale."""
 
     def __init__(self, name: str, values: Sequence[str], is_score: bool = False) -> None:
         self.name, self.values, self.is_score = name, values, is_score
@@ -88,7 +88,7 @@ class _Axis:
 
 
 def _strengths(axes: Sequence[_Axis], mode: str) -> str:
-    """How strongly each setting goes with the score: a bar each, strongest first."""
+    """Return the association of each setting with the score: a bar each, strongest first."""
     score = _ranks([float(value) * (-1 if mode == "min" else 1) for value in axes[-1].values])
     found = sorted(
         ((strength(axis.numbers, axis.values, score), axis) for axis in axes[:-1]), key=lambda each: -abs(each[0])
@@ -100,16 +100,16 @@ def _strengths(axes: Sequence[_Axis], mode: str) -> str:
         for value, axis in found
     )
     return (
-        f'<div class="scroll"><table><tr><th>Setting</th><th></th><th>goes with the result</th></tr>'
+        f'<div class="scroll"><table><tr><th>Setting</th><th></th><th>association with the result</th></tr>'
         f"{rows}</table></div>"
-        f"<p><small>Rank correlation (of words: the correlation ratio of the ranks) over {len(score)} complete trials; "
-        f"where a number has no influence at all, it is {chance:.2f} away from 0 by chance (one standard deviation)."
+        f"<p><small>Rank correlation (for words: the correlation ratio of the ranks) over {len(score)} trials. "
+        f"A number without any influence differs from 0 by {chance:.2f} by chance (one standard deviation)."
         "</small></p>"
     )
 
 
 def strength(numbers: Sequence[float] | None, words: Sequence[str], score: Sequence[float]) -> float:
-    """Spearman's correlation of numbers with the ranks `score`, in [-1, 1]; of words the correlation ratio, 0 to 1."""
+    """Return Spearman's correlation of numbers with the ranks `score`, in [-1, 1]; for words the correlation ratio."""
     mean = sum(score) / len(score)
     total = sum((value - mean) ** 2 for value in score)
     if total == 0:
@@ -127,6 +127,6 @@ def strength(numbers: Sequence[float] | None, words: Sequence[str], score: Seque
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal values share their mean rank."""
+    """Return ranks from 1; equal values share their mean rank."""
     order = sorted(values)
     return [order.index(value) + (order.count(value) + 1) / 2 for value in values]

@@ -1,4 +1,4 @@
-"""The page of a sweep, a rerun or a stream's runs: to look at, and to mail to somebody who has nothing of ours."""
+"""The report of a sweep, a rerun or a stream's runs: one page that needs no other file, so that it can be mailed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DASHES = {"-": "", "--": ' stroke-dasharray="6 3"', ":": ' stroke-dasharray="2 3
 
 def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[ModelHistory],
            names: Sequence[str], search: str = "") -> str:  # fmt: skip
-    """A complete document.
+    """Return a complete document.
 
     Args:
         title: what was run.
-        facts: (what, text): the question, the budget, the winner and its confirmation.
+        facts: (heading, text): the question, the budget, the winner and its confirmation.
         tables: of the complete runs.
         memories: of the rows' first runs.
         names: of the stream's tasks.
@@ -37,7 +37,7 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
 
 
 def table_html(table: Table) -> str:
-    """The table with every footnote below it."""
+    """Return the table as HTML with all footnotes below it."""
     heads = ["Method", *(column.title for column in table.columns), *table.comparison_titles, "Seeds"]
     rows = "".join(_row(table, row) for row in table.rows)
     notes = [*table.notes, *_marks(table)]
@@ -49,7 +49,7 @@ def table_html(table: Table) -> str:
 
 
 def _marks(table: Table) -> list[str]:
-    """Footnotes of rows; what several share is said once, behind their names."""
+    """Return the footnotes of rows; one that several rows share is listed once, after their names."""
     rows: dict[str, list[str]] = {}
     for row in table.rows:
         for mark in row.marks:
@@ -67,7 +67,7 @@ def _row(table: Table, row: Row) -> str:
 
 
 def _printed(table: Table, row: Row) -> str:
-    """What the paper prints for a row, below it; empty where it prints nothing."""
+    """Return the paper's numbers for a row as the next line; empty if it prints none."""
     if not row.paper:
         return ""
     printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
@@ -78,7 +78,7 @@ def _printed(table: Table, row: Row) -> str:
 
 
 def curves_html(table: Table) -> str:
-    """R@1 (or accuracy) after each task, a line for each row, as inline SVG with its legend."""
+    """Plot R@1 (or accuracy) after each task, a line for each row, as inline SVG with its legend."""
     rows = [row for row in table.rows if len(row.curve) > 1]
     if not rows:
         return ""

@@ -1,4 +1,4 @@
-"""Pictures of videos that travel inside a page: a strip of frames of each, as a JPEG in a data: address."""
+"""Pictures of videos embedded in a page: a strip of frames of each, as a JPEG in a data: address."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.pool import Decoder, Job
 from ctvr.orchestrator.video.sampling import Sampling
 
-Clip = tuple[str, tuple[float, float] | None]  # path of a file, and the seconds of it
+Clip = tuple[str, tuple[float, float] | None]  # path of a file, and its segment in seconds
 
 FRAMES, SIZE, QUALITY = 4, 112, 80
 
 
 def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
-    """Clip -> address of its picture, FRAMES frames in a row; those that cannot be read are left out.
+    """Return clip -> address of its picture, FRAMES frames in a row; unreadable clips are left out.
 
-    They are decoded in bounded children, as those that are trained on.
+    They are decoded in limited child processes, as training videos are.
     """
     sampling, found = Sampling(FRAMES, SIZE), {}
     jobs = [Job(path, sampling, segment) for path, segment in dict.fromkeys(clips)]
@@ -35,17 +35,17 @@ def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
 
 
 def image(clip: Clip, pictures: dict[Clip, str], said: str) -> str:
-    """The picture of a clip as HTML; what it shows is `said` where there is none."""
+    """Return the picture of a clip as HTML, with the text `said`; a note if there is no picture."""
     from html import escape
 
     address = pictures.get(clip)
     if address is None:
-        return f'<p class="soft">no picture: {escape(clip[0])} cannot be read here</p>'
+        return f'<p class="soft">no picture: {escape(clip[0])} cannot be read</p>'
     return f'<img src="{address}" width="{FRAMES * SIZE}" height="{SIZE}" alt="{escape(said, quote=True)}">'
 
 
 def _address(frames: np.ndarray) -> str:
-    """(T, H, W, 3) uint8 as a JPEG of T frames in a row."""
+    """Encode (T, H, W, 3) uint8 as a data: address of a JPEG with T frames in a row."""
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(frames), axis=1)).save(buffer, "JPEG", quality=QUALITY)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

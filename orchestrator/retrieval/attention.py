@@ -1,4 +1,4 @@
-"""What a trained model does with the frames of a video: where its attention goes, and which patches it merges.
+"""Attention maps and patch merges of a trained model over the frames of videos.
 
 Shapes: V videos, T frames, P patches of a frame (rows x columns), N = 1 + P tokens, G = V T attention groups.
 """
@@ -26,7 +26,7 @@ from ctvr.orchestrator.streams.stream import Item
 
 @dataclass(frozen=True)
 class PatchMaps:
-    """Frames as the model saw them, and what it did with their patches."""
+    """Frames as the model received them, with a result for each patch."""
 
     frames: Tensor  # (V, T, H, W, 3) uint8
     rows: int  # of patches; as many columns
@@ -34,30 +34,30 @@ class PatchMaps:
 
 @dataclass(frozen=True)
 class AttentionMaps(PatchMaps):
-    """Mean over heads, in one block; the rest to 1 goes to the class token."""
+    """Attention averaged over heads, in one block; the remainder to 1 is the class token's."""
 
     block: int  # 0-based
-    spatial: Tensor  # (V, T, P): what the class token of a frame attends to in it
-    temporal: Tensor | None  # (V, T, P): what the class token of the neighbouring frame attends to in it; None: no FFA
+    spatial: Tensor  # (V, T, P): attention of a frame's class token within the frame
+    temporal: Tensor | None  # (V, T, P): attention of the neighbouring frame's class token to the frame; None: no FFA
 
 
 @dataclass(frozen=True)
 class Merges(PatchMaps):
-    """Patches with equal numbers within a video are one token behind the last block."""
+    """Patches with equal numbers within a video are one token after the last block."""
 
     tokens: Tensor  # (V, T, P) int64
 
 
 def attention_maps(model: Model, items: Sequence[Item], block: int | None = None) -> AttentionMaps:
-    """The attention of one vision block over the patches of every frame.
+    """Return the attention of one vision block to the patches of every frame.
 
     Args:
-        model: whose vision tower keeps all patches of a frame.
+        model: a model whose vision tower keeps all patches of a frame.
         items: videos.
         block: counted from 1; None: the last one with frame fusion, or the last.
 
     Raises:
-        ConfigError: for a tower without patches or with merged ones, or a block that it does not have.
+        ConfigError: for a tower without patches or with merged ones, or a block that does not exist.
     """
     tower, frames, pictures = _tower(model), *_frames(model, items)
     depth = len(tower.blocks)
@@ -93,10 +93,10 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
 
 
 def merges(model: Model, items: Sequence[Item]) -> Merges:
-    """Which patches have become one token.
+    """Return the patches that became one token.
 
     Raises:
-        ConfigError: if the model merges none, or by a reducer that also drops tokens.
+        ConfigError: if the model merges no patches, or also drops tokens.
     """
     tower, frames, pictures = _tower(model), *_frames(model, items)
     with record_tokens() as states:
@@ -115,12 +115,12 @@ def merges(model: Model, items: Sequence[Item]) -> Merges:
 
 @torch.no_grad()
 def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]]:
-    """Scores of captions and their videos, (V, V) before and after the method's calibration, and the videos' names.
+    """Return scores of captions and their videos, (V, V) before and after calibration, and the videos' names.
 
-    The first caption of each of the first `number` videos of the last task.
+    The captions are the first ones of the first `number` videos of the last task.
 
     Raises:
-        ConfigError: if the method normalizes no scores, or the model's stream is not here.
+        ConfigError: if the method normalises no scores, or the model's stream is not available.
     """
     method = model.trained.method
     none = ConfigError(
@@ -133,12 +133,12 @@ def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]
     texts = model.encode_text([item.captions[0] for item in chosen], block.task)
     plain = method.score(texts.to(model.device), block.features[: len(chosen)].to(model.device)).float()
     if plain.shape != (len(chosen), len(chosen)):
-        raise none  # it has several scores of a pair, and calibrating makes one of them
+        raise none  # it has several scores of a pair, and calibration combines them
     return plain.cpu(), method.normalize_scores(plain).float().cpu(), [item.video for item in chosen]
 
 
 class AttentionRecorder:
-    """Attention of class tokens by block, mean over heads, (G, P) and (V, T, P)."""
+    """Records the attention of class tokens by block, averaged over heads, (G, P) and (V, T, P)."""
 
     def __init__(self) -> None:
         self.spatial: dict[int, Tensor] = {}
@@ -161,7 +161,7 @@ class AttentionRecorder:
 
 @torch.no_grad()
 def _class_row(q: Tensor, k: Tensor) -> Tensor:
-    """Attention (..., P) that the first token pays to all others; q, k (..., H, N, D/H)."""
+    """Return the attention (..., P) of the first token to all others; q, k (..., H, N, D/H)."""
     logits = (q[..., :1, :] @ k.mT)[..., 0, :].float() / q.shape[-1] ** 0.5
     return logits.softmax(dim=-1).mean(dim=-2)[..., 1:].cpu()
 
@@ -174,7 +174,7 @@ def _tower(model: Model) -> VisionTower:
 
 
 def _frames(model: Model, items: Sequence[Item]) -> tuple[Tensor, Tensor]:
-    """Frames (V, T, 3, H, W) as the method gets them, and as pictures (V, T, H, W, 3) uint8."""
+    """Return frames (V, T, 3, H, W) as the method receives them, and as pictures (V, T, H, W, 3) uint8."""
     frames = torch.cat(list(model.frames_of(items)))
     clip = model.trained.clip
     mean, std = (frames.new_tensor(values)[:, None, None] for values in (clip.mean, clip.std))
@@ -188,7 +188,7 @@ def _square(patches: int) -> int | None:
 
 
 def enlarged(maps: Tensor, rows: int, size: int) -> Tensor:
-    """Maps (V, T, P) as smooth pictures (V, T, size, size) between 0 and 1, each frame on its own scale."""
+    """Return maps (V, T, P) as smooth pictures (V, T, size, size) in [0, 1], each frame scaled by itself."""
     grid = maps.flatten(0, 1).unflatten(-1, (rows, -1))[:, None]
     large = F.interpolate(grid, size=(size, size), mode="bicubic", align_corners=False)[:, 0]
     low, high = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)

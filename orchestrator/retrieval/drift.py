@@ -1,4 +1,4 @@
-"""How queries of the first task move in feature space while later tasks are learned (CTVR, figure 3).
+"""Drift of the first task's queries in feature space while later tasks are learned (CTVR, figure 3).
 
 Shapes: T tasks, N queries of the first task, M of the last, d joint embedding.
 """
@@ -19,23 +19,23 @@ from ctvr.orchestrator.retrieval.model import Model
 
 @dataclass(frozen=True)
 class Drift:
-    """Features of unit length in the two directions in which they differ most (principal components)."""
+    """Unit-length features projected to their first two principal components."""
 
     points: np.ndarray  # (T, N, 2): the first task's queries after each task
     others: np.ndarray  # (M, 2): the last task's queries after it
-    cosines: tuple[float, ...]  # (T,): of the first task's queries with themselves after task 1, the mean
+    cosines: tuple[float, ...]  # (T,): mean cosine of the first task's queries with themselves after task 1
     explained: float  # share of the variance in these two directions
 
 
 def text_drift(states: Iterable[Model], number: int) -> Drift:
-    """Where a run's models have the first task's queries, one model for each task, and the last task's beside them.
+    """Return the positions of the first task's queries in a run's models after each task, and of the last task's.
 
-    A query is the first caption of a video, and is asked as it is of its own task's videos. Where a method keeps
-    several vectors of a caption, they are taken as one long one.
+    A query is the first caption of a video, encoded for its own task's videos. If a method keeps several vectors per
+    caption, they are concatenated.
 
     Args:
-        states: the model after task 1, 2, ..., as `jobs.load_model.load_task_checkpoints` has them.
-        number: queries of a task, at most; equal ones count once.
+        states: the model after task 1, 2, ..., as from `jobs.load_model.load_task_checkpoints`.
+        number: queries per task, at most; equal ones count once.
 
     Raises:
         ConfigError: if there are fewer than two tasks.
@@ -59,9 +59,9 @@ def text_drift(states: Iterable[Model], number: int) -> Drift:
 
 
 def principal(features: np.ndarray) -> tuple[np.ndarray, float]:
-    """Rows (R, d) in their two principal directions (R, 2), and the share of the variance in them.
+    """Project rows (R, d) to their two principal directions (R, 2); also return the share of variance in them.
 
-    A direction's sign is free: its largest entry is positive here, so that a figure is the same again.
+    The sign of a direction is arbitrary: its largest entry is made positive, so that a figure is reproducible.
     """
     centred = features - features.mean(axis=0)
     _, sizes, directions = np.linalg.svd(centred, full_matrices=False)

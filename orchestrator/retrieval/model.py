@@ -1,4 +1,4 @@
-"""A trained model that is asked: texts and videos to features, a sentence to the videos that fit it best.
+"""Retrieval with a trained model: features of texts and videos, and the videos that match a text best.
 
 Shapes: N texts, V videos, d joint embedding. Features are (., d) for most methods; some keep a row for every frame.
 """
@@ -38,40 +38,40 @@ Videos = str | Path | Sequence[str | Path]  # a folder, a file or files
 
 @dataclass(frozen=True)
 class Hit:
-    """One video that was found. `rank` 1 fits best; `score` is the method's similarity, a cosine for most."""
+    """One retrieved video. `rank` 1 matches best; `score` is the method's similarity, a cosine for most."""
 
     rank: int
     score: float
     video: str
     path: str
     segment: tuple[float, float] | None = None  # seconds of the file
-    task: str = ""  # of the stream; empty for one's own videos
+    task: str = ""  # of the stream; empty for the user's videos
     captions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Block:
-    """Videos that are searched, and their features under which they are found."""
+    """Searched videos and their features."""
 
     items: tuple[Item, ...]
     features: Tensor  # (V, ...) on the CPU
-    task: int | None = None  # 0-based; None: one's own videos
+    task: int | None = None  # 0-based; None: the user's videos
     name: str = ""
 
 
 @dataclass
 class Model:
-    """A trained method with what it takes to ask it: `model.search("a red square moves left")`.
+    """A trained method with what is needed to query it: `model.search("a red square moves left")`.
 
-    Without `videos`, the videos of its stream are searched: under the features that were stored when their task was
-    learned, where the run still has them, else as the model encodes them now.
+    Without `videos`, the videos of its stream are searched. Their features are those that were stored when their task
+    was learned, if the run still has them, else the model encodes them now.
 
     Attributes:
-        name: what it was found by.
+        name: the name by which it was loaded.
         trained: the method, its settings and its backbone.
         store: keeps decoded frames, so that a video is decoded once.
-        stream: on which it was trained; None where it cannot be found here.
-        run: name of the run that left it; empty for a folder. `name` may stand for another run tomorrow.
+        stream: the stream of its training; None if it is not available.
+        run: name of the run that trained it; empty for a folder. `name` may refer to another run later.
     """
 
     name: str
@@ -90,35 +90,35 @@ class Model:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Every setting of its run, flat and dotted."""
+        """Return every setting of its run, flat and dotted."""
         return dict(self.trained.experiment.settings)
 
     @property
     def method(self) -> str:
-        """The name of its method, as in `ctvr methods`."""
+        """Return the name of its method, as in `ctvr methods`."""
         return self.trained.experiment.name
 
     def encode_text(self, texts: str | Sequence[str], task: int | None = None) -> Tensor:
-        """Features of texts, (N, ...) float32 on the CPU; one text is N = 1.
+        """Return features of texts, (N, ...) float32 on the CPU; a single text is N = 1.
 
         Args:
-            texts: in words.
-            task: 0-based number of the task whose videos are searched, for methods that prompt by task; None: the last.
+            texts: one or several texts.
+            task: 0-based task whose videos are searched, for methods that prompt by task; None: the last.
 
         Raises:
             ConfigError: for a text without words, or a task that the model has not learned.
         """
         found = [texts] if isinstance(texts, str) else list(texts)
         if not found or not all(text.strip() for text in found):
-            raise ConfigError("search: the text is empty. Write what is to be seen, such as 'a red square moves left'.")
+            raise ConfigError("search: the text is empty. Describe a video, such as 'a red square moves left'.")
         return self._texts(self.data(()).tokens(found), task)
 
     def encode_video(self, videos: Videos) -> Tensor:
-        """Features of video files, (V, ...) float32 on the CPU, in the order given (a folder: by name).
+        """Return features of video files, (V, ...) float32 on the CPU, in the given order (a folder: by name).
 
         Raises:
-            ConfigError: if there is no such file, or the folder holds none.
-            VideoError: if a file is no video that can be read.
+            ConfigError: if a file does not exist, or the folder contains no video.
+            VideoError: if a file is not a readable video.
         """
         return self._encode(videos_of(videos))
 
@@ -131,17 +131,17 @@ class Model:
     def search(
         self, query: str | Sequence[str], k: int = 10, videos: Videos | None = None
     ) -> list[Hit] | list[list[Hit]]:
-        """The k videos that fit a text best, best first; for several texts a list for each.
+        """Return the k videos that match a text best, best first; for several texts a list for each.
 
-        Methods that are transductive (dual softmax) let texts that are searched together help each other.
+        With transductive methods (dual softmax), texts that are searched together influence each other.
 
         Args:
             query: a text or several.
-            k: how many videos of each, >= 1.
-            videos: a folder, a file or files of one's own; None: the videos of the stream.
+            k: number of videos per text, >= 1.
+            videos: a folder, a file or files of the user; None: the videos of the stream.
 
         Raises:
-            ConfigError: for an empty text, k < 1, or videos that are not there.
+            ConfigError: for an empty text, k < 1, or videos that do not exist.
         """
         if k < 1:
             raise ConfigError(f"search: k counts videos and must be >= 1, got {k}.")
@@ -155,15 +155,15 @@ class Model:
         return found[0] if isinstance(query, str) else found
 
     def gallery(self) -> list[Block]:
-        """What is searched without `videos`: a block for each task of the stream.
+        """Return the videos that are searched without `videos`: a block for each task of the stream.
 
         Raises:
-            ConfigError: if the stream is not here.
+            ConfigError: if the stream is not available.
         """
         if self.stream is None:
             raise ConfigError(
-                f"model {self.name}: its stream {self.trained.experiment.run.stream} is not here. Name the videos that "
-                "are to be searched: --gallery FOLDER."
+                f"model {self.name}: its stream {self.trained.experiment.run.stream} is not available. Name the "
+                "videos to search: --gallery FOLDER."
             )
         split, stored = self.trained.experiment.evaluation.split, self.trained.galleries
         if not self._own:
@@ -177,9 +177,9 @@ class Model:
 
     @torch.no_grad()
     def scores(self, texts: Sequence[str], blocks: Sequence[Block]) -> Tensor:
-        """Similarities (N, V) of texts and the videos of blocks, on the CPU, calibrated by the method.
+        """Return calibrated similarities (N, V) of texts and the videos of blocks, on the CPU.
 
-        Methods that prompt by task encode a text anew for each task's videos (CTVR, section 4.2).
+        Methods that prompt by task encode a text again for each task's videos (CTVR, section 4.2).
         """
         method, trained = self.trained.method, self.trained.experiment
         galleries = [block.features for block in blocks]
@@ -188,7 +188,7 @@ class Model:
         )
 
     def _best(self, texts: Sequence[str], blocks: Sequence[Block], k: int) -> tuple[Tensor, Tensor]:
-        """Scores (N, k) and columns (N, k) of what fits best; normalized scores need the matrix (N, V)."""
+        """Return scores (N, k) and columns (N, k) of the best matches; normalised scores need the matrix (N, V)."""
         method, chunk = self.trained.method, self.trained.experiment.evaluation.query_chunk
         galleries = [block.features for block in blocks]
         columns = offsets(map(len, galleries))
@@ -198,7 +198,7 @@ class Model:
         return topk(TiledScorer(method, asked, galleries, self.device), len(texts), columns, k, chunk)
 
     def _asked(self, texts: Sequence[str], blocks: Sequence[Block]) -> Iterator[Tensor]:
-        """Features of texts: one for all blocks, or one for each where the method prompts by task."""
+        """Yield features of texts: one for all blocks, or one for each if the method prompts by task."""
         for block in blocks if self.trained.method.task_conditioned_text else (None,):
             yield self.encode_text(texts, block.task if block is not None else None)
 
@@ -213,15 +213,15 @@ class Model:
 
     @torch.no_grad()
     def encode_frames(self, frames: Tensor) -> Tensor:
-        """Features of normalised frames (V, T, 3, H, W), (V, ...) float32 on the CPU."""
+        """Return features of normalised frames (V, T, 3, H, W), (V, ...) float32 on the CPU."""
         with self._precision(), merged_weights():
             return self.trained.method.encode_video(frames).float().cpu()
 
     def frames_of(self, items: Sequence[Item]) -> Iterator[Tensor]:
-        """Normalised frames (B, T, 3, H, W) of videos, in batches of evaluation; what the store lacks is decoded.
+        """Yield normalised frames (B, T, 3, H, W) of videos in evaluation batches; decodes what the store lacks.
 
         Raises:
-            VideoError: if a file is no video that can be read.
+            VideoError: if a file is not a readable video.
         """
         if broken := self._decode(items):
             raise broken[0][1]
@@ -240,10 +240,10 @@ class Model:
         return self._others[names]
 
     def _without_broken(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        """Return the items of a folder that can be decoded; say which others it holds.
+        """Return the items of a folder that can be decoded; log the others.
 
         Raises:
-            ConfigError: if none can.
+            ConfigError: if none can be decoded.
         """
         broken = {item.video: error for item, error in self._decode(items)}
         if not broken:
@@ -255,18 +255,20 @@ class Model:
         return tuple(item for item in items if item.video not in broken)
 
     def _decode(self, items: Sequence[Item]) -> Broken:
-        """Decode the items that the store lacks, and return those that cannot be decoded."""
+        """Decode the items that the store lacks; return those that cannot be decoded."""
         frames = self.data(items).frames
         keys, unreadable = frames.keys(items)
         missing = [item for item, key in keys.items() if not self.store.has("frames", key)]
         return [*unreadable, *frames.decode_missing(missing)[1]]
 
     def data(self, items: Sequence[Item]) -> StreamData:
-        """Items as tensors, made of their files as those of the run were."""
+        """Return items as tensors, prepared from their files as for the run."""
         config: DataConfig = self.trained.experiment.data
         clip = self.trained.clip
         if not isinstance(clip, Clip):
-            raise ConfigError(f"model {self.name}: it was trained on images without captions, so no text finds them.")
+            raise ConfigError(
+                f"model {self.name}: it was trained on images without captions and cannot search by text."
+            )
         stream = Stream("videos", (StreamTask("videos", (), (), (), tuple(items)),), "ctvr", has_val=False)
         source = FrameSource(self.store, config, clip.image_size)
         return StreamData(stream, source, clip.tokenize, clip.mean, clip.std, config, self.device)
@@ -285,12 +287,12 @@ def _is_folder(videos: Videos) -> bool:
 
 
 def videos_of(videos: Videos) -> tuple[Item, ...]:
-    """Return files as items; a folder stands for the videos in it and below it, by name.
+    """Return files as items; a folder stands for the videos in it and its subfolders, by name.
 
-    Hidden files and folders (`._v0.mp4` of a Mac) and links to nowhere are left out of a folder.
+    Hidden files and folders (`._v0.mp4` of a Mac) and broken links are left out of a folder.
 
     Raises:
-        ConfigError: if there is no such file, or the folder holds none.
+        ConfigError: if a file does not exist, or the folder contains no video.
     """
     paths = _paths(videos)
     if _is_folder(videos):
@@ -301,17 +303,17 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
             log.warning("videos: %d folders cannot be read, the first: %s", len(found.unreadable), found.unreadable[0])
         if not paths:
             raise ConfigError(
-                f"videos: {folder} holds no video: none of its {len(found.videos) + found.others} files ends in "
+                f"videos: {folder} contains no video: none of its {len(found.videos) + found.others} files ends in "
                 f"{' '.join(VIDEO_SUFFIXES)}."
             )
         if found.others:
-            log.info("videos: %d files of %s do not end like a video", found.others, folder)
+            log.info("videos: %d files of %s do not have the extension of a video", found.others, folder)
         names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
         return tuple(Item(name, str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
     if missing := [path for path in paths if not path.is_file()]:
         raise ConfigError(f"videos: {missing[0]} is not a file or a folder of videos.")
     if not paths:
-        raise ConfigError("videos: none are given. Name a folder or files.")
+        raise ConfigError("videos: the list is empty. Name a folder or files.")
     return tuple(Item(path.stem, str(path.resolve()), None, "", ()) for path in paths)
 
 

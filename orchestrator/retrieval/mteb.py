@@ -1,12 +1,12 @@
-"""A trained model as an encoder of MTEB, whose video retrieval tasks then evaluate it.
+"""Adapter of a trained model to MTEB's encoder interface, for MTEB's video retrieval tasks.
 
     import ctvr, mteb
     model = ctvr.MtebEncoder(ctvr.load("best-shapes-5"))
     mteb.evaluate(model, mteb.get_tasks(["MSVDT2VRetrieval"]))
 
-The methods are those of mteb's `EncoderProtocol` (2.26). mteb itself is needed for nothing but `mteb_model_meta`. Final
-calibrations over the whole matrix (dual softmax) are left out, for MTEB asks for similarities part by part; a method
-that prompts by task reads texts for its last one.
+The methods are those of mteb's `EncoderProtocol` (2.26). mteb itself is needed only for `mteb_model_meta`. Final
+calibrations over the whole matrix (dual softmax) are left out, since MTEB requests similarities in parts; a method
+that prompts by task encodes texts for its last one.
 
 Shapes: N inputs, T frames of a video, d joint embedding.
 """
@@ -30,11 +30,11 @@ from ctvr.orchestrator.retrieval.model import Model
 
 
 class MtebEncoder:
-    """`encode` and `similarity` as MTEB calls them.
+    """A model with `encode` and `similarity` as MTEB calls them.
 
     Args:
-        model: of `ctvr.load`.
-        name: that MTEB's results bear, OWNER/NAME; by default that of the run. MTEB keeps results by it and `revision`.
+        model: from `ctvr.load`.
+        name: OWNER/NAME in MTEB's results; default: that of the run. MTEB stores results by it and `revision`.
     """
 
     def __init__(self, model: Model, name: str = "") -> None:
@@ -44,11 +44,11 @@ class MtebEncoder:
         self._data: StreamData = model.data(())
 
     def encode(self, inputs: Iterable[Mapping[str, Any]], *_: Any, **__: Any) -> np.ndarray:
-        """Features of all batches, one row for each input; features that keep frames lie flat in their row.
+        """Return features of all batches, one row per input; features per frame are flattened in their row.
 
         Args:
             inputs: a DataLoader of batches with the key "video" (decoders of torchcodec, or frames (n, 3, H, W) uint8
-                of any number, of which T are taken as the model was trained) or else "text".
+                of any number, from which T are selected as in training) or else "text".
 
         Raises:
             ConfigError: for a batch with neither, or with both.
@@ -57,24 +57,24 @@ class MtebEncoder:
         return torch.cat(rows).numpy()
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """The method's own similarities (N1, N2) of rows of `encode`: of texts and videos, either way round."""
+        """Return the method's similarities (N1, N2) of rows of `encode`: texts and videos in either order."""
         one, other = (torch.as_tensor(np.asarray(each), dtype=torch.float32) for each in (embeddings1, embeddings2))
         text, video = (self._shapes.get(kind, one.shape[1:]) for kind in ("text", "video"))
         method, device = self.model.trained.method, self.model.device
-        is_turned = one.shape[1:].numel() != torch.Size(text).numel()  # videos ask for texts
+        is_turned = one.shape[1:].numel() != torch.Size(text).numel()  # the videos are the queries
         queries, gallery = (other, one) if is_turned else (one, other)
         with torch.no_grad():
             found = method.score(queries.reshape(-1, *text).to(device), gallery.reshape(-1, *video).to(device))
         return (found.mT if is_turned else found).float().cpu()
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Similarities (N,) of rows that belong together."""
+        """Return similarities (N,) of corresponding rows."""
         pairs = zip(np.asarray(embeddings1), np.asarray(embeddings2))
         return torch.cat([self.similarity(one[None], other[None])[0] for one, other in pairs])
 
     @property
     def revision(self) -> str:
-        """Digest of the method's weights and of the settings by which it reads frames: another model has another."""
+        """Return the digest of the method's weights and of its frame settings, which identifies the model."""
         weights = hashlib.sha256()
         for name, value in sorted(self.model.trained.method.state_dict().items()):
             plain = value.detach().cpu().contiguous()
@@ -85,9 +85,13 @@ class MtebEncoder:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """What MTEB writes beside the results: name, size, modalities."""
+        """Return the model's facts for MTEB's results: name, size, modalities.
+
+        Raises:
+            ConfigError: if mteb is not installed.
+        """
         if importlib.util.find_spec("mteb") is None:
-            raise ConfigError("mteb: is not installed. pip install mteb")
+            raise ConfigError("mteb: is not installed. Install it: pip install mteb")
         from mteb.models import ModelMeta  # type: ignore[import-not-found, unused-ignore]
 
         parameters = sum(each.numel() for each in self.model.trained.method.parameters())
@@ -111,7 +115,7 @@ class MtebEncoder:
 
 
 def _with_decoders(inputs: Any) -> Iterable[Mapping[str, Any]]:
-    """The batches; those of mteb's DataLoader with videos as they are, not stacked."""
+    """Yield the batches; videos of mteb's DataLoader stay decoders and are not stacked."""
     if "video" in getattr(getattr(inputs, "dataset", None), "features", ()):
         inputs.collate_fn = lambda rows: {key: [row[key] for row in rows] for key in rows[0]}
     return inputs

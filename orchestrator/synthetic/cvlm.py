@@ -1,9 +1,8 @@
 """The second embedded stream: five small data sets, one after the other (protocol of BMU-MoCo).
 
-Each task is a whole data set with its own places, motions, vocabulary, camera and way of telling, in the
-order VATEX, ActivityNet, MSR-VTT, DiDeMo, MSVD. They imitate what tells those five apart for a learner
-(paragraphs or several short captions, steady or shaking cameras, letterbox, poor colour, coarse pixels),
-not their content.
+Each task is a whole data set with its own places, motions, vocabulary, camera and caption style, in the order VATEX,
+ActivityNet, MSR-VTT, DiDeMo, MSVD. They imitate what distinguishes those five for a learner (paragraphs or several
+short captions, steady or shaking cameras, letterbox, poor colour, coarse pixels), not their content.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ctvr.orchestrator.synthetic.video_files import Clip, render_files
 
 VERSION = 1  # raise it whenever pixels or captions change
 SPLITS = {"test": (1, 16), "val": (2, 8), "train": (0, 16)}  # split -> its key in seeds, clips per category
-NOUN_RATE = 0.7  # how often a caption says the noun instead of the shape
+NOUN_RATE = 0.7  # how often a caption uses the noun instead of the shape
 SETTINGS: dict[str, Any] = {
     "backbone.name": "tiny-clip",
     "backbone.weights": "shipped",
@@ -32,13 +31,13 @@ SETTINGS: dict[str, Any] = {
     "data.batch_size": 8,
     "optim.epochs": 4,
     "optim.lr_scale": 50,
-    "preset": "shapes",  # of the methods that have one
+    "preset": "shapes",  # of methods that have it
 }
 
 
 @dataclass(frozen=True)
 class CameraStyle:
-    """What a data set's cameras do to every clip."""
+    """The effect of a data set's cameras on every clip."""
 
     gain: tuple[float, float, float] = (1.0, 1.0, 1.0)
     gamma: float = 1.0
@@ -46,14 +45,14 @@ class CameraStyle:
     fog_colour: tuple[int, int, int] = (128, 128, 128)
     saturation: float = 1.0  # 0 = grey
     shake: float = 0.0  # largest jump between frames, share of the frame
-    pixel: int = 1  # side of the blocks a frame is made of, in pixels
-    letterbox: float = 0.0  # share of the height that is black, above and below
+    pixel: int = 1  # side of the blocks of a frame, in pixels
+    letterbox: float = 0.0  # share of the height that is black, at the top and at the bottom
 
     def camera(self) -> Camera:
         return Camera(np.array(self.gain), self.gamma, self.fog, np.array(self.fog_colour, np.float64))
 
     def develop(self, frames: Pixels, rng: Generator) -> Pixels:
-        """Apply all but the camera to frames (T, S, S, 3)."""
+        """Apply everything except the camera to frames (T, S, S, 3)."""
         size = frames.shape[1]
         if self.saturation < 1:
             grey = frames @ np.array([0.299, 0.587, 0.114])
@@ -73,7 +72,7 @@ class CameraStyle:
 
 @dataclass(frozen=True)
 class Action:
-    """A category of a data set. A is the main thing, B the other one, C a colour and D a shape A turns into."""
+    """A category of a data set. A is the main thing, B the other one, C a colour and D a shape that A turns into."""
 
     name: str
     motion: str
@@ -83,19 +82,19 @@ class Action:
 
 @dataclass(frozen=True)
 class DataSet:
-    """One task. Templates tell one clip each: EVENT is an action's phrase, P the place, A, B as in Action;
+    """One task. A template describes one clip: EVENT is an action's phrase, P the place, A, B as in Action;
     THE-A is "the" with the main thing's colour and noun."""
 
     name: str
     places: tuple[str, ...]
-    nouns: dict[str, str]  # shape -> noun; these shapes alone appear
+    nouns: dict[str, str]  # shape -> noun; only these shapes appear
     actions: tuple[Action, ...]
     templates: tuple[str, ...]
     captions: int  # per clip
     look: CameraStyle = field(default_factory=CameraStyle)
 
     def colours(self) -> list[str]:
-        """The six colours it prefers."""
+        """Return the six colours that it prefers."""
         return [str(c) for c in np.random.default_rng([4000, *map(ord, self.name)]).permutation(list(COLOURS))[:6]]
 
 
@@ -175,7 +174,7 @@ DATA_SETS: tuple[DataSet, ...] = (
 
 @dataclass(frozen=True)
 class Shot:
-    """One clip of a data set: everything that its pixels depend on."""
+    """One clip of a data set: everything that decides its pixels."""
 
     data_set: int
     action: int
@@ -186,7 +185,7 @@ class Shot:
     seed: int
 
     def render(self, backward: bool, frames: int, size: int) -> Pixels:
-        """(frames, size, size, 3) uint8."""
+        """Return (frames, size, size, 3) uint8."""
         source = DATA_SETS[self.data_set]
         clip = render_clip(
             source.actions[self.action].motion, self.place, (self.main, self.other), self.turns_into,
@@ -195,7 +194,7 @@ class Shot:
         return source.look.develop(clip, np.random.default_rng([self.seed, frames, size]))
 
     def caption(self, backward: bool, rng: Generator) -> str:
-        """Tell the clip in one of the data set's ways."""
+        """Describe the clip by one of the data set's templates."""
         source = DATA_SETS[self.data_set]
         action = source.actions[self.action]
         main, other = (source.nouns[t.shape] if rng.random() < NOUN_RATE else t.shape for t in (self.main, self.other))
@@ -216,7 +215,7 @@ class Shot:
 
 
 def draw_shot(data_set: int, action: int, rng: Generator) -> Shot:
-    """A random clip of one category of one data set."""
+    """Draw a random clip of one category of one data set."""
     source = DATA_SETS[data_set]
     first, second = (str(c) for c in rng.permutation(source.colours())[:2])
     shape, other = (str(s) for s in rng.permutation(list(source.nouns))[:2])
@@ -235,10 +234,10 @@ def draw_shot(data_set: int, action: int, rng: Generator) -> Shot:
 def render_cvlm(
     root: Path, seed: int = 0, workers: int | None = None, progress: bool = True, videos: bool = True
 ) -> dict[str, Any]:
-    """Render the five data sets below `root` unless they are there, and return the stream's manifest.
+    """Render the five data sets below `root` unless they exist, and return the stream's manifest.
 
     Per task 64 training, 32 validation and 64 test clips in four categories. Arguments, errors and the
-    manifest are those of `shapes.render_stream`, with the protocol "cvlm".
+    manifest are those of `stream.render_stream`, with the protocol "cvlm".
     """
     folder = Path(root) / f"shapes-cvlm-v{VERSION}-seed{seed}"
     plan = _plan(seed)
@@ -263,7 +262,7 @@ def _category(source: DataSet, action: Action) -> str:
 
 @lru_cache(maxsize=2)
 def _plan(seed: int) -> tuple[tuple[int, str, Clip, dict[str, Any]], ...]:
-    """(data set, split, clip, item without its path) of every clip."""
+    """Return (data set, split, clip, item without its path) of every clip."""
     return tuple(
         (index, split, clip, item)
         for index, source in enumerate(DATA_SETS)
@@ -273,7 +272,7 @@ def _plan(seed: int) -> tuple[tuple[int, str, Clip, dict[str, Any]], ...]:
 
 
 def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str, Clip, dict[str, Any]]]:
-    """The clips of one category; no caption occurs twice in it, whatever the split."""
+    """Yield the clips of one category; no caption occurs twice in it, in any split."""
     source, told = DATA_SETS[data_set], set[str]()
     category = _category(source, source.actions[action])
     for split, (key, count) in SPLITS.items():
@@ -289,7 +288,7 @@ def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str,
 def _new_take(
     data_set: int, action: int, backward: bool, rng: Generator, told: set[str]
 ) -> tuple[Shot, tuple[str, ...]]:
-    """A clip with as many captions as its data set gives, none of them told before; they are then noted."""
+    """Draw a clip with as many captions as its data set has, none of them in `told`, to which they are added."""
     wanted = DATA_SETS[data_set].captions
     for _ in range(1000):
         take = draw_shot(data_set, action, rng)

@@ -1,4 +1,4 @@
-"""The painted world of the embedded stream: colours, shapes, backgrounds, cameras and the brush.
+"""Drawing for the embedded streams: colours, shapes, backgrounds, cameras and sprites.
 
 Coordinates: x to the right and y down, both in [0, 1] of the frame; radii in the same unit; angles in
 radians. Frames are (T, S, S, 3) uint8. Everything is computed in float64 and rounded to uint8 at one
@@ -80,7 +80,7 @@ def _mix(first: ArrayLike, second: ArrayLike, weight: Array) -> Array:
 
 
 def noise(rng: Generator, size: int, cells: int) -> Array:
-    """Smooth noise in [0, 1]: a (cells + 1)^2 grid of random values, bilinear between them."""
+    """Return smooth noise in [0, 1]: a (cells + 1)^2 grid of random values, bilinear between them."""
     grid = rng.random((cells + 1, cells + 1))
     at = np.linspace(0, cells, size, endpoint=False)
     low = at.astype(int)
@@ -90,7 +90,7 @@ def noise(rng: Generator, size: int, cells: int) -> Array:
 
 
 def _wave(phase: Array) -> Array:
-    """A sine in [0, 1] with period 1."""
+    """Return a sine in [0, 1] with period 1."""
     return 0.5 + 0.5 * np.sin(2 * np.pi * phase)
 
 
@@ -207,7 +207,7 @@ def _lava(x: Array, y: Array, rng: Generator) -> Array:
 
 @dataclass(frozen=True)
 class Background:
-    """A place: the words that name it in a caption and the function that paints it."""
+    """A place: its words in a caption and the function that paints it."""
 
     words: str
     paint: Callable[[Array, Array, Generator], Array]
@@ -250,11 +250,11 @@ def background(name: str, rng: Generator, size: int) -> Pixels:
 
 
 def shade(rng: Generator, colour: str, spread: float = 14.0) -> Array:
-    """A colour of that name, (3,) in 0..255: normal noise around its reference."""
+    """Return a colour of that name, (3,) in 0..255: normal noise around its reference."""
     return np.clip(np.asarray(COLOURS[colour], np.float64) + rng.normal(0, spread, 3), 0, 255)
 
 
-# ---------------------------------------------------------------- the brush
+# ---------------------------------------------------------------- sprites
 
 
 @dataclass
@@ -268,7 +268,7 @@ class Sprite:
     colour: Array  # (3,) in 0..255
     angle: float = 0.0  # radians, clockwise
     alpha: float = 1.0  # 0 invisible, 1 opaque
-    becomes: str | None = None  # with `blend`: on the way to this shape
+    becomes: str | None = None  # with `blend`: the shape into which it is turning
     blend: float = 0.0  # 0 = shape, 1 = becomes
 
 
@@ -298,7 +298,7 @@ def draw(frame: Pixels, sprite: Sprite) -> None:
 
 @dataclass(frozen=True)
 class Camera:
-    """How a scene is filmed: gamma, a gain per channel, then fog. `Camera()` changes nothing."""
+    """Camera response: gamma, a gain per channel, then fog. `Camera()` changes nothing."""
 
     gain: Array = field(default_factory=lambda: np.ones(3))  # (3,)
     gamma: float = 1.0
@@ -306,7 +306,7 @@ class Camera:
     fog_colour: Array = field(default_factory=lambda: np.zeros(3))  # (3,) in 0..255
 
     def apply(self, frames: Pixels) -> Pixels:
-        """Apply to frames (..., 3); one table of 256 values per channel."""
+        """Apply to frames (..., 3) by one table of 256 values per channel."""
         value = (np.arange(256)[:, None] / 255) ** self.gamma * 255 * self.gain  # (256, 3)
         table = to_pixels(value * (1 - self.fog) + self.fog * self.fog_colour)
         return np.stack([table[frames[..., c], c] for c in range(3)], axis=-1)

@@ -1,9 +1,9 @@
 """The embedded image stream: ten painted patterns as classes, in five tasks of two, without captions.
 
-A class is how two tints lie beside each other: rows, columns, spots and so on. Crops, flips, jitter and gray pictures
-leave that as it is. Tints, which of them is on top, number and place of what repeats, a small tilt and grain are drawn
-anew for each image, so that no colour tells the class and pixels side by side tell it only in part. The images of a
-class in a split are one array.
+A class is the arrangement of two tints: rows, columns, spots and so on. Crops, flips, jitter and conversion to gray
+preserve it. Tints, their order, number and place of repetitions, a small tilt and grain are drawn for each image, so
+that no colour identifies the class and neighbouring pixels identify it only in part. The images of a class in a split
+are one array.
 
 Shapes: N images of a class, S = 32 pixels of a side.
 """
@@ -23,11 +23,11 @@ from ctvr.orchestrator.synthetic.drawing import Array, Pixels, noise, to_pixels
 
 VERSION = 2  # raise it whenever pixels change
 NAME, SIZE, CLASSES_PER_TASK = "shapes-images", 32, 2
-SPLITS = {"train": (0, 128), "test": (1, 32)}  # key in the seed of an image, and images of a class
+SPLITS = {"train": (0, 128), "test": (1, 32)}  # key in the seed of an image, and images per class
 PATTERNS = ("rows", "columns", "spots", "checks", "rings", "rays", "grid", "slants", "waves", "blots")
-TILT, GRAIN = 0.15, 8.0  # radians; deviation of the grain in steps of 255
-# The training of divyam3897/UCL@cfaa81d, but for what 256 images of a task and a small network need: batches of 32
-# with twice the rate of 256, and 20 epochs for 200
+TILT, GRAIN = 0.15, 8.0  # radians; standard deviation of the grain in steps of 255
+# The training of divyam3897/UCL@cfaa81d, adapted to 256 images per task and a small network: batches of 32 with twice
+# the rate of 256, and 20 epochs instead of 200
 SETTINGS: dict[str, Any] = {
     "backbone.name": "resnet18-8",
     "backbone.weights": "random",
@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def paint(kind: str, key: list[int]) -> Pixels:
-    """One image (S, S, 3) of a pattern; everything random comes from `key`."""
+    """Paint one image (S, S, 3) of a pattern; all randomness comes from `key`."""
     rng = np.random.default_rng(key)
     y, x = np.mgrid[0:SIZE, 0:SIZE] / SIZE
     tilt = rng.uniform(-TILT, TILT)
@@ -61,7 +61,7 @@ def paint(kind: str, key: list[int]) -> Pixels:
 
 
 def _pattern(kind: str, u: Array, v: Array, rng: Generator) -> Any:
-    """Where the second tint lies, (S, S) bool; u to the right and v down, both about 0 to 1."""
+    """Return the mask of the second tint, (S, S) bool; u to the right and v down, both about 0 to 1."""
     (p, q), repeats = rng.random(2), rng.uniform(4.0, 7.0)
     across, down = u * repeats + p, v * repeats + q
     right, below = across % 1 - 0.5, down % 1 - 0.5  # from the middle of a cell
@@ -81,19 +81,19 @@ def _pattern(kind: str, u: Array, v: Array, rng: Generator) -> Any:
         return np.abs((down + 0.35 * np.sin(2 * np.pi * (u * 3 + p))) % 1 - 0.5) > 0.25
     if kind == "blots":
         return noise(rng, SIZE, 8) > 0.55
-    x, y = u - 0.35 - 0.3 * p, v - 0.35 - 0.3 * q  # from a middle that is not always the image's
+    x, y = u - 0.35 - 0.3 * p, v - 0.35 - 0.3 * q  # relative to a random centre
     if kind == "rings":
         return np.abs((np.hypot(x, y) * repeats * 1.3 + rng.random()) % 1 - 0.5) > 0.25
     return np.sin(np.arctan2(y, x) * rng.integers(5, 9) + 2 * np.pi * rng.random()) > 0  # rays
 
 
 def render_images(root: Path, seed: int = 0, videos: bool = True) -> dict[str, Any]:
-    """Paint the images below `root` unless they are there, and return the stream's manifest.
+    """Paint the images below `root` unless they exist, and return the stream's manifest.
 
     Args:
-        root: the folder of data.
+        root: the data folder.
         seed: of all images. Classes and their order are the same for every seed.
-        videos: False makes the manifest alone.
+        videos: False returns the manifest without painting.
 
     Raises:
         ConfigError: if `root` cannot be written.
@@ -117,7 +117,7 @@ def render_images(root: Path, seed: int = 0, videos: bool = True) -> dict[str, A
 
 
 def _write(path: Path, keys: list[list[int]], kind: str) -> None:
-    """Paint the images of a class, whole or not at all; a file of the right length is taken as it is."""
+    """Paint the images of a class, atomically; an existing file of the right length is kept."""
     header = io.BytesIO()
     shape = (len(keys), SIZE, SIZE, 3)
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})

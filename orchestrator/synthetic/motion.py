@@ -1,7 +1,7 @@
-"""How two things move in the embedded stream: one small function per kind of motion.
+"""Motions of two things in the embedded stream: one small function per kind of motion.
 
-A motion is a pure function of a clock u (T,), 0 at the start and 1 at the end of the event. Filming the
-clock backwards is filming the event backwards: that is how the twin of a clip is made.
+A motion is a pure function of a clock u (T,), 0 at the start and 1 at the end of the event. A reversed clock shows the
+event backwards, which gives the twin of a clip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REST = 0.5  # share of the clip in which a motion that has an end state rests in
 
 @dataclass(frozen=True)
 class Thing:
-    """What a caption names: one coloured shape."""
+    """The subject of a caption: one coloured shape."""
 
     colour: str
     shape: str
@@ -50,32 +50,32 @@ class Track:
 
 @dataclass
 class Stage:
-    """What a motion may move: the main thing, the other thing, the light and the zoom."""
+    """Everything that a motion can change: the main thing, the other thing, the light and the zoom."""
 
     main: Track
     other: Track
     light: Array  # (T,) brightness factor
     zoom: Array  # (T,) 1 = the whole background
-    colour: Array  # (3,) the colour a thing may turn into
-    shape: str  # the shape a thing may turn into
+    colour: Array  # (3,) the colour into which a thing may turn
+    shape: str  # the shape into which a thing may turn
     rng: Generator
-    high: bool  # a coin: is the main thing above (or left of) the other
+    high: bool  # drawn at random: whether the main thing is above (or left of) the other
     piece: Track | None = None  # a second part of the main thing
     main_in_front: bool = True
 
     def off(self, amount: float = 0.05) -> float:
-        """A random offset in [-amount, amount]."""
+        """Return a random offset in [-amount, amount]."""
         return float(self.rng.uniform(-amount, amount))
 
     def place(self, axis: str, main: float, other: float) -> None:
-        """Put the two things on either side of the middle; the coin decides which."""
+        """Put the two things on either side of the middle; `high` decides which."""
         first, second = (main, other) if self.high else (1 - main, 1 - other)
         setattr(self.main, axis, np.full_like(self.light, first + self.off()))
         setattr(self.other, axis, np.full_like(self.light, second + self.off()))
 
 
 def smooth(u: Array) -> Array:
-    """Ease in and out."""
+    """Return u with ease-in and ease-out."""
     return u * u * (3 - 2 * u)
 
 
@@ -199,13 +199,13 @@ def _jump(s: Stage, u: Array) -> None:
 
 @dataclass(frozen=True)
 class Motion:
-    """A kind of motion. `reverses`: its two directions hold the same frames in opposite order."""
+    """A kind of motion. `reverses`: its two directions have the same frames in opposite order."""
 
     move: Callable[[Stage, Array], None]
     reverses: bool = False
 
     def clock(self, frames: int, backward: bool) -> Array:
-        """The time (T,) of each frame: exact reversal, or the motion first and its end state after it."""
+        """Return the time (T,) of each frame: an exact reversal, or the motion followed by its end state."""
         u = np.linspace(0, 1, frames)
         if self.reverses:
             return u[::-1] if backward else u
@@ -253,12 +253,12 @@ def render_clip(
 
     Args:
         motion: a key of MOTIONS.
-        place: a key of shapes_world.BACKGROUNDS.
+        place: a key of BACKGROUNDS.
         things: the main and the other thing.
-        turns_into: colour and shape that the main thing may turn into.
-        camera: how the scene is filmed.
+        turns_into: colour and shape into which the main thing may turn.
+        camera: the camera response.
         seed: fixes positions, shades and the background.
-        backward: film the event in the other direction.
+        backward: show the event in the other direction.
         frames: T.
         size: side of the square frame in pixels.
     """

@@ -1,8 +1,8 @@
-"""The embedded stream of questions: what the videos of `shapes-5` show, asked in words and answered in one.
+"""The embedded stream of questions: questions about the videos of `shapes-5` with answers of one word.
 
-Five tasks of four places each, as in `shapes-5`, and the same videos. Of every clip are asked the colour of its main
-thing by its shape, its shape by its colour, and where it is; colours and shapes are answers in all tasks, places in one
-alone. The two things of a clip share neither colour nor shape, so that every question has one answer.
+It has five tasks of four places each, as `shapes-5`, and the same videos. Each clip has questions about the colour of
+its main thing (by its shape), its shape (by its colour), and its place. Colours and shapes are answers in all tasks,
+places in only one. The two things of a clip differ in colour and shape, so that every question has one answer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SETTINGS: dict[str, Any] = {**shapes.SETTINGS, "optim.epochs": 30, "optim.lr_sca
 
 
 def render_questions(root: Path, seed: int = 0, videos: bool = True) -> dict[str, Any]:
-    """The stream's manifest; its videos are rendered below `root` unless they are there.
+    """Return the stream's manifest; render its videos below `root` unless they exist.
 
-    Arguments and errors as of `synthetic.stream.render_stream`.
+    Arguments and errors are those of `synthetic.stream.render_stream`.
     """
     manifest = shapes.render_stream(root, TASKS, seed, videos=videos)
     scenes = {clip.path: clip.scene for clip, _ in shapes.plan(seed)}
@@ -36,7 +36,7 @@ def render_questions(root: Path, seed: int = 0, videos: bool = True) -> dict[str
 
 
 def asked(scene: Scene) -> dict[str, str]:
-    """Questions of a scene, each with its answer; of a thing whose colour or shape changes, the other is asked for."""
+    """Return the questions of a scene with their answers; if a thing's colour or shape changes, ask about the other."""
     category = CATEGORIES[scene.category]
     of_colour = scene.other if category.motion == "recolour" else scene.main
     of_shape = scene.other if category.motion == "morph" else scene.main

@@ -1,8 +1,8 @@
-"""The categories and the grammar of the embedded stream: what happens in a clip and how it is told.
+"""The categories and the grammar of the embedded stream: the event of a clip and its captions.
 
-A category is a place, a kind of motion, a camera and a vocabulary. Two nouns belong to it alone; five
-more are shared by all categories but name another shape in each one, so that a later task contradicts
-an earlier one unless the place is understood.
+A category is a place, a kind of motion, a camera and a vocabulary. Two nouns are unique to it; five more are shared by
+all categories but name another shape in each one, so that a later task contradicts an earlier one unless the place is
+understood.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ctvr.orchestrator.synthetic.motion import Thing, render_clip
 T = TypeVar("T")
 
 SHARED_NOUNS = ("player", "piece", "toy", "gem", "runner")  # another shape in every category
-NOUN_RATE = 0.7  # how often a caption says the noun instead of the shape
+NOUN_RATE = 0.7  # how often a caption uses the noun instead of the shape
 PLACE_RATE = 0.75  # how often a caption names the place
-CAMERA_SHIFT = 0.6  # 0: all categories filmed alike; 1: zero-shot retrieval breaks down
-FLAT_SPIN = ("circle", "ring")  # shapes whose rotation nobody sees
+CAMERA_SHIFT = 0.6  # 0: one camera for all categories; 1: zero-shot retrieval breaks down
+FLAT_SPIN = ("circle", "ring")  # shapes whose rotation is invisible
 
 
 @dataclass(frozen=True)
 class Category:
-    """A: the main thing, B: the other one, C and D: the colour and the shape the main thing turns into."""
+    """A: the main thing, B: the other one, C and D: the colour and the shape into which the main thing turns."""
 
     name: str
     place: str
-    nouns: dict[str, str]  # noun -> shape, used by this category alone
+    nouns: dict[str, str]  # noun -> shape, used only by this category
     motion: str
     forward: str
     backward: str
@@ -85,7 +85,7 @@ CATEGORIES: tuple[Category, ...] = (
 
 @dataclass(frozen=True)
 class Scene:
-    """One event that can be filmed in both directions: everything that its pixels and captions depend on."""
+    """One event that can be shown in both directions: everything that decides its pixels and captions."""
 
     category: int
     main: Thing
@@ -96,7 +96,7 @@ class Scene:
     captions: tuple[str, str]  # forward, backward
 
     def render(self, backward: bool, frames: int = 24, size: int = 96) -> Pixels:
-        """(frames, size, size, 3) uint8."""
+        """Return (frames, size, size, 3) uint8."""
         category, things = CATEGORIES[self.category], (self.main, self.other)
         return render_clip(
             category.motion, category.place, things, self.turns_into, camera_of(self.category, self.camera_seed),
@@ -105,12 +105,12 @@ class Scene:
 
 
 def pick(rng: Generator, items: Sequence[T]) -> T:
-    """One of the items, uniformly."""
+    """Return one of the items, drawn uniformly."""
     return items[int(rng.integers(len(items)))]
 
 
 def palette(category: int) -> tuple[list[str], list[str]]:
-    """The six colours and five shapes that a category prefers; its own nouns' shapes come first."""
+    """Return the six colours and five shapes that a category prefers; its own nouns' shapes come first."""
     rng = np.random.default_rng(1000 + category)
     colours = [str(c) for c in rng.permutation(list(COLOURS))[:6]]
     shapes = [*CATEGORIES[category].nouns.values(), *(str(s) for s in rng.permutation(list(SHAPES)))]
@@ -118,7 +118,7 @@ def palette(category: int) -> tuple[list[str], list[str]]:
 
 
 def vocabulary(category: int) -> dict[str, str]:
-    """shape -> the noun that this category has for it: two of its own, three of the shared ones."""
+    """Return shape -> this category's noun for it: two of its own, three of the shared ones."""
     nouns = {shape: noun for noun, shape in CATEGORIES[category].nouns.items()}
     shared = np.random.default_rng(3000 + category).permutation(list(SHARED_NOUNS))
     unnamed = [shape for shape in palette(category)[1] if shape not in nouns]
@@ -126,7 +126,7 @@ def vocabulary(category: int) -> dict[str, str]:
 
 
 def camera_of(category: int, seed: int) -> Camera:
-    """The camera of a category (colour cast, gamma, fog: fixed by its index), a little different in every clip."""
+    """Return the camera of a category (colour cast, gamma, fog: fixed by its index), slightly varied in every clip."""
     fixed, varied = np.random.default_rng(2000 + category), np.random.default_rng(seed)
     gain = 1 + CAMERA_SHIFT * fixed.uniform(-0.4, 0.25, 3)
     fog = CAMERA_SHIFT * fixed.uniform(0, 0.4)
@@ -136,7 +136,7 @@ def camera_of(category: int, seed: int) -> Camera:
 
 
 def draw_scene(category: int, rng: Generator) -> Scene:
-    """A random scene of a category with its two captions."""
+    """Draw a random scene of a category with its two captions."""
     colours, shapes = palette(category)
     colour, shape = pick(rng, colours), pick(rng, shapes)
     other_colour = pick(rng, [c for c in colours if c != colour])
@@ -156,7 +156,7 @@ def draw_scene(category: int, rng: Generator) -> Scene:
 
 
 def caption(scene: Scene, backward: bool, rng: Generator) -> str:
-    """Tell a scene in the words of its category; rng chooses nouns, sizes and whether the place is named."""
+    """Describe a scene in the words of its category; rng chooses nouns, sizes and whether the place is named."""
     category, nouns = CATEGORIES[scene.category], vocabulary(scene.category)
 
     def name(thing: Thing, size_rate: float) -> str:
@@ -174,5 +174,5 @@ def caption(scene: Scene, backward: bool, rng: Generator) -> str:
 
 
 def with_articles(text: str) -> str:
-    """`a` before a vowel becomes `an`."""
+    """Replace `a` before a vowel by `an`."""
     return re.sub(r"\ba (?=[aeiou])", "an ", text)

@@ -1,9 +1,9 @@
-"""The embedded stream: captioned videos of a painted world, rendered here, without any download.
+"""The embedded stream: captioned synthetic videos, rendered locally, without any download.
 
-Twenty categories, each a place, a motion, a camera and a vocabulary of its own (scenes.py), in 5, 10
-or 20 tasks. Per category: 16 training, 8 validation and 24 test clips. Some scenes are filmed in both
-directions; the captions of such twins differ in the direction alone. In six categories the twins hold the
-same frames in opposite order, so a method that averages frames cannot tell them apart.
+Twenty categories, each with its own place, motion, camera and vocabulary (scenes.py), in 5, 10 or 20 tasks. Per
+category: 16 training, 8 validation and 24 test clips. Some scenes are shown in both directions; the captions of such
+twins differ only in the direction. In six categories the twins have the same frames in opposite order, so a method that
+averages frames cannot distinguish them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["SETTINGS", "probe_clips", "render_cvlm", "render_stream"]
 VERSION = 1  # raise it whenever pixels or captions change
 TASK_COUNTS = (5, 10, 20)
 SPLITS = ("train", "val", "test")
-PROBE = 3  # key of the probe's scenes, beside the splits' own
+PROBE = 3  # key of the probe's scenes, different from the splits'
 SETTINGS: dict[str, Any] = {
     "backbone.name": "tiny-clip",
     "backbone.weights": "shipped",
@@ -37,20 +37,20 @@ SETTINGS: dict[str, Any] = {
     "data.batch_size": 8,
     "optim.epochs": 8,
     "optim.lr_scale": 50,  # the published rates are those of a tower a hundred times larger
-    "preset": "shapes",  # of the methods that have one
+    "preset": "shapes",  # of methods that have it
 }
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a split gets of each category: scenes filmed in both directions, and in one."""
+    """A split's share of each category: scenes in both directions, and in one."""
 
     key: int  # in the seed of its scenes
     twins: int
     singles: int
 
 
-# In the order of drawing: a later split avoids the captions of an earlier one.
+# In drawing order: a later split avoids the captions of an earlier one.
 SHARES = {"test": Share(1, 4, 16), "val": Share(2, 2, 4), "train": Share(0, 4, 8)}
 
 
@@ -62,19 +62,18 @@ def render_stream(
     progress: bool = True,
     videos: bool = True,
 ) -> dict[str, Any]:
-    """Render the videos below `root` unless they are there, and return the stream's manifest.
+    """Render the videos below `root` unless they exist, and return the stream's manifest.
 
-    All numbers of tasks share one set of videos, `root/shapes-v1-seed<seed>/{train,val,test}/*.mp4`; a
-    video that is missing or damaged is rendered again. The format of the manifest is in streams.py;
-    `path` is relative to `root`.
+    All numbers of tasks share one set of videos, `root/shapes-v1-seed<seed>/{train,val,test}/*.mp4`; a missing or
+    damaged video is rendered again. The format of the manifest is in streams/manifest.py; `path` is relative to `root`.
 
     Args:
-        root: the folder of data.
+        root: the data folder.
         num_tasks: 5, 10 or 20.
         seed: of scenes and captions. The categories and their order are the same for every seed.
-        workers: processes that render; default: the cores this process may use, at most 8.
-        progress: a progress bar on stderr while rendering.
-        videos: False makes the manifest alone, to look at what the videos will be.
+        workers: rendering processes; default: the cores available to this process, at most 8.
+        progress: show a progress bar on stderr while rendering.
+        videos: False returns the manifest without rendering.
 
     Raises:
         ConfigError: for another number of tasks, or if `root` cannot be written.
@@ -110,18 +109,18 @@ def render_stream(
 def probe_clips(
     category: str = "traffic", scenes: int = 48, seed: int = 1, num_frames: int = 8, size: int = 64
 ) -> tuple[Pixels, NDArray[np.int64]]:
-    """Clips for the question whether a network sees the direction of time.
+    """Render clips that test whether a network sees the direction of time.
 
     Returns:
         frames (2N, T, S, S, 3) uint8, each scene followed by its exact reversal, and labels (2N,): 0 forward,
-        1 backward. The two hold the same frames, so the mean over frames scores exactly 50 %.
+        1 backward. Both have the same frames, so the mean over frames scores exactly 50 %.
 
     Raises:
         ConfigError: for an unknown category.
     """
     names = [c.name for c in CATEGORIES]
     if category not in names:
-        raise ConfigError(f"category: there is no {category!r}.{suggest(category, names)} All: {', '.join(names)}.")
+        raise ConfigError(f"category: {category!r} does not exist.{suggest(category, names)} All: {', '.join(names)}.")
     index, clips = names.index(category), []
     for number in range(scenes):
         scene = draw_scene(index, np.random.default_rng([seed, index, PROBE, number]))
@@ -132,7 +131,7 @@ def probe_clips(
 
 @lru_cache(maxsize=2)
 def plan(seed: int) -> tuple[tuple[Clip, dict[str, Any]], ...]:
-    """Every clip with its item, except that the item's `path` is still missing."""
+    """Return every clip with its item, which has no `path` yet."""
     clips: list[tuple[Clip, dict[str, Any]]] = []
     for index in range(len(CATEGORIES)):
         captions: set[str] = set()
@@ -144,7 +143,7 @@ def plan(seed: int) -> tuple[tuple[Clip, dict[str, Any]], ...]:
 def _plan_split(
     seed: int, category: int, split: str, share: Share, captions: set[str]
 ) -> Iterator[tuple[Clip, dict[str, Any]]]:
-    """The clips of one category in one split; adds their captions to the set and repeats none that is in it."""
+    """Yield the clips of one category in one split; adds their captions to the set and repeats none of it."""
     seen: set[tuple[str, ...]] = set()
     name = CATEGORIES[category].name
     for number in range(share.twins + share.singles):
@@ -164,7 +163,7 @@ def _plan_split(
 def _new_scene(
     key: list[int], category: int, directions: tuple[bool, ...], captions: set[str], seen: set[tuple[str, ...]]
 ) -> Scene:
-    """The first scene of this key whose captions and whose pair of things are new; both are then noted."""
+    """Draw the first scene of this key whose captions and whose pair of things are new, and record both."""
     for attempt in range(1000):
         scene = draw_scene(category, np.random.default_rng([*key, attempt]))
         things = (scene.main.colour, scene.main.shape, scene.other.colour, scene.other.shape)

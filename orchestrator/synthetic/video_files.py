@@ -1,8 +1,8 @@
 """Rendered clips as files: encoded once, verified on every later use, repaired when damaged.
 
-Beside the clips lies `digest.json`: for every clip the sha256 of its file and of its pixels before the
-encoder. Files are written under another name and renamed, `digest.json` last; processes that come at the
-same time wait for one another where the file system has locks, and overwrite equal with equal where not.
+The folder of the clips contains `digest.json`: for every clip the sha256 of its file and of its pixels before encoding.
+Files are written under another name and renamed, `digest.json` last. Concurrent processes wait for each other if the
+file system has locks, and otherwise overwrite files with equal ones.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2
 FPS, FRAMES, SIZE = 12, 24, 96  # two seconds of 96 x 96 pixels
-# With its assembly x264 encodes some clips differently from one time to the next: of 960, 46 were not the same in four
+# With its assembly, x264 encodes some clips differently each time: of 960, 46 were not the same in four
 # renderings on one machine, from equal pixels. In plain C, 300 encodings of five of them gave one result for each.
 X264 = {"crf": "28", "preset": "veryfast", "g": "24", "bf": "0", "threads": "1", "x264-params": "asm=0"}
 MAX_WORKERS = 8
 
 
 class Renderable(Protocol):
-    """A scene: plain data whose repr tells everything, and its renderer."""
+    """A scene: plain data whose repr is complete, and its renderer."""
 
     def render(self, backward: bool, frames: int, size: int) -> Pixels: ...
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One file to be: `path` is relative to the folder of its stream."""
+    """One file to write: `path` is relative to the folder of its stream."""
 
     path: str
     scene: Renderable
@@ -66,8 +66,8 @@ class Rendered:
 
 
 def encode(frames: Pixels, rate: int = FPS, options: Mapping[str, str] = X264) -> bytes:
-    """(T, H, W, 3) uint8 -> an mp4 file (H.264, yuv420p, `rate` frames/s); with X264 equal frames give equal bytes."""
-    import av  # here: a process that only asks which streams there are loads no FFmpeg
+    """Encode (T, H, W, 3) uint8 as mp4 (H.264, yuv420p, `rate` frames/s); with X264 equal frames give equal bytes."""
+    import av  # here: a process that only lists streams does not load FFmpeg
 
     target = io.BytesIO()
     with av.open(target, "w", format="mp4") as container:
@@ -82,13 +82,13 @@ def encode(frames: Pixels, rate: int = FPS, options: Mapping[str, str] = X264) -
 
 
 def render_files(folder: Path, clips: Sequence[Clip], workers: int | None = None, progress: bool = True) -> str:
-    """Make sure that every clip lies in the folder, whole; returns the digest of all pixels.
+    """Ensure that the folder contains every clip undamaged; return the digest of all pixels.
 
     Args:
-        folder: created if absent.
-        clips: what it shall hold.
-        workers: processes that render; default: the cores this process may use, at most 8. 1: this process only.
-        progress: a progress bar on stderr while rendering.
+        folder: created if it does not exist.
+        clips: its clips.
+        workers: rendering processes; default: the cores available to this process, at most 8. 1: only this process.
+        progress: show a progress bar on stderr while rendering.
 
     Raises:
         ConfigError: if the folder cannot be written.
@@ -111,7 +111,7 @@ def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, prog
     records = {c.path: known[c.path] for c in clips if c.path in known and _is_whole(folder, c, known[c.path])}
     missing = [clip for clip in clips if clip.path not in records]
     if known and missing:
-        log.warning("%s: %d of %d videos missing or damaged, rendering them anew", folder, len(missing), len(clips))
+        log.warning("%s: %d of %d videos missing or damaged, rendering them again", folder, len(missing), len(clips))
     if missing:
         for clip, record in zip(missing, _render_all(folder, missing, workers, progress)):
             records[clip.path] = record
@@ -128,7 +128,7 @@ def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, prog
 
 
 def _read_records(path: Path, plan: str) -> dict[str, Rendered]:
-    """What digest.json says; nothing if it is absent, damaged or of other clips."""
+    """Return the records in digest.json; empty if it is missing, damaged or of other clips."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or content["plan"] != plan:
@@ -137,7 +137,7 @@ def _read_records(path: Path, plan: str) -> dict[str, Rendered]:
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s is damaged (%s): all videos are rendered anew", path, type(error).__name__)
+        log.warning("%s is damaged (%s): all videos are rendered again", path, type(error).__name__)
         return {}
 
 
@@ -171,10 +171,10 @@ def _in_processes(folder: Path, clips: list[Clip], workers: int, bar: tqdm) -> I
 
 @contextlib.contextmanager
 def _without_script() -> Iterator[None]:
-    """Inside, children that are started do not run the user's script again.
+    """Prevent child processes that start within the context from running the user's script again.
 
-    They would, to find what is pickled of it; and a script without `if __name__ == "__main__":` would come to this
-    place once more, and wait for the lock that its parent holds.
+    They would run it to import pickled objects, and a script without `if __name__ == "__main__":` would reach this
+    point again and wait for the lock that its parent holds.
     """
     script = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -205,7 +205,7 @@ def _default_workers() -> int:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing."""
+    """Write a file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)

@@ -102,7 +102,7 @@ def test_what_cannot_be_searched_is_one_line(model, tmp_path):
     for call, message in (
         (lambda: model.search(" "), "search: the text is empty"),
         (lambda: model.search("a", k=0), "search: k counts videos and must be >= 1, got 0"),
-        (lambda: model.search("a", videos=tmp_path / "empty"), "holds no video"),
+        (lambda: model.search("a", videos=tmp_path / "empty"), "contains no video"),
         (lambda: model.search("a", videos=tmp_path / "gone.mp4"), "gone.mp4 is not a file or a folder"),
     ):
         with pytest.raises(ConfigError, match=message):

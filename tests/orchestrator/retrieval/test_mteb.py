@@ -96,7 +96,7 @@ def test_features_that_keep_frames_lie_flat_and_are_scored_by_the_method(learned
     there = encoder.similarity(several, kinds)
     assert there.shape == (3, 2)
     np.testing.assert_array_equal(encoder.similarity(kinds, several).numpy(), there.mT.numpy())
-    assert encoder.similarity(videos, texts).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
+    assert encoder.similarity(features, texts).item() == pytest.approx(max(first, -2 * first), abs=1e-6)
 
 
 class Cache:
