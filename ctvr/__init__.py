@@ -1,4 +1,4 @@
-"""Continual text-to-video retrieval in Python: train, search settings, tabulate, ask a trained model.
+"""Continual text-to-video retrieval in Python: train, search settings, tabulate, query a trained model.
 
     import ctvr
 
@@ -7,8 +7,8 @@
     for hit in model.search("a red square moves left", k=5):
         print(hit.rank, hit.score, hit.path)
 
-`import ctvr` loads nothing heavy: each name is loaded when it is first asked for. Settings are those of the command
-line, and so are the mistakes: a `ctvr.ConfigError` of one line that names the setting and what to write.
+`import ctvr` imports nothing heavy: each name is imported on first use. Settings and errors are those of the command
+line: a `ctvr.ConfigError` of one line names the setting and the remedy.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ def main() -> int:
     from ctvr.orchestrator.cli.main import main as ctvr
     from ctvr.orchestrator.interpreter import SAFE_PATH
 
-    os.environ.setdefault(SAFE_PATH, "1")  # of the processes that Ray, MLflow and multiprocessing start
+    os.environ.setdefault(SAFE_PATH, "1")  # for the processes that Ray, MLflow and multiprocessing start
     return ctvr()
 
 

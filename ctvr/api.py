@@ -1,4 +1,4 @@
-"""The functions of `ctvr`. Each does what the command of its name does, and gives back objects instead of text.
+"""The functions of `ctvr`. Each does what the command of its name does, and returns objects instead of text.
 
 Frames are pandas data frames where pandas is installed, else lists of dictionaries.
 """
@@ -33,16 +33,16 @@ class Run:
     metrics: dict[str, float]  # after the last task, as in MLflow
     own: list[list[float]]  # R@1 of task i among its own videos after task t: own[t][i], i <= t
     union: list[list[float]]  # the same among all stored videos
-    ranks: dict[str, float]  # query "<video>#<number of the caption>" -> rank, 1 is found first
+    ranks: dict[str, float]  # query "<video>#<number of the caption>" -> rank, 1 = found first
     history: list[dict[str, float]]  # metrics after each task
     where: ExecutionConfig
 
     def frame(self) -> Any:
-        """A row for each task learned, a column for each metric."""
+        """Return a row for each task learned, a column for each metric."""
         return _frame([{"task": number, **row} for number, row in enumerate(self.history, 1)])
 
     def model(self) -> Model:
-        """The trained model, ready to be asked."""
+        """Return the trained model for queries."""
         from ctvr.orchestrator.jobs.load_model import load as find
 
         return find(self.run_id, self.where)
@@ -50,14 +50,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A finished sweep. `text` is what the command prints: the winner, its confirmation, the table."""
+    """A finished sweep. `text` is the command's output: the winner, its confirmation, the table."""
 
     name: str
     text: str
     where: ExecutionConfig
 
     def trials(self) -> Any:
-        """A row for each trial with the metric that was searched for, best first: settings, R@1, run id."""
+        """Return a row for each trial with the searched metric, best first: settings, R@1, run id."""
         from ctvr.orchestrator.sweeps.selection import best_trials, selection_metric
 
         sweep = self.where.tracker().find_sweep(self.name)
@@ -69,7 +69,7 @@ class Sweep:
         return _frame(rows)
 
     def model(self) -> Model:
-        """The model of the best trial, which has seed 0 and was judged on validation videos."""
+        """Return the model of the best trial, which has seed 0 and was selected on validation videos."""
         from ctvr.orchestrator.jobs.load_model import load as find
 
         return find(self.name, self.where)
@@ -89,23 +89,23 @@ def run(
     keep_model: bool = False,
     trust: Words = (),
 ) -> Run:
-    """Train one method over one stream in this process (`ctvr run`); what is finished already is not trained again.
+    """Train one method over one stream in this process (`ctvr run`); finished tasks are not trained again.
 
     Args:
         method: a name of `ctvr.list_methods()`.
         stream: a name of `ctvr.list_streams()`, or a manifest file.
         settings: flat and dotted, such as `{"optim.epochs": 8, "method.beta": 0.4}`.
         preset: a recipe and changes on top of it.
-        config: a YAML file of settings; `settings` go before it.
-        runs: folder of everything that is written.
-        store: object store of frames and commits, if not below `runs`.
-        videos: folder of the videos, if not the manifest's own.
-        fresh: train what has been finished before, too.
+        config: a YAML file of settings; `settings` take precedence.
+        runs: folder of all output.
+        store: object store of frames and commits; default: below `runs`.
+        videos: folder of the videos; default: the manifest's own.
+        fresh: also train finished tasks again.
         keep_model: upload the trained model to MLflow.
         trust: classes `module:Class` that may be loaded although only the stream names them.
 
     Raises:
-        ConfigError: for whatever could not run, before anything is trained.
+        ConfigError: for invalid arguments, before anything is trained.
     """
     from ctvr.orchestrator.config import read_settings
     from ctvr.orchestrator.jobs.run import train
@@ -150,15 +150,15 @@ def sweep(
     """Search a method's settings on Ray, rerun the best over seeds, tabulate (`ctvr sweep`).
 
     Args:
-        method, stream, settings, preset, config, runs, store, videos: as of `run`; `preset` may name a whole table.
-        name: of the sweep.
-        space: setting -> the values to search, in place of the method's own range.
-        baselines: methods beside the winner.
+        method, stream, settings, preset, config, runs, store, videos: as in `run`; `preset` may name a whole table.
+        name: the name of the sweep.
+        space: setting -> the values to search, instead of the method's own range.
+        baselines: methods to compare with the winner.
         trust: classes `module:Class` that may be loaded although only a stream, a table or a plan names them.
         options: every other option of `ctvr sweep --help`, with _ for -: `trials=8, seeds=3, confirm=2, smoke=True`.
 
     Raises:
-        ConfigError: for whatever could not run, before anything is trained.
+        ConfigError: for invalid arguments, before anything is trained.
     """
     import time
 
@@ -195,11 +195,10 @@ def table(
     split: Literal["", "test", "val"] = "",
     runs: Place = "runs",
 ) -> Any:
-    """The table of a sweep's (or a stream's) complete runs as a frame: a row for each method, mean and `... std`.
+    """Return the table of a sweep's (or a stream's) complete runs: a row for each method, mean and `... std`.
 
-    It holds one split: test where runs were measured on it, or `split`. Of a stream, trials of searches are left out.
-
-    `.attrs["notes"]` of a data frame holds the footnotes. Files are written by `ctvr table` alone.
+    It contains one split: `split`, by default test if runs were measured on it. Of a stream, trials are left out.
+    `.attrs["notes"]` of a data frame contains the footnotes. Only `ctvr table` writes files.
 
     Raises:
         ConfigError: if there are no such runs, or none of them is complete.
@@ -225,16 +224,16 @@ def table(
 def load(
     name: Place, *, runs: Place = "runs", store: str = "", videos: Place | None = None, trust: Words = ()
 ) -> Model:
-    """A trained model, ready to be asked: `model.search("a red square moves left")`.
+    """Load a trained model for queries: `model.search("a red square moves left")`.
 
     Args:
-        name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`,
-            what searches chose on validation videos; a sweep (its best trial); a method (its newest run).
-        runs, store, videos: as of `run`.
+        name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, which
+            searches selected on validation videos; a sweep (its best trial); a method (its newest run).
+        runs, store, videos: as in `run`.
         trust: classes `module:Class` that may be loaded although only the folder or the record of the run names them.
 
     Raises:
-        ConfigError: if nothing is called so, or what it left is gone.
+        ConfigError: if nothing has this name, or its weights no longer exist.
     """
     from ctvr.orchestrator.jobs.load_model import load as find
 
@@ -243,17 +242,17 @@ def load(
 
 
 def list_streams(*, runs: Place = "runs") -> list[str]:
-    """Names of the streams: the embedded ones, then those imported into `runs`."""
+    """Return the names of the streams: the embedded ones, then those imported into `runs`."""
     from ctvr.orchestrator.streams.load import available_streams
 
     return available_streams(Path(runs))
 
 
 def stream(name: Place, *, runs: Place = "runs", videos: Place | None = None) -> Stream:
-    """A stream by its name or manifest: its tasks, their videos and captions. An embedded one is rendered once.
+    """Load a stream by its name or manifest: its tasks, their videos and captions. An embedded one is rendered once.
 
     Raises:
-        ConfigError: for an unknown name or a manifest that breaks the format.
+        ConfigError: for an unknown name or a malformed manifest.
     """
     from ctvr.orchestrator.streams.load import load_stream
 
@@ -261,14 +260,14 @@ def stream(name: Place, *, runs: Place = "runs", videos: Place | None = None) ->
 
 
 def list_methods() -> list[str]:
-    """Names of the methods, of the configurations that have a name of their own, and of other packages' methods."""
+    """Return the names of the methods, of configurations with their own name, and of other packages' methods."""
     from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
 
     return [*EVERY_METHOD, *CONFIGURATIONS, *plugins()]
 
 
 def check_method(method: str, *, settings: Mapping[str, Any] | None = None, preset: Words = ()) -> list[str]:
-    """Check that a method keeps what methods promise (`ctvr check-method`); returns one line for each check.
+    """Check that a method satisfies the contract of methods (`ctvr check-method`); return one line for each check.
 
     Args:
         method: a name of `ctvr.list_methods()`, or `module:Class`.
@@ -276,7 +275,7 @@ def check_method(method: str, *, settings: Mapping[str, Any] | None = None, pres
         preset: a recipe and changes on top of it.
 
     Raises:
-        CtvrError: if a check fails, with what is wrong; a ConfigError for an unknown method or setting.
+        CtvrError: if a check fails; a ConfigError for an unknown method or setting.
     """
     from ctvr.orchestrator.jobs.check_method import check_method as checked
 
@@ -285,7 +284,7 @@ def check_method(method: str, *, settings: Mapping[str, Any] | None = None, pres
 
 
 def schema(method: str = "") -> dict[str, Any]:
-    """Every setting as a JSON schema (`ctvr schema`): of all methods, or of one.
+    """Return every setting as a JSON schema (`ctvr schema`): of all methods, or of one.
 
     Raises:
         ConfigError: for an unknown method.
@@ -303,7 +302,7 @@ def _where(runs: Place, store: str = "", videos: Place | None = None) -> Executi
 
 
 def _trust(given: Sequence[Any], named: Words = ()) -> None:
-    """Trust the classes among a caller's arguments, and those of `trust`."""
+    """Trust the classes among a caller's arguments, and those in `trust`."""
     from ctvr.methods import trust as allow
     from ctvr.orchestrator.sweeps.trust import trust_named
 
@@ -315,7 +314,7 @@ def _words(given: Words) -> tuple[str, ...]:
     if isinstance(given, str):
         return tuple(word.strip() for word in given.split(",") if word.strip())
     if not all(isinstance(word, str) for word in given):
-        raise ConfigError(f"preset: {given!r} holds what is no name. Write names.")
+        raise ConfigError(f"preset: not a list of names (got {given!r}). Write names.")
     return tuple(given)
 
 

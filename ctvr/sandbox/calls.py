@@ -1,4 +1,4 @@
-"""System calls that an isolated process may make, with their numbers on the two architectures that are known.
+"""System calls that a sandboxed process may make, with their numbers on the two supported architectures.
 
 Numbers are those of Linux: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. A test
 compares them with the headers of the system. "-": the architecture does not have the call.
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_* of linux/audit.h, by `os.uname().machine`
-SINCE_5_1 = 424  # calls from here on have one number on every architecture, and libraries expect kernels without them
+SINCE_5_1 = 424  # from here on, calls have one number on every architecture, and libraries expect kernels without them
 
 # name, number on x86_64, number on aarch64
 _ALLOWED = """
@@ -39,7 +39,7 @@ getpgrp 111 -, getpgid 121 155, getsid 124 156, getuid 102 174, geteuid 107 175,
 getresuid 118 148, getresgid 120 150, getgroups 115 158, capget 125 90, uname 63 160, sysinfo 99 179,
 getrusage 98 165, getrlimit 97 163, setrlimit 160 164, getrandom 318 278
 """
-# Of a process that may write in a folder; which one, Landlock or the tree of mounts decides
+# For a process that may write into a folder; Landlock or the mount tree decides which folder
 _WRITING = """
 creat 85 -, ftruncate 77 46, fallocate 285 47, fsync 74 82, fdatasync 75 83, unlink 87 -, unlinkat 263 35,
 rename 82 -, renameat 264 38, renameat2 316 276
@@ -85,7 +85,7 @@ def known(machine: str) -> dict[str, int]:
 
 
 def allowed(machine: str, may_write: bool) -> set[int]:
-    """Return the numbers of calls that are allowed whatever their arguments are."""
+    """Return the numbers of calls that are allowed with any arguments."""
     found = set(numbers(_ALLOWED, machine).values())
     if may_write:
         opens = numbers(_BOUNDED, machine)
@@ -96,13 +96,13 @@ def allowed(machine: str, may_write: bool) -> set[int]:
 
 
 def bounds(machine: str, may_write: bool) -> Iterable[Bound]:
-    """Yield the calls that are allowed for some arguments: for this process alone, for its own threads, for reading."""
+    """Yield the calls that are allowed with some arguments: for this process only, for its own threads, for reading."""
     number, me = numbers(_BOUNDED, machine), os.getpid()
     if not may_write:
         if "open" in number:
             yield Bound(number["open"], 1, (0,), _CHANGES)
         yield Bound(number["openat"], 2, (0,), _CHANGES)
-    yield Bound(number["clone"], 0, (_THREAD,), _THREAD | _NEW_NAMESPACES)  # a thread, and no process
+    yield Bound(number["clone"], 0, (_THREAD,), _THREAD | _NEW_NAMESPACES)  # a thread, not a process
     yield Bound(number["ioctl"], 1, _TERMINAL)  # not the flags and attributes of files
     yield Bound(number["fcntl"], 1, _DESCRIPTOR)  # neither leases and locks nor signals to an owner
     yield Bound(number["prctl"], 0, _NAMES)

@@ -1,4 +1,4 @@
-"""The isolation of a child that reads a file of somebody else: its files, its network, its system calls."""
+"""Isolation of a child process that reads an untrusted file: its files, its network, its system calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ctvr.sandbox.system_calls import leave_calls
 
 @dataclass(frozen=True)
 class Isolation:
-    """The means that hold a process: `files` as `restrict_files` returns it, own network, filter of system calls."""
+    """The active restrictions: `files` as `restrict_files` returns it, own network, filter of system calls."""
 
     files: str
     network: bool
@@ -20,16 +20,16 @@ class Isolation:
 
 
 def isolate(readable: Iterable[str | Path], writable: Iterable[str | Path] = ()) -> Isolation:
-    """Isolate this process, which has no threads yet, by every means that the system has; nothing is taken back.
+    """Isolate this process, which has no threads yet, by every means of the system. This cannot be undone.
 
     Args:
-        readable: files, and folders with all that is in them. What does not exist is left out.
+        readable: files, and folders with all their content. Paths that do not exist are left out.
         writable: folders.
 
     Returns:
-        What holds it now. Where the system refuses one of the means the others stand.
+        The active restrictions. If the system refuses one, the others still apply.
     """
     writable = list(writable)
-    files, network = restrict_files(readable, writable), isolate_network()  # root needs its rights for both
+    files, network = restrict_files(readable, writable), isolate_network()  # root needs its privileges for both
     drop_privileges()
     return Isolation(files, network, leave_calls(may_write=bool(writable)))

@@ -1,15 +1,15 @@
-"""Limits that a process sets itself before it reads a file of somebody else: memory, written bytes, time, files."""
+"""Limits that a process sets for itself before it reads an untrusted file: memory, written bytes, time, files."""
 
 from __future__ import annotations
 
 import resource
 from pathlib import Path
 
-MOST_FILES = 256  # open at once; a reader needs few, and pipes hold memory that no limit of a process counts
+MOST_FILES = 256  # open files; a reader needs few, and pipes hold memory that no limit of a process counts
 
 
 def address_space() -> int:
-    """Return the bytes of address space that this process uses, or 0 where the system does not tell."""
+    """Return the bytes of address space that this process uses, or 0 if the system does not report them."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (OSError, ValueError):
@@ -18,14 +18,14 @@ def address_space() -> int:
 
 
 def limit(kind: int, value: int) -> None:
-    """Set a limit for good: the hard one, too, which a process cannot raise again."""
+    """Set a limit permanently: also the hard one, which a process cannot raise again."""
     hard = resource.getrlimit(kind)[1]
     most = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (most, most))
 
 
 def limit_process(memory: int, written: int, seconds: int) -> None:
-    """Limit this process, which has imported all that it needs.
+    """Limit this process, which has imported everything it needs.
 
     Args:
         memory: bytes of address space beyond what is in use now.

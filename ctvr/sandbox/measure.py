@@ -1,4 +1,4 @@
-"""The measurement of a sandbox: a child is isolated as a decoder is, tries every way out, and says which are open."""
+"""Measurement of a sandbox: a child is isolated as a decoder is, tries every escape, and reports the open ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ctvr.sandbox.restrict import isolate_network, restrict_files
 from ctvr.sandbox.system_calls import leave_calls
 from ctvr.sandbox.ways import WAYS, Target, open_ways
 
-PROGRAMS = "start a program"  # is tried last: the program takes the child's place
+PROGRAMS = "start a program"  # tried last: the program replaces the child
 COUNT = len(WAYS) + 1
 ALWAYS = ("existence, size and times of files",)  # neither Landlock nor seccomp can hide these
 _ROOT = Path(__file__).resolve().parents[2]
@@ -39,17 +39,17 @@ _HOLDS: dict[str, Callable[[str], Isolation]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """The means that hold a child on this machine, and the names of the ways out that are open nevertheless."""
+    """The restrictions of a child on this machine, and the names of escapes that are open nevertheless."""
 
     isolation: Isolation
     open: tuple[str, ...]
 
 
 def measure(means: str = "all") -> Measured:
-    """Try every way out of a child.
+    """Try every escape in a child.
 
     Args:
-        means: "all" as decoders are held; "files" (with the network), "calls" or "none" for a comparison.
+        means: "all" as for decoders; "files" (with the network), "calls" or "none" for a comparison.
 
     Raises:
         OSError: if the child does not answer.
@@ -73,7 +73,7 @@ def measure(means: str = "all") -> Measured:
 
 
 def main() -> int:
-    """Run in the child: isolate it, try the ways, and at last become another program."""
+    """Run in the child: isolate it, try the escapes, and finally become another program."""
     target = Target(**json.loads(sys.argv[1]))
     held = _HOLDS[sys.argv[2]](target.given)
     sys.stdout.write(json.dumps({"isolation": dataclasses.asdict(held), "open": open_ways(target)}) + "\n")
@@ -85,7 +85,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _target() -> Iterator[Target]:
-    """Make what the child tries to reach, and remove it."""
+    """Create what the child tries to reach, and remove it."""
     library = ctypes.CDLL(None, use_errno=True)
     read = ctypes.create_string_buffer(b"8 bytes", 8)
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""Fences around a process that reads a file of somebody else: no network, and no file but those that it is given.
+"""Restrictions of a process that reads an untrusted file: no network, and only the files that it is given.
 
-Both are the kernel's and cannot be taken down again from inside. A process raises them before it has threads.
+The kernel enforces both, and they cannot be removed from inside. A process sets them before it has threads.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_NEWUSER, _NEWNET, _NEWNS = 0x10000000, 0x40000000, 0x20000  # of unshare(2): an own network, an own tree of mounts
+_NEWUSER, _NEWNET, _NEWNS = 0x10000000, 0x40000000, 0x20000  # of unshare(2): an own network, an own mount tree
 _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE, _DETACH = 1, 1 << 5, 1 << 12, 1 << 14, 1 << 18, 2  # of mount(2), umount2(2)
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # system call; the C library has no function for it
-_ROOT = Path("/tmp")  # a new tree grows on it, in memory; nothing is made in the folder below
+_ROOT = Path("/tmp")  # mount point of a new tree in memory; nothing is created in the folder below it
 _CAPABILITIES = 0x20080522  # version of capset(2)
-_READ_SEARCH = 1 << 2  # the one that root keeps: files of other users are read as before
+_READ_SEARCH = 1 << 2  # the only one that root keeps: files of other users stay readable
 _ROOT_OF_OURS = Path(__file__).resolve().parents[2]
 _PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces")
 _NO_NEW_PRIVILEGES = 38  # of prctl(2); Landlock asks for it
@@ -32,7 +32,7 @@ _RIGHTS = {
     3: (1 << 15) - 1,
     5: (1 << 16) - 1,
     9: (1 << 17) - 1,
-}  # known from this version on; 9: sockets that have a path
+}  # supported from this version on; 9: sockets with a path
 _TCP = 0b11  # bind and connect, from version 4 on
 _SCOPES = 0b11  # abstract sockets and signals of processes outside, from version 6 on
 _SYSTEM = (
@@ -42,21 +42,21 @@ _SYSTEM = (
 
 
 def isolate_network() -> bool:
-    """Give this process an empty network of its own; False where the system refuses that.
+    """Give this process an empty network namespace; return False if the system refuses.
 
     Root may; others only together with an own user namespace, and before the process has threads.
     """
     try:
         unshare = ctypes.CDLL(None, use_errno=True).unshare
-    except (OSError, AttributeError):  # no Linux
+    except (OSError, AttributeError):  # not Linux
         return False
     return unshare(_NEWNET) == 0 or unshare(_NEWUSER | _NEWNET) == 0
 
 
 def drop_privileges() -> bool:
-    """Give up what root may do, except reading files of other users; False where the system refuses that.
+    """Drop root's capabilities, except reading files of other users; return False if the system refuses.
 
-    Among the rights are those to raise a hard limit again and to take pages of memory away from the machine.
+    They include raising a hard limit again and taking memory pages away from the machine.
     """
     try:
         system = ctypes.CDLL(None, use_errno=True)
@@ -65,7 +65,7 @@ def drop_privileges() -> bool:
             return False
         kept = struct.unpack("6I", words.raw)[0] & _READ_SEARCH
         return bool(system.capset(head, struct.pack("6I", kept, kept, 0, 0, 0, 0)) == 0)
-    except (OSError, AttributeError):  # no Linux
+    except (OSError, AttributeError):  # not Linux
         return False
 
 
@@ -73,12 +73,12 @@ def restrict_files(readable: Iterable[str | Path], writable: Iterable[str | Path
     """Let this process read `readable`, Python and the system's libraries, and write in `writable`.
 
     Args:
-        readable: files, and folders with all that is in them. What does not exist is left out.
+        readable: files, and folders with all their content. Paths that do not exist are left out.
         writable: folders.
 
     Returns:
-        What keeps it there now: "Landlock" and its version, "mounts" where the kernel has none or refuses it, or ""
-        where namespaces are refused too, and nothing is fenced.
+        The active mechanism: "Landlock" and its version, "mounts" if the kernel lacks Landlock or refuses it, or "" if
+        namespaces are refused too, and nothing is restricted.
     """
     readable, writable = list(readable), list(writable)
     if version := _restrict(readable, writable):
@@ -87,7 +87,7 @@ def restrict_files(readable: Iterable[str | Path], writable: Iterable[str | Path
 
 
 def _restrict(readable: list[str | Path], writable: list[str | Path]) -> int:
-    """Fence this process by Landlock, which also lets it start no program; its version, or 0."""
+    """Restrict this process by Landlock, which also forbids starting programs; return its version, or 0."""
     if not (version := landlock()):
         return 0
     system = ctypes.CDLL(None, use_errno=True)
@@ -101,7 +101,7 @@ def _restrict(readable: list[str | Path], writable: list[str | Path]) -> int:
         reads = _READ_FILE | _READ_DIR
         writes = (reads | _WRITE_FILE | _REMOVE_FILE | _MAKE_REG | _TRUNCATE) & handled
         for path, rights in [*((p, reads) for p in (*_python(), *readable)), *((p, writes) for p in writable)]:
-            with contextlib.suppress(OSError):  # not there
+            with contextlib.suppress(OSError):  # does not exist
                 _allow(system, rules, Path(path), rights)
         system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         return version if system.syscall(_RESTRICT_SELF, rules, 0) == 0 else 0
@@ -110,10 +110,10 @@ def _restrict(readable: list[str | Path], writable: list[str | Path]) -> int:
 
 
 def _leave_tree(readable: list[str | Path], writable: list[str | Path]) -> bool:
-    """Give this process a tree of mounts of its own in which what is not given is not there; False if that is refused.
+    """Give this process a mount tree with only the given paths; return False if the system refuses.
 
-    Kernels before 5.13 have no Landlock, and most of their systems let every user make namespaces. Programs that the
-    readable folders hold can still be started, and processes outside be signalled. Before threads, as above.
+    Kernels before 5.13 have no Landlock, and most of their systems allow every user to create namespaces. Programs in
+    the readable folders can still be started, and outside processes can be signalled. Call it before there are threads.
     """
     number = _PIVOT_ROOT.get(os.uname().machine)
     if sys.platform != "linux" or number is None:
@@ -146,15 +146,15 @@ def _leave_tree(readable: list[str | Path], writable: list[str | Path]) -> bool:
     os.chdir(here if here.exists() else "/")
     system.umount2(b"/.old", _DETACH)
     Path("/.old").rmdir()
-    with contextlib.suppress(OSError):  # what is left open is memory of this process alone
+    with contextlib.suppress(OSError):  # what stays open is memory of this process only
         _mount(system, "none", "/", None, _REMOUNT | _BIND | _RDONLY)
     system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    # all rights in the namespace are given up: what is mounted for reading cannot be mounted anew
+    # drop all capabilities in the namespace: read-only mounts cannot be mounted again
     return bool(system.capset(struct.pack("Ii", _CAPABILITIES, 0), struct.pack("6I", *[0] * 6)) == 0)
 
 
 def _show(system: ctypes.CDLL, place: Path, source: int, may_write: bool) -> None:
-    """Mount an open file or folder at a place, which is made where no folder above it was mounted."""
+    """Mount an open file or folder at a place, which is created unless a folder above it is mounted."""
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         if Path(f"/proc/self/fd/{source}").is_dir():
@@ -163,7 +163,7 @@ def _show(system: ctypes.CDLL, place: Path, source: int, may_write: bool) -> Non
             place.touch()
     _mount(system, f"/proc/self/fd/{source}", place, None, _BIND | _REC)
     if not may_write:
-        kept = os.statvfs(place).f_flag & 0b1110  # nosuid, nodev and noexec may not be taken away
+        kept = os.statvfs(place).f_flag & 0b1110  # nosuid, nodev and noexec must be kept
         _mount(system, "none", place, None, _REMOUNT | _BIND | _RDONLY | kept)
 
 
@@ -174,8 +174,8 @@ def _mount(system: ctypes.CDLL, source: str, place: str | Path, kind: str | None
 
 
 def landlock() -> int:
-    """The version of Landlock that the kernel has; 0: none, switched off, or out of a container's reach."""
-    if sys.platform != "linux":  # where the number is that of another call
+    """Return the kernel's version of Landlock; 0: none, switched off, or not available in a container."""
+    if sys.platform != "linux":  # the number belongs to another call there
         return 0
     try:
         version = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _GET_VERSION)
@@ -195,16 +195,16 @@ def _allow(system: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
 
 
 def _python() -> Iterator[str]:
-    """Return the folders of this interpreter and its libraries, but not the present one or one that contains the home.
+    """Yield the folders of this interpreter and its libraries, except the current one or one that contains the home.
 
-    A checkout holds more than our packages: runs, the user's notes. They alone are given.
+    A checkout contains more than our packages, such as runs and the user's notes, so only our packages are given.
     """
     yield from _SYSTEM
     home, here = Path.home().resolve(), Path.cwd()
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for path in {sys.prefix, sys.base_prefix, *sys.path, *libraries}:
         place = Path(path).resolve()
-        if place == _ROOT_OF_OURS and (place / "pyproject.toml").is_file():  # else other libraries lie there, too
+        if place == _ROOT_OF_OURS and (place / "pyproject.toml").is_file():  # else it also contains other libraries
             yield from (str(place / name) for name in _PACKAGES)
         elif path and place != here and not home.is_relative_to(place):
             yield path

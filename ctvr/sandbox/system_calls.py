@@ -1,8 +1,8 @@
-"""A seccomp filter that leaves a process the system calls of a reader: files, memory, threads and time.
+"""A seccomp filter that allows only the system calls of a file reader: files, memory, threads and time.
 
-The filter lists what is allowed, so that calls of later kernels are closed, too. Everything else fails with EPERM.
-Calls that are younger than Linux 5.1 fail with ENOSYS, as on an older kernel, and libraries go on without them
-(clone3, whose flags a filter cannot read, becomes clone). Another architecture, x32 included, gets no call.
+The filter lists the allowed calls, so that calls of later kernels are blocked, too. Everything else fails with EPERM.
+Calls that are newer than Linux 5.1 fail with ENOSYS, as on an older kernel, and libraries then do without them
+(clone3, whose flags a filter cannot read, becomes clone). Another architecture, including x32, gets no call.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ctvr.sandbox.calls import ARCHITECTURES, SINCE_5_1, Bound, allowed, bounds,
 
 _NO_NEW_PRIVILEGES = 38  # of prctl(2); seccomp asks for it
 _SET_FILTER, _ALL_THREADS = 1, 1  # of seccomp(2)
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # places in struct seccomp_data; an argument has 8 bytes
-_ALLOW, _FAIL = 0x7FFF0000, 0x00050000  # what a filter returns; _FAIL with an error's number
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; an argument has 8 bytes
+_ALLOW, _FAIL = 0x7FFF0000, 0x00050000  # return values of a filter; _FAIL plus an error number
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ABOVE, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 0x06  # codes of classic BPF
 
 
 def leave_calls(may_write: bool = False) -> bool:
-    """Take all system calls but a reader's from this process and its threads; it cannot get them back.
+    """Forbid all system calls except a reader's for this process and its threads, permanently.
 
     Args:
-        may_write: whether it may open files for writing, rename and delete them. Which ones, the filter cannot tell.
+        may_write: whether it may open files for writing, rename and delete them. The filter cannot restrict which ones.
 
     Returns:
-        False where the architecture is not known or the system has no seccomp or refuses it: nothing is closed then.
+        False if the architecture is unknown, or the system lacks seccomp or refuses it: nothing is blocked then.
     """
     machine = os.uname().machine
     if sys.platform != "linux" or machine not in ARCHITECTURES or sys.byteorder != "little":
@@ -72,7 +72,7 @@ def _bounded(bound: Bound) -> Iterator[bytes]:
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of the numbers that follow one another."""
+    """Yield (first, last) of runs of consecutive numbers."""
     first = last = None
     for number in sorted(numbers):
         if first is None or last is None:
@@ -87,5 +87,5 @@ def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _word(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Return one instruction; the jumps count instructions that are left out."""
+    """Return one instruction; a jump gives the number of skipped instructions."""
     return struct.pack("HBBI", code, if_true, if_false, value)

@@ -1,6 +1,6 @@
-"""The ways out of an isolated process. Each is one attempt: it returns where the way is open and raises OSError else.
+"""Escapes of a sandboxed process. Each is one attempt: it returns if the escape is open, else it raises OSError.
 
-Nothing that an attempt reaches is changed: it sets the values that stand, or works on files of a folder of its own.
+An attempt changes nothing that it reaches: it sets current values, or works on files in its own folder.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SET_ALL = 0o600 | 0o1000  # of shmget(2) and its kin: IPC_CREAT
 class Target:
     """The places and processes that an isolated process tries to reach; paths and names as text."""
 
-    given: str  # a folder that it may read, with the file `clip`
-    kept: str  # a folder that it may not, with the file `secret`
+    given: str  # a readable folder, with the file `clip`
+    kept: str  # a forbidden folder, with the file `secret`
     stream: str  # sockets of its parent: paths, a name, ports
     datagram: str
     abstract: str
     tcp: int
     udp: int
-    memory: int  # of System V, by its number
+    memory: int  # id of System V shared memory
     parent: int
     address: int  # of eight bytes in the parent's memory
 
@@ -49,22 +49,22 @@ WAYS: dict[str, Attempt] = {}  # in this order
 
 
 def open_ways(target: Target) -> list[str]:
-    """Try every way; return the names of those that are open."""
+    """Try every escape; return the names of the open ones."""
     found = []
     for name, attempt in WAYS.items():
         try:
             attempt(target)
-        except (OSError, AttributeError):  # AttributeError: the C library does not have the function
+        except (OSError, AttributeError):  # AttributeError: the C library lacks the function
             continue
         found.append(name)
     return found
 
 
 def _system(name: str, *words: object) -> int:
-    """Call a function of the C library, or a system call that it has no function for.
+    """Call a function of the C library, or a system call without one.
 
     Raises:
-        OSError: as the system refuses it.
+        OSError: if the system refuses it.
     """
     library = ctypes.CDLL(None, use_errno=True)
     machine = os.uname().machine
@@ -80,7 +80,7 @@ def _secret(target: Target) -> Path:
 
 
 def _on_clip(do: Callable[[int], object]) -> Attempt:
-    """Return the attempt to do something with the descriptor of a file that may be read."""
+    """Return an attempt to do something with the descriptor of a readable file."""
 
     def attempt(target: Target) -> None:
         descriptor = os.open(Path(target.given, "clip"), os.O_RDONLY)
@@ -167,7 +167,7 @@ def _signal_by_kernel(target: Target) -> None:
     ends = os.pipe()
     try:
         fcntl.fcntl(ends[0], fcntl.F_SETOWN, target.parent)
-        fcntl.fcntl(ends[0], fcntl.F_SETSIG, signal.SIGURG)  # which is ignored where nobody asks for it
+        fcntl.fcntl(ends[0], fcntl.F_SETSIG, signal.SIGURG)  # ignored by default
         fcntl.fcntl(ends[0], fcntl.F_SETFL, os.O_ASYNC)
     finally:
         os.close(ends[0])
@@ -196,7 +196,7 @@ WAYS.update(
         "processors of a process": lambda t: os.sched_setaffinity(t.parent, os.sched_getaffinity(t.parent)),
         "scheduling of a process": lambda t: os.sched_setscheduler(t.parent, os.SCHED_OTHER, os.sched_param(0)),
         "disk priority of a process": lambda t: _system("ioprio_set", 1, t.parent, 0),
-        "trace a process": lambda t: _system("ptrace", 0x4206, t.parent, None, None),  # PTRACE_SEIZE stops nobody
+        "trace a process": lambda t: _system("ptrace", 0x4206, t.parent, None, None),  # PTRACE_SEIZE does not stop it
         "environment of a process": lambda t: Path(f"/proc/{t.parent}/environ").read_bytes(),
         "folder of a process": lambda t: os.listdir(f"/proc/{t.parent}/cwd"),
         "System V memory": lambda t: _system("shmdt", ctypes.c_void_p(_attached(t.memory))),
