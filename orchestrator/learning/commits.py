@@ -1,13 +1,13 @@
 """The durable record of a finished task.
 
 A task is finished when its *commit* is in the store: a JSON record, created once and never changed,
-that names the objects (weights, gallery features) that belong to it. The first writer wins; a late one
-(a zombie worker) finds the commit there and is turned away.
+that names the objects (weights, gallery features) that belong to it. The first writer wins; a later writer
+(for example a zombie worker) finds the commit and is refused.
 
-The commits of a run are one trajectory: each names the digest of its parent, the commit that its writer went on from,
-and a child of another parent is refused. A writer that was refused loads what won and goes on from there (`Overtaken`),
-so that no table mixes two writers' numbers, which on GPUs or unlike machines can differ. Commits that were written
-before parents were named are accepted as they are; their children name them by the same digest.
+The commits of a run form one trajectory. Each holds the digest of its parent, the commit that its writer continued
+from; a child of another parent is refused. A refused writer loads the winning commit and continues from it
+(`CommitConflict`), so that no table mixes the numbers of two writers, which can differ on GPUs or unlike machines.
+Commits without a parent (written by older versions) are accepted; their children refer to them by the same digest.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from ctvr.orchestrator.store.store import Store
 
 @dataclass
 class RunState:
-    """What is known of a run after some task; everything a resumed run and a table need besides weights."""
+    """State of a run after some task: everything except weights that a resumed run or a table needs."""
 
     done: int = 0  # finished tasks
     own: list[list[float]] = field(default_factory=list)  # R@1 of task i among its own videos, row = task learned
     union: list[list[float]] = field(default_factory=list)  # R@1 of task i among all stored videos
     metrics: list[dict[str, float]] = field(default_factory=list)  # one dictionary per task learned
-    training: list[dict[str, float]] = field(default_factory=list)  # of every epoch, with "step"
+    training: list[dict[str, float]] = field(default_factory=list)  # means of every epoch, with "step"
     ranks: dict[str, float] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
     steps: int = 0  # optimizer steps so far
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
 
 
 def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(kind, key) of every object that a commit names."""
+    """Return (kind, key) of every object that a commit names."""
     galleries = [*commit["galleries"], *commit.get("selection", [])]
     weights = [commit["weights"], *([commit["optimizer"]] if "optimizer" in commit else [])]
     return [*(("weights", key) for key in weights), *(("gallery", key) for key in galleries)]
 
 
 def digest_of_commit(commit: Mapping[str, Any]) -> str:
-    """What a child calls its parent: sha256 over the parent's parent and every number of it, but for times.
+    """Return the digest by which a child names its parent: sha256 of parent digest, objects and numbers, not of times.
 
-    Objects count by their content, whichever run has stored them: a task that was taken over is the same task.
+    Objects count by their content, whichever run stored them: an adopted task has the digest of the original.
     """
     record = {name: value for name, value in commit["record"].items() if name != "seconds"}
     objects = [[kind, key.rpartition("/")[2]] for kind, key in objects_of(commit)]
@@ -59,7 +59,7 @@ def digest_of_commit(commit: Mapping[str, Any]) -> str:
 
 
 def _is_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two commits of a task hold the same numbers and, where both name one, the same parent."""
+    """Return whether two commits of a task hold the same numbers and, where both have one, the same parent."""
     if "parent" in a and "parent" in b:
         return digest_of_commit(a) == digest_of_commit(b)
     return digest_of_commit({**a, "parent": ""}) == digest_of_commit({**b, "parent": ""})
@@ -69,15 +69,15 @@ class Commits:
     """The commits of one run in a store.
 
     Args:
-        store: where they are.
-        run: the run's key: a digest of everything that decides its result.
-        prefixes: tasks that other runs may share with this one; None: nothing is shared.
-        made_of: what the key was made of besides the settings, by name (`Experiment.environment_digests`); kept
+        store: holds them.
+        run: key of the run: a digest of everything that decides its result.
+        prefixes: finished tasks that other runs may share with this one; None shares nothing.
+        made_of: digests that the key contains besides the settings, by name (`Experiment.environment_digests`); stored
             for readers.
-        keep_checkpoints: keep the weights after every task, where a run needs the last two at most to go on.
+        keep_checkpoints: keep the weights after every task; otherwise only the last two that resuming needs.
 
     Attributes:
-        reused: how many of the first tasks were trained by another run.
+        reused: number of leading tasks that another run trained.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Commits:
         self.store, self.run, self.prefixes, self.made_of = store, run, prefixes, dict(made_of or {})
         self.keep_checkpoints = keep_checkpoints
         self.reused = 0
-        self._at = (0, "")  # the finished tasks that the caller goes on from, and the digest of the last one's commit
+        self._at = (0, "")  # number of finished tasks that the caller continues from, digest of the last one's commit
 
     def _name(self, num_done: int) -> str:
         return f"{self.run}/task_{num_done:03d}"
 
     def finished(self, num_tasks: int) -> int:
-        """How many tasks are finished: the newest commit whose objects are all there and undamaged."""
+        """Return the number of finished tasks: the newest commit whose objects all exist undamaged."""
         for done in range(num_tasks, 0, -1):
             try:
                 self.reused = int(self._whole(done).get("reused", 0))
@@ -108,17 +108,17 @@ class Commits:
         return 0
 
     def _whole(self, num_done: int) -> dict[str, Any]:
-        """A commit whose objects are all there and undamaged; MissingObject otherwise."""
+        """Return a commit whose objects all exist undamaged; raise MissingObject otherwise."""
         commit: dict[str, Any] = self.store.get_json("commits", self._name(num_done))
         for kind, key in objects_of(commit):
             self.store.get(kind, key)
         return commit
 
     def adopt_prefix(self, num_tasks: int) -> int:
-        """Make another run's finished tasks this run's own where the results cannot differ; returns how many.
+        """Adopt another run's finished tasks where the results cannot differ; return how many.
 
-        Only tasks beyond this run's last commit are of use, and only if what came before has the numbers that this
-        run has told. The weights and galleries are shared, not copied.
+        Only tasks after this run's last commit help, and only if the earlier ones have the numbers that this run
+        has already reported. Weights and galleries are shared, not copied.
         """
         own = self.finished(num_tasks)
         told = _history(self.store.get_json("commits", self._name(own)), own) if own else None
@@ -128,40 +128,40 @@ class Commits:
             try:
                 commit = Commits(self.store, prefix.run)._whole(prefix.done)
             except MissingObject:
-                continue  # it was collected, or damaged: the task is trained here
+                continue  # garbage-collected or damaged: the task is trained here
             if told is not None and _history(commit, own) != told:
                 continue
             commit |= {"reused": prefix.done, "made_of": self.made_of}
             if not self.store.create_json("commits", self._name(prefix.done), commit):
-                if (now := self.finished(num_tasks)) >= prefix.done:  # another worker of this run was quicker
+                if (now := self.finished(num_tasks)) >= prefix.done:  # another worker of this run was faster
                     return now - own
-                self.store.put_json("commits", self._name(prefix.done), commit)  # in the place of a damaged one
+                self.store.put_json("commits", self._name(prefix.done), commit)  # replaces a damaged commit
             self.reused = prefix.done
             return prefix.done - own
         return 0
 
     def settings_read(self, num_done: int) -> list[str]:
-        """Names of the settings that had been read when `num_done` tasks were finished."""
+        """Return the names of the settings that were read until `num_done` tasks were finished."""
         return list(self.store.get_json("commits", self._name(num_done)).get("reads", ()))
 
     def record(self, num_done: int) -> RunState:
-        """The record as of `num_done` finished tasks."""
+        """Return the state after `num_done` finished tasks."""
         return RunState(**self.store.get_json("commits", self._name(num_done))["record"])
 
     def galleries(self, num_done: int, of: Literal["galleries", "selection"] = "galleries") -> list[Tensor]:
-        """Stored galleries after `num_done` tasks; `selection`: those on which epochs are chosen, if others."""
+        """Return the galleries stored after `num_done` tasks; `selection`: those of the split that selects epochs."""
         keys = self.store.get_json("commits", self._name(num_done)).get(of, [])
         return [_tensor(self.store.get("gallery", key)["features"]) for key in keys]
 
     def load(self, num_done: int) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Weights and stored galleries after `num_done` tasks; what is published next is this commit's child."""
+        """Return weights and stored galleries after `num_done` tasks; the next published commit is a child of it."""
         commit = self.store.get_json("commits", self._name(num_done))
         self._at = (num_done, digest_of_commit(commit))
         weights = {name: _tensor(value) for name, value in self.store.get("weights", commit["weights"]).items()}
         return weights, self.galleries(num_done)
 
     def optimizer_state(self, num_done: int) -> dict[str, Tensor]:
-        """What the optimizer took to the next task, by the names of the weights; empty where it begins anew."""
+        """Return the optimizer state carried to the next task, by parameter name; empty where none is carried."""
         key = self.store.get_json("commits", self._name(num_done)).get("optimizer")
         return {name: _tensor(value) for name, value in self.store.get("weights", key).items()} if key else {}
 
@@ -174,18 +174,18 @@ class Commits:
         selection: Sequence[Tensor] = (),
         optimizer_state: Mapping[str, Tensor] | None = None,
     ) -> bool:
-        """Make a finished task durable. Objects first, the record that names them last.
+        """Make a finished task durable: store the objects first, the record that names them last.
 
         Args:
             state: weights that differ from the pre-trained ones.
-            galleries: one (V, ...) for each finished task.
-            record: of the run.
+            galleries: features (V, ...) of each finished task.
+            record: state of the run.
             reads: names of the settings that were read so far.
-            selection: galleries of another split, on which epochs are chosen.
-            optimizer_state: what the optimizer takes to the next task, by the names of the weights.
+            selection: galleries of another split, on which epochs are selected.
+            optimizer_state: optimizer state carried to the next task, by parameter name.
 
-        Returns False if the task had been committed before with another content, or if the task before it is not
-        the one that this writer went on from; what is there stays.
+        Returns False if the task already has a commit with other content, or if the previous task's commit is not
+        the one that this writer continued from; the existing commit stays.
         """
         parent = self._at[1] if self._at[0] == record.done - 1 else None
         if self._is_of_another(parent, record.done - 1):
@@ -210,7 +210,7 @@ class Commits:
         return self._resolve_conflict(record.done, commit)
 
     def _is_of_another(self, parent: str | None, num_done: int) -> bool:
-        """Whether task `num_done` has a commit that is not the parent; one that was collected is nobody's."""
+        """Return whether task `num_done` has a commit other than `parent`; a collected commit does not count."""
         if parent is None or not num_done:
             return False
         try:
@@ -219,7 +219,7 @@ class Commits:
             return False
 
     def _resolve_conflict(self, num_done: int, commit: dict[str, Any]) -> bool:
-        """Give the task this commit, or find out that it has one with other numbers: False."""
+        """Commit the task; return False if it already has a commit with other numbers."""
         if self.store.create_json("commits", self._name(num_done), commit):
             self._at = (num_done, digest_of_commit(commit))
             if self.prefixes is not None:
@@ -228,11 +228,11 @@ class Commits:
             return True
         try:
             previous = self.store.get_json("commits", self._name(num_done))
-        except MissingObject:  # damaged, and removed now
+        except MissingObject:  # it was damaged and has just been removed
             previous = {}
         is_same = bool(previous) and _is_same(previous, commit)
-        is_ours = is_same and objects_of(previous) == objects_of(commit)  # there again if they were damaged
-        if not is_ours and not self._is_resumable(num_done):  # this one takes its place
+        is_ours = is_same and objects_of(previous) == objects_of(commit)  # damaged objects have been stored again
+        if not is_ours and not self._is_resumable(num_done):  # replace the unusable commit
             self.store.put_json("commits", self._name(num_done), commit)
             previous, is_same = commit, True
         if is_same:
@@ -240,7 +240,7 @@ class Commits:
         return is_same
 
     def _is_resumable(self, num_done: int) -> bool:
-        """Whether a run can go on from a task's commit or a later one: an old task's weights have been let go of."""
+        """Return whether a run can resume from this task's commit or a later one (old weights are pruned)."""
         for each in count(num_done):
             try:
                 self._whole(each)
@@ -256,10 +256,10 @@ class Commits:
         return [self._put("gallery", name, array) for name, array in zip(names, arrays)]
 
     def _prune(self, num_done: int) -> None:
-        """Let go of the weights of an old task: a run is resumed from its last commit, or the one before.
+        """Delete the weights of an old task: a run resumes from its last commit or the one before.
 
-        Those that another run trained are not ours to remove; those after which a setting was read for the
-        first time stay, because runs that differ in that setting branch off there.
+        Weights that another run trained stay. So do those after which a setting was read for the first time,
+        because runs that differ in that setting branch off there.
         """
         if num_done < 1 or self.keep_checkpoints:
             return
@@ -274,7 +274,7 @@ class Commits:
             return
 
     def _put(self, kind: str, stem: str, arrays: dict[str, np.ndarray]) -> str:
-        """Store arrays under a name that holds their digest, so that another content never takes their place."""
+        """Store arrays under a name that contains their digest, so that different content never overwrites them."""
         content = {name: [str(a.dtype), list(a.shape), _sha(a)] for name, a in arrays.items()}
         key = f"{stem}-{digest_of(content)[:16]}"
         if not self.store.has(kind, key):
@@ -283,7 +283,7 @@ class Commits:
 
 
 def _history(commit: Mapping[str, Any], num_done: int) -> list[Any]:
-    """What a commit says of its first `num_done` tasks."""
+    """Return the numbers that a commit records for its first `num_done` tasks."""
     return [commit["record"][name][:num_done] for name in ("own", "union", "metrics")]
 
 
@@ -294,5 +294,5 @@ def _sha(array: np.ndarray) -> str:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """A writable copy: the store's arrays are read-only maps."""
+    """Return a writable copy: the store's arrays are read-only memory maps."""
     return torch.from_numpy(np.array(array))

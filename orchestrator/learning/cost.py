@@ -1,14 +1,14 @@
-"""What a method costs: parameters, multiply-adds of the video tower, tokens, speed, memory.
+"""Cost of a method: parameters, multiply-adds of the video tower, tokens, speed and memory.
 
-Multiply-adds follow TempMe's tables (arXiv:2409.01156; their "GFLOPs" are multiply-adds), found by recomputing
-every row: one video, video tower only, inference, LoRA folded into the weights, matching not counted::
+Multiply-adds follow TempMe's tables (arXiv:2409.01156; their "GFLOPs" are multiply-adds). Recomputing every row gave
+the rule: one video, video tower only, inference, LoRA merged into the weights, matching not counted::
 
     T P D 3p^2 + sum over blocks (4 n D^2 + 2 D sum over groups N^2 + 2 n' D H) + what seams add
 
-with n tokens in attention and n' in the MLP of a block, as the tower itself logs them (`TokenState.log`). The
-paper's profiler also counts norms, so that its figures are 0.2 to 0.3 % higher. Two of its habits are not
-followed: it counts the patch embedding of 12 frames whatever their number (276.7 for 64 frames, where 282.1 are
-done), and its 25.0 for TempMe with 8 frames fits no schedule.
+with n tokens in attention and n' in the MLP of a block, as the tower logs them (`TokenState.log`). The paper's
+profiler also counts norms, so its figures are 0.2 to 0.3 % higher. Two of its conventions are not followed. It
+counts the patch embedding of 12 frames for any number of frames (276.7 for 64 frames, where 282.1 are computed).
+Its 25.0 for TempMe with 8 frames fits no schedule.
 
 Shapes: T frames, P patches of p x p pixels, D width, H hidden width of the MLP, N tokens of an attention group.
 """
@@ -39,14 +39,14 @@ TokenLog = Sequence[tuple[int, int, int]]
 
 
 def tower_macs(tower: VisionTower, log: TokenLog, frames: int) -> int:
-    """Multiply-adds of CLIP's image tower on one video, by the formula of this module's header.
+    """Return the multiply-adds of CLIP's image tower on one video, by the formula in the module docstring.
 
-    What a timm tower does behind its last block, such as pooling by attention, is not counted.
+    Operations of a timm tower after its last block, such as attention pooling, are not counted.
 
     Args:
-        tower: gives the widths; its device may be `meta`.
-        log: per block: attention groups of one video, tokens of a group in attention, and in the MLP.
-        frames: T, each of which is cut into patches.
+        tower: provides the widths; its device may be `meta`.
+        log: per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP.
+        frames: T, number of frames, each of which is cut into patches.
     """
     patches = tower.num_tokens - getattr(tower, "classes", 1)
     macs = frames * patches * tower.conv1.weight.numel()
@@ -63,24 +63,24 @@ def _weights(module: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class VideoCost:
-    """What encoding one video takes."""
+    """Cost of encoding one video."""
 
     macs: int
-    log: list[tuple[int, int, int]]  # of the last pass through the tower
-    stored: int  # numbers kept for the video
+    log: list[tuple[int, int, int]]  # of the last pass through the tower: groups, tokens in attention, tokens in MLP
+    stored: int  # numbers stored per video
 
     @property
     def tokens_out(self) -> int:
-        """Tokens of the whole video that leave the tower's last block."""
+        """Tokens of the whole video after the tower's last block."""
         groups, _, tokens = self.log[-1]
         return groups * tokens
 
 
 @torch.no_grad()
 def video_cost(method: Method, frames: Tensor) -> VideoCost:
-    """Encode `frames` (B, T, 3, H, W) once and count; on `meta` tensors nothing is computed.
+    """Encode `frames` (B, T, 3, H, W) once and count operations; on `meta` tensors nothing is computed.
 
-    Every pass through the image tower counts. A method without one costs nothing here.
+    Every pass through the image tower counts. For a method without one, its convolutions and linear layers count.
     """
     training = method.training
     method.eval()
@@ -97,7 +97,7 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
 
 
 def _convolutions(method: Method, frames: Tensor) -> int:
-    """Multiply-adds of the convolutions and linear layers that `frames` pass; normalisation is not counted."""
+    """Return the multiply-adds of the convolutions and linear layers on `frames`; normalisation is not counted."""
     counts: list[int] = []
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -119,22 +119,22 @@ def _pass_macs(tower: VisionTower, state: TokenState) -> int:
 
 
 def trained_parameters(method: Method) -> int:
-    """Numbers that the optimizer changes in the present task; each tensor counts once."""
+    """Return the number of parameters that the optimizer changes in the current task; each tensor counts once."""
     tensors = {id(p): p for group in method.param_groups() for p in group["params"]}
     return sum(p.numel() for p in tensors.values())
 
 
 def paper_parameters(method: Method) -> int:
-    """The count that the method's paper prints.
+    """Return the parameter count by the rule of the method's paper.
 
-    That is what is trained, unless the method has a `paper_parameters()` that says otherwise.
+    This is the number of trained parameters, unless the method defines `paper_parameters()`.
     """
     rule = getattr(method, "paper_parameters", None)
     return trained_parameters(method) if rule is None else int(rule())
 
 
 def _counts(method: Method) -> str:
-    """What is trained; behind it the paper's count, where a method counts as its paper does and that is another."""
+    """Format the trained count, followed by the printed count where the paper's differs."""
     counted: dict[str, int] = getattr(method, "counted_parameters", dict[str, int])()
     trained, other = paper_parameters(method), counted.get("paper")
     return f"{trained:,}" if other in {None, trained} else f"{trained:,} (as printed: {other:,})"
@@ -143,15 +143,15 @@ def _counts(method: Method) -> str:
 @torch.no_grad()
 @merged_weights()
 def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
-    """Return what one query costs when `tasks` tasks are stored, by one pass over a caption.
+    """Measure the cost of one query with `tasks` stored tasks, by one pass over a caption.
 
     Args:
-        tokens: (1, L) int64 of a caption, on the method's device.
+        tokens: (1, L) int64 tokens of a caption, on the method's device.
 
     Returns:
-        `cost/query_passes`: passes through the text tower, one for each task where captions are read by task;
-        `cost/query_gmacs`: multiply-adds of all of them in 10^9, as torch counts products of matrices; those within
-        a fused attention (3 % of a text of 77 tokens) are counted where torch knows the kernel, on a GPU.
+        `cost/query_passes`: passes through the text tower, one per task where the text is task-conditioned;
+        `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Those inside a
+        fused attention kernel (3 % for a text of 77 tokens) count only where torch knows the kernel, on a GPU.
     """
     passes = tasks if method.task_conditioned_text else 1
     training = method.training
@@ -166,17 +166,17 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
 
 
 def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, float]:
-    """The cost of one run, as it is logged: counts, and speed and memory of this machine.
+    """Measure the logged cost of a run: counts, and speed and memory on this machine.
 
     Args:
         method: after `begin_task`.
         frames: (B, T, 3, H, W) on the method's device; encoded repeatedly.
-        seconds: how long to time the encoder, at least once and after one warm-up.
+        seconds: how long to time the encoder; it runs at least once, after one warm-up.
 
     Returns:
         `cost/...` metrics: parameters, multiply-adds per video in 10^9, tokens after the last block, numbers
-        stored per video, videos encoded per second, and the peak memory in 10^6 bytes (of the accelerator
-        while encoding; on a CPU of the whole trial so far).
+        stored per video, videos encoded per second, and the peak memory in 10^6 bytes (on a GPU of the
+        accelerator while encoding; on a CPU of the whole process so far).
     """
     cost = video_cost(method, frames)
     speed, memory = _time(method, frames, seconds)
@@ -194,7 +194,7 @@ def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, f
 @torch.no_grad()
 @merged_weights()
 def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]:
-    """Videos per second and peak megabytes of `encode_video`."""
+    """Return videos per second and peak megabytes of `encode_video`."""
     cuda = frames.is_cuda
     training = method.training
     method.eval()
@@ -213,14 +213,14 @@ def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]
     if cuda:
         peak = float(torch.cuda.max_memory_allocated(frames.device))
     else:
-        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, kilobytes elsewhere
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, kilobytes elsewhere
         peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
     return rounds * len(frames) / elapsed, peak / 1e6
 
 
 @functools.cache
 def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
-    """An open_clip architecture, or a UMT, without weights: shapes can be counted, nothing can be computed."""
+    """Build an open_clip or UMT architecture on the meta device: shapes can be counted, nothing can be computed."""
     import open_clip
 
     if name in UMT:
@@ -228,7 +228,7 @@ def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
             return make_umt(name)
     config = open_clip.get_model_config(name)
     if config is None:
-        raise ValueError(f"no architecture called {name!r}. Write one of open_clip.list_models().")
+        raise ValueError(f"backbone: {name!r} is not an architecture. Choose one of open_clip.list_models().")
     with torch.device("meta"):
         source = open_clip.CLIP(**config)
         return Clip(source, lambda texts: torch.empty(0), (0.0,) * 3, (1.0,) * 3, name)
@@ -237,20 +237,20 @@ def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
 def estimate(
     name: str, settings: dict[str, Any] | None = None, backbone: str = "ViT-B-32-quickgelu", frames: int = 12
 ) -> tuple[Method, VideoCost]:
-    """A retriever at the size of a paper's tables, on a CLIP without weights, and the cost of one of its videos.
+    """Build a retriever at the size of a paper's tables, on a CLIP without weights, and count one of its videos.
 
     Args:
         name: a key of `methods.METHODS` or `methods.CONFIGURATIONS`.
-        settings: of the method, without the prefix `method.`.
-        backbone: an open_clip architecture.
-        frames: T.
+        settings: settings of the method, without the prefix `method.`.
+        backbone: name of an open_clip architecture.
+        frames: T, frames per video.
     """
     clip = sizes_only(backbone)
     cls = find_method(name)
     own = select_prefix(cls.PRESETS.get(CONFIGURATIONS.get(name, ("", ""))[1], {}), "method")
     config: Any = build(cls.Config, {**own, **(settings or {})}, "method")
     method = cls(config, clip)
-    for index in range(2):  # the second task, from which on the papers count
+    for index in range(2):  # the papers count from the second task on
         method.begin_task(Task(index, f"task_{index + 1:02d}", 10, (2 * index, 2 * index + 1), 20))
     video = torch.empty(1, frames, 3, clip.image_size, clip.image_size, device="meta")
     return method, video_cost(method.to("meta"), video)
@@ -302,13 +302,13 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("MV-Adapter", "mv_adapter", {"tying": "down_in"}, _B16, 12, "", "3.6"),
     ("DiffRate", "diffrate", {}, _B16, 12, "138.5", "0.49"),
     ("TempMe", "tempme", {}, _B16, 12, "121.4", "0.50"),
-    # The printed count is 46,801,933: with FFA in 2 blocks that do not use it (4,724,738), 9 prototypes of other tasks
-    # (4,608), and CLIP's projections and logit scale, which no optimiser group holds (655,361)
+    # The printed count is 46,801,933. It includes FFA in 2 blocks that do not use it (4,724,738), 9 prototypes of other
+    # tasks (4,608), and CLIP's projections and logit scale, which are in no optimizer group (655,361)
     ("FrameFusionMoE", "framefusion_moe", {}, "", 12, "", "46.8"),
     ("StructAlign", "structalign", {}, "", 12, "", "33.9"),
     ("UMT", "umt", {}, _UMT, 12, "304.3", ""),
     ("UMT4Clip", "umt4clip", {}, _UMT, 12, "210.1", ""),
-    *(  # no paper of the five has these backbones
+    *(  # none of the five papers uses these backbones
         (label, name, {}, backbone, 12, "", "")
         for backbone in (_L14, _L14_336)
         for label, name in (
@@ -326,7 +326,7 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
 
 
 def cost_table() -> str:
-    """Every method and variant at the papers' sizes, beside what the papers print. A Markdown table."""
+    """Return a Markdown table of every method and variant at the papers' sizes, with the printed figures."""
     head = ("method", "backbone", "frames", "tokens out", "GMACs", "printed", "parameters", "printed (M)")
     lines = [head, tuple("-" * len(title) for title in head)]
     for label, name, settings, backbone, frames, printed, printed_parameters in ROWS:

@@ -1,12 +1,12 @@
-"""Optimizers as released codes have them, where they compute something else than torch's own.
+"""Optimizers of released codes that differ from torch's.
 
-With g the gradient, p the weight, eta the rate, wd the decay, t = 1, 2, ... the steps of a tensor:
+With g the gradient, p the weight, eta the learning rate, wd the weight decay, t = 1, 2, ... the steps of a tensor:
 
     m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2
     AdamWHF    p -= eta sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps);   then p -= eta wd p
     BertAdam   p -= eta (m / (sqrt(v) + eps) + wd p)
 
-A tensor without a gradient is skipped, its decay too. On a GPU all tensors of a group take a step together.
+A tensor without a gradient is skipped, and does not decay. On a GPU all tensors of a group are updated together.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 
 
 class AdamWHF(torch.optim.Optimizer):
-    """AdamW as the transformers library had it: in the codes of CTVR, X-Pool, CLIP-ViP and TempMe.
+    """AdamW of the old transformers library, used by the codes of CTVR, X-Pool, CLIP-ViP and TempMe.
 
-    It differs from torch's: eps is added to sqrt(v) before the bias correction, and the decay is taken
-    after the step, from the updated weights.
+    It differs from torch's in two points: eps is added to sqrt(v) before the bias correction, and the decay is
+    applied after the step, to the updated weights.
     """
 
     def __init__(self, params: Any, betas: tuple[float, float], eps: float) -> None:
@@ -44,10 +44,10 @@ class AdamWHF(torch.optim.Optimizer):
 
 
 class BertAdam(torch.optim.Optimizer):
-    """Adam of the first BERT codes: in CLIP4Clip (modules/optimization.py) and MV-Adapter.
+    """Adam of the first BERT codes, used by CLIP4Clip (modules/optimization.py) and MV-Adapter.
 
-    It differs from torch's: there is no bias correction, the decay is taken from the weights before the step, and every
-    tensor's gradient is clipped by itself, to `max_norm` (None: not at all).
+    It differs from torch's in three points: there is no bias correction, the decay is computed from the weights before
+    the step, and each tensor's gradient is clipped separately to `max_norm` (None: no clipping).
     """
 
     def __init__(self, params: Any, betas: tuple[float, float], eps: float, max_norm: float | None) -> None:
@@ -71,9 +71,9 @@ class BertAdam(torch.optim.Optimizer):
 
 
 def _together(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Those that have a gradient: all at once on a GPU, whose time is spent on launching; else one after the other.
+    """Group the tensors that have a gradient: all together on a GPU (fewer kernel launches), else one by one.
 
-    The numbers are the same; all at once wants more memory for what lies between.
+    The results are equal; one group needs more memory for intermediate values.
     """
     learning = [p for p in params if p.grad is not None]
     size = 1 if learning and learning[0].device.type == "cpu" else max(1, len(learning))
@@ -84,7 +84,7 @@ def _together(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def _moments(
     state: Mapping[Tensor, dict[str, Any]], params: Sequence[Tensor], beta1: float, beta2: float
 ) -> tuple[list[Tensor], list[Tensor], list[int]]:
-    """m, v and the number of steps of each tensor, this step included."""
+    """Update and return m, v and the number of steps of each tensor, this step included."""
     grads = [p.grad for p in params if p.grad is not None]
     for p in params:
         if not state[p]:

@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they tell one another."""
+"""Data-parallel workers that train one model together, and their collectives."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from ctvr.orchestrator.errors import ContractViolation
 
 
 def all_reduce_min(x: Tensor) -> Tensor:
-    """The least over all workers of every number; changes x where there are several."""
+    """Reduce x to the element-wise minimum over all workers, in place where there are several."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(x, op=dist.ReduceOp.MIN)
     return x
 
 
 def all_parameters_used(module: nn.Module) -> bool:
-    """Whether each step gives every trained weight a gradient: so say all methods and experts within `module`."""
+    """Return whether each step gives every trained weight a gradient, as declared by all methods within `module`."""
     return all(getattr(part, "uses_all_parameters", True) for part in module.modules())
 
 
 def require_gradients(module: nn.Module) -> None:
-    """Refuse a trained weight without a gradient.
+    """Check that every trained weight has a gradient.
 
     Raises:
-        Fault: naming it.
+        ContractViolation: naming the first weight without one.
     """
     for name, weight in module.named_parameters():
         if weight.requires_grad and weight.grad is None:
             method = next(type(part).__name__ for part in module.modules() if hasattr(part, "uses_all_parameters"))
-            said = f"{method} says that each step gives every weight one"
+            said = f"{method} declares uses_all_parameters = True"
             raise ContractViolation(
-                f"a step gives {name} no gradient, and {said}: write uses_all_parameters = False in its class"
+                f"{name}: a step gives it no gradient, but {said}. Set uses_all_parameters = False in the class."
             )
 
 
 def patient_group(hours: float) -> Any:
-    """Return a process group for waits that may take hours; every worker calls this at the same time."""
+    """Return a process group for waits that may take hours; every worker must call this at the same time."""
     return dist.new_group(backend="gloo", timeout=timedelta(hours=hours))
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes that train one model together; a single one by default.
+    """One of the processes that train a model together; a single one by default.
 
     Attributes:
-        rank, size: of this process, and how many there are.
-        device: where it computes.
-        patient: the process group in which workers wait for what one of them does alone: rank 0 decodes a stream or
-            scores, a worker encodes its rows. Collectives of a step use the default group, which waits for less long.
+        rank, size: index of this process, and number of processes.
+        device: device of this process.
+        patient: process group for waits on work that one worker does alone: rank 0 decodes a stream or scores, a
+            worker encodes its rows. Collectives of a step use the default group, whose timeout is shorter.
             None is the default group.
     """
 
@@ -66,7 +66,7 @@ class Workers:
     patient: Any = field(default=None, compare=False)
 
     def encode_sharded(self, encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
-        """`encode(rows)`, with the rows dealt out to all workers; every worker gets the whole result."""
+        """Return `encode(rows)`, computed with the rows split over all workers; every worker gets the whole result."""
         if self.size == 1:
             return encode(rows)
         mine = encode(rows[self.rank :: self.size]) if len(rows) > self.rank else None
@@ -77,7 +77,7 @@ class Workers:
         return whole
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every worker."""
+        """Return rank 0's value on every worker."""
         if self.size == 1:
             return value
         box = [value]
@@ -85,31 +85,31 @@ class Workers:
         return box[0]
 
     def all_reduce_mean(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The mean over workers of every number; all workers have the same names."""
+        """Return the mean over workers of every number; all workers must have the same names."""
         if self.size == 1 or not values:
             return dict(values)
         names = sorted(values)
         own = [values[name] for name in names]
-        whole = torch.tensor(own, dtype=torch.float64, device="cpu")  # by gloo: a GPU would be waited for
+        whole = torch.tensor(own, dtype=torch.float64, device="cpu")  # gloo on the CPU: does not wait for the GPU
         dist.all_reduce(whole)
         found = dict(zip(names, (whole / self.size).tolist()))
         return {name: found[name] for name in values}
 
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
-        """The module itself where there is one worker; else one whose gradients are their means over all workers.
+        """Wrap a module in DistributedDataParallel; return it unchanged where there is one worker.
 
-        Some parameters may have no gradient, unless `uses_all_parameters` is set: to find them, every step walks the
-        whole graph and tells all workers. Buffers are equal on all workers, so that no step sends them.
+        Unless `uses_all_parameters` is set, some parameters may have no gradient; to find them, every step walks the
+        whole graph and synchronises the result. Buffers are equal on all workers, so no step broadcasts them.
         """
         if self.size == 1:
             return module
         parallel: Callable[..., nn.Module] = nn.parallel.DistributedDataParallel
-        names = ("forward_sync_buffers", "broadcast_buffers")  # before torch 2.13 it had the second name
+        names = ("forward_sync_buffers", "broadcast_buffers")  # the second name is from before torch 2.13
         unsent = next(name for name in names if name in inspect.signature(parallel).parameters)
         return parallel(module, find_unused_parameters=not all_parameters_used(module), **{unsent: False})
 
     def check_gradients_once(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Where workers rely on it, let the first step of an optimizer fail in which a weight has no gradient."""
+        """Check on the first optimizer step that every weight has a gradient, where several workers rely on it."""
         if self.size == 1 or not all_parameters_used(module):
             return
 
@@ -120,11 +120,11 @@ class Workers:
         handle = optimizer.register_step_pre_hook(look)
 
     def no_sync_unless_last(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Inside, a pass of what `wrap_ddp` made; gradients go to other workers with those of a step's last batch."""
+        """Return a context in which `module` synchronises gradients only for a step's last batch (DDP `no_sync`)."""
         return nullcontext() if self.size == 1 or is_last else module.no_sync()  # type: ignore[operator]
 
     def all_gather_union(self, names: set[str]) -> set[str]:
-        """The names that any worker has, on every worker."""
+        """Return the union of all workers' names on every worker."""
         if self.size == 1:
             return set(names)
         parts: list[Any] = [None] * self.size
@@ -137,15 +137,15 @@ MOST_DIMENSIONS = 6
 
 
 def _parts(mine: Tensor | None, size: int, group: Any = None) -> list[Tensor]:
-    """Rows of all workers on the CPU, in rank order; every worker gets them.
+    """Gather the rows of all workers on the CPU, in rank order, on every worker.
 
-    What they are goes ahead, then numbers as they lie in memory: nothing is pickled.
+    Type and shape are sent first, then the raw memory; nothing is pickled.
 
     Args:
-        mine: (N, ...) on the CPU; N may differ, and so may a second of three dimensions (words), which is padded with
-            zeros to the longest. None: no rows; some worker has some.
+        mine: (N, ...) on the CPU; N may differ, and so may the second of three dimensions (words), which is padded with
+            zeros to the longest. None: no rows; at least one worker must have some.
         size: number of workers.
-        group: of processes, on the CPU.
+        group: process group on the CPU.
     """
     head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device="cpu")  # dimensions, type, shape
     if mine is not None:
@@ -155,7 +155,7 @@ def _parts(mine: Tensor | None, size: int, group: Any = None) -> list[Tensor]:
     known = torch.stack(heads)
     ndim, dtype, *shape = known.amax(dim=0).tolist()
     own = torch.zeros(shape[:ndim], dtype=TYPES[dtype], device="cpu") if mine is None else mine
-    if any(lacking := [most - length for most, length in zip(shape, own.shape)]):  # gloo wants equal shapes
+    if any(lacking := [most - length for most, length in zip(shape, own.shape)]):  # gloo needs equal shapes
         own = nn.functional.pad(own, [pads for length in reversed(lacking) for pads in (0, length)])
     flat = own.contiguous().view(-1).view(torch.uint8)
     buffers = [torch.empty_like(flat) for _ in range(size)]

@@ -1,8 +1,8 @@
-"""What is measured after each task: stored features are searched by the captions of all tasks so far.
+"""Evaluation after each task: the captions of all tasks so far search the stored video features.
 
-CTVR (arXiv:2503.10111, section 3): the videos of task t are encoded by the model as it is after task t
-and never again; all captions of tasks 1..t search all stored videos. CVLM (BMU-MoCo, section 4): every
-task's videos are re-encoded by the present model and searched by that task's captions alone.
+CTVR (arXiv:2503.10111, section 3): the videos of task t are encoded once, by the model after task t; all
+captions of tasks 1..t search all stored videos. CVLM (BMU-MoCo, section 4): every task's videos are re-encoded
+by the current model and searched by that task's captions only.
 
 Shapes: Q queries, V videos, L text length.
 """
@@ -93,7 +93,7 @@ class EvaluationConfig:
 
 @dataclass
 class Evaluation:
-    """Everything that is known after one task."""
+    """Results of the evaluation after one task."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     own: list[float] = field(default_factory=list)  # R@1 of task i among its own videos, i = 0..t
@@ -107,10 +107,10 @@ class Evaluation:
 def encode_texts(
     method: Method, tokens: Tensor, task: int | None, config: EvaluationConfig, device: torch.device
 ) -> Tensor:
-    """Caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
+    """Return caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
 
-    Captions of about one length are encoded together, since a pass is as long as its longest caption, and equal ones
-    once. A frozen text tower encodes a caption once in a run: after every task all captions so far search again.
+    Captions of similar length are encoded together, since a pass is as long as its longest caption. Equal captions
+    are encoded once; with a frozen text tower, once per run, although they search again after every task.
     """
     keys = [row.numpy().tobytes() for row in tokens]
     known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.text_is_frozen else {}
@@ -125,11 +125,11 @@ def encode_texts(
 
 
 class TiledScorer:
-    """`Method.score` where it is asked for: float32 scores (R, C), on the device, of captions and videos of one task.
+    """Compute `Method.score` on demand: float32 scores (R, C), on the device, of captions and videos of one task.
 
     Args:
-        features: of the captions (Q, ...), one for all tasks or one for each.
-        galleries: features of the videos (V, ...) of each task.
+        features: caption features (Q, ...), one tensor for all tasks or one for each.
+        galleries: video features (V, ...) of each task.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class TiledScorer:
     ) -> None:
         self.method, self.features, self.galleries, self.device = method, features, galleries, device
         self.columns = offsets(map(len, galleries))
-        self._last: tuple[slice, Tensor] | None = None  # videos that are on the device
+        self._last: tuple[slice, Tensor] | None = None  # columns and features of the videos on the device
 
     @torch.no_grad()
     def __call__(self, rows: slice | Tensor, columns: slice) -> Tensor:
@@ -158,9 +158,9 @@ def caption_features(
     device: torch.device,
     encode_sharded: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
 ) -> Iterator[Tensor]:
-    """Features (Q, ...) of all captions: one for all tasks, or one for each where the method prompts by task.
+    """Yield features (Q, ...) of all captions: once, or once per task where the text is task-conditioned.
 
-    There every caption is encoded once for each task's videos, and scores are compared as they are (CTVR, section 4.2).
+    Then every caption is encoded once for each task's videos, and scores are compared unchanged (CTVR, section 4.2).
 
     Args:
         encode_sharded: encodes captions on all workers instead of this one; see `distributed.Workers.encode_sharded`.
@@ -179,10 +179,10 @@ def all_scores(
     config: EvaluationConfig,
     device: torch.device,
 ) -> Tensor:
-    """`Method.score` of all captions and all stored videos on the CPU, (Q, V) or (Q, V, ...), in task order.
+    """Return `Method.score` of all captions and all stored videos on the CPU, (Q, V) or (Q, V, ...), in task order.
 
     Args:
-        features: of `caption_features`, read one by one: those of words are large.
+        features: from `caption_features`; read one at a time, because word features are large.
     """
     columns, whole = offsets(map(len, galleries)), torch.empty(0)
     known = iter(features)
@@ -209,16 +209,16 @@ def compute_ranks(
     encode_sharded: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
     is_scoring: bool = True,
 ) -> Ranked | None:
-    """Ranks of the captions and the stored videos of tasks 1..t, both ways.
+    """Rank the captions and the stored videos of tasks 1..t, in both directions.
 
-    Scores that are final as the method gives them are counted tile by tile. A method that normalizes them needs the
-    matrix (Q, V). Where a method prompts by task, what is smaller is held: all features of captions, or the matrix; and
-    where that is more than `spill.MEMORY_BUDGET`, neither: the features lie in files.
+    Scores that need no normalization are counted tile by tile. A method that normalizes them needs the matrix (Q, V).
+    Where the text is task-conditioned, the smaller one is kept: all caption features, or the matrix. Where that exceeds
+    `spill.MEMORY_BUDGET`, the features are spilled to files.
 
     Args:
         protocol: of the stream, `ctvr` or `cvlm`.
-        encode_sharded: as of `caption_features`.
-        is_scoring: False only helps to encode, and returns None.
+        encode_sharded: see `caption_features`.
+        is_scoring: False on a worker that only encodes; it returns None.
     """
     sizes, encoded = (
         [len(gallery) for gallery in galleries],
@@ -229,7 +229,7 @@ def compute_ranks(
             pass
         return None
     first = next(encoded)
-    scored = len(first) * sum(sizes)  # numbers of the matrix
+    scored = len(first) * sum(sizes)  # elements of the matrix
     is_large = (
         method.task_conditioned_text and len(galleries) * first.numel() > scored and 4 * scored <= spill.MEMORY_BUDGET
     )
@@ -250,24 +250,24 @@ def _rank(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config
 
 @dataclass(frozen=True)
 class Scores:
-    """What is ranked: rows are captions, columns videos, both in task order."""
+    """Final scores: rows are captions, columns videos, both in task order."""
 
     to_videos: Tensor  # (Q, V): captions search videos
     to_captions: Tensor  # (Q, V): videos search captions
-    own: tuple[Tensor, ...]  # of each task its captions and its videos alone, captions search videos
+    own: tuple[Tensor, ...]  # each task's captions and videos only, captions search videos
     own_to_captions: tuple[Tensor, ...]  # the same, videos search captions
 
 
 def final_scores(
     method: Method, scores: Tensor, queries: Sequence[Queries], sizes: Sequence[int], is_cut: bool = False
 ) -> Scores:
-    """Let the method normalize the scores of `all_scores`, each direction for itself.
+    """Apply the method's normalization to the scores of `all_scores`, separately in each direction.
 
-    All tasks so far are one gallery, whose complete matrix is calibrated. A task's own gallery is calibrated alone: its
-    ranks then do not depend on the tasks that follow, so that the forgetting of an untrained model is 0.
+    All tasks so far are one gallery, normalized as one matrix. A task's own gallery is normalized by itself: its
+    ranks then do not depend on later tasks, so that the forgetting of an untrained model is 0.
 
     Args:
-        is_cut: cut a task's own gallery out of the complete matrix instead; see `EvaluationConfig.own_gallery`.
+        is_cut: slice a task's own gallery from the complete matrix instead; see `EvaluationConfig.own_gallery`.
     """
     rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     parts = [(slice(*rows[i : i + 2]), slice(*columns[i : i + 2])) for i in range(len(sizes))]
@@ -281,7 +281,7 @@ def final_scores(
 
 
 def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
-    """The ranks by scores that are there."""
+    """Return the ranks by precomputed scores."""
     to_videos = _rank(score_reader(scores.to_videos), queries, sizes, config)
     to_captions = _rank(score_reader(scores.to_captions), queries, sizes, config)
     own = [_rank(score_reader(s), [q], [size], config) for s, q, size in zip(scores.own, queries, sizes)]
@@ -298,12 +298,12 @@ def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int]
 
 
 def offsets(sizes: Iterable[int]) -> list[int]:
-    """Where parts of these sizes begin and end, from 0."""
+    """Return start and end positions of consecutive parts of these sizes, from 0."""
     return [0, *accumulate(sizes)]
 
 
 def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
-    """All metrics of the protocol from the ranks of tasks 1..t.
+    """Compute all metrics of the protocol from the ranks of tasks 1..t.
 
     `v2t` ranks videos by their best caption, as the released codes do; `v2t_captions` ranks the captions themselves.
 
@@ -334,7 +334,7 @@ def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int])
 
 
 def add_history(result: Evaluation, own: metrics.Matrix, union: metrics.Matrix, protocol: str) -> None:
-    """Metrics that need the rows of earlier tasks: forgetting (and, for CVLM, FR and HM) into `result.metrics`."""
+    """Add the metrics that need earlier tasks to `result.metrics`: forgetting and, for CVLM, FR and HM."""
     result.metrics["stream/t2v/bwf"] = metrics.backward_forgetting(own)
     result.metrics["stream/t2v/bwf_union"] = metrics.backward_forgetting(union)
     if protocol == "cvlm":

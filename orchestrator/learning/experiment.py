@@ -1,4 +1,4 @@
-"""A complete, checked configuration of one run: what `resolve` (resolve.py) makes of the settings of a user."""
+"""Complete, checked configuration of one run, as `resolve` (resolve.py) builds it from a user's settings."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ GROUPS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """A complete configuration. `settings` holds every value, flat and dotted, defaults included."""
+    """Complete configuration. `settings` holds every value, flat and dotted, defaults included."""
 
     run: RunConfig
     backbone: BackboneConfig
@@ -90,7 +90,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """The row of a table that this is: the method, or the configuration of it that has a name of its own."""
+        """Name of the table row: the method, or its configuration that has its own name."""
         for name, (method, preset) in CONFIGURATIONS.items():
             if method == self.run.method and preset in self.presets:
                 return name
@@ -98,18 +98,18 @@ class Experiment:
 
     @property
     def trains_on_searched(self) -> bool:
-        """Whether training reads the features of searched videos, which are the test videos of tables."""
+        """Whether training reads the features of the searched videos, which in tables are the test videos."""
         if not self.optim.epochs:
             return False
         of_base = self.base is not None and find_method(self.method.base).trains_on_searched(self.base)
         return find_method(self.run.method).trains_on_searched(self.method, of_base)
 
     def key(self, stream: Stream, frames: str = "", device: str = "cpu") -> str:
-        """Digest of all that decides the result (run_key.py).
+        """Return the digest of everything that decides the result (run_key.py).
 
         Args:
-            stream: as it is used, without the videos that were left out.
-            frames: `frames_digest` of the stream; empty names a plan, whose videos are not read yet.
+            stream: as used, without the videos that were left out.
+            frames: `frames_digest` of the stream; empty for a plan whose videos are not read yet.
             device: kind of device that computes, `cpu` or `cuda`.
         """
         settings = self.settings.items()
@@ -119,11 +119,11 @@ class Experiment:
         )
 
     def file_digests(self) -> dict[str, str]:
-        """Setting -> digest of the file or folder that it names."""
+        """Return setting -> digest of the file or folder that it names."""
         return contents_of(self.method, "method") | ({} if self.base is None else contents_of(self.base, "base"))
 
     def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
-        """What decides a result besides the settings, by name. Arguments as of `key`."""
+        """Return the digests that decide a result besides the settings, by name. Arguments as in `key`."""
         return {
             "stream": stream.digest,
             "frames": frames,
@@ -133,13 +133,13 @@ class Experiment:
         }
 
     def prefixes(self, store: Store, stream: Stream, frames: str, device: str) -> Prefixes:
-        """The tasks that this run may share with others whose environment is the same."""
+        """Return the finished tasks that this run may share with others in the same environment."""
         return Prefixes(
             store, digest_of(self.environment_digests(stream, frames, device)), self.settings, self.file_digests()
         )
 
     def track_reads(self, reads: AccessLog) -> Experiment:
-        """The same experiment; whatever is looked at in it is noted."""
+        """Return an equal experiment that records in `reads` every setting that is read."""
         groups = {group: track_reads(getattr(self, group), group, reads) for group in GROUPS}
         return Experiment(
             track_reads(self.run, "", reads),

@@ -1,4 +1,4 @@
-"""A method put together: its backbone loaded, its own weights made anew, or all of it read back from a folder."""
+"""Construction of methods: load the backbone, initialise new weights, or read a trained method from a folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ctvr.orchestrator.streams.stream import Stream
 
 
 def load_clip(config: BackboneConfig) -> Clip:
-    """The backbone of a configuration, with mistakes reported as the user's."""
+    """Load the backbone of a configuration; report errors as ConfigError."""
     try:
         return load_backbone(config.name, config.weights, sha256=config.sha256, vocabulary=config.vocabulary)
     except (ValueError, FileNotFoundError) as error:
@@ -35,35 +35,36 @@ def load_clip(config: BackboneConfig) -> Clip:
 
 
 def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | ResNet18:
-    """The backbone of a run: a CLIP, or a network for images whose weights the run's seed draws.
+    """Load the backbone of a run: a CLIP, or a network for images initialised from the run's seed.
 
-    `stream`: on which it is to run, whose features take the place of a tower.
+    `stream`: stream of the run; its precomputed features, if any, replace a tower.
 
     Raises:
-        ConfigError: for what the method, the stream or the backbone is not for.
+        ConfigError: if the method, the stream and the backbone do not fit together.
     """
     config = experiment.backbone
     if stream is not None:
         check_domain(experiment.run.method, stream)
         if experiment.evaluation.oracle_task and stream.protocol != "ctvr":
             raise ConfigError(
-                f"evaluation.oracle_task: true is for streams of the protocol ctvr, and {stream.name} has "
-                f"{stream.protocol}, which tells every query its task. Write false."
+                f"evaluation.oracle_task: true needs a stream of the protocol ctvr, but {stream.name} has "
+                f"{stream.protocol}, which gives every query its task. Use false."
             )
     if find_method(experiment.run.method).domain != "images":
         clip = load_clip(config)
         return clip if stream is None else attach_features(clip, stream)
     if experiment.run.workers > 1:
         raise ConfigError(
-            f"workers: {experiment.run.workers} would each normalise their own part of a batch of images. Use one."
+            f"workers: a method for images trains on one worker (got {experiment.run.workers}), because each worker "
+            "would normalise its own part of a batch. Use workers=1."
         )
     if experiment.evaluation.log_losses:
         raise ConfigError(
-            "evaluation.log_losses: true is for pairs of captions and videos, not for images. Write false."
+            "evaluation.log_losses: true needs captions and videos, but this method is for images. Use false."
         )
     if config.name not in RESNETS or config.weights != "random":
         raise ConfigError(
-            f"backbone: {config.name} with weights {config.weights!r} is not for images. Write backbone.name="
+            f"backbone: {config.name} with weights {config.weights!r} is not for images. Use backbone.name="
             f"{' or '.join(RESNETS)} and backbone.weights=random."
         )
     with torch.random.fork_rng(devices=[]):
@@ -72,9 +73,9 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
 
 
 def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Stream | None = None) -> Method:
-    """A fresh method on a backbone, its own new weights seeded by the run's seed.
+    """Build a new method on a backbone; the run's seed initialises its new weights.
 
-    `stream`: on which it is to run; one of features is refused to methods whose towers are not frozen.
+    `stream`: stream of the run; one of precomputed features needs a method whose towers are frozen.
     """
     torch.manual_seed(experiment.run.seed)
     cls = find_method(experiment.run.method)
@@ -82,12 +83,12 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
         return cls(experiment.method, _wrapped(experiment, cls, backbone))
     served = [cls] if not cls.wraps else [cls, find_method(experiment.method.base)]
     if isinstance(backbone, Umt) and not served[-1].needs_umt:
-        raise ConfigError(f"method: {experiment.name} reads CLIP's towers, and {backbone.name} has UMT's. Write umt.")
+        raise ConfigError(f"method: {experiment.name} needs CLIP's towers, but {backbone.name} has UMT's. Use umt.")
     if not backbone.vision.is_plain and not all(each.backbone_agnostic for each in served):
         others = ", ".join(name for name in METHODS if find_method(name).backbone_agnostic)
         raise ConfigError(
-            f"method: {experiment.name} reads parts of CLIP's own towers, and {backbone.name} has others. Choose a "
-            f"backbone such as ViT-B-16, or one of {others}."
+            f"method: {experiment.name} uses parts of CLIP's own towers, which {backbone.name} does not have. Choose a "
+            f"backbone such as ViT-B-16, or one of the methods {others}."
         )
     try:
         group, config = "base", experiment.base
@@ -102,25 +103,25 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
     most, asked = method.max_frames, experiment.data.num_frames
     if most is not None and asked > most:
         raise ConfigError(
-            f"data.num_frames: {asked} frames of a video are more than the {most} that {experiment.run.method} has "
-            f"positions for on this backbone. Write data.num_frames={most}."
+            f"data.num_frames: {experiment.run.method} has positions for {most} frames on this backbone (got {asked}). "
+            f"Use data.num_frames={most}."
         )
     return method
 
 
 def _wrapped(experiment: Experiment, cls: type[Method], backbone: nn.Module) -> nn.Module:
-    """What a method is built on: the backbone, or for a strategy the method that it wraps."""
+    """Return the module that a method is built on: the backbone, or the base method of a strategy."""
     return backbone if not cls.wraps else find_method(experiment.method.base)(experiment.base, backbone)
 
 
 def load_model(folder: Path) -> tuple[Method, Settings]:
-    """A trained method from a folder that `weights.save_model` wrote (an MLflow artifact `model`).
+    """Load a trained method from a folder that `method_state.save_model` wrote (an MLflow artifact `model`).
 
-    Returns the method in evaluation mode and the settings it was trained with.
+    Returns the method in evaluation mode and the settings of its training.
 
     Raises:
-        FileNotFoundError: if the folder holds no model.
-        ValueError: if it does not fit this version.
+        FileNotFoundError: if the folder does not hold a model.
+        ValueError: if the model does not fit this version.
     """
     trained = load_trained(folder)
     return trained.method, trained.experiment.settings
@@ -128,22 +129,22 @@ def load_model(folder: Path) -> tuple[Method, Settings]:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained method in evaluation mode, and what it was made of."""
+    """Trained method in evaluation mode, with its configuration and backbone."""
 
     method: Method
     experiment: Experiment
-    clip: Clip | ResNet18  # its backbone: of a CLIP, the tokenizer and the normalisation of frames
+    clip: Clip | ResNet18  # the backbone; a CLIP also has the tokenizer and the normalisation of frames
     galleries: tuple[
         Tensor, ...
-    ] = ()  # of each task (V, ...), as they were stored when it was learned; () where unknown
+    ] = ()  # features (V, ...) of each task, as stored after it was learned; () where unknown
 
 
 def load_trained(folder: Path) -> TrainedModel:
-    """As `load_model`, with the backbone."""
+    """Load a trained method as `load_model` does, with its backbone."""
     weights, description = read_model(folder)
     with named_in(str(folder / "model.json")):
         experiment = resolve(description["settings"])
-    drawn = replace(experiment.backbone, weights="random", sha256="")  # every tensor is in the folder
+    drawn = replace(experiment.backbone, weights="random", sha256="")  # the folder holds every tensor
     clip = load_tower(replace(experiment, backbone=drawn))
     method = make_method(experiment, clip)
     for task in description["tasks"]:
@@ -155,16 +156,16 @@ def load_trained(folder: Path) -> TrainedModel:
 def restore_from_commits(
     experiment: Experiment, commits: Commits, tasks: Sequence[Task], stream: Stream
 ) -> TrainedModel:
-    """The model that a run's last commit holds, and the galleries that it stored.
+    """Load the model of a run's last commit, and the galleries that it stored.
 
     Args:
-        experiment: of the run.
-        commits: of the run.
-        tasks: of its stream.
-        stream: which may hold features in the place of videos.
+        experiment: configuration of the run.
+        commits: commits of the run.
+        tasks: tasks of its stream.
+        stream: its stream, which may hold precomputed features instead of videos.
 
     Raises:
-        MissingObject: if the run has no commit of its last task, or `ctvr cache gc` has removed its weights.
+        MissingObject: if the run has no commit of its last task, or `ctvr cache gc` removed its weights.
     """
     weights, galleries = commits.load(len(tasks))
     clip = load_tower(experiment, stream)

@@ -1,4 +1,4 @@
-"""Features of frozen vision blocks made ahead of all runs: by this process, or by the nodes of a Ray cluster."""
+"""Precomputation of frozen vision features for later runs, in this process or on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Progress = Callable[[int], object]
 
 
 class Featurizer:
-    """A frozen tower beside the store: makes the tokens that runs of `settings` would make of a video.
+    """Compute and store the tokens of a frozen tower that runs of `settings` would compute for a video.
 
     Args:
         settings: complete and flat, as `Experiment.settings`.
-        places: where videos and store are.
-        device: where the tower goes.
+        places: locations of videos and store.
+        device: device of the tower.
 
     Raises:
         ConfigError: if the method changes its vision tower from too early a block on, or caches nothing.
@@ -40,7 +40,7 @@ class Featurizer:
     def __init__(self, settings: Settings, places: RunPaths, device: torch.device) -> None:
         experiment = resolve(settings)
         if not experiment.data.cache_features:
-            raise ConfigError("--features: data.cache_features=false keeps none. Leave one of them out.")
+            raise ConfigError("--features: data.cache_features=false caches no features. Omit one of them.")
         set_determinism(device, experiment.run.deterministic, experiment.run.precision)
         stream = load_stream(experiment.run.stream, places.root, places.videos)
         clip, store = load_clip(experiment.backbone), places.open_store()
@@ -49,30 +49,30 @@ class Featurizer:
         if features is None:
             raise ConfigError(
                 f"--features: {experiment.run.method} leaves {method.frozen_blocks} of {len(clip.vision.blocks)} "
-                f"vision blocks as they are, and fewer than {WORTH:.0%} are not worth their bytes. Leave --features "
-                "out, or name a method that leaves more, such as method=zero_shot."
+                f"vision blocks unchanged; caching needs at least {WORTH:.0%}. Omit --features, "
+                "or choose a method that leaves more, such as method=zero_shot."
             )
         self.source = FrameSource(store, experiment.data, clip.image_size)
         self._features = features
         self._data = StreamData(stream, self.source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
 
     def packer(self) -> Packer:
-        """What keeps tokens; those that were made within it are in the store behind it."""
+        """Return a packer for tokens; when its context ends, all tokens are in the store."""
         return Packer(self.source.store, FEATURES)
 
     def __call__(self, item: Item, packer: Packer) -> bool:
-        """Make the tokens of a video whose frames are in the store. False if they are there already."""
+        """Compute the tokens of a video whose frames are in the store. Return False if they already exist."""
         return self._features.make(self.source.key(item), lambda: self._data.load_video(item), packer)
 
 
 class Featurize(Protocol):
-    """Whoever makes features of many videos: returns how many it made and how many there were."""
+    """Compute features of many videos; return how many were computed and how many existed."""
 
     def __call__(self, items: Sequence[Item], progress: Progress) -> tuple[int, int]: ...
 
 
 def featurize_here(settings: Settings, places: RunPaths) -> Featurize:
-    """One tower in this process, on its GPU if it has one."""
+    """Return a function that computes features in this process, on its GPU if it has one."""
     tower = Featurizer(settings, places, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def featurize(items: Sequence[Item], progress: Progress) -> tuple[int, int]:
@@ -87,15 +87,15 @@ def featurize_here(settings: Settings, places: RunPaths) -> Featurize:
 
 
 def featurize_stream(stream: Stream, splits: Sequence[str], lost: Iterable[str], featurize: Featurize) -> str:
-    """Make the features of every video of the splits; returns a line that says how many.
+    """Compute the features of every video of the splits; return a summary line.
 
     Args:
         lost: videos without frames.
-        featurize: who makes them.
+        featurize: computes features of a list of videos.
     """
     gone = set(lost)
     found = (item for index in range(len(stream.tasks)) for split in splits for item in stream.items(index, split))
     items = [item for item in dict.fromkeys(found) if item.video not in gone]
     with tqdm(total=len(items), desc="features", unit="video", disable=not items) as bar:
         made, known = featurize(items, bar.update)
-    return f"stream {stream.name}: features of {made} videos made, {known} were in the store"
+    return f"stream {stream.name}: computed features of {made} videos, {known} were already in the store"

@@ -1,16 +1,17 @@
-"""Several batches in one optimizer step, with exactly the gradient of one large batch (GradCache, arXiv:2101.06983).
+"""Gradient accumulation with exactly the gradient of one large batch (GradCache, arXiv:2101.06983).
 
-A contrastive loss compares every pair of a step with every other, so the mean of the batches' own losses is another
-loss. Where a loss reads frames and tokens through functions that make each row of features of one row alone
-(`Method.separable_encoders`), the step is made in two passes:
+A contrastive loss compares every pair of a step with every other, so the mean of the batches' losses is a different
+loss. Where a loss reads frames and tokens through encoders that compute each row independently
+(`Method.separable_encoders`), a step has two passes:
 
-1. features in parts of one batch, without a graph; the loss over all of them; its gradient in the features;
-2. every part again with the random state and the precision it had, its graph kept, and the gradient of its features
-   sent through it.
+1. Encode parts of one batch each without a graph; compute the loss over all features and its gradient with respect
+   to the features.
+2. Encode every part again with its former RNG state and precision, with a graph, and backpropagate the gradient of its
+   features.
 
-At most one batch's activations are kept. It costs one more forward pass. The loss is computed once, so that teachers
-are asked, memories drawn from and queues filled once in a step; whatever else a loss reads (a head, weights that are
-held) is part of its own graph.
+At most one batch's activations are in memory; the cost is one more forward pass. The loss is computed once, so teachers
+run, replay memories are sampled and queues are filled once per step. Other parameters of the loss (a head, merged
+weights) are part of its own graph.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 
 def accumulation_mode(method: Method, accumulate: int) -> Literal["features", "pairs"]:
-    """How a method's batches make one step; see `Method.accumulation`.
+    """Return how a method's batches form one step; see `Method.accumulation`.
 
     Raises:
-        ConfigError: if `accumulate` batches would not be one large batch to its loss.
+        ConfigError: if the loss of `accumulate` batches would differ from that of one large batch.
     """
     if method.accumulation == "pairs":
         return "pairs"
@@ -48,16 +49,16 @@ def accumulation_mode(method: Method, accumulate: int) -> Literal["features", "p
     if isinstance(found, SeparableEncoders):
         return "features"
     if accumulate == 1:
-        return "pairs"  # of one batch every loss is a sum
+        return "pairs"  # with one batch per step, the loss is the batch's own
     raise ConfigError(
-        f"optim.accumulation_steps: {found}, so {accumulate} batches are not one large batch to "
+        f"optim.accumulation_steps: {found}, so {accumulate} batches are not equivalent to one large batch for "
         f"{type(method).__name__}. "
-        "Write optim.accumulation_steps=1 and a larger data.batch_size."
+        "Use optim.accumulation_steps=1 and a larger data.batch_size."
     )
 
 
 def backward(method: Method, batches: Sequence[Batch], autocast: Autocast) -> dict[str, Tensor]:
-    """Add the gradient of the loss over all pairs of `batches` to the parameters; returns the loss's terms.
+    """Add the gradient of the loss over all pairs of `batches` to the parameters; return the terms of the loss.
 
     With several workers the gradients are averaged over them, as data-parallel training does.
     """
@@ -75,7 +76,7 @@ def backward(method: Method, batches: Sequence[Batch], autocast: Autocast) -> di
 
 
 def concat_batches(batches: Sequence[Batch]) -> Batch:
-    """The pairs of several batches as one."""
+    """Concatenate the pairs of several batches."""
     columns = {field.name: [getattr(batch, field.name) for batch in batches] for field in fields(Batch)}
     known: dict[str, Any] = {name: parts for name, parts in columns.items() if all(part is not None for part in parts)}
     longest = max(tokens.shape[1] for tokens in known["tokens"])
@@ -87,17 +88,17 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of a call: what it was asked, and how it stood then."""
+    """Rows of one encoder call: arguments and RNG state before the call."""
 
     arguments: tuple[Any, ...]
     rng_state: tuple[Tensor, ...]
     length: int  # rows
-    width: int  # the second dimension of the features
+    width: int  # second dimension of the features
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """One call of a function that makes features: its parts, and the features as a leaf of the loss's graph."""
+    """One call of an encoder: its parts, and the features as a leaf of the loss's graph."""
 
     encode: Callable[..., Tensor]
     parts: list[_Part]
@@ -105,7 +106,7 @@ class _Pass:
     precision: Autocast
 
     def backward_again(self) -> None:
-        """Send the gradient that has reached the features through the function."""
+        """Backpropagate the gradient of the features through the encoder."""
         grad, start = self.features.grad, 0
         for part in self.parts if grad is not None else ():
             assert grad is not None
@@ -120,7 +121,7 @@ class _Pass:
 
 @contextmanager
 def _split_encoders(method: Method, rows: int) -> Iterator[list[_Pass]]:
-    """Let a method make features of at most `rows` rows at once, without their graphs, and take note of how."""
+    """Make a method's encoders process at most `rows` rows at once without a graph, and record the calls."""
     through, passes = method.separable_encoders(), list[_Pass]()
     assert isinstance(through, SeparableEncoders)
     plain = {name: getattr(through.owner, name) for name in through.names}
@@ -129,10 +130,10 @@ def _split_encoders(method: Method, rows: int) -> Iterator[list[_Pass]]:
 
 
 def _encode(passes: list[_Pass], rows: int, encode: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
-    """What `encode` makes of its arguments, whose tensors are read in parts of `rows` rows."""
+    """Run `encode` on its arguments, whose tensors are split into parts of `rows` rows."""
     device, count = arguments[0].device, len(arguments[0])
     precision, parts, made = _precision(device), list[_Part](), list[Tensor]()
-    # Casts that know no graph must not be kept for the loss, which may read the same weights
+    # The autocast cache must not keep casts made without a graph: the loss may read the same weights
     with torch.no_grad(), precision(cache_enabled=False):
         for start in range(0, count, rows):
             own = [x[start : start + rows] if isinstance(x, Tensor) else x for x in arguments]
@@ -147,14 +148,14 @@ def _encode(passes: list[_Pass], rows: int, encode: Callable[..., Tensor], *argu
 
 
 def _precision(device: torch.device) -> Callable[..., AbstractContextManager[object]]:
-    """The precision that is in force."""
+    """Return the active autocast setting."""
     kind = device.type
     dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
     return partial(torch.autocast, kind, dtype=dtype, enabled=is_on)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Features of all parts; word features are padded with zeros to the longest caption."""
+    """Concatenate features of all parts; word features are padded with zeros to the longest caption."""
     if parts[0].ndim == 3:
         longest = max(part.shape[1] for part in parts)
         parts = [nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
@@ -162,12 +163,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _average(method: Method) -> None:
-    """Mean gradients over all workers; a tensor that no worker's loss has reached keeps none."""
+    """Average gradients over all workers; a tensor that no worker's loss has reached keeps None."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
     trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
     reached = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32, device="cpu")
-    dist.all_reduce(reached)  # on the CPU: by gloo, and no wait for a GPU
+    dist.all_reduce(reached)  # on the CPU with gloo: does not wait for a GPU
     for parameter, is_reached in zip(trained, reached.tolist()):
         if not is_reached:
             continue

@@ -1,7 +1,7 @@
-"""The continual task loop. It knows torch and nothing of Ray, MLflow or files.
+"""The continual task loop; depends on torch, not on Ray, MLflow or files.
 
-For every task: begin, train, conclude, store the gallery, evaluate, commit, report. Everything random
-is seeded from (seed, task, epoch, rank), so a run that was killed and resumed equals one that was not.
+For every task: begin, train, end, store the gallery, evaluate, commit, report. All randomness is seeded
+from (seed, task, epoch, rank), so that a run that was killed and resumed equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Report(Protocol):
-    """What the loop tells the world. Called on every worker; only rank 0 has metrics of the evaluation."""
+    """Callback after each task. Called on every worker; only rank 0 has metrics of the evaluation."""
 
     def __call__(self, task: Task, record: RunState, seconds: float) -> None: ...
 
@@ -62,7 +62,7 @@ class LoopConfig:
 
 
 class Loop:
-    """One method over one stream. `run()` is the whole story; the other methods are its paragraphs."""
+    """Run one method on one stream. `run()` is the outline; the other methods are its steps."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Loop:
         zero_shot: Sequence[float] | None = None,
         reads: AccessLog | None = None,
     ) -> None:
-        """`zero_shot` is the zero-shot R@1 after each task, for `stream/t2v/r1_gain`; `reads` notes settings."""
+        """Pass the zero-shot R@1 after each task as `zero_shot`, for `stream/t2v/r1_gain`; `reads` records settings."""
         self.workers = workers or Workers()
         self.method = method.to(self.workers.device)
         self.data = data.trim_captions_per_task() if method.attends_to_padding else data
@@ -83,16 +83,16 @@ class Loop:
         self.report, self.zero_shot, self.reads = report, zero_shot, reads or AccessLog()
         self.record = RunState()
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
-        self.selection: list[Tensor] = []  # the same of the split that epochs are chosen on, if that is another
+        self.selection: list[Tensor] = []  # the same for the split that selects epochs, if it is a different one
         self._pretrained = PretrainedSnapshot(method)
-        self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # what weights take to the next task (optim.carry_momentum)
+        self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # carried to the next task (optim.carry_momentum)
         method.set_pair_source(self.data)
 
     def run(self) -> RunState:
-        """Learn the stream from its last commit on; returns the record of the whole run.
+        """Learn the stream, starting after its last commit; return the state of the whole run.
 
         Raises:
-            Overtaken: if another process has committed a task first; a fresh loop goes on from there (`run.execute`).
+            CommitConflict: if another process committed a task first; a new loop continues from it (`run.execute`).
         """
         num_tasks = len(self.data.stream.tasks)
         done = self.workers.broadcast(self.commits.finished(num_tasks))
@@ -102,7 +102,7 @@ class Loop:
             started = time.monotonic()
             task = self.data.task(index)
             self._begin(task)
-            with checkpointing(self.config.optim.activation_checkpointing):  # end_task may take gradients, too
+            with checkpointing(self.config.optim.activation_checkpointing):  # end_task may compute gradients, too
                 self._train(task)
                 self.method.eval()
                 self._seed("end", index)
@@ -118,13 +118,13 @@ class Loop:
         torch.manual_seed(seed_of(self.config.seed, *parts))
 
     def _begin(self, task: Task) -> None:
-        self.method.eval()  # as a resumed run finds it
-        self._seed("begin", task.index)  # the same on every worker: new parameters must agree
+        self.method.eval()  # the same mode as in a resumed run
+        self._seed("begin", task.index)  # equal on every worker: new parameters must agree
         self.method.begin_task(task)
-        self.method.to(self.workers.device).eval()  # what it has added is in training mode
+        self.method.to(self.workers.device).eval()  # new modules are in training mode
 
     def _resume(self, done: int) -> None:
-        """Replay what shapes the method, then load what the last commit knows."""
+        """Replay `begin_task` for finished tasks, then load the state of the last commit."""
         weights, self.galleries = self.commits.load(done)
         self.selection = self.commits.galleries(done, "selection")
         self.record = self.commits.record(done)
@@ -151,7 +151,7 @@ class Loop:
         if not parameters or not optim.epochs:
             return
         self._pretrained.drop(parameters)
-        accumulation_mode(self.method, optim.accumulation_steps)  # refused before anything is trained
+        accumulation_mode(self.method, optim.accumulation_steps)  # raises before anything is trained
         optimizer = make_optimizer(groups, optim, self.method)
         optimizer.state.update({p: self._momenta[p] for p in parameters if p in self._momenta})
         tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
@@ -193,12 +193,12 @@ class Loop:
         epoch: int,
         per_epoch: int,
     ) -> dict[str, float]:
-        """One pass over the pairs; `weights` are the batches' shares of their steps. Returns the mean of every term."""
+        """Train one pass over the pairs; return the mean of every term. `weights`: see `batch_weights`."""
         optim = self.config.optim
         progress = EpochMetrics(self.workers.device, f"{task.name}, epoch {epoch + 1}")
         optimizer.zero_grad(set_to_none=True)
         exact = optim.accumulation_steps > 1 and accumulation_mode(self.method, optim.accumulation_steps) == "features"
-        group: list[Batch] = []  # of one step
+        group: list[Batch] = []  # batches of the current step
         for number, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
             is_last = (number + 1) % optim.accumulation_steps == 0 or number + 1 == len(weights)
             group.append(batch)
@@ -225,18 +225,18 @@ class Loop:
             optimizer.zero_grad(set_to_none=True)
             self.method.after_step()
             self.record.steps += 1
-        return self.workers.all_reduce_mean(progress.means())  # a term may be a mean over a worker's own pairs
+        return self.workers.all_reduce_mean(progress.means())  # a term may be a mean over one worker's pairs only
 
     @torch.no_grad()
     def _evaluation_losses(self, task: Task) -> dict[str, float]:
-        """The mean over batches of every loss of a task's evaluated pairs, in the same batches after every epoch."""
+        """Return the mean over batches of every loss on a task's evaluated pairs, in the same batches each time."""
         split, workers = self.config.evaluation.split, self.workers
         self.method.eval()
         self._seed("unlearned", task.index, workers.rank)
         progress = EpochMetrics(workers.device, f"{task.name}, {split}")
         data = self.data.with_training_split(split)
         for batch in data.train_batches([task.index], self.config.seed, task.index, 0, workers.rank, workers.size):
-            with self._autocast():  # numbers of pairs and videos are not those of training
+            with self._autocast():  # ids of pairs and videos would clash with those of training
                 terms = self.method.losses(replace(batch, pair_ids=None, unaugmented_video_ids=None))
             progress.add(terms, {})
         return workers.all_reduce_mean(
@@ -244,7 +244,7 @@ class Loop:
         )
 
     def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
-        """Evaluate as after the task and keep the better state; a later tie wins, as in the released CTVR code."""
+        """Evaluate as after the task and keep the better state; later ties win, as in the released CTVR code."""
         self.method.eval()
         split = self._selects_on or self.config.evaluation.split
         found = self._measure(task.index, split, self._encode_galleries(task, split))
@@ -264,11 +264,11 @@ class Loop:
         return self.method.reencodes_gallery or self.protocol.reencodes_gallery
 
     def _tasks_to_encode(self, task: Task) -> list[int]:
-        """Tasks whose videos the present model encodes: `task`, and earlier ones where the protocol says so."""
+        """Return the tasks whose videos the current model encodes: `task`, with earlier ones if it re-encodes."""
         return list(range(task.index + 1)) if self._reencodes else [task.index]
 
     def _encode_galleries(self, task: Task, split: str) -> list[Tensor]:
-        """Features of all videos of tasks so far: those of `_tasks_to_encode` as of now, others as they were stored."""
+        """Return features of all videos of tasks so far: those of `_tasks_to_encode` encoded now, others as stored."""
         stored = self.galleries if split == self.config.evaluation.split else self.selection
         fresh = self._tasks_to_encode(task)
         return [self._gallery(i, split) if i in fresh else stored[i] for i in range(task.index + 1)]
@@ -298,12 +298,12 @@ class Loop:
         return self.workers.encode_sharded(encode, range(self.data.num_videos(index, split)))
 
     def _measure(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
-        """Metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
+        """Return metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
         self._seed("evaluate", index)
         at(f"the evaluation after task {index + 1} ({split})")
 
         def encode_sharded(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
-            with self._autocast():  # of the towers alone: scores are float32
+            with self._autocast():  # for the towers only: scores are float32
                 return self.workers.encode_sharded(encode, rows)
 
         device, is_scoring = self.workers.device, self.workers.rank == 0
@@ -339,7 +339,7 @@ class Loop:
         )
         if not self.workers.broadcast(is_ours):
             raise CommitConflict(
-                f"task {record.done} was committed by another run of the same settings, with other numbers"
+                f"task {record.done} was committed by another run of the same settings, with different numbers"
             )
         if self.workers.size > 1:
             dist.barrier()

@@ -1,7 +1,7 @@
-"""What a training step tells the host: the terms of its loss, and that they are finite.
+"""Monitoring of a task's loss: sums of the loss terms, and checks that they are finite.
 
-Every number that the host reads of a GPU is a wait. So both stay on the device and are read once in `EVERY` steps and
-before an epoch ends; on a CPU, where reading is free, in every step.
+Reading a number from a GPU makes the host wait. Sums and flags therefore stay on the device and are read once every
+`SYNC_EVERY` steps and at the end of an epoch; on a CPU, where reading is free, in every step.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from ctvr.orchestrator.errors import NonFiniteLoss
 from ctvr.orchestrator.learning.distributed import all_reduce_min
 from ctvr.orchestrator.learning.pulse import at
 
-SYNC_EVERY = 20  # steps, on a GPU: so many more may be trained on numbers that are none, and no commit is made of them
+SYNC_EVERY = 20  # steps, on a GPU: at most so many steps run on non-finite numbers; they are never committed
 REMEDY = "Lower the learning rates, for example by optim.lr_scale."
 
 
 class EpochMetrics:
-    """The sums of an epoch.
+    """Accumulates loss terms and metrics of an epoch and checks them.
 
     Args:
-        device: that computes.
+        device: device of the training.
         where: task and epoch, for messages.
     """
 
     def __init__(self, device: torch.device, where: str) -> None:
         self._where, self._every = where, SYNC_EVERY if device.type == "cuda" else 1
         self._sums: dict[str, float | Tensor] = {}
-        self._flags: list[tuple[str, Tensor]] = []  # what is finite: a term's name, or "" for the gradient
+        self._flags: list[tuple[str, Tensor]] = []  # (term name, or "" for the gradient; whether it is finite)
         self._count = self._steps = 0
         at(f"{where}, step 1")
 
     def add(self, terms: Mapping[str, Tensor], batch_metrics: Mapping[str, float | Tensor]) -> None:
-        """Take note of a batch's loss terms and of what else the method tells."""
+        """Add a batch's loss terms and the method's batch metrics."""
         self._flags += [(name, torch.isfinite(term.detach())) for name, term in terms.items()]
         for name, value in {**{f"loss/{name}": term for name, term in terms.items()}, **batch_metrics}.items():
             number = value.detach().double() if isinstance(value, Tensor) else value
@@ -43,10 +43,10 @@ class EpochMetrics:
         self._count += 1
 
     def step(self, norm: Tensor) -> None:
-        """Take note of a step's gradient, before it is made.
+        """Record whether a step's gradient is finite, before the step is made.
 
         Raises:
-            Diverged: if what is read now is no finite number.
+            NonFiniteLoss: if the flags are read in this step and one is not finite.
         """
         self._flags.append(("", torch.isfinite(norm)))
         self._steps += 1
@@ -58,26 +58,26 @@ class EpochMetrics:
         """Read the flags.
 
         Raises:
-            Diverged: naming the loss terms of the first batch that were no finite numbers, or the gradient.
+            NonFiniteLoss: naming the non-finite loss terms of the first bad batch, or the gradient.
         """
         self._read([])
 
     def means(self) -> dict[str, float]:
-        """Mean over batches of every number, as `train/...`; empty without a batch.
+        """Return the mean over batches of every number, as `train/...`; empty without a batch.
 
         Raises:
-            Diverged: as `check`.
+            NonFiniteLoss: as in `check`.
         """
         on_device = {name: value for name, value in self._sums.items() if isinstance(value, Tensor)}
         sums = {**self._sums, **dict(zip(on_device, self._read(list(on_device.values()))))}
         return {f"train/{name}": float(value) / self._count for name, value in sums.items()}
 
     def _read(self, numbers: list[Tensor]) -> list[float]:
-        """Numbers (float64) of the device together with the flags: one wait."""
+        """Read device numbers (float64) together with the flags: one synchronisation."""
         names, flags = [name for name, _ in self._flags], [flag.double() for _, flag in self._flags]
         self._flags = []
         if flags:
-            # All workers end, or none: the others would wait for one
+            # All workers stop together: otherwise the others would wait in a collective
             flags = list(all_reduce_min(torch.stack(flags)).unbind())
         read = torch.stack([*flags, *numbers]).tolist() if flags or numbers else []
         is_finite, found = read[: len(names)], read[len(names) :]
@@ -86,5 +86,5 @@ class EpochMetrics:
             last = next((i for i in range(first, len(names)) if not names[i]), len(names))
             bad = [names[i] for i in range(first, last) if not is_finite[i]]
             what = f"loss ({', '.join(dict.fromkeys(bad))})" if names[first] else "gradient"
-            raise NonFiniteLoss(f"{self._where}: the {what} is no finite number. {REMEDY}")
+            raise NonFiniteLoss(f"{self._where}: the {what} is not finite. {REMEDY}")
         return list(found)

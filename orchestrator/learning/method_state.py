@@ -1,4 +1,4 @@
-"""The state of a method: what a commit keeps of it, and all of it as safetensors in a folder."""
+"""State of a method: the part that a commit stores, and complete models as safetensors in a folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ctvr.orchestrator.streams.manifest import read_json
 
 
 class PretrainedSnapshot(dict[str, Tensor]):
-    """Name -> backbone weight of a fresh method: what a checkpoint need not hold while it is as it was.
+    """Name -> backbone weight of a new method: weights that a checkpoint can omit while they are unchanged.
 
-    These are no copies: they lie where the method has them. So a weight is as it was while it is not trained (`drop`)
-    and nothing has written to it, which its version tells.
+    The tensors are the method's own, not copies. A weight is unchanged while it is not trained (`drop`) and its
+    version counter shows that nothing has written to it.
     """
 
     def __init__(self, method: Method) -> None:
@@ -36,19 +36,19 @@ class PretrainedSnapshot(dict[str, Tensor]):
         self._versions = {name: value._version for name, value in self.items()}
 
     def drop(self, trained: Iterable[Tensor]) -> None:
-        """Checkpoints hold these from now on."""
+        """Include these trained weights in checkpoints from now on."""
         places = {weight.data_ptr() for weight in trained}
         for name in [name for name, value in self.items() if value.data_ptr() in places]:
             del self[name]
 
     def has(self, name: str, value: Tensor) -> bool:
-        """Whether the weight is as it was; `value` is its present one."""
+        """Return whether the weight is unchanged; `value` is its current tensor."""
         if name not in self:
             return False
         first = self[name]
         if first.data_ptr() == value.data_ptr():
             return first._version == self._versions[name]
-        return torch.equal(first.cpu(), value.cpu())  # the method lies elsewhere now
+        return torch.equal(first.cpu(), value.cpu())  # the method was moved to another device
 
 
 def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
@@ -56,7 +56,7 @@ def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> list[tuple[str, Tenso
 
 
 def trained_state(method: Method, pretrained: PretrainedSnapshot) -> dict[str, Tensor]:
-    """The method's state without the backbone weights that still are what they were, on the CPU."""
+    """Return the method's state on the CPU, without unchanged backbone weights."""
     return {
         name: value.detach().cpu().contiguous().clone()
         for name, value in method.state_dict().items()
@@ -65,7 +65,7 @@ def trained_state(method: Method, pretrained: PretrainedSnapshot) -> dict[str, T
 
 
 def clone_trained_state(method: Method, pretrained: PretrainedSnapshot | None = None) -> dict[str, Tensor]:
-    """A method's state where it lies, without what `pretrained` has: on a GPU the host waits for nothing."""
+    """Clone a method's state on its device, without the weights of `pretrained`; does not synchronise a GPU."""
     return {
         name: value.detach().clone()
         for name, value in method.state_dict().items()
@@ -74,12 +74,12 @@ def clone_trained_state(method: Method, pretrained: PretrainedSnapshot | None = 
 
 
 def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[str, Tensor]) -> None:
-    """Put a saved state, of any device, into a method that has replayed `begin_task`.
+    """Load a saved state, from any device, into a method that has replayed `begin_task`.
 
-    A buffer may change its shape (a memory, a queue); a parameter may not.
+    A buffer may change its shape (a replay memory, a queue); a parameter may not.
 
     Raises:
-        ValueError: if names or parameter shapes do not fit; the message says which.
+        ValueError: if names or parameter shapes do not fit, naming the first that does not.
     """
     present = method.state_dict()
     unknown = [name for name in state if name not in present]
@@ -87,7 +87,7 @@ def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[
     if unknown or missing:
         raise ValueError(
             f"the checkpoint does not fit the method: {len(unknown)} unknown and {len(missing)} missing tensors, "
-            f"for example {(unknown + missing)[0]}. It was written with other settings or another version."
+            f"for example {(unknown + missing)[0]}. It was written with other settings or by another version."
         )
     _resize_buffers(method, state)
     full = {name: state[name] if name in state else pretrained[name] for name in present}
@@ -97,7 +97,7 @@ def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[
                 f"the checkpoint does not fit the method: {name} has shape {tuple(full[name].shape)}, "
                 f"expected {tuple(parameter.shape)}."
             )
-    # What is there already stays untouched, and is as it was
+    # Tensors that already hold the value are not written, so their version counters stay
     new = {name: value for name, value in full.items() if value.data_ptr() != present[name].data_ptr()}
     method.load_state_dict(new, strict=False)
 
@@ -113,7 +113,7 @@ def _resize_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def save_model(method: Method, settings: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write a method as `model.safetensors` and `model.json`; `load_model` reads them back.
 
-    Only what differs from the pre-trained backbone is written if the backbone is frozen.
+    Weights are complete, the backbone included. Secrets in the settings are redacted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
@@ -125,10 +125,10 @@ def save_model(method: Method, settings: Mapping[str, Any], tasks: Sequence[Mapp
 
 
 def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and description that `save_model` wrote.
+    """Read weights and description that `save_model` wrote.
 
     Raises:
-        FileNotFoundError: if the folder holds no model.
+        FileNotFoundError: if the folder does not hold a model.
         ConfigError: if one of its files is damaged.
     """
     for name in ("model.safetensors", "model.json"):
@@ -137,8 +137,10 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     about = read_json(folder / "model.json")
     tasks = about.get("tasks") if isinstance(about, dict) else None
     if not isinstance(tasks, list) or not isinstance(about.get("settings"), dict):
-        raise ConfigError(f"{folder / 'model.json'}: holds no settings and tasks of a model. Save the model again.")
+        raise ConfigError(f"{folder / 'model.json'}: settings or tasks of the model are missing. Save the model again.")
     try:
         return load_file(str(folder / "model.safetensors")), about
     except SafetensorError as error:
-        raise ConfigError(f"{folder / 'model.safetensors'}: is damaged ({error}). Save the model again.") from error
+        raise ConfigError(
+            f"{folder / 'model.safetensors'}: file is damaged ({error}). Save the model again."
+        ) from error

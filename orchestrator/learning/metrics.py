@@ -15,12 +15,12 @@ Matrix = Sequence[Sequence[float]]  # lower-triangular: row t holds R@1 of tasks
 
 
 def recall(rank: Tensor, k: int) -> float:
-    """R@k: percent of queries whose own video is among the first k; NaN without queries."""
+    """Return R@k: percent of queries whose own video is among the first k; NaN without queries."""
     return 100.0 * (rank <= k).double().mean().item() if len(rank) else math.nan
 
 
 def summary(rank: Tensor) -> dict[str, float]:
-    """r1, r5, r10 in percent and rsum, their sum; medr and meanr, the median and mean rank."""
+    """Return r1, r5, r10 in percent, rsum (their sum), and medr and meanr (median and mean rank)."""
     if not len(rank):
         return dict.fromkeys(("r1", "r5", "r10", "rsum", "medr", "meanr"), math.nan)
     recalls = {f"r{k}": recall(rank, k) for k in (1, 5, 10)}
@@ -33,9 +33,9 @@ def summary(rank: Tensor) -> dict[str, float]:
 
 
 def backward_forgetting(matrix: Matrix) -> float:
-    """BWF_t = 1/(t-1) sum_{i<t} (R_ii - R_ti) after the last row's task; 0 after the first task.
+    """Return BWF_t = 1/(t-1) sum_{i<t} (R_ii - R_ti) after the last row's task; 0 after the first task.
 
-    CTVR, section 3.3. Lower is better, negative is gain.
+    CTVR, section 3.3. In points; lower is better, negative is gain.
     """
     last = matrix[-1]
     earlier = len(matrix) - 1
@@ -43,13 +43,13 @@ def backward_forgetting(matrix: Matrix) -> float:
 
 
 def forgetting_rate(matrix: Matrix) -> float:
-    """Overall FR = sum_t (A_tt - A_nt): a sum, not a mean (BMU-MoCo, section 4.1, its typo mended)."""
+    """Return the overall FR = sum_t (A_tt - A_nt): a sum, not a mean (BMU-MoCo, section 4.1, its typo corrected)."""
     last = matrix[-1]
     return float(sum(matrix[i][i] - last[i] for i in range(len(matrix))))
 
 
 def harmonic_mean(matrix: Matrix) -> float:
-    """HM of the mean R@1 when each task was current and the mean final R@1 (BMU-MoCo, section 4.1)."""
+    """Return HM of the mean R@1 when each task was current and the mean final R@1 (BMU-MoCo, section 4.1)."""
     current = sum(matrix[i][i] for i in range(len(matrix))) / len(matrix)
     final = sum(matrix[-1]) / len(matrix)
     return 2 * current * final / (current + final) if current + final else 0.0

@@ -1,6 +1,6 @@
-"""Optimizer and learning rate schedule of one task. Both are made anew for each task, as most papers do.
+"""Optimizer and learning rate schedule of one task; both are created for each task, as in most papers.
 
-`optim.carry_momentum` keeps the moments of the weights that are still there.
+`optim.carry_momentum` keeps the momentum of weights that still exist.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ctvr.methods.base import Decay, ParamGroup
 from ctvr.methods.layers.experts import drop_unchosen
 from ctvr.orchestrator.learning.custom_optimizers import AdamWHF, BertAdam
 
-# The factor of every peak rate at step k = 0, 1, .. of K behind W steps of warm-up; docs/recipes.md says who has which.
+# The factor of every peak rate at step k = 0, 1, .. of K after W warm-up steps; docs/recipes.md lists who uses which.
 #   cosine           (1 + cos(pi (k - W) / (K - W))) / 2
 #   cosine_uncorrected_warmup     (1 + cos(pi k / K)) / 2: the curve of the whole run, never 1; W is not rounded
 #   cosine_offset1  as cosine, with k + 1 for k
@@ -97,15 +97,15 @@ class OptimConfig:
 def make_optimizer(
     groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module | None = None
 ) -> torch.optim.Optimizer:
-    """An optimizer over a method's groups; each torch group keeps its peak rate as `peak`.
+    """Make an optimizer for a method's groups; each torch group keeps its peak rate as `peak`.
 
     Args:
         groups: `Method.param_groups()`.
-        config: which optimizer, and which tensors decay where a group has no rule of its own.
-        method: whose parameters these are; rules of decay that go by names need it.
+        config: selects the optimizer, and the tensors that decay where a group has no rule.
+        method: owner of the parameters; needed for decay rules that use names.
     """
     made = _make(groups, config, method)
-    if method is not None:  # experts that a step has not chosen are neither moved nor decayed
+    if method is not None:  # experts that a step did not choose are neither moved nor decayed
         made.register_step_pre_hook(lambda *given: drop_unchosen(method))
     return made
 
@@ -128,7 +128,7 @@ def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module |
     if config.name == "bert_adam":
         return BertAdam(torch_groups, config.betas, config.eps, config.grad_clip)
     is_on_gpu = bool(torch_groups) and torch_groups[0]["params"][0].device.type == "cuda"
-    way: dict[str, bool] = {"fused": True} if is_on_gpu else {"foreach": False}  # one kernel for all, or one by one
+    way: dict[str, bool] = {"fused": True} if is_on_gpu else {"foreach": False}  # one kernel, or one tensor at a time
     if config.name == "sgd":
         return torch.optim.SGD(torch_groups, momentum=config.momentum, **way)
     return torch.optim.AdamW(torch_groups, betas=config.betas, eps=config.eps, **way)
@@ -139,13 +139,13 @@ def _decays(rule: Decay, parameter: nn.Parameter, name: str | None) -> bool:
         return rule == "all" or parameter.ndim > 1 or (rule == "no_vectors" and parameter.ndim == 0)
     if name is None:
         raise ValueError(
-            f"optim.decay_parameters={rule} goes by names: hand over the method whose parameters these are."
+            f"optim.decay_parameters: {rule} selects by parameter names. Pass the method that owns the parameters."
         )
     return "bias" not in name and not (rule == "no_bias_or_scale" and "logit_scale" in name)
 
 
 def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
-    """Multiplier of every peak rate at optimizer step `step` (0-based) of `steps` in one task."""
+    """Return the multiplier of every peak rate at optimizer step `step` (0-based) of `steps` in one task."""
     return max(config.least, _scheduled(step, steps, steps_per_epoch, is_first_task, config))
 
 
@@ -168,7 +168,7 @@ def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool,
 
 
 def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
-    """Co2L's: the cosine of whole epochs, counted from 1, and a warm-up by steps towards where it is then."""
+    """Return Co2L's factor: a cosine over epochs, counted from 1, after a linear warm-up to its value at that epoch."""
 
     def at(epoch: float) -> float:
         return 1e-3 + (1 - 1e-3) * 0.5 * (1 + math.cos(math.pi * epoch * steps_per_epoch / steps))
@@ -179,14 +179,14 @@ def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
 
 
 def batch_weights(sizes: Sequence[int], accumulate: int) -> list[float]:
-    """What the loss of each batch counts for in its optimizer step: its part of the pairs of the step's batches.
+    """Return the weight of each batch's loss in its optimizer step: its share of the pairs of the step's batches.
 
-    A loss is a mean over pairs, so the step is that of one batch which holds them all, also where the last
+    A loss is a mean over pairs, so the step equals that of one batch with all pairs, even where the last
     group of an epoch has fewer batches, or a batch fewer pairs. Every worker has the same part of each
-    batch, so the shares hold on all of them.
+    batch, so the weights are valid on all of them.
 
     Args:
-        sizes: pairs of the epoch's batches, > 0.
+        sizes: pairs in each of the epoch's batches, > 0.
         accumulate: batches per step.
     """
     groups = [sizes[start : start + accumulate] for start in range(0, len(sizes), accumulate)]
@@ -194,28 +194,28 @@ def batch_weights(sizes: Sequence[int], accumulate: int) -> list[float]:
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float, final_lr: float = 0.0) -> None:
-    """Put every group at `factor` of its peak rate; at `final_lr` where that factor is 0."""
+    """Set every group's rate to `factor` times its peak rate; to `final_lr` where that factor is 0."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak"] * factor if factor else final_lr
 
 
 def freeze_except(module: nn.Module, groups: Iterable[ParamGroup]) -> list[nn.Parameter]:
-    """Let exactly the parameters in `groups` learn and everything else build no graph.
+    """Set `requires_grad` for exactly the parameters in `groups` and freeze all others.
 
-    Returns them in order.
+    Returns the trained parameters in order.
 
     Raises:
-        ValueError: if a tensor is handed over twice or belongs to another module.
+        ValueError: if a tensor appears twice or belongs to another module.
     """
     trained: dict[int, nn.Parameter] = {}
     for group in groups:
         for parameter in group["params"]:
             if id(parameter) in trained:
-                raise ValueError(f"param_groups() hands over a tensor of group {group['name']!r} twice.")
+                raise ValueError(f"param_groups(): a tensor of group {group['name']!r} appears twice. Return it once.")
             trained[id(parameter)] = parameter
     own = {id(parameter) for parameter in module.parameters()}
     if strangers := set(trained) - own:
-        raise ValueError(f"param_groups() hands over {len(strangers)} tensors that are no parameters of the method.")
+        raise ValueError(f"param_groups(): {len(strangers)} tensors are not parameters of the method. Remove them.")
     for parameter in module.parameters():
         parameter.requires_grad_(id(parameter) in trained)
     return list(trained.values())

@@ -1,11 +1,11 @@
-"""What an oracle of tasks would change: a caption is told which task its video is of. An evaluation beside the usual.
+"""Oracle-task evaluation, in addition to the usual one: each caption is given the task of its video.
 
-    oracle/r1        every caption reads its own task's prompt (prototype, router) alone; all stored videos are searched
+    oracle/r1        every caption uses its own task's prompt (prototype, router) only; all stored videos are searched
     oracle/r1_block  the same, and only the videos of its task are searched: the routing is known
-    oracle/right     share (%) of captions whose best video, as usual without an oracle, is of their task
+    oracle/right     share (%) of captions whose best video in the usual evaluation belongs to their task
 
-`r1_block` less the usual R@1 is what is lost to videos of other tasks; `oracle/r1` less the usual R@1 is what prompting
-by block costs or gains. Where a method does not prompt by task, `oracle/r1` is the usual R@1.
+`r1_block` minus the usual R@1 is the loss to videos of other tasks. `oracle/r1` minus the usual R@1 is the cost or gain
+of task-conditioned text. Where the text is not task-conditioned, `oracle/r1` equals the usual R@1.
 
 Shapes: Q captions, V videos.
 """
@@ -45,13 +45,13 @@ def oracle_metrics(
     device: torch.device,
     encode_sharded: Spread,
 ) -> dict[str, float]:
-    """Return `stream/oracle/...` after a task; nothing on a worker that only helps to encode.
+    """Return `stream/oracle/...` after a task; empty on a worker that only encodes.
 
-    Every caption is encoded again, so the evaluation takes twice the text passes.
+    Every caption is encoded again, which doubles the passes through the text tower.
 
     Args:
-        usual: the ranks without an oracle, of the worker that scores.
-        encode_sharded: as of `caption_features`.
+        usual: ranks without an oracle; None on workers that do not score.
+        encode_sharded: see `caption_features`.
     """
     sizes = [len(gallery) for gallery in galleries]
     if not method.task_conditioned_text:
@@ -60,7 +60,7 @@ def oracle_metrics(
         own = _joined([_own(method, q, task, config, device, encode_sharded) for task, q in enumerate(queries)])
     features = caption_features(method, queries, len(galleries), config, device, encode_sharded)
     if usual is None:
-        for _ in features:  # the other workers wait for this one's share
+        for _ in features:  # the other workers wait for this worker's share
             pass
         return {}
     if method.normalizes_scores():
@@ -86,12 +86,12 @@ def oracle_metrics(
 def _own(
     method: Method, asked: Queries, task: int, config: EvaluationConfig, device: torch.device, encode_sharded: Spread
 ) -> Tensor:
-    """Return the features of a task's captions as they search their own task's videos."""
+    """Return the features of a task's captions, conditioned on that task."""
     return encode_sharded(lambda tokens: encode_texts(method, tokens, task, config, device), asked.tokens)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return the features of all tasks; those of words are padded with zeros to the longest."""
+    """Concatenate the features of all tasks; word features are padded with zeros to the longest."""
     if parts[0].ndim < 3:
         return torch.cat(list(parts))
     longest = max(part.shape[1] for part in parts)
@@ -106,7 +106,7 @@ def _ranked(
 
 
 def _right(score: Score, rows: Sequence[int], columns: Sequence[int], chunk: int) -> Tensor:
-    """Return (Q,) 1 where the best video is of the caption's task, and the share among equally good ones."""
+    """Return (Q,): 1 where the best video is of the caption's task, else that task's share of the tied best ones."""
     shares = []
     for task, (start, stop) in enumerate(pairwise(rows)):
         for first in range(start, stop, chunk):

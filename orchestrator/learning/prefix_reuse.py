@@ -1,10 +1,10 @@
 """Task-prefix reuse: runs whose results up to task k cannot differ train those tasks once.
 
-Every setting that a run reads is noted, and with each commit everything that was read until then. Another run of the
-same code on the same frames in the same environment that has the same *values* of those settings would have done the
-same up to there: a run is deterministic, so as long as every value it reads is the same, the next one that it asks
-for is the same too. It therefore takes the commit over and goes on with the next task. What is read is observed and
-never declared; a setting that is read early costs reuse and never correctness.
+Every setting that a run reads is recorded, and each commit stores the settings read until then. Another run with the
+same code, frames and environment, and with the same *values* of those settings, would have computed the same tasks:
+runs are deterministic, so as long as all values read are equal, the next setting read is the same, too. That run
+therefore adopts the commit and continues with the next task. Reads are observed, never declared; a setting that is
+read early costs reuse, never correctness.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ READ_SETS, PREFIXES = "reads", "prefixes"  # kinds of objects in the store
 
 
 class AccessLog:
-    """The names of the settings that were read so far, dotted as the user writes them.
+    """Names of the settings that were read so far, dotted as the user writes them.
 
     Args:
-        idle: names that decide no result and are never noted.
+        idle: settings that decide no result and are never recorded.
     """
 
     def __init__(self, idle: Iterable[str] = ()) -> None:
@@ -42,9 +42,9 @@ class AccessLog:
 
 
 def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
-    """A frozen dataclass that is equal field by field and notes in `reads` which fields are read.
+    """Return an equal copy of a frozen dataclass that records in `reads` which fields are read.
 
-    Looking at all of its fields at once (`vars`, `asdict`, `==`, `repr`) counts as reading all of them.
+    Access to all fields at once (`vars`, `asdict`, `==`, `repr`) counts as reading all of them.
     """
     names = {f.name: f"{prefix}.{f.name}" if prefix else f.name for f in fields(config)}  # type: ignore[arg-type]
     parent: Any = type(config)
@@ -71,7 +71,7 @@ def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
 
 
 class TrackedSettings(Mapping[str, Any]):
-    """Flat dotted settings that note which values are looked at. Names alone may be listed freely."""
+    """Flat dotted settings that record which values are read. Listing names records nothing."""
 
     def __init__(self, settings: Mapping[str, Any], reads: AccessLog) -> None:
         self._settings, self._reads = dict(settings), reads
@@ -89,17 +89,17 @@ class TrackedSettings(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Prefix:
-    """Finished tasks that another run can take over."""
+    """Finished tasks that another run can adopt."""
 
     done: int
     run: str  # key of the run that trained them
 
 
 class Prefixes:
-    """The shared tasks of all runs in a store whose environment (run_key.py) is the same.
+    """Shared tasks of all runs in a store that have the same environment (run_key.py).
 
     Args:
-        store: where they are.
+        store: holds them.
         base: digest of everything besides the settings that decides a result.
         settings: of this run, flat and dotted, complete.
         contents: setting -> digest of the file or folder that it names.
@@ -110,25 +110,25 @@ class Prefixes:
         self._settings, self._contents = dict(settings), dict(contents)
 
     def key(self, num_done: int, names: Iterable[str]) -> str:
-        """What decides the first `num_done` tasks of a run that has read the settings `names` until then."""
+        """Return the digest of everything that decides the first `num_done` tasks if they read the settings `names`."""
         read = {name: self._settings[name] for name in sorted(names)}
         return digest_of([self.base, num_done, read, {name: self._contents.get(name, "") for name in read}])
 
     def publish(self, num_done: int, names: Iterable[str], run: str) -> None:
-        """Let others know the commit of the first `num_done` tasks of `run`. The first to say so stays."""
+        """Publish the commit of the first `num_done` tasks of `run`; an earlier entry with the same key stays."""
         listed = sorted(names)
         self.store.create_json(READ_SETS, f"{self.base}/task_{num_done:03d}/{digest_of(listed)}", {"names": listed})
         self.store.create_json(PREFIXES, f"{self.base}/{self.key(num_done, listed)}", {"run": run, "done": num_done})
 
     def find(self, num_tasks: int, at_least: int = 1) -> Iterator[Prefix]:
-        """Prefixes of this run that another one has finished, the longest first."""
+        """Yield prefixes of this run that another run has finished, longest first."""
         requests = [name.split("/") for name in self.store.list(READ_SETS, f"{self.base}/")]
         for done in range(num_tasks, at_least - 1, -1):
             for _, task, which in (request for request in requests if request[1] == f"task_{done:03d}"):
                 try:
                     names = self.store.get_json(READ_SETS, f"{self.base}/{task}/{which}")["names"]
                     if not set(names) <= self._settings.keys():
-                        continue  # of another retriever below the same strategy
+                        continue  # from a strategy with another base
                     found = self.store.get_json(PREFIXES, f"{self.base}/{self.key(done, names)}")
                 except MissingObject:
                     continue

@@ -1,6 +1,6 @@
-"""What a stream's protocol decides of a run: what is encoded anew, what is measured, what selects an epoch.
+"""Protocols of streams: re-encoding of galleries, metrics, and the score that selects an epoch.
 
-The loop asks the object of its stream (`protocol_of`) and knows no protocol by name.
+The loop uses the protocol object of its stream (`protocol_of`) and knows no protocol by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ctvr.orchestrator.streams.stream import Stream
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What is there to be measured after a task."""
+    """Inputs to an evaluation after a task."""
 
     method: Method
     data: StreamData
@@ -38,31 +38,31 @@ class EvaluationContext:
     config: EvaluationConfig
     device: torch.device
     encode_sharded: Callable[[Callable[[Any], Tensor], Any], Tensor]  # encodes on all workers
-    is_scoring: bool  # False only helps to encode
+    is_scoring: bool  # False on a worker that only encodes
 
 
 class Protocol(ABC):
-    """The rules of one kind of stream."""
+    """Rules of one kind of stream."""
 
     name: ClassVar[str]
-    reencodes_gallery: ClassVar[bool] = False  # every task's items by the present model; else as they were stored
-    gain: ClassVar[tuple[str, str] | None] = None  # metric, and what it is called over that of the untrained backbone
+    reencodes_gallery: ClassVar[bool] = False  # encode every task's items with the current model after each task
+    gain: ClassVar[tuple[str, str] | None] = None  # metric, and the name of its gain over the untrained backbone
 
     @abstractmethod
     def measure(self, sight: EvaluationContext) -> Evaluation | None:
-        """What is known after a task; None where `sight.is_scoring` is False."""
+        """Return the results after a task; None where `sight.is_scoring` is False."""
 
     @abstractmethod
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
-        """Add to `found.metrics` what needs the rows of earlier tasks: forgetting."""
+        """Add the metrics that need earlier tasks (forgetting) to `found.metrics`."""
 
     @abstractmethod
     def score(self, found: Evaluation) -> float:
-        """By which the best epoch of a task is chosen."""
+        """Return the score that selects the best epoch of a task."""
 
     @abstractmethod
     def ranks(self, found: Evaluation) -> dict[str, float]:
-        """Query -> its rank in the protocol's gallery."""
+        """Return query -> rank in the protocol's gallery."""
 
 
 class Retrieval(Protocol):
@@ -95,19 +95,19 @@ class Retrieval(Protocol):
 
 
 class CTVR(Retrieval):
-    """A task's videos are stored once; all captions so far search all of them (arXiv:2503.10111, section 3)."""
+    """Videos are encoded once, after their task; all captions so far search all (arXiv:2503.10111, section 3)."""
 
     name = "ctvr"
 
     def score(self, found: Evaluation) -> float:
-        return found.metrics["stream/t2v/r1"]  # of the cumulative gallery, which in task 1 is the task's own
+        return found.metrics["stream/t2v/r1"]  # of the cumulative gallery, which equals the task's own in task 1
 
     def ranks(self, found: Evaluation) -> dict[str, float]:
         return found.ranks
 
 
 class CVLM(Retrieval):
-    """Each task's videos are encoded by the present model and searched by its captions alone (BMU-MoCo, section 4)."""
+    """The current model encodes each task's videos; only its own captions search them (BMU-MoCo, section 4)."""
 
     name = "cvlm"
     reencodes_gallery = True
@@ -120,16 +120,16 @@ class CVLM(Retrieval):
 
 
 class AccuracyProtocol(Protocol):
-    """What is right is counted: `own` and `union` hold two accuracies (%) of each task by the present model."""
+    """Accuracies instead of retrieval: `own` and `union` hold two accuracies (%) of each task by the current model."""
 
     reencodes_gallery = True
     family: ClassVar[str]  # of its metrics: stream/<family>/accuracy
-    knn_metric: ClassVar[str]  # what the second accuracy is called by behind that
+    knn_metric: ClassVar[str]  # suffix of the second accuracy's name
 
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
         for table, name in ((own, ""), (union, self.knn_metric)):
             found.metrics[f"stream/{self.family}/accuracy{name}"] = knn.mean_accuracy(table)
-            if len(table) > 1:  # before, nothing can be forgotten
+            if len(table) > 1:  # forgetting is undefined after one task
                 found.metrics[f"stream/{self.family}/forgetting{name}"] = knn.forgetting(table)
                 found.metrics[f"stream/{self.family}/forgetting{name}_best"] = knn.forgetting(table, of_best=True)
 
@@ -141,11 +141,10 @@ class AccuracyProtocol(Protocol):
 
 
 class UCL(AccuracyProtocol):
-    """The nearest training images of a task tell the class of its test images: divyam3897/UCL@cfaa81d.
+    """k-nearest-neighbour accuracy among a task's training images, as in divyam3897/UCL@cfaa81d.
 
-    Nothing is searched. `own` holds the accuracy by the release's k, which is the number of tasks so far; `union` that
-    by a k which stays the same: `evaluation.knn_k`, or all training images of the task where it has fewer, or
-    `evaluation.knn_share` of them.
+    `own` holds the accuracy with the release's k, the number of tasks so far. `union` holds it with a constant k:
+    `evaluation.knn_k` (at most all training images of the task), or the share `evaluation.knn_share` of them.
     """
 
     name, family, knn_metric = "ucl", "knn", "_fixed"
@@ -174,10 +173,10 @@ class UCL(AccuracyProtocol):
 
 
 class QA(AccuracyProtocol):
-    """Answers are chosen from a list: the training answers so far, as strings that are equal or not.
+    """Questions answered from the list of training answers so far; an answer is correct if the strings are equal.
 
-    `own` holds the accuracy (%) among the answers of a question's task, `union` that among those of all tasks so far.
-    Each task's videos are read by the present model.
+    `own` holds the accuracy (%) among the answers of a question's task, `union` among those of all tasks so far.
+    The current model encodes each task's videos.
     """
 
     name, family, knn_metric = "qa", "qa", "_all"
@@ -205,7 +204,7 @@ class QA(AccuracyProtocol):
     def _best(
         self, sight: EvaluationContext, asked: Questions, videos: Tensor, answers: Tensor, rows: Sequence[int]
     ) -> Tensor:
-        """The likeliest answer (N,) of the questions `rows`."""
+        """Return the most likely answer (N,) to each of the questions `rows`."""
         found, size = [], sight.config.batch_size
         for start in range(0, len(rows), size):
             some = list(rows[start : start + size])
@@ -218,5 +217,5 @@ PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (CTVR(
 
 
 def protocol_of(stream: Stream) -> Protocol:
-    """The rules of a stream."""
+    """Return the protocol of a stream."""
     return PROTOCOLS[stream.protocol]

@@ -1,8 +1,8 @@
-"""Signs of life of the workers that train one model together: one that stands still is named while others wait for it.
+"""Heartbeats of the workers that train one model together, so that a stalled worker is named.
 
-A worker that is stopped, swapped out or cut off from the network raises no error; the others wait in a collective until
-that times out. So every worker has a thread that sends a datagram to all others every few seconds, whatever the main
-thread computes or waits for: a slow worker sends it too, a worker that stands still does not.
+A worker that is stopped, swapped out or disconnected raises no error; the others wait in a collective until it times
+out. Every worker therefore has a thread that sends a datagram to all others every few seconds, independently of the
+main thread: a slow worker still sends heartbeats, a stalled one does not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-EVERY = 5.0  # seconds between two signs of life
-STILL = 60.0  # seconds without one after which a worker is named
-_here = [""]  # where this process is: task, epoch and step
+EVERY = 5.0  # seconds between two heartbeats
+STILL = 60.0  # seconds without a heartbeat after which a worker counts as stalled
+_here = [""]  # position of this process: task, epoch and step
 
 
 def at(place: str) -> None:
-    """Take note of the task, epoch and step that this process has come to."""
+    """Record the task, epoch and step that this process has reached."""
     _here[0] = place
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a worker hears the others, and which process it is."""
+    """Address and process of a worker."""
 
     host: str
     port: int
@@ -42,16 +42,16 @@ class Peer:
 
 
 class Pulse:
-    """The signs of life of one worker, sent to all others and heard from them.
+    """Sends and receives the heartbeats of one worker.
 
     Args:
         rank: of this worker.
-        own: its socket (datagrams).
-        peers: of all workers, by rank.
-        secret: of the group; datagrams without it are not heard.
-        tell: hears a line when a worker stands still or goes on; of several workers that wait the first one tells.
-        every: seconds between two signs.
-        still: seconds without a sign after which a worker is named.
+        own: its datagram socket.
+        peers: all workers, by rank.
+        secret: shared by the group; datagrams without it are ignored.
+        tell: receives a line when a worker stalls or resumes; only the first of the waiting workers calls it.
+        every: seconds between two heartbeats.
+        still: seconds without a heartbeat after which a worker counts as stalled.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Pulse:
     ) -> None:
         self.rank, self.own, self.peers, self.secret = rank, own, peers, secret
         self.tell, self.every, self.still = tell, every, still
-        self.heard: dict[int, float] = {}  # rank -> when; one never heard may be behind a firewall
-        self.places: dict[int, str] = {}  # rank -> where that worker was when it was last heard
-        self.standing: dict[int, str] = {}  # rank -> the line that names it
+        self.heard: dict[int, float] = {}  # rank -> time of the last heartbeat; a firewall may block a rank forever
+        self.places: dict[int, str] = {}  # rank -> position in its last heartbeat
+        self.standing: dict[int, str] = {}  # rank -> message about the stalled worker
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
@@ -82,11 +82,11 @@ class Pulse:
         self.own.close()
 
     def named(self) -> str:
-        """Return the lines that name the workers which stand still now; empty if none does."""
+        """Return the messages about the workers that are stalled now; empty if there are none."""
         return "; ".join(line for _, line in sorted(self.standing.items()))
 
     def positions(self) -> str:
-        """Return where all workers are that were heard: the one that is behind is the one to look at."""
+        """Return the last known position of every worker; the one with the earliest position delays the others."""
         places = {**self.places, self.rank: _here[0]}
         return ", ".join(f"worker {rank} is in {place or 'the start'}" for rank, place in sorted(places.items()))
 
@@ -95,7 +95,7 @@ class Pulse:
         self.own.settimeout(self.every / 5)
         while not self._is_over.is_set():
             now = time.monotonic()
-            if now - looked > 2 * self.every:  # this process stood still itself, or has just begun: it heard nobody
+            if now - looked > 2 * self.every:  # this process itself was stalled, or has just begun
                 self.heard = dict.fromkeys(self.heard, now)
             looked = now
             if now - sent >= self.every:
@@ -110,11 +110,11 @@ class Pulse:
             if rank != self.rank:
                 try:
                     self.own.sendto(sign, (peer.host, peer.port))
-                except OSError:  # a full buffer, a network that is away: others name this worker, if they wait long
-                    log.debug("no sign of life to worker %d", rank, exc_info=True)
+                except OSError:  # a full buffer or a network failure: others report this worker if it lasts
+                    log.debug("heartbeat to worker %d was not sent", rank, exc_info=True)
 
     def _hear(self) -> None:
-        """Read every sign that has come; wait a moment for the first."""
+        """Read all pending heartbeats; wait briefly for the first."""
         try:
             while True:
                 secret, rank, place = json.loads(self.own.recv(4096))
@@ -124,45 +124,45 @@ class Pulse:
                 self.own.settimeout(0)
         except (TimeoutError, BlockingIOError):
             pass
-        except (OSError, ValueError, TypeError):  # a closed port answers; or a stranger's datagram
-            log.debug("no sign of life was read", exc_info=True)
+        except (OSError, ValueError, TypeError):  # an error from a closed port, or a foreign datagram
+            log.debug("heartbeat was not read", exc_info=True)
         self.own.settimeout(self.every / 5)
 
     def _goes_on(self, rank: int, place: str) -> None:
-        speaks = self._speaks()  # as it did while that worker stood still
+        speaks = self._speaks()  # evaluated while that worker still counts as stalled
         if self.standing.pop(rank, None) and speaks:
-            self._say(f"worker {rank} of {len(self.peers)} goes on ({place or 'start'})")
+            self._say(f"worker {rank} of {len(self.peers)} has resumed ({place or 'start'})")
 
     def _judge(self, now: float) -> None:
         for rank, heard in self.heard.items():
             if now - heard > self.still and rank not in self.standing:
                 peer, place = self.peers[rank], _here[0] or "the start"
                 self.standing[rank] = (
-                    f"worker {rank} of {len(self.peers)} ({peer.machine}, process {peer.pid}) stands still: no sign of "
-                    f"life for {now - heard:.0f} s; worker {self.rank} waits for it in {place}"
+                    f"worker {rank} of {len(self.peers)} ({peer.machine}, process {peer.pid}) is stalled: no heartbeat "
+                    f"for {now - heard:.0f} s; worker {self.rank} waits for it in {place}"
                 )
                 log.warning("%s", self.standing[rank])
                 if self._speaks():
                     self._say(self.standing[rank])
 
     def _say(self, line: str) -> None:
-        """Tell a line in a thread of its own: who waits for the listener must not miss a sign of life."""
+        """Report a line from a separate thread: a slow listener must not delay heartbeats."""
         threading.Thread(target=self.tell, args=(line,), name="pulse-tell", daemon=True).start()
 
     def _speaks(self) -> bool:
-        """Whether this worker tells for all that wait: the first of those that do not stand still."""
+        """Return whether this worker reports for all waiting ones: the lowest rank that is not stalled."""
         return all(rank in self.standing for rank in range(self.rank))
 
 
 def meet(
     rank: int, size: int, group: Any, tell: Callable[[str], None], every: float = EVERY, still: float = STILL
 ) -> Pulse:
-    """Start the pulse of this worker; every worker of a process group calls it at the same time.
+    """Start the heartbeats of this worker; every worker of a process group must call it at the same time.
 
     Args:
         rank, size: of this worker and of the group.
-        group: over which the workers tell their addresses.
-        tell, every, still: as of `Pulse`.
+        group: process group through which the workers exchange addresses.
+        tell, every, still: see `Pulse`.
     """
     import torch.distributed as dist
 
@@ -174,10 +174,10 @@ def meet(
 
 
 def _socket_towards(head: str) -> socket.socket:
-    """Return a socket for datagrams, bound to this machine's address in the network of `head`."""
+    """Return a datagram socket bound to this machine's address in the network of `head`."""
     family, kind, _, _, address = socket.getaddrinfo(head, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # nothing is sent
+        probe.connect(address)  # sends nothing
         here = probe.getsockname()[0]
     own = socket.socket(family, kind)
     own.bind((here, 0))

@@ -1,9 +1,9 @@
-"""Ranks of both directions in one pass over tiles of scores, and the best of a large gallery.
+"""Ranks in both directions in one pass over tiles of scores, and top-k search in a large gallery.
 
-A rank is 1 + #better + #equal / 2, so ties are neither won nor lost, and NaN is the worst score, so that a diverged
-model ranks at chance. What a rank is counted against, the score of a caption and its own video, is read first, from the
-tiles where those stand; then every tile adds to the counts of its captions and of its videos. Tiles are scored where
-they are asked for, so the matrix (Q, V) need not exist.
+A rank is 1 + #better + #equal / 2, so ties count half, and NaN is the worst score, so that a diverged model ranks at
+chance. The reference scores, those of a caption and its own video, are read first, from the tiles that contain them;
+then every tile adds to the counts of its captions and of its videos. Tiles are scored on demand, so the matrix (Q, V)
+need not exist.
 
 Protocol: CTVR (arXiv:2503.10111, section 3) and CVLM (BMU-MoCo, section 4). Shapes: Q captions, V videos, V' videos
 that have a caption, T tasks.
@@ -23,28 +23,28 @@ from ctvr.methods.layers.transfer import to_device
 
 # Scores (R, C) of some captions (a slice or an index of rows) and of some videos (a slice), in any floating type
 Score = Callable[[slice | Tensor, slice], Tensor]
-TILE = 1024  # videos of a tile
-SCATTERS = ("cpu",)  # where `scatter_reduce` may be used: on CUDA torch takes it for unrepeatable, maxima too
-KEPT = 2**25  # bytes of tiles that are kept when they are met first: small matrices are scored once
+TILE = 1024  # videos per tile
+SCATTERS = ("cpu",)  # devices with `scatter_reduce`: on CUDA torch calls it nondeterministic, even for maxima
+KEPT = 2**25  # bytes of tiles kept from their first use: small matrices are scored once
 
 
 @dataclass(frozen=True)
 class Ranked:
     """Ranks (float64, 1 is best) of captions and of captioned videos, each in the order of their tasks."""
 
-    to_videos: Tensor  # (Q,) of a caption's own video among all videos
+    to_videos: Tensor  # (Q,) rank of a caption's own video among all videos
     own: Tensor  # (Q,) the same among the videos of the caption's task
-    captioned: Tensor  # (V',) int64 the columns of captioned videos
-    # (V',) of a video among all captioned videos, each of which is spoken for by its best caption; as CLIP4Clip, X-Pool
-    # and CTVR count it (ties apart: the released code ranks the own ones first)
+    captioned: Tensor  # (V',) int64, columns of captioned videos
+    # (V',) rank of a video among all captioned videos, each scored by its best caption, as in CLIP4Clip, X-Pool
+    # and CTVR (except for ties: the released code ranks the own captions first)
     videos: Tensor
     own_videos: Tensor  # (V',) the same among those of its task
-    captions: Tensor  # (V',) of a video's best own caption among all captions of other videos: stricter with several
-    beats_twin: Tensor  # (Q,) 1 where a caption scores its video above its twin, 1/2 where equal, NaN without one
+    captions: Tensor  # (V',) rank of a video's best own caption among all captions of other videos
+    beats_twin: Tensor  # (Q,) 1 where a caption scores its video above its twin, 1/2 where equal, NaN without a twin
 
 
 def score_reader(scores: Tensor) -> Score:
-    """Scores (Q, V) that are there already."""
+    """Return a `Score` that reads precomputed scores (Q, V)."""
     return lambda rows, columns: scores[rows, columns]
 
 
@@ -59,15 +59,15 @@ def rank(
     """Rank captions among videos and videos among captions.
 
     Args:
-        score: says the same whenever it is asked.
+        score: must return the same scores on every call.
         target: (Q,) int64 column of each caption's own video, which is one of its task, on the CPU.
         rows: T + 1 offsets of the tasks' captions, from 0 to Q.
         columns: T + 1 offsets of the tasks' videos, from 0 to V.
         twin: (Q,) int64 column of the time-reversed twin, -1 where there is none.
-        chunk: captions of a tile.
+        chunk: captions per tile.
     """
     order, twin = target.argsort(stable=True), torch.full_like(target, -1) if twin is None else twin
-    if not torch.equal(order, torch.arange(len(target))):  # captions of a video must stand together
+    if not torch.equal(order, torch.arange(len(target))):  # captions of a video must be adjacent
         ordered = rank(
             lambda part, videos: score(order[part], videos), target[order], rows, columns, twin[order], chunk
         )
@@ -99,14 +99,14 @@ def rank(
 
 
 def topk(score: Score, queries: int, columns: Sequence[int], k: int, chunk: int = 512) -> tuple[Tensor, Tensor]:
-    """The k best videos of each caption, best first, of equal ones the first; a tile is held at a time.
+    """Return the k best videos of each caption, best first, lowest column first among equals; tile by tile.
 
     Args:
-        score: says the scores of a tile.
-        queries: Q, how many captions there are.
+        score: returns the scores of a tile.
+        queries: Q, number of captions.
         columns: offsets of blocks of videos, from 0 to V.
-        k: how many, >= 1; all V if there are fewer.
-        chunk: captions of a tile.
+        k: number of videos per caption, >= 1; at most V are returned.
+        chunk: captions per tile.
 
     Returns:
         Scores (Q, k) and columns (Q, k) int64, on the CPU.
@@ -118,7 +118,7 @@ def topk(score: Score, queries: int, columns: Sequence[int], k: int, chunk: int 
         for c, (_, part) in enumerate(tiles.columns):
             tile = tiles(r, c)
             place = torch.arange(part.start, part.stop, device=tile.device).expand(len(tile), -1)
-            if best is not None:  # those found before stand to the left, so they win among equals
+            if best is not None:  # earlier candidates come first, so they win ties
                 tile, place = torch.cat([best[0], tile], dim=1), torch.cat([best[1], place], dim=1)
             tile, order = tile.sort(dim=1, descending=True, stable=True)
             best = tile[:, :k].clone(), place.gather(1, order[:, :k])
@@ -131,7 +131,7 @@ def topk(score: Score, queries: int, columns: Sequence[int], k: int, chunk: int 
 
 
 class _Tiles:
-    """Tiles by their numbers, without NaN. A tile's videos are of one task."""
+    """Tiles by index, with NaN replaced. A tile's videos belong to one task."""
 
     def __init__(self, score: Score, rows: Sequence[int], columns: Sequence[int], chunk: int) -> None:
         self.score, self.offsets = score, rows
@@ -156,7 +156,7 @@ class _Tiles:
 
 
 def _picked(tiles: _Tiles, wanted: Tensor) -> Tensor:
-    """Scores (Q,) of each caption and the video that is wanted of it."""
+    """Return the score (Q,) of each caption and its wanted video."""
     parts = []
     starts = torch.tensor([part.start for _, part in tiles.columns])
     for r, rows in enumerate(tiles.rows):
@@ -175,17 +175,17 @@ def _picked(tiles: _Tiles, wanted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Counts:
-    """For captions (Q,) and for videos (V,): twice the better ones and once the equal ones, itself among them."""
+    """Per caption (Q,) and per video (V,): twice the number of better ones plus the equal ones, itself included."""
 
-    captions: Tensor  # videos that a caption prefers to its own
+    captions: Tensor  # videos that a caption scores above its own
     own_captions: Tensor  # those of its task
-    groups: Tensor  # captioned videos whose best caption fits a video better than its own best does
+    groups: Tensor  # captioned videos whose best caption scores a video higher than its own best caption does
     own_groups: Tensor  # those of its task
-    all_captions: Tensor  # captions that fit a video better than its own best does
+    all_captions: Tensor  # captions that score a video higher than its own best caption does
 
 
 def _on_cpu(counts: _Counts, *others: Tensor) -> tuple[_Counts, Tensor, Tensor]:
-    """Counts and two vectors in float64, by one copy: the host of a GPU waits once for a ranking."""
+    """Copy counts and two vectors to the CPU in float64, in one transfer: a ranking synchronises once."""
     parts = [*vars(counts).values(), *(x.double() for x in others)]
     *found, first, second = torch.cat(parts).cpu().split([len(x) for x in parts])
     return _Counts(*found), first, second
@@ -196,8 +196,8 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
 
     Args:
         own: (Q,) score of each caption and its own video.
-        best: (V,) the best of a video's own captions.
-        group: (Q,) number of a caption's video among the captioned ones, not decreasing.
+        best: (V,) best score among a video's own captions.
+        group: (Q,) index of a caption's video among the captioned ones, not decreasing.
     """
     zeros = [torch.zeros(len(x), dtype=torch.float64, device=own.device) for x in (own, own, best, best, best)]
     found = _Counts(*zeros)
@@ -205,7 +205,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
     offsets = [*(int(group[row]) if row < len(group) else int(group[-1]) + 1 for row in tiles.offsets)]
     in_tiles = [_Groups(group[rows] - group[rows.start], own.device) for rows in tiles.rows] if several else []
     for c, (task, columns) in enumerate(tiles.columns):
-        carry: Tensor | None = None  # of the video whose captions go on in the next tile
+        carry: Tensor | None = None  # of the video whose captions continue in the next tile
         for r, rows in enumerate(tiles.rows):
             tile = tiles(r, c)
             counts = _beating(tile, own[rows, None], 1)
@@ -232,18 +232,18 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
 
 
 class _Groups:
-    """Rows that belong together: `number` (R,) on the CPU counts groups from 0, each of them at least one row long."""
+    """Groups of consecutive rows: `number` (R,) on the CPU is the group of each row, from 0, without gaps."""
 
     def __init__(self, number: Tensor, device: torch.device) -> None:
         self.counts = torch.bincount(number)
         self.number = to_device(number, device)
-        if device.type not in SCATTERS:  # the rows of each group (N, most), the last one again where there are fewer
+        if device.type not in SCATTERS:  # rows of each group (N, most), padded by repeating the last row
             first = self.counts.cumsum(0) - self.counts
             later = torch.minimum(torch.arange(int(self.counts.max())), self.counts[:, None] - 1)
             self.rows = to_device(first[:, None] + later, device)
 
     def maxima(self, x: Tensor) -> Tensor:
-        """The largest of each column of x (R, ...) within each group, (N, ...)."""
+        """Return the maximum of each column of x (R, ...) within each group, (N, ...)."""
         if x.device.type not in SCATTERS:
             return x[self.rows].amax(dim=1)
         number = self.number.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
@@ -251,14 +251,14 @@ class _Groups:
 
 
 def _within(part: slice, start: int, stop: int) -> slice:
-    """The places of start:stop in a part, counted from its beginning."""
+    """Return the slice of a part that covers start:stop, relative to the part's start."""
     length = part.stop - part.start
     first = min(max(start - part.start, 0), length)
     return slice(first, min(max(stop - part.start, first), length))
 
 
 def _beating(scores: Tensor, own: Tensor, dim: int) -> Tensor:
-    """Twice the scores above `own` and once those equal to it, added up along `dim`: whole numbers, float64."""
-    room = torch.empty_like(scores)  # comparisons in the type of the scores are the quickest to add up, and exact
+    """Return twice the scores above `own` plus those equal to it, summed along `dim`: integers as float64."""
+    room = torch.empty_like(scores)  # comparisons in the dtype of the scores sum fastest, and exactly
     better = torch.gt(scores, own, out=room).sum(dim=dim).double()
     return better + torch.ge(scores, own, out=room).sum(dim=dim)

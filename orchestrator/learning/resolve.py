@@ -1,6 +1,6 @@
-"""Settings become an experiment.
+"""Resolution of settings into an `Experiment`.
 
-Settings come from the command line, presets and streams as flat `group.name` words; `resolve` fills in the rest.
+Settings come from the command line, presets and streams as flat `group.name` pairs; `resolve` fills in the rest.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
 from ctvr.orchestrator.streams.stream import Stream
 
-UNTRAINED = "untrained"  # preset of every method: the control that trains nothing and is scored as the method scores
+UNTRAINED = "untrained"  # preset of every method: a control that trains nothing and scores as the method does
 
 
 def presets_of(method: str) -> dict[str, dict[str, Any]]:
-    """A method's presets; `paper`, the defaults, is always there, and so is `untrained`.
+    """Return a method's presets; `paper` (the defaults) and `untrained` always exist.
 
-    Those of a configuration hold what makes it one; presets that undo it are not among them.
+    Presets of a configuration include the settings that define it; presets that override these are excluded.
     """
     cls, own = get_method(method), CONFIGURATIONS.get(method, ("", ""))[1]
     known = {"paper": {}, **cls.PRESETS, UNTRAINED: Override({"optim.epochs": 0})}
@@ -36,21 +36,21 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
     for name in dict.fromkeys(name.removeprefix(f"{own}-") for name in known if name != own):
         meant = copy.copy(known.get(f"{own}-{name}", known.get(name, {})))  # a recipe keeps its sources
         if isinstance(meant, Recipe) and "method.base" in known[own]:
-            continue  # of the authors' command, around another retriever than the row's
+            continue  # a recipe for the authors' command, with another base than the row's
         found[name] = meant
         meant.update({**known[own], **meant})
     return {name: settings for name, settings in found.items() if settings.items() >= known[own].items()}
 
 
 def with_recipe(method: str, presets: Sequence[str], recommended: Mapping[str, Any]) -> tuple[str, ...]:
-    """Presets as they act: one recipe first, then the changes on top of it.
+    """Return the presets in the order in which they apply: one recipe first, then the changes on top of it.
 
-    The recipe is the one that is named, else the one that the stream recommends, or `paper` if the method has none of
-    that name; none where the stream recommends none, or where it is for another number of frames in a video than the
-    stream's, which stays the stream's word.
+    The recipe is the named one; else the one that the stream recommends, or `paper` if the method has none of that
+    name. There is no recipe if the stream recommends none, or if the recipe's number of frames differs from the
+    stream's recommended `data.num_frames`, which then applies.
 
     Args:
-        method: or a configuration.
+        method: name of a method or a configuration.
         presets: as the user named them.
         recommended: `Stream.settings`.
 
@@ -79,7 +79,7 @@ def _recommended_recipe(known: Mapping[str, Mapping[str, Any]], recommended: Map
 
 
 def configured(method: str, presets: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The method that a configuration names, and its presets: its own first, and the others as it means them.
+    """Return the method of a configuration, and its presets: its defining preset first, then the others translated.
 
     Raises:
         ConfigError: for a preset that the configuration does not have.
@@ -102,7 +102,7 @@ def _no_preset(method: str, preset: str, known: Iterable[str]) -> ConfigError:
 
 
 def _with_base(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides whose `method.base` is a method: a configuration is replaced by what it stands for."""
+    """Return overrides in which a configuration named by `method.base` is replaced by its method and settings."""
     base = str(overrides.get("method.base", ""))
     if base not in CONFIGURATIONS:
         return dict(overrides)
@@ -114,11 +114,11 @@ def _with_base(overrides: Mapping[str, Any]) -> dict[str, Any]:
 def preset_settings(
     method: str, presets: Sequence[str], overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None
 ) -> Settings:
-    """What presets set: a recipe, and on top of it any number of changes (`ctvr.methods.base.Override`).
+    """Return the settings of presets: of a recipe, and of any number of changes on top (`ctvr.methods.base.Override`).
 
-    A strategy's recipe knows the retriever that the strategy wraps by default. Where `overrides` or a change name
-    another one, `base.*` come from that retriever's own recipe of the same name, if it has one; where the strategy has
-    none of the name that the stream recommends, from the retriever's of that name.
+    A strategy's recipe contains settings of its default base. Where `overrides` or a change name another base,
+    `base.*` comes from that base's recipe of the same name, if it has one. Where the strategy has no recipe of the
+    name that the stream recommends, it comes from the base's recipe of that name.
 
     Raises:
         ConfigError: for an unknown preset, for two recipes, or for two changes of one setting.
@@ -133,8 +133,8 @@ def preset_settings(
     if len(recipes) > 1:
         others = ", ".join(name for name, settings in known.items() if isinstance(settings, Override))
         raise ConfigError(
-            f"preset: {recipes[0]} and {recipes[1]} are both whole recipes of {method}. Name one of them"
-            + (f"; changes that go on top of it: {others}." if others else ".")
+            f"preset: {recipes[0]} and {recipes[1]} are both complete recipes of {method}. Name one of them"
+            + (f"; changes that can be added to it: {others}." if others else ".")
         )
     recipe, changed = (recipes or [""])[0], _changed(known, changes)
     merged = dict(known.get(recipe, {}))
@@ -150,13 +150,14 @@ def preset_settings(
 
 
 def _changed(known: Mapping[str, Mapping[str, Any]], changes: Sequence[str]) -> Settings:
-    """All that the changes set."""
+    """Return all settings of the changes."""
     by: dict[str, str] = {}
     for change in changes:
         for name, value in known[change].items():
             if (other := by.setdefault(name, change)) != change and known[other][name] != value:
                 raise ConfigError(
-                    f"preset: {other} sets {name} to {known[other][name]}, {change} to {value}. Name one of them."
+                    f"preset: {other} sets {name} to {known[other][name]}, but {change} sets it to {value}. "
+                    "Name one of them."
                 )
     return {name: known[change][name] for name, change in by.items()}
 
@@ -164,7 +165,7 @@ def _changed(known: Mapping[str, Mapping[str, Any]], changes: Sequence[str]) -> 
 def _of_base(
     base: str, recipe: str, known: Mapping[str, Mapping[str, Any]], recommended: Mapping[str, Any]
 ) -> Settings:
-    """`base.*` of a retriever that a strategy, whose presets are `known`, does not wrap by default."""
+    """Return `base.*` for a base that is not the default of the strategy whose presets are `known`."""
     of_base = presets_of(base)
     if recipe == "paper" and recommended.get("preset") not in known:
         recipe = _recommended_recipe(of_base, recommended) or recipe
@@ -175,11 +176,11 @@ def _of_base(
 
 
 def get_method(name: str) -> type[Method]:
-    """The class of a method.
+    """Return the class of a method.
 
     Raises:
         UntrustedCode: for a class that the user has not named.
-        ConfigError: with the nearest name that exists.
+        ConfigError: for an unknown name, with the nearest name that exists.
     """
     try:
         cls = find_method(name)
@@ -193,7 +194,7 @@ def get_method(name: str) -> type[Method]:
 
 @contextmanager
 def named_in(place: str) -> Iterator[None]:
-    """Say of a class that the user has not named where its name stands: in which file or record."""
+    """Add the file or record that contains the name to an UntrustedCode error."""
     try:
         yield
     except UntrustedCode as error:
@@ -202,15 +203,15 @@ def named_in(place: str) -> Iterator[None]:
 
 
 def check_domain(method: str, stream: Stream) -> None:
-    """Refuse a method on a stream that it is not for.
+    """Check that a method is for the domain of a stream.
 
     Raises:
-        ConfigError: naming both and what each is for.
+        ConfigError: naming both, with their domains.
     """
     if (domain := get_method(method).domain) != stream.domain:
         remedy = {"videos": "clip4clip", "images": "image_finetune", "questions": "umt_qa"}[stream.domain]
         raise ConfigError(
-            f"method: {method} learns from {domain}, and stream {stream.name} has {stream.domain}. Choose a method for "
+            f"method: {method} is for {domain}, but stream {stream.name} has {stream.domain}. Choose a method for "
             f"{stream.domain}, such as {remedy}."
         )
 
@@ -218,21 +219,21 @@ def check_domain(method: str, stream: Stream) -> None:
 def resolve(
     overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None, presets: Sequence[str] = ()
 ) -> Experiment:
-    """Check a configuration and fill in what it leaves open.
+    """Check a configuration and fill in defaults.
 
-    Later wins: defaults, the stream's recommended settings, the recipe and the changes among the presets, the
-    overrides. `with_recipe` adds the recipe that the stream recommends; without presets there is none.
+    Later sources override earlier ones: defaults, the stream's recommended settings, the recipe and the changes among
+    the presets, the overrides. `with_recipe` adds the recipe that the stream recommends; here it must be in `presets`.
 
     Args:
-        overrides: flat dotted settings as the user gave them; must hold `method` and `stream`.
+        overrides: flat dotted settings as the user gave them; must contain `method` and `stream`.
         recommended: `Stream.settings`.
         presets: names from the method's PRESETS.
 
     Raises:
-        ConfigError: for an unknown method, preset or setting, or a value out of its range.
+        ConfigError: for an unknown method, preset or setting, or a value outside its range.
     """
     if "method" not in overrides:
-        raise ConfigError("method: is required. Add --method NAME; `ctvr methods` lists them.")
+        raise ConfigError("method: no method was given. Add --method NAME; `ctvr methods` lists them.")
     name, presets = configured(str(overrides["method"]), presets)
     overrides = {**_with_base(renamed.settings(overrides)), "method": name}
     cls = get_method(name)
@@ -254,12 +255,12 @@ def resolve(
         base = _build_base(name, method, merged, groups["data"])
     elif select_prefix(merged, "base"):
         raise ConfigError(
-            f"base.{next(iter(select_prefix(merged, 'base')))}: {name} wraps no other method. Leave it out."
+            f"base.{next(iter(select_prefix(merged, 'base')))}: {name} does not wrap another method. Omit it."
         )
     if groups["data"].batch_size % run.workers:
         raise ConfigError(
-            f"data.batch_size: {groups['data'].batch_size} pairs cannot be dealt to workers={run.workers}. "
-            "Make it a multiple."
+            f"data.batch_size: {groups['data'].batch_size} pairs cannot be split evenly over workers={run.workers}. "
+            f"Use a multiple of it."
         )
     settings = flatten(run)
     for group, value in groups.items():
@@ -271,32 +272,32 @@ def resolve(
 
 
 def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:
-    """The settings of a method; where they depend on the frames of a video, the data's setting is the default."""
+    """Build the settings of a method; where they include `num_frames`, the data's setting is the default."""
     values = select_prefix(settings, prefix)
     if any(f.name == "num_frames" for f in fields(cls.Config)):
         values = {"num_frames": data.num_frames, **values}
     made: Any = build(cls.Config, values, prefix)
     if cls.required_num_frames(made) not in {None, data.num_frames}:
         raise ConfigError(
-            f"{prefix}.num_frames: {cls.required_num_frames(made)} is not data.num_frames={data.num_frames}, frames "
-            "of a video. Leave it out, or change data.num_frames."
+            f"{prefix}.num_frames: {cls.required_num_frames(made)} differs from data.num_frames={data.num_frames}. "
+            "Omit it, or change data.num_frames."
         )
     if data.sampling == "one_per_second" and not cls.wraps and not cls.masks_missing_frames(made):
         remedy = f"{prefix}.mask_missing=true, or " if hasattr(made, "mask_missing") else ""
         raise ConfigError(
-            "data.sampling: one_per_second leaves places of short videos empty, and this retriever reads all of them. "
-            f"Write {remedy}data.sampling=segments or linspace."
+            "data.sampling: one_per_second leaves frame slots of short videos empty, but this retriever reads all. "
+            f"Use {remedy}data.sampling=segments or linspace."
         )
     return made
 
 
 def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) -> Any:
-    """The settings of the retriever that strategy `name` wraps, if it can wrap it at all."""
+    """Build the settings of the base that strategy `name` wraps; raise ConfigError if it cannot wrap it."""
     wrapped = get_method(method.base)
     if wrapped.wraps:
         raise ConfigError(
-            f"method.base: {name} cannot wrap {method.base}, which wraps a retriever itself: base.* has room for "
-            "the settings of one retriever. Name a retriever, such as clip4clip."
+            f"method.base: {name} cannot wrap {method.base}, which is a strategy itself; base.* holds the settings of "
+            "one retriever only. Name a retriever, such as clip4clip."
         )
     base = _build_method(wrapped, settings, data, "base")
     try:

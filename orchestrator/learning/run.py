@@ -1,7 +1,7 @@
-"""One run: a configuration in, a record out. Everything below the command line and Ray meets here.
+"""Execution of one run, from its configuration to its record.
 
-`execute` trains and evaluates an `Experiment` in this process (or in each of several processes that share a torch
-process group).
+`execute` trains and evaluates an `Experiment` in this process, or in each of several processes that share a torch
+process group. The command line and Ray both call it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ctvr.orchestrator.streams.stream import Stream
 
 log = logging.getLogger(__name__)
 
-# What the features of an untrained model depend on
+# Settings on which the features of an untrained model depend
 ZERO_SHOT_SETTINGS = (
     "backbone.",
     "data.num_frames",
@@ -57,52 +57,52 @@ ZERO_SHOT_SETTINGS = (
     "precision",
     "deterministic",
 )
-MAX_DROPPED_FRACTION = 0.05  # of a task's pairs in an epoch, where batches cannot be dealt out evenly
+MAX_DROPPED_FRACTION = 0.05  # of a task's pairs per epoch, where batches cannot be split evenly
 
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Where things are. No result depends on them."""
+    """Locations of runs, store and videos. No result depends on them."""
 
-    root: Path  # the runs folder: videos of the embedded streams, manifests, reports
+    root: Path  # the runs folder: videos of the built-in streams, manifests, reports
     store: str = ""  # URI of the object store; empty = <root>/store
     videos: Path | None = None  # base folder of a manifest's videos, if not the manifest's own
 
     def open_store(self) -> Store:
-        return Store.open(self.store or str(self.root / "store"))  # copies of remote objects: $CTVR_CACHE
+        return Store.open(self.store or str(self.root / "store"))  # remote objects are cached in $CTVR_CACHE
 
 
 @dataclass
 class Result:
-    """What `execute` returns."""
+    """Result of `execute`."""
 
     key: str
     record: RunState
     method: Method
     stream: Stream
-    resumed: int  # tasks that had been finished before
-    reused: int = 0  # of these, tasks that another run had trained
+    resumed: int  # tasks that were finished before
+    reused: int = 0  # number of these that another run trained
 
 
 def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
-    """Splits that a run reads: for training, for evaluation and, if that is another, for the choice of epochs.
+    """Return the splits that a run reads: training, evaluation, and selection of epochs if that is a different one.
 
     Raises:
-        ConfigError: if it asks for validation videos and the stream has none.
+        ConfigError: if it needs validation videos and the stream has none.
     """
     evaluation = experiment.evaluation
     chosen = evaluation.selects_on(stream.has_val)
     for setting, split in (("evaluation.split", evaluation.split), ("evaluation.select_split", chosen)):
         if split == "val" and not stream.has_val:
             raise ConfigError(
-                f"{setting}: stream {stream.name} has no validation videos. Write {setting}=test "
-                "(choices are then made on test videos, and tables say so)."
+                f"{setting}: stream {stream.name} has no validation videos. Use {setting}=test "
+                "(selection then uses test videos, and tables mark it)."
             )
     return tuple(dict.fromkeys(("train", evaluation.split, chosen or evaluation.split)))
 
 
 def has_training(experiment: Experiment) -> bool:
-    """Whether anything is trained, so that a run depends on its seed at all: zero-shot CLIP has nothing to train."""
+    """Return whether anything is trained, so that a run depends on its seed; zero-shot CLIP trains nothing."""
     cls = find_method(experiment.run.method)
     return experiment.optim.epochs > 0 and cls.param_groups is not Method.param_groups
 
@@ -117,30 +117,28 @@ def execute(
     on_ready: Callable[[str, Method, StreamData, Commits], None] | None = None,
     stream: Stream | None = None,
 ) -> Result:
-    """Train and evaluate one configuration, from its last finished task on.
+    """Train and evaluate one configuration, starting after its last finished task.
 
     Args:
         experiment: from `resolve`.
-        places: where videos and store are.
-        workers: this process among those that train together.
+        places: locations of videos and store.
+        workers: this process and the number of processes that train together.
         report: called after every task.
-        fresh: ignore finished tasks of an earlier run with the same key, and of all others.
-        reuse: take over tasks that another run has finished where the results cannot differ.
-        on_ready: called before the first task with key, method, data and commits; again where another process was
-            quicker with a task, since a new method then goes on from there.
-        stream: the experiment's, where the caller has loaded it already.
+        fresh: ignore finished tasks of an earlier run with the same key, and of all other runs.
+        reuse: adopt tasks that another run has finished where the results cannot differ.
+        on_ready: called before the first task with key, method, data and commits. It is called again after a commit
+            conflict, because a new method then continues from the other process's commit.
+        stream: the experiment's stream, where the caller has loaded it already.
     """
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     complete, reads = experiment, AccessLog(NON_IDENTITY_SETTINGS)
-    experiment = complete.track_reads(reads)  # from here on everything that is read is noted
-    reads.note("workers")  # they are counted by `workers.size`, not by the setting
+    experiment = complete.track_reads(reads)  # from here on all reads of settings are recorded
+    reads.note("workers")  # `workers.size` is used instead of the setting
     if workers.device.type == "cpu":
         torch.set_num_threads(experiment.run.threads)
     set_determinism(workers.device, experiment.run.deterministic, experiment.run.precision)
     if not experiment.run.deterministic:
-        log.warning(
-            "deterministic=false: on a GPU a second run gives other numbers, and a run that was killed does, too"
-        )
+        log.warning("deterministic=false: on a GPU, repeated and resumed runs give different numbers")
     store = places.open_store()
     store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
@@ -150,19 +148,19 @@ def execute(
     device = workers.device.type
     key, made_of = complete.key(stream, frames, device), complete.environment_digests(stream, frames, device)
     _check_agreement(workers, made_of | complete.file_digests())
-    keeps = complete.tracking.keep_checkpoints  # its own states: another run's tasks would come without them
+    keeps = complete.tracking.keep_checkpoints  # adopted tasks would lack their checkpoints
     shared = complete.prefixes(store, stream, frames, device) if reuse and not fresh and not keeps else None
     run = key if not fresh else workers.broadcast(f"{key}-{_nonce()}")
     commits = Commits(store, run, shared, made_of | complete.file_digests(), keeps)
     if workers.rank == 0 and (taken := commits.adopt_prefix(len(stream.tasks))):
-        log.info("%d tasks are taken over from a run that did the same so far", taken)
+        log.info("adopted %d tasks from a run with the same settings so far", taken)
     workers.broadcast(None)
     with memory_of(workers.device):
         found = zero_shot_curve(experiment, stream, data, backbone, store) if workers.rank == 0 else None
     zero_shot = workers.broadcast(found)
     config = LoopConfig(experiment.optim, experiment.evaluation, experiment.run.seed, experiment.run.precision)
 
-    clips = [backbone]  # then fresh ones: a method changes its backbone
+    clips = [backbone]  # used once; then new ones are loaded, because a method changes its backbone
 
     def begin() -> Loop:
         clip = clips.pop() if clips else load_tower(experiment, stream)
@@ -178,7 +176,7 @@ def execute(
 
 
 def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream) -> Result:
-    """Run a loop, and a fresh one from the newest commit on where another process has committed a task first."""
+    """Run the loop; after a commit conflict, run a new loop from the newest commit."""
     num_tasks = len(stream.tasks)
     for attempt in count():
         loop = begin()
@@ -187,21 +185,21 @@ def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream) -> Result:
         try:
             return Result(key, loop.run(), loop.method, stream, resumed, reused)
         except CommitConflict as other:
-            if attempt > num_tasks:  # each time somebody has finished a task more
+            if attempt > num_tasks:  # each conflict means that another process finished one more task
                 raise
-            log.warning("%s; going on from what it has finished", other)
-            loop.method.cpu()  # two models need not fit; whoever was told of this one may hold it until the next
+            log.warning("%s; continuing from its commit", other)
+            loop.method.cpu()  # two models may not fit on the device; `on_ready` callers may still hold this one
     raise AssertionError
 
 
 def _open_data(
     experiment: Experiment, stream: Stream, backbone: Clip | ResNet18, store: Store, workers: Workers
 ) -> tuple[StreamData, str]:
-    """The stream as tensors, every frame of it in the store, and the digest of these frames."""
+    """Load the stream as tensors, decode all its frames into the store, and return the digest of these frames."""
     splits = splits_of(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
     at("the decoding of the stream")
-    if workers.rank != 0:  # one worker decodes what is missing, the others find it in the store
+    if workers.rank != 0:  # rank 0 decodes missing frames; the others then find them in the store
         workers.broadcast(None)
     for each, its in passes(source, splits):
         skip = experiment.data.skip_missing
@@ -219,10 +217,10 @@ def _open_data(
 
 
 def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
-    """Say which share of a task's pairs several workers leave out of its first epoch, and refuse a large one.
+    """Log the share of a task's pairs that several workers drop in its first epoch; refuse a large share.
 
     Raises:
-        ConfigError: naming the first task that would lose more than `MAX_DROPPED_FRACTION`.
+        ConfigError: naming the first task that would drop more than `MAX_DROPPED_FRACTION`.
     """
     for index, task in enumerate(data.stream.tasks):
         pairs, dealt = (sum(data.batch_sizes([index], seed, index, 0, size)) for size in (1, workers.size))
@@ -230,15 +228,15 @@ def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
         what = f"{pairs - dealt} of {pairs} pairs of {task.name} ({share:.0%})"
         if share > MAX_DROPPED_FRACTION:
             raise ConfigError(
-                f"workers: {what} would be left out of an epoch, since every batch is dealt out evenly to "
+                f"workers: an epoch would drop {what}, because batches are split evenly over "
                 f"{workers.size} workers. Use fewer workers, another data.batch_size or data.unique_videos=false."
             )
         if share and workers.rank == 0:
-            log.info("%s are left out of an epoch, since batches are dealt out evenly to workers", what)
+            log.info("an epoch drops %s, because batches are split evenly over workers", what)
 
 
 def warn_of_long_queues(experiment: Experiment, data: StreamData) -> None:
-    """Say which tasks have fewer pairs in an epoch than a queue of momentum contrast has keys."""
+    """Warn about tasks that have fewer pairs in an epoch than a momentum-contrast queue has keys."""
     for group, config in (("method", experiment.method), ("base", experiment.base)):
         if not (queue := getattr(config, "queue_size", 0)):
             continue
@@ -246,20 +244,20 @@ def warn_of_long_queues(experiment: Experiment, data: StreamData) -> None:
         pairs = [sum(data.batch_sizes([index], experiment.run.seed, index, 0)) for index in tasks]
         if short := [data.stream.tasks[index].name for index in tasks if pairs[index] < queue]:
             log.warning(
-                "%s.queue_size=%d is more than the %d items that an epoch of %s has, so items are compared with older "
-                "keys of themselves. Write a smaller %s.queue_size.",
+                "%s.queue_size: %d is more than the %d items of an epoch of %s, so items are compared with older "
+                "keys of themselves. Use a smaller %s.queue_size.",
                 *(group, queue, min(pairs), short[0] if len(short) == 1 else f"{len(short)} tasks (the smallest)"),
                 group,
             )
 
 
 def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
-    """Refuse workers that would not compute the same run, by the names of what differs."""
+    """Raise ConfigError if the workers would compute different runs, naming the digests that differ."""
     first = workers.broadcast(made_of)
     if differing := [name for name in made_of if first.get(name) != made_of[name]]:
         raise ConfigError(
             f"workers: they differ in {', '.join(differing)}. Share --videos and --store, install the same versions, "
-            "and use machines of one kind."
+            "and use machines of the same kind."
         )
 
 
@@ -268,14 +266,14 @@ def _nonce() -> str:
 
 
 def source_of(stream: Stream, store: Store, config: DataConfig, backbone: Clip | ResNet18) -> FrameSource:
-    """Where the items of a stream are read, at the size that the backbone sees."""
+    """Return the source of a stream's items, at the backbone's image size."""
     return frame_source(stream, store, config, getattr(backbone, "image_size", 0))
 
 
 def data_of(
     stream: Stream, source: FrameSource, config: DataConfig, backbone: Clip | ResNet18, device: torch.device
 ) -> StreamData:
-    """The stream as tensors, for the backbone."""
+    """Return the stream as tensors for the backbone."""
     if isinstance(source, ImageSource):
         return ImageData(stream, source, config, device)
     assert isinstance(backbone, Clip)
@@ -286,10 +284,10 @@ def data_of(
 def zero_shot_curve(
     experiment: Experiment, stream: Stream, data: StreamData, backbone: Clip | ResNet18, store: Store
 ) -> list[float] | None:
-    """R@1 of the untrained backbone after each task, on the same galleries; kept in the store.
+    """Return R@1 of the untrained backbone after each task, on the same galleries; it is cached in the store.
 
-    A trial is compared by its gain over this curve, since R@1 falls as the gallery grows. None where the protocol knows
-    no such gain.
+    Trials are compared by their gain over this curve, since R@1 falls as the gallery grows. Returns None where the
+    protocol defines no gain.
     """
     if protocol_of(stream).gain is None:
         return None

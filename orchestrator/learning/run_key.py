@@ -1,20 +1,20 @@
-"""What decides a result, and nothing else: this page is what a run's key is made of.
+"""Keys of runs: digests of everything that decides a result, and of nothing else.
 
-    key of a run       = settings (but NON_IDENTITY_SETTINGS) + file digests + environment digests
+    key of a run       = settings (except NON_IDENTITY_SETTINGS) + file digests + environment digests
     key of its first k tasks = settings read until then + their file digests + environment digests    (prefix_reuse.py)
 
     file digests   of every file and folder that a setting names, relative names included
     environment    stream        digest of its manifest, without the videos that were left out
-                   frames        content address of every frame that the run can see
+                   frames        content addresses of all frames that the run can read
                    weights       of the backbone
-                   code ...      every source file of DIGESTED_PACKAGES, one digest a package, and of the
-                                 method with what it imports
+                   code ...      every source file of DIGESTED_PACKAGES, one digest per package; and the method
+                                 with everything that it imports
                    torch, open_clip    their versions
                    device        cpu or cuda
-                   capability    the vector instructions that torch uses, on a CPU
+                   capability    the vector instructions that torch uses (CPU only)
 
-A run that was killed goes on from its last commit only where all of this is the same: on the same machine, or on one
-like it. Elsewhere it is trained anew under another key.
+A killed run resumes from its last commit only where all of this is the same: on the same machine, or on an equivalent
+one. Elsewhere it is trained from the start under another key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
 from ctvr.orchestrator.streams.stream import Stream
 
-# Content digests stand for the names of the stream and of a weights file; checkpointed activations are the same bits
+# Content digests replace the names of the stream and of a weights file; activation checkpointing changes no bit
 NON_IDENTITY_SETTINGS = (
     "stream",
     "backbone.weights",
@@ -48,7 +48,7 @@ NON_IDENTITY_SETTINGS = (
     "tracking.mirror",
     "tracking.keep_checkpoints",
 )
-# Settings that add numbers and change none: at these values they are no part of a key
+# Settings that add metrics and change none: at these values they are omitted from a key
 ADDS = {"evaluation.oracle_task": False}
 # `streams` decides the order of tasks, items and category indices
 DIGESTED_PACKAGES = (
@@ -63,13 +63,13 @@ DIGESTED_PACKAGES = (
 
 
 def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) -> str:
-    """sha256 over the content address of every frame that a run can see: other footage is another run."""
+    """Return the sha256 of the content addresses of all frames that a run can read: other frames give another key."""
     items = (item for index in range(len(stream.tasks)) for split in splits for item in stream.items(index, split))
     return digest_of([source.key(item) for item in items])
 
 
 def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
-    """sha256 over a backbone's first weights, or over their name where no file holds them, and over its vocabulary."""
+    """Return the sha256 of a backbone's initial weights (of their name where no file holds them) and its vocabulary."""
     shipped = [digest_file(file) for file in sorted(TINY_FOLDER.iterdir()) if backbone == TINY and file.is_file()]
     pieces = content_of(vocabulary)
     return digest_of([shipped, _digest_of_weights(weights), *([pieces] if pieces else [])])
@@ -81,14 +81,14 @@ def _digest_of_weights(weights: str) -> object:
         return digest_file(path)
     if not is_path(weights) or not path.exists():
         return weights
-    try:  # a folder or an index stands for the files that are read
+    try:  # for a folder or an index, the files that are read count
         return [digest_file(file) for file in files_of(path)]
-    except (ValueError, FileNotFoundError):  # the backbone is refused with its reason when it is loaded
+    except (ValueError, FileNotFoundError):  # loading the backbone will report the reason
         return weights
 
 
 def contents_of(config: Any, prefix: str) -> dict[str, str]:
-    """Setting -> digest of the file or folder that it names, for every free text among the fields of a method."""
+    """Return setting -> digest of the file or folder that it names, for every string field of a method's settings."""
     found = {}
     for name, hint in get_type_hints(type(config)).items():
         if hint is str and name != "base" and (digest := content_of(getattr(config, name))):
@@ -97,7 +97,7 @@ def contents_of(config: Any, prefix: str) -> dict[str, str]:
 
 
 def content_of(text: str) -> str:
-    """Digest of the file that a setting names, or of the relative names and contents below a folder; "" if neither."""
+    """Return the digest of a file, or of relative names and contents below a folder; "" if `text` is neither."""
     path = expand_path(text)
     if text and path.is_dir():
         return digest_of([[file.relative_to(path).as_posix(), digest_file(file)] for file in list_files(path)])
@@ -105,13 +105,13 @@ def content_of(text: str) -> str:
 
 
 def environment(device: str) -> dict[str, str]:
-    """What rounds the same program differently."""
+    """Return the versions and hardware that change floating-point rounding."""
     capability = {"capability": torch.backends.cpu.get_cpu_capability()} if device == "cpu" else {}
     return {"torch": torch.__version__, "open_clip": VERSION, "device": device, **capability}
 
 
 def _sources_of_others(method: str) -> list[Path]:
-    """The file of a method that is not ours, or every source of its package."""
+    """Return the file of a third-party method, or every source of its package."""
     module = place_of(method).partition(":")[0]
     top = find_spec(module.partition(".")[0])
     if top is not None and top.submodule_search_locations:
@@ -120,12 +120,12 @@ def _sources_of_others(method: str) -> list[Path]:
 
 
 def _of_others(method: str) -> str:
-    """One digest of the sources of a method that is not ours, wherever its package lies."""
+    """Return one digest of the sources of a third-party method, independent of the location of its package."""
     return digest_of([[file.name, digest_file(file)] for file in _sources_of_others(method)])
 
 
 def code_digests(method: str, base: str | None = None) -> dict[str, str]:
-    """One digest of the sources of each room, and one of the method (and its base) with what they import."""
+    """Return one digest of the sources of each package, and one of the method (and its base) with its imports."""
     rooms = {room: list_sources(room, ROOT) for room in DIGESTED_PACKAGES}
     shared = [file for room, files in rooms.items() if room.startswith("methods/") for file in files]
     classes = [CONFIGURATIONS.get(name, (name, ""))[0] for name in (method, base) if name]
@@ -134,7 +134,7 @@ def code_digests(method: str, base: str | None = None) -> dict[str, str]:
     foreign = [name for name, place in places.items() if place not in EVERY_METHOD.values()]
     own = [ROOT.joinpath(*place.partition(":")[0].split(".")[1:]).with_suffix(".py") for place in ours]
     if method in IMAGE_METHODS:
-        own += list_sources("methods/images", ROOT)  # backbone and views, which no method imports
+        own += list_sources("methods/images", ROOT)  # backbone and views are not imported by the method
     others = {f"code of {name}": _of_others(name) for name in foreign}
     own += [file for name in foreign for file in _sources_of_others(name)]
     return {

@@ -1,7 +1,7 @@
-"""Features that are too many for memory, in a file of the system's temporary folder that nobody else sees.
+"""Spilling of features that exceed the memory budget to unnamed temporary files.
 
-A method that prompts by task has features (Q, ...) of all captions for every task, and all of them are ranked together.
-They are read back where they are asked for, bit for bit, through a memory map whose pages the system may drop.
+A task-conditioned method has features (Q, ...) of all captions for every task, and all of them are ranked together.
+They are read back on demand, bit for bit, through a memory map whose pages the system may drop.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger(__name__)
-MEMORY_BUDGET = 2**28  # bytes that are held in memory
+MEMORY_BUDGET = 2**28  # bytes kept in memory
 
 
 def spilled(features: Iterable[Tensor], held: int) -> list[Tensor]:
-    """The same tensors (CPU, float32); what is behind the first `held` bytes lies in files."""
+    """Return the same tensors (CPU, float32); those after the first `held` bytes are in files."""
     found, room = list[Tensor](), held
     for each in features:
         room -= each.nbytes
@@ -28,12 +28,14 @@ def spilled(features: Iterable[Tensor], held: int) -> list[Tensor]:
 
 
 def _in_file(tensor: Tensor) -> Tensor:
-    """The tensor in a file without a name, which ends with it; itself where there is no room for one."""
+    """Return the tensor memory-mapped from an unnamed file; the tensor itself if the disk has no space for one."""
     try:
         with tempfile.TemporaryFile(prefix="ctvr-") as file:
             tensor.contiguous().numpy().tofile(file)
             file.flush()
             return torch.from_numpy(np.memmap(file, np.float32, mode="c", shape=tuple(tensor.shape)))
     except OSError as error:
-        log.warning("%s: features of captions stay in memory (%s)", tempfile.gettempdir(), error)
+        log.warning(
+            "%s: caption features stay in memory, because no file could be written (%s)", tempfile.gettempdir(), error
+        )
         return tensor

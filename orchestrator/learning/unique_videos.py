@@ -1,8 +1,8 @@
-"""A video that stands several times in a batch passes the towers once.
+"""Encoding of each distinct video of a batch only once.
 
-A stream of 20 captions a video fills a batch of 32 pairs with about 14 videos. Where nothing random differs between
-them (no augmentation, no dropout on the way), the rows of their features are equal, and so is the sum of the gradients
-that reach the video: only the order of additions differs.
+In a stream with 20 captions per video, a batch of 32 pairs has about 14 videos. Where no randomness distinguishes
+them (no augmentation, no dropout in the encoder), the rows of their features are equal, and so is the sum of the
+gradients with respect to the video: only the order of additions differs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ctvr.methods.layers.patching import patched
 from ctvr.methods.layers.transfer import to_device
 from ctvr.orchestrator.learning.rng_state import rng_state, set_rng_state
 
-# Functions of a method that drew random numbers for frames: every row is another one
+# Functions of a method that drew random numbers for frames: all their rows differ
 _RANDOM: WeakKeyDictionary[Method, set[str]] = WeakKeyDictionary()
 
 
 @contextmanager
 def encode_unique_videos(method: Method, batch: Batch) -> Iterator[None]:
-    """Let `method` encode equal videos of `batch` once while it computes its losses."""
+    """Make `method` encode equal videos of `batch` once while it computes its losses."""
     through, numbers = method.separable_encoders(), batch.unaugmented_video_ids
     if (
         numbers is None
@@ -61,7 +61,7 @@ def encode_unique_videos(method: Method, batch: Batch) -> Iterator[None]:
 
 
 class Losses(nn.Module):
-    """`Method.losses` as a forward pass, which is what data-parallel training wraps."""
+    """`Method.losses` as a forward pass, for DistributedDataParallel to wrap."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()

@@ -133,7 +133,7 @@ def test_a_strategy_takes_every_retriever_with_every_preset_or_says_why_not(stra
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategies_do_not_nest(strategy):
     for other in STRATEGIES:
-        with pytest.raises(ConfigError, match=f"method.base: {strategy} cannot wrap {other}, which wraps a retriever"):
+        with pytest.raises(ConfigError, match=f"method.base: {strategy} cannot wrap {other}, which is a strategy"):
             wrapped(strategy, other)
 
 

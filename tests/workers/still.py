@@ -92,10 +92,10 @@ def named_by_the_other(rank: int, times: int) -> list[float | None]:
             time.sleep(0.5)
             began = time.monotonic()
             os.kill(pids[rank], signal.SIGSTOP)
-            line = _next(news, f"worker {rank} of 2 ", "stands still")
+            line = _next(news, f"worker {rank} of 2 ", "is stalled")
             found.append(time.monotonic() - began if line and "task_01, epoch 1, step" in line else None)
             os.kill(pids[rank], signal.SIGCONT)
-            _next(news, f"worker {rank} of 2 ", "goes on")
+            _next(news, f"worker {rank} of 2 ", "has resumed")
     return found
 
 
@@ -106,7 +106,7 @@ def slow_first(seconds: float, times: int) -> list[str]:
         while times:
             _, _, line = news.get(timeout=PATIENCE)
             times -= line == "was slow"
-            alarms += [line] if "stands still" in line else []
+            alarms += [line] if "is stalled" in line else []
     return alarms
 
 

@@ -91,7 +91,7 @@ def test_a_few_methods_are_equal_on_two_workers_and_planted_faults_are_not(tmp_p
         assert apart(found[f"clip4clip {fault}"][0], expected["clip4clip"]), fault
     first, second = (one["diverged"] for one in found["clip4clip one diverges"])  # both stop and say why
     assert first == second
-    assert first.startswith("task_01, epoch 1: the loss (own) is no finite number.")
+    assert first.startswith("task_01, epoch 1: the loss (own) is not finite.")
 
 
 @pytest.mark.slow

@@ -145,8 +145,11 @@ def test_a_tower_without_such_blocks_is_refused_in_one_line(name, what):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "xpool"}, "method: xpool reads parts of CLIP's own towers, and ctvr-attentive has others. Choose"),
-        ({"method": "lwf", "method.base": "prompt"}, "lwf reads parts of CLIP's own towers"),
+        (
+            {"method": "xpool"},
+            "method: xpool uses parts of CLIP's own towers, which ctvr-attentive does not have. Choose",
+        ),
+        ({"method": "lwf", "method.base": "prompt"}, "lwf uses parts of CLIP's own towers"),
         ({"method": "lora", "method.reducer": "tome"}, "reducer=tome: tokens are merged around CLIP's class token"),
     ],
 )

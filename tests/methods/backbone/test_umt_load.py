@@ -128,7 +128,7 @@ def test_it_learns_by_the_loop_and_other_methods_are_refused(vocabulary):
     method = make_method(resolve(settings), backbone)
     assert method.backbone is backbone
     assert set(method.losses(make_batch(4, 4))) == {"contrastive", "matching"}
-    with pytest.raises(ConfigError, match=r"clip4clip reads CLIP's towers, and UMT-small has UMT's. Write umt\."):
+    with pytest.raises(ConfigError, match=r"clip4clip needs CLIP's towers, but UMT-small has UMT's. Use umt\."):
         make_method(resolve({**settings, "method": "clip4clip"}), backbone)
 
 

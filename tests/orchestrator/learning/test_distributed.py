@@ -109,7 +109,7 @@ def test_all_workers_stop_for_a_term_of_one_of_them_that_is_no_number():
 
     first, second = on_threads(2, train)
     assert first == second
-    assert first.startswith("task_01, epoch 1: the loss (own) is no finite number.")
+    assert first.startswith("task_01, epoch 1: the loss (own) is not finite.")
 
 
 class Routed(nn.Module):
@@ -137,7 +137,7 @@ def test_a_method_that_says_it_trains_all_and_does_not_is_named_in_the_first_ste
     method.used(torch.ones(2)).sum().backward()
     with pytest.raises(
         ContractViolation,
-        match=r"a step gives 0\.idle\.weight no gradient, and Routed says .*: write uses_all_parameters",
+        match=r"0\.idle\.weight: a step gives it no gradient, but Routed declares .*\. Set uses_all_parameters",
     ):
         optimizer.step()
     method.idle(torch.ones(2)).sum().backward()

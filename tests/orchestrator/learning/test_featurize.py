@@ -23,9 +23,9 @@ def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, mon
     monkeypatch.setattr(featurize, "set_determinism", lambda *given: prepared.append(given))
     frames, features = build_cache(manifest, {}, where, features=True).splitlines()
     assert frames == "stream small: 30 videos decoded, 0 were in the store"
-    assert features == "stream small: features of 30 videos made, 0 were in the store"
+    assert features == "stream small: computed features of 30 videos, 0 were already in the store"
     assert build_cache(manifest, {}, where, features=True).splitlines()[1] == (
-        "stream small: features of 0 videos made, 30 were in the store"
+        "stream small: computed features of 0 videos, 30 were already in the store"
     )
     assert set(prepared) == {
         (torch.device("cuda" if torch.cuda.is_available() else "cpu"), True, "fp32")
@@ -61,8 +61,8 @@ def test_the_first_blocks_of_a_method_have_features_of_their_own(tmp_path, manif
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"method": "clip4clip"}, "clip4clip leaves 0 of 4 vision blocks as they are, .* method=zero_shot"),
-        ({"data.cache_features": "false"}, "data.cache_features=false keeps none"),
+        ({"method": "clip4clip"}, "clip4clip leaves 0 of 4 vision blocks unchanged; .* method=zero_shot"),
+        ({"data.cache_features": "false"}, "data.cache_features=false caches no features"),
     ],
 )
 def test_a_build_that_could_make_no_features_is_refused_before_it_decodes(tmp_path, manifest, settings, line):
@@ -82,7 +82,7 @@ def test_videos_that_cannot_be_decoded_get_no_features_and_the_others_do(tmp_pat
         video.write_bytes(kept)
     lines = str(caught.value).splitlines()
     assert lines[0] == "stream small: 29 videos decoded, 0 were in the store, 1 cannot be used"
-    assert lines[-1] == "stream small: features of 29 videos made, 0 were in the store"
+    assert lines[-1] == "stream small: computed features of 29 videos, 0 were already in the store"
 
 
 def test_a_store_that_takes_no_features_says_so(tmp_path, manifest, monkeypatch):

@@ -68,7 +68,7 @@ def parts(batch: Batch, *sizes: int) -> list[Batch]:
 def test_what_cannot_be_exact_is_refused_with_its_reason(name):
     method = made(name, 0)
     assert accumulation_mode(method, 1) == "pairs"
-    with pytest.raises(ConfigError, match=r"^optim\.accumulation_steps: .* Write optim\.accumulation_steps=1") as error:
+    with pytest.raises(ConfigError, match=r"^optim\.accumulation_steps: .* Use optim\.accumulation_steps=1") as error:
         accumulation_mode(method, 2)
     assert "\n" not in str(error.value)
     assert REFUSED[name] in str(error.value)

@@ -103,5 +103,5 @@ def test_a_stream_that_tells_every_query_its_task_refuses_it(small_stream):
     from dataclasses import replace
 
     made = resolve({"method": "zero_shot", "stream": "s", "evaluation.oracle_task": True}, small_stream.settings)
-    with pytest.raises(ConfigError, match=r"evaluation\.oracle_task: true .* cvlm, which tells .* Write false\."):
+    with pytest.raises(ConfigError, match=r"evaluation\.oracle_task: true .* cvlm, which gives .* Use false\."):
         load_tower(made, replace(small_stream, protocol="cvlm"))

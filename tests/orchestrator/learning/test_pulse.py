@@ -1,4 +1,4 @@
-"""A worker that stands still is named by those that wait for it; one that is slow is not."""
+"""A stalled worker is named by the workers that wait for it; a slow one is not."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def test_the_first_worker_that_waits_names_the_one_that_stands_still(three):
     pulses[1].close()
     wait(lambda: pulses[0].named() and pulses[2].named() and told[0])
     (said,) = told[0]
-    assert said.startswith(
-        f"worker 1 of 3 ({platform.node()}, process {os.getpid()}) stands still: no sign of life for"
-    )
+    assert said.startswith(f"worker 1 of 3 ({platform.node()}, process {os.getpid()}) is stalled: no heartbeat for")
     assert said.endswith("worker 0 waits for it in task_02, epoch 3, step 4")
     pulses[0].close()  # now the last one speaks
     wait(lambda: told[2])
@@ -68,7 +66,7 @@ def test_a_worker_that_goes_on_is_told_of_and_named_no_longer(three, waits, stan
     wait(lambda: pulses[waits].named())
     pulses[stands]._send()
     wait(lambda: len(told[waits]) == 2)
-    assert told[waits][1].startswith(f"worker {stands} of 3 goes on")
+    assert told[waits][1].startswith(f"worker {stands} of 3 has resumed")
     assert not pulses[waits].named()
 
 

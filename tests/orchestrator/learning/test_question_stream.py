@@ -173,9 +173,9 @@ def test_a_manifest_of_questions_without_their_answers_is_one_line(manifest, tmp
 
 
 def test_methods_and_streams_of_other_kinds_are_one_line(manifest, tmp_path):
-    with pytest.raises(ConfigError, match="method: clip4clip learns from videos, and stream asked has questions"):
+    with pytest.raises(ConfigError, match="method: clip4clip is for videos, but stream asked has questions"):
         execute(resolve({"method": "clip4clip", "stream": str(manifest), **SMALL}), RunPaths(tmp_path))
-    with pytest.raises(ConfigError, match=r"umt_qa learns from questions, and stream shapes-5 has videos.*clip4clip"):
+    with pytest.raises(ConfigError, match=r"umt_qa is for questions, but stream shapes-5 has videos.*clip4clip"):
         load_tower(
             resolve({"method": "umt_qa", "stream": "shapes-5", **SMALL}),
             load_stream("shapes-5", tmp_path, render=False),

@@ -264,7 +264,7 @@ def test_a_group_may_have_its_own_rule_and_a_rule_by_names_needs_them():
     groups = [ParamGroup(name="g", params=[matrix, bias], lr=1.0, decay="all")]
     (group,) = make_optimizer(groups, OptimConfig(decay_parameters="no_bias")).param_groups
     assert (len(group["params"]), group["weight_decay"]) == (2, 0.2)
-    with pytest.raises(ValueError, match=r"optim\.decay_parameters=no_bias goes by names"):
+    with pytest.raises(ValueError, match=r"optim\.decay_parameters: no_bias selects by parameter names"):
         make_optimizer([ParamGroup(name="g", params=[bias], lr=1.0)], OptimConfig(decay_parameters="no_bias"))
 
 

@@ -37,7 +37,7 @@ def test_complete_settings_resolve_to_themselves():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"stream": "s"}, "method: is required"),
+        ({"stream": "s"}, "method: no method was given"),
         (
             {"method": "framefusoin_moe", "stream": "s"},
             "no method called 'framefusoin_moe'. Did you mean framefusion_moe",
@@ -52,8 +52,11 @@ def test_complete_settings_resolve_to_themselves():
         ),
         ({"method": "zero_shot", "stream": "s", "seed": 2**63}, "seed must be a number of 64 bits"),
         ({"method": "zero_shot", "stream": "s", "sed": 1}, "sed: no such setting. Did you mean 'seed'"),
-        ({"method": "zero_shot", "stream": "s", "base.lr": 1}, "base.lr: zero_shot wraps no other method"),
-        ({"method": "zero_shot", "stream": "s", "workers": 3}, "data.batch_size: 8 pairs cannot be dealt to workers=3"),
+        ({"method": "zero_shot", "stream": "s", "base.lr": 1}, "base.lr: zero_shot does not wrap another method"),
+        (
+            {"method": "zero_shot", "stream": "s", "workers": 3},
+            "data.batch_size: 8 pairs cannot be split evenly over workers=3",
+        ),
         ({"method": "clip4clip", "stream": "s", "method.lr": -1}, "method.lr must be >= 0, got -1.0"),
         ({"method": "upper_bound", "stream": "s", "base.lr": -1}, r"^base\.lr must be >= 0, got -1.0. Use base.lr=0"),
         (
@@ -63,7 +66,7 @@ def test_complete_settings_resolve_to_themselves():
         ({"method": "upper_bound", "stream": "s", "method.base": "x"}, "method: no method called 'x'"),
         (
             {"method": "dsl", "stream": "s", "method.base": "lwf"},
-            "method.base: dsl cannot wrap lwf, which wraps a retriever itself: base.* has room for the settings of one",
+            "method.base: dsl cannot wrap lwf, which is a strategy itself; base.* holds the settings of one",
         ),
         (
             {"method": "dsl", "stream": "s", "method.base": "camoe"},
@@ -80,19 +83,19 @@ def test_complete_settings_resolve_to_themselves():
         ),
         (
             {"method": "tempme", "stream": "s", "method.num_frames": 8},
-            "method.num_frames: 8 is not data.num_frames=12, the frames of a video. Leave it out",
+            "method.num_frames: 8 differs from data.num_frames=12. Omit it",
         ),
         (
             {"method": "lwf", "stream": "s", "method.base": "tempme", "base.num_frames": 8, "data.num_frames": 4},
-            "base.num_frames: 8 is not data.num_frames=4",
+            "base.num_frames: 8 differs from data.num_frames=4",
         ),
         (
             {"method": "xpool", "stream": "s", "data.sampling": "one_per_second"},
-            "data.sampling: one_per_second leaves places of short videos empty, and this retriever reads all of them",
+            "data.sampling: one_per_second leaves frame slots of short videos empty, but this retriever reads all",
         ),
         (
             {"method": "lwf", "stream": "s", "method.base": "clip4clip", "data.sampling": "one_per_second"},
-            "Write base.mask_missing=true, or data.sampling=segments",
+            "Use base.mask_missing=true, or data.sampling=segments",
         ),
         *(
             (
@@ -214,9 +217,9 @@ def test_the_recipe_is_the_streams_or_the_papers_unless_it_is_for_other_frames()
         (
             "framefusion_moe",
             ["paper", "released"],
-            "paper and released are both whole recipes of framefusion_moe",
+            "paper and released are both complete recipes of framefusion_moe",
         ),
-        ("camoe", ["rkw", "akwe"], "rkw sets method.sentences to rkw, akwe to akwe. Name one of them."),
+        ("camoe", ["rkw", "akwe"], "rkw sets method.sentences to rkw, but akwe sets it to akwe. Name one of them."),
         ("tempme", ["a1-one-step", "a2-four-clips"], "both|sets method.clip_groups"),
         ("lwf", ["no-ffa"], "lwf has none called 'no-ffa'"),
     ],

@@ -47,7 +47,7 @@ def test_a_queue_that_is_longer_than_an_epoch_of_a_task_is_warned_of(
     warn_of_long_queues(experiment, data)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == is_long
-    assert all(f"{setting}.queue_size={1440 if '1440' in line else 8} is more than the" in line for line in said)
+    assert all(f"{setting}.queue_size: {1440 if '1440' in line else 8} is more than the" in line for line in said)
 
 
 class Crowd(Workers):
@@ -67,7 +67,7 @@ def test_more_workers_than_training_pairs_are_refused_once_the_stream_is_known(m
 def test_pairs_that_workers_would_leave_out_are_refused_where_they_are_many(manifest, small_stream, runs):
     settings = {"method": "clip4clip", "stream": manifest, "workers": 6, "data.batch_size": 6}
     experiment = resolve(settings, small_stream.settings)
-    said = r"workers: 2 of 8 pairs of task_01 \(25%\) would be left out of an epoch, since .* 6 workers\. Use fewer"
+    said = r"workers: an epoch would drop 2 of 8 pairs of task_01 \(25%\), because .* 6 workers\. Use fewer"
     with pytest.raises(ConfigError, match=said):
         execute(experiment, RunPaths(runs), Crowd(0, 6))
 
@@ -85,7 +85,7 @@ def test_few_pairs_that_workers_leave_out_are_said_once(small_stream, caplog):
         assert caplog.text == ""
         check_left_out(data, 0, Workers(0, 2))
     assert caplog.messages == [
-        "1 of 41 pairs of task_02 (2%) are left out of an epoch, since batches are dealt out evenly to workers"
+        "an epoch drops 1 of 41 pairs of task_02 (2%), because batches are split evenly over workers"
     ]
 
 
@@ -95,10 +95,10 @@ def test_a_run_sets_its_device_up_and_says_where_it_will_not_repeat(manifest, sm
     settings = {"method": "clip4clip", "stream": manifest, "workers": 6, "data.batch_size": 6}
     for more in ({}, {"deterministic": False}):
         assert "deterministic=false" not in caplog.text
-        with pytest.raises(ConfigError, match="left out"):
+        with pytest.raises(ConfigError, match="would drop"):
             execute(resolve({**settings, **more}, small_stream.settings), RunPaths(runs), Crowd(0, 6))
     assert seen == [(torch.device("cpu"), True, "fp32"), (torch.device("cpu"), False, "fp32")]
-    assert "deterministic=false: on a GPU a second run gives other numbers" in caplog.text
+    assert "deterministic=false: on a GPU, repeated and resumed runs give different numbers" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["zero_shot_curve", "_to_the_end"])

@@ -23,14 +23,14 @@ def features_in(folder: Path) -> dict[str, np.ndarray]:
 def test_nodes_make_the_same_features_as_one_machine_and_none_twice(tmp_path, manifest):
     here, there = tmp_path / "here", tmp_path / "there"
     lines = build_cache(manifest, {}, ExecutionConfig(runs=there, address="local"), features=True).splitlines()
-    assert lines[1] == "stream small: features of 30 videos made, 0 were in the store"
+    assert lines[1] == "stream small: computed features of 30 videos, 0 were already in the store"
     build_cache(manifest, {}, ExecutionConfig(runs=here), features=True)
     one, many = features_in(here), features_in(there)
     assert one.keys() == many.keys()
     for key, tokens in one.items():
         np.testing.assert_array_equal(many[key], tokens)
     again = build_cache(manifest, {}, ExecutionConfig(runs=there), on_cluster=True, features=True).splitlines()
-    assert again[1] == "stream small: features of 0 videos made, 30 were in the store"
+    assert again[1] == "stream small: computed features of 0 videos, 30 were already in the store"
 
 
 def test_a_method_without_frozen_blocks_is_refused_before_anything_is_decoded(tmp_path, manifest):

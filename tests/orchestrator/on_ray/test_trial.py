@@ -112,8 +112,8 @@ def test_a_collective_that_fails_names_the_worker_that_stands_still_or_where_all
     assert str(told).startswith("worker 0 is in step 2, worker 1 is in step 1 (RuntimeError: [gloo")
     assert not told.is_permanent  # the group is started again
     assert _of_a_hang(RuntimeError("connection closed by peer"), pulse) is None
-    pulse.named = lambda: "worker 1 of 2 stands still"
-    assert str(_of_a_hang(RuntimeError("connection closed by peer"), pulse)).startswith("worker 1 of 2 stands still (")
+    pulse.named = lambda: "worker 1 of 2 is stalled"
+    assert str(_of_a_hang(RuntimeError("connection closed by peer"), pulse)).startswith("worker 1 of 2 is stalled (")
     assert _of_a_hang(NonFiniteLoss("the loss is no number"), pulse) is None
 
 
