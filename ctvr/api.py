@@ -35,7 +35,7 @@ class Run:
     union: list[list[float]]  # the same among all stored videos
     ranks: dict[str, float]  # query "<video>#<number of the caption>" -> rank, 1 = found first
     history: list[dict[str, float]]  # metrics after each task
-    where: ExecutionConfig
+    execution: ExecutionConfig
 
     def frame(self) -> Any:
         """Return a row for each task learned, a column for each metric."""
@@ -45,7 +45,7 @@ class Run:
         """Return the trained model for queries."""
         from ctvr.orchestrator.jobs.load_model import load as find
 
-        return find(self.run_id, self.where)
+        return find(self.run_id, self.execution)
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Sweep:
 
     name: str
     text: str
-    where: ExecutionConfig
+    execution: ExecutionConfig
 
     def trials(self) -> Any:
         """Return a row for each trial with the searched metric, best first: settings, R@1, run id."""
         from ctvr.orchestrator.sweeps.selection import best_trials, selection_metric
 
-        sweep = self.where.tracker().find_sweep(self.name)
+        sweep = self.execution.tracker().find_sweep(self.name)
         metric = selection_metric(sweep)[0] if sweep else ""
         rows = []
-        for run in best_trials(self.where.tracker(), self.name, None):
+        for run in best_trials(self.execution.tracker(), self.name, None):
             values = {key: last[1] for key in (metric, "stream/t2v/r1") if (last := run.last(key))}
             rows.append({"run_id": run.run_id, "name": run.name, **values, **run.settings})
         return _frame(rows)
@@ -72,7 +72,7 @@ class Sweep:
         """Return the model of the best trial, which has seed 0 and was selected on validation videos."""
         from ctvr.orchestrator.jobs.load_model import load as find
 
-        return find(self.name, self.where)
+        return find(self.name, self.execution)
 
 
 def run(
@@ -114,8 +114,8 @@ def run(
     _trust([method, *given.values()], trust)
     chosen = preset or given.pop("preset", ())
     given = {**{k: v for k, v in given.items() if k != "preset"}, "method": method, "stream": str(stream)}
-    where = _where(runs, store, videos)
-    done = train(given, _words(chosen), where, fresh, keep_model)
+    execution = _execution(runs, store, videos)
+    done = train(given, _words(chosen), execution, fresh, keep_model)
     record = done.record
     return Run(
         done.run_id,
@@ -127,7 +127,7 @@ def run(
         record.union,
         dict(record.ranks),
         [dict(row) for row in record.metrics],
-        where,
+        execution,
     )
 
 
@@ -207,7 +207,7 @@ def table(
 
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
-    for made in made_tables(_where(runs), sweep, stream, direction, split):
+    for made in made_tables(_execution(runs), sweep, stream, direction, split):
         notes += made.notes
         for row in made.rows:
             entry: dict[str, Any] = {"stream": made.stream, "method": row.label, "seeds": len(row.seeds)}
@@ -238,7 +238,7 @@ def load(
     from ctvr.orchestrator.jobs.load_model import load as find
 
     _trust([str(name)], trust)
-    return find(str(name), _where(runs, store, videos))
+    return find(str(name), _execution(runs, store, videos))
 
 
 def list_streams(*, runs: Place = "runs") -> list[str]:
@@ -295,7 +295,7 @@ def schema(method: str = "") -> dict[str, Any]:
     return made(method)
 
 
-def _where(runs: Place, store: str = "", videos: Place | None = None) -> ExecutionConfig:
+def _execution(runs: Place, store: str = "", videos: Place | None = None) -> ExecutionConfig:
     from ctvr.orchestrator.execution import ExecutionConfig
 
     return ExecutionConfig(runs=Path(runs), store=store, videos=Path(videos) if videos else None)

@@ -143,12 +143,12 @@ class TrialFailed(CtvrError, RuntimeError):
     Attributes:
         reason: one line.
         is_permanent: the same would happen again.
-        last_words: the worker's traceback and the end of its log, many lines; empty where nobody could read them.
+        traceback_and_log: the worker's traceback and the end of its log; empty if they could not be read.
     """
 
-    def __init__(self, reason: str, is_permanent: bool = False, last_words: str = "") -> None:
-        super().__init__(reason, is_permanent, last_words)
-        self.reason, self.is_permanent, self.last_words = self.args
+    def __init__(self, reason: str, is_permanent: bool = False, traceback_and_log: str = "") -> None:
+        super().__init__(reason, is_permanent, traceback_and_log)
+        self.reason, self.is_permanent, self.traceback_and_log = self.args
 
     def __str__(self) -> str:
         return self.reason

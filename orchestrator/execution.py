@@ -29,14 +29,14 @@ class ExecutionConfig:
     address: str | None = None  # of a Ray cluster
     nodes: int = 1
     local_cpus: int | None = None
-    storage: str | None = None  # Ray's own state; must be shared between nodes
+    ray_storage: str | None = None  # folder or URI of Ray's own state; every node must be able to write it
     workers: int = 1
     cpus_per_worker: float = 0.9
     gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
     worker_timeout_hours: float = 24.0  # hours that workers of a trial wait for what one does alone
     max_concurrent: int | None = None
     max_nodes: int | None = None  # machines that may be asked for
-    reuse: bool = True  # take over tasks of other runs where the results cannot differ
+    reuse_prefixes: bool = True  # take over tasks of other runs where the results cannot differ
 
     def places(self) -> RunPaths:
         from ctvr.orchestrator.learning.run import RunPaths  # torch, which a command that is refused does not need
@@ -121,7 +121,7 @@ class ExecutionConfig:
                 f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; more than one must be "
                 "a whole number."
             )
-        if self.storage and redact(self.storage, {}) != self.storage:
+        if self.ray_storage and redact(self.ray_storage, {}) != self.ray_storage:
             raise ConfigError(
                 "--storage: holds a password. Leave it out; keys belong in AWS_* variables of every node."
             )

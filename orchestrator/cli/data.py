@@ -70,14 +70,14 @@ def _streams_export(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.jobs.export import export_stream
 
     what = [name for name in ("frames", "features") if getattr(arguments, name)]
-    where = get_execution(arguments)
+    execution = get_execution(arguments)
     if arguments.hf:
         from ctvr.orchestrator.jobs.export_dataset import export_dataset
 
         if what or settings_of(arguments):
             raise ConfigError("--hf: writes the videos as they are. Leave out --frames, --features and settings.")
-        return export_dataset(arguments.stream, where, arguments.folder, arguments.license)
-    return export_stream(arguments.stream, settings_of(arguments), where, arguments.folder, arguments.form, what)
+        return export_dataset(arguments.stream, execution, arguments.folder, arguments.license)
+    return export_stream(arguments.stream, settings_of(arguments), execution, arguments.folder, arguments.form, what)
 
 
 def add_cache(commands: Any) -> None:
@@ -121,27 +121,27 @@ def _cache_build(arguments: argparse.Namespace) -> str:
 
 
 def _existing_store(arguments: argparse.Namespace) -> Any:
-    where = get_execution(arguments)
-    where.require_store()
-    return where
+    execution = get_execution(arguments)
+    execution.require_store()
+    return execution
 
 
 def _cache_ls(arguments: argparse.Namespace) -> str:
-    where = _existing_store(arguments)
+    execution = _existing_store(arguments)
     from ctvr.orchestrator.jobs.cache import list_cache
 
-    return list_cache(where)
+    return list_cache(execution)
 
 
 def _cache_verify(arguments: argparse.Namespace) -> str:
-    where = _existing_store(arguments)
+    execution = _existing_store(arguments)
     from ctvr.orchestrator.jobs.cache import verify_cache
 
-    return verify_cache(where, arguments.yes)
+    return verify_cache(execution, arguments.yes)
 
 
 def _cache_gc(arguments: argparse.Namespace) -> str:
-    where = _existing_store(arguments)
+    execution = _existing_store(arguments)
     from ctvr.orchestrator.jobs.cache import collect_garbage
 
-    return collect_garbage(where, arguments.older_than, arguments.yes)
+    return collect_garbage(execution, arguments.older_than, arguments.yes)

@@ -80,9 +80,9 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(traceback_text(error), file=sys.__stderr__)  # into the log, or to the terminal with --verbose
         lines = str(error).strip().splitlines()
-        is_away = _is_away(error) or _is_full(error)
-        named = lines[:1] if is_away else [type(error).__name__, *lines[:1]]
-        supervisor.report_exit(1, redact(": ".join(named)), is_away)
+        is_unavailable = _is_unavailable(error) or _is_full(error)
+        named = lines[:1] if is_unavailable else [type(error).__name__, *lines[:1]]
+        supervisor.report_exit(1, redact(": ".join(named)), is_unavailable)
         return 1
     supervisor.report_exit(status)
     return status
@@ -112,7 +112,7 @@ def _run(argv: list[str] | None) -> int:
         with contextlib.redirect_stdout((supervisor.is_child() and sys.__stderr__) or sys.stderr):
             text = arguments.run(arguments)
     except CtvrError as error:
-        if supervisor.is_child() and _is_away(error):
+        if supervisor.is_child() and _is_unavailable(error):
             raise  # the parent waits for it
         return _fail(error, error.status)
     except OSError as error:
@@ -137,7 +137,7 @@ def _print(text: str) -> int:
     return 0
 
 
-def _is_away(error: Exception) -> bool:
+def _is_unavailable(error: Exception) -> bool:
     """What the sweep writes to does not answer. A server that never did is a mistake in its address."""
     return isinstance(error, StoreError) or (isinstance(error, TrackingUnavailable) and supervisor.is_restart())
 

@@ -29,10 +29,10 @@ def add_search(commands: Any) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> str:
-    where = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
+    execution = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.query import run_query
 
-    return run_query(arguments.text, arguments.model, where, arguments.k, arguments.among, arguments.html)
+    return run_query(arguments.text, arguments.model, execution, arguments.k, arguments.among, arguments.html)
 
 
 def add_page(commands: Any) -> None:
@@ -46,10 +46,10 @@ def add_page(commands: Any) -> None:
 
 
 def _page(arguments: argparse.Namespace) -> str:
-    where = get_existing_runs(arguments)
+    execution = get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.report import make_report
 
-    return make_report(arguments.name, where, arguments.html)
+    return make_report(arguments.name, execution, arguments.html)
 
 
 def add_export(commands: Any) -> None:
@@ -64,10 +64,10 @@ def add_export(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> str:
-    where = get_existing_runs(arguments)
+    execution = get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.export_model import export_hf
 
-    return export_hf(arguments.folder, arguments.model, where, arguments.license)
+    return export_hf(arguments.folder, arguments.model, execution, arguments.license)
 
 
 def add_schema(commands: Any) -> None:

@@ -45,7 +45,11 @@ def add_execution_options(
     group.add_argument("--local-cpus", type=int, help="logical CPUs of a cluster started on this machine")
     storage = os.environ.get("CTVR_STORAGE") or None
     group.add_argument(
-        "--storage", default=storage, help="Ray's own state: a folder or s3:// URI that every node can write"
+        "--storage",
+        dest="ray_storage",
+        metavar="URI",
+        default=storage,
+        help="Ray's own state: a folder or s3:// URI that every node can write",
     )
     group.add_argument("--workers", type=int, default=1, help="data-parallel processes of one trial (1)")
     group.add_argument("--cpus-per-worker", type=float, default=0.9, help="(0.9)")
@@ -64,7 +68,7 @@ def add_execution_options(
     )
     group.add_argument(
         "--no-reuse",
-        dest="reuse",
+        dest="reuse_prefixes",
         action="store_false",
         help="train every task of every trial, also those that another trial has trained with the same settings",
     )
@@ -130,8 +134,15 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def get_execution(arguments: argparse.Namespace) -> Any:
     from ctvr.orchestrator.execution import ExecutionConfig
 
-    names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "storage", "workers")
-    names += ("cpus_per_worker", "gpus_per_trial", "worker_timeout_hours", "max_concurrent", "max_nodes", "reuse")
+    names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "ray_storage", "workers")
+    names += (
+        "cpus_per_worker",
+        "gpus_per_trial",
+        "worker_timeout_hours",
+        "max_concurrent",
+        "max_nodes",
+        "reuse_prefixes",
+    )
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return ExecutionConfig(**given)
 
@@ -203,7 +214,7 @@ def preflight(arguments: argparse.Namespace, stream: str | None) -> None:
     uri = default_uri(arguments.runs)
     found = examine(arguments.runs, arguments.store, stream, arguments.videos, uri)
     for finding in blocking(found):
-        kind = TrackingUnavailable if finding.is_away else ConfigError
+        kind = TrackingUnavailable if finding.is_unavailable else ConfigError
         raise kind(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:

@@ -32,8 +32,8 @@ def add_plot(commands: Any) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> str:
-    where = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
+    execution = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.plot import plot
 
     given = (arguments.among, arguments.count, arguments.block, arguments.out)
-    return plot(arguments.kind, arguments.model, where, *given)
+    return plot(arguments.kind, arguments.model, execution, *given)

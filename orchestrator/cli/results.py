@@ -34,10 +34,10 @@ def add_table(commands: Any) -> None:
 
 
 def _table(arguments: argparse.Namespace) -> str:
-    where = get_existing_runs(arguments) if arguments.sweep or arguments.stream else get_execution(arguments)
+    execution = get_existing_runs(arguments) if arguments.sweep or arguments.stream else get_execution(arguments)
     from ctvr.orchestrator.sweeps.table import table
 
-    return table(where, arguments.sweep, arguments.stream, get_direction(arguments), arguments.split)
+    return table(execution, arguments.sweep, arguments.stream, get_direction(arguments), arguments.split)
 
 
 def add_rebuild(commands: Any) -> None:
@@ -143,10 +143,10 @@ def add_explain(commands: Any) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> str:
-    where = get_existing_runs(arguments)
+    execution = get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.explain import compare, explain
 
-    store, tracker = where.existing_store(), where.existing_tracker()
+    store, tracker = execution.existing_store(), execution.existing_tracker()
     if arguments.other:
         return compare(arguments.key, arguments.other, store, tracker)
     return explain(arguments.key, store, tracker)

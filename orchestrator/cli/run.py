@@ -29,10 +29,10 @@ def _run(arguments: argparse.Namespace) -> str:
         if not getattr(arguments, name):
             raise ConfigError(f"run: --{name} is required. `ctvr {name}s` lists them.")
     check_arguments([arguments.method], {}, (), ())
-    where = get_execution(arguments)
-    where.check()
+    execution = get_execution(arguments)
+    execution.check()
     from ctvr.orchestrator.jobs.run import run
 
     smoke = {"optim.epochs": "1"} if arguments.smoke else {}
     settings = {"method": arguments.method, "stream": arguments.stream, **smoke, **given}
-    return run(settings, split_commas(arguments.preset), where, arguments.fresh, arguments.keep_model)
+    return run(settings, split_commas(arguments.preset), execution, arguments.fresh, arguments.keep_model)

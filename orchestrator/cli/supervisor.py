@@ -103,14 +103,14 @@ class SupervisedCommand:
 class DriverExit:
     """How a life of the driver ended.
 
-    `told` is the status that it gave itself; none where it did not come to that. `why` is for the user; `is_away`: what
-    it writes to could not take it, and may be able to later.
+    `reported_status` is the one that the driver wrote, None if it wrote none. `why` is for the user. `is_unavailable`:
+    a store, disk or server that it writes to did not respond, and may later.
     """
 
     status: int
     reported_status: int | None
     why: str = ""
-    is_away: bool = False
+    is_unavailable: bool = False
 
 
 # ----------------------------------------------------------------------------------------------- the parent
@@ -128,19 +128,19 @@ def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
             if job.stopped:
                 say(f"ctvr: {job.what} was stopped; its finished tasks are kept. Go on with: {_said(job)}")
                 return STOPPED
-            if end.is_away and not job.can_resume:
+            if end.is_unavailable and not job.can_resume:
                 say(f"ctvr: {end.why}")
                 return end.status
             log = _keep_log(job, Path(folder) / "log")
         before, commits = commits, _commits(job)
-        fruitless = 0 if commits - before else fruitless + (not end.is_away)
+        fruitless = 0 if commits - before else fruitless + (not end.is_unavailable)
         line = f"{job.what}: {end.why}; what is finished is kept ({len(commits)} tasks in the store)"
         is_late = job.deadline is not None and time.monotonic() >= job.deadline
         if fruitless == MAX_ATTEMPTS_WITHOUT_PROGRESS or job.attempts == MAX_ATTEMPTS or is_late:
             many = "its time is over" if is_late else f"{fruitless or job.attempts} starts in a row ended so"
             say(f"ctvr: {line}. Not started again: {many}. Its last words: {log}. Go on with: {_said(job)}")
             return end.status
-        if end.is_away:
+        if end.is_unavailable:
             say(f"{line}; waiting for it, {AWAY_SECONDS / 60:.0f} min at most", with_time=True)
             if not _comes_back(job):
                 say(f"ctvr: {job.what}: that did not change. What is finished is kept. Go on with: {_said(job)}")
@@ -216,8 +216,8 @@ def _end_of(status: int, folder: Path) -> DriverExit:
     with contextlib.suppress(OSError, ValueError):
         said = json.loads((folder / "end").read_text(encoding="utf-8"))
         told, fault = said["status"], said["fault"]
-        if said["is_away"]:
-            return DriverExit(1, None, fault, is_away=True)
+        if said["is_unavailable"]:
+            return DriverExit(1, None, fault, is_unavailable=True)
     if told is not None:  # whatever the interpreter did afterwards
         return DriverExit(told, told)
     log = (folder / "log").read_text(encoding="utf-8", errors="replace")
@@ -327,9 +327,9 @@ def report_name(name: str) -> None:
     _tell("name", name)
 
 
-def report_exit(status: int, fault: str = "", is_away: bool = False) -> None:
-    """In the child: that the end is in order (no `fault`), or what was raised; `is_away`: as of `End`."""
-    _tell("end", json.dumps({"status": None if fault else status, "fault": fault, "is_away": is_away}))
+def report_exit(status: int, fault: str = "", is_unavailable: bool = False) -> None:
+    """In the child: that the end is in order (no `fault`), or what was raised; `is_unavailable`: as of `End`."""
+    _tell("end", json.dumps({"status": None if fault else status, "fault": fault, "is_unavailable": is_unavailable}))
 
 
 def _tell(what: str, text: str) -> None:

@@ -110,7 +110,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
 
     check_source_digest(arguments.expect_sources)
     check_hours(arguments.budget_hours)
-    where = get_execution(arguments)
+    execution = get_execution(arguments)
     if arguments.resume:
         if others := _beside_resume(arguments):
             raise ConfigError(
@@ -123,7 +123,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
         from ctvr.orchestrator.sweeps.session import within_budget
 
         with within_budget(arguments.budget_hours):
-            return resume(arguments.resume, where)
+            return resume(arguments.resume, execution)
     overrides = settings_of(arguments)
     if arguments.smoke:
         arguments.trials, arguments.seeds = 1, min(1 if arguments.seeds is None else arguments.seeds, 1)
@@ -170,8 +170,8 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     if arguments.top < 1 or (arguments.seeds or 0) < 0:
         raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
     check_arguments(baselines, {}, (), ())
-    where = get_execution(arguments)
-    where.check()
+    execution = get_execution(arguments)
+    execution.check()
     from ctvr.orchestrator.learning.resolve import get_method, presets_of
     from ctvr.orchestrator.sweeps.untrained import untrained_baselines
     from ctvr.orchestrator.tables.presets import known_tables
@@ -207,7 +207,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         orders=arguments.task_orders,
     )
     with within_budget(arguments.budget_hours):
-        return sweep(request, where)
+        return sweep(request, execution)
 
 
 def _slug(stream: str) -> str:
@@ -217,16 +217,16 @@ def _slug(stream: str) -> str:
 
 def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
     """Run the table that `arguments.preset` names."""
-    where = get_execution(arguments)
+    execution = get_execution(arguments)
     request = request_table(arguments, search, overrides)
-    where.check()
+    execution.check()
     preflight(arguments, arguments.stream)
     from ctvr.orchestrator.learning.resolve import named_in
     from ctvr.orchestrator.sweeps.session import within_budget
     from ctvr.orchestrator.sweeps.table_sweep import sweep_table
 
     with within_budget(arguments.budget_hours), named_in(f"table {arguments.preset or 'of --vary'}"):
-        return sweep_table(request, where)
+        return sweep_table(request, execution)
 
 
 def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
@@ -308,11 +308,11 @@ def add_rerun(commands: Any) -> None:
 
 
 def _rerun(arguments: argparse.Namespace) -> str:
-    where = get_existing_runs(arguments)
+    execution = get_existing_runs(arguments)
     from ctvr.orchestrator.sweeps.rerun import rerun
     from ctvr.orchestrator.sweeps.session import within_budget
 
     baselines, direction = split_commas(arguments.baselines), get_direction(arguments)
     with within_budget(arguments.budget_hours):
         counts = (arguments.top, arguments.seeds)
-        return rerun(arguments.sweep, where, *counts, baselines, direction, arguments.task_orders)
+        return rerun(arguments.sweep, execution, *counts, baselines, direction, arguments.task_orders)

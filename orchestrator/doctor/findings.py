@@ -13,13 +13,16 @@ SHOWN = 5  # names in one finding
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; `remedy` is empty where nothing is wrong. `is_away`: may be right at another time."""
+    """One line of the report.
+
+    `remedy` is empty if nothing is wrong. `is_unavailable`: the check may succeed later (a server that is down).
+    """
 
     level: Level
     subject: str
     text: str
     remedy: str = ""
-    is_away: bool = False
+    is_unavailable: bool = False
 
 
 def listed(names: list[str]) -> str:

@@ -29,7 +29,7 @@ SHOWN = 20  # damaged objects and broken videos that are listed
 
 
 def build_cache(
-    stream_name: str, overrides: Settings, where: ExecutionConfig, on_cluster: bool = False, features: bool = False
+    stream_name: str, overrides: Settings, execution: ExecutionConfig, on_cluster: bool = False, features: bool = False
 ) -> str:
     """Decode every video of a stream into the store, as a run with these settings would find them.
 
@@ -38,14 +38,14 @@ def build_cache(
     Args:
         stream_name: a name or a manifest.
         overrides: flat settings, as of `ctvr run`.
-        where: with `address`, or if `on_cluster`, all nodes of that Ray cluster work; else this machine does.
+        execution: with `address`, or if `on_cluster`, all nodes of that Ray cluster work; else this machine does.
         features: keep what the frozen vision blocks of the method make of the videos, too.
 
     Raises:
         ConfigError: at the end, with every broken video and its reason, unless `data.skip_missing` is set.
     """
-    where.check()
-    places = where.places()
+    execution.check()
+    places = execution.places()
     name = find_manifest(stream_name)
     stream = load_stream(name, places.root, places.videos)
     experiment = resolve({"method": "zero_shot", "stream": name, **overrides}, stream.settings)
@@ -63,9 +63,9 @@ def build_cache(
         done = replace(found[0], decoded=decoded, known=known, broken=list(broken.values()))
         lost = _lost(done)
         made = featurize_stream(stream, splits, lost, featurize) if featurize is not None else ""
-        return _report(stream, done, lost, made, where, experiment.data.skip_missing)
+        return _report(stream, done, lost, made, execution, experiment.data.skip_missing)
 
-    if not (on_cluster or where.address):
+    if not (on_cluster or execution.address):
         here = featurize_here(experiment.settings, places) if features else None
         return build(lambda each: each.decode_missing, os.cpu_count() or 1, here)
     from ctvr.orchestrator.on_ray.capacity import choose_gpus
@@ -73,8 +73,8 @@ def build_cache(
     from ctvr.orchestrator.on_ray.decode import decode_on_nodes
     from ctvr.orchestrator.on_ray.featurize import featurize_on_nodes
 
-    with cluster(where.address, where.local_cpus, where.nodes):
-        gpus = choose_gpus(where.gpus_per_trial, 1) if features else 0.0
+    with cluster(execution.address, execution.local_cpus, execution.nodes):
+        gpus = choose_gpus(execution.gpus_per_trial, 1) if features else 0.0
         there = featurize_on_nodes(experiment.settings, places, gpus) if features else None
         return build(lambda each: partial(decode_on_nodes, each), 0, there)  # 0: on every CPU of the cluster
 
@@ -86,7 +86,7 @@ def _lost(done: Prepared) -> dict[str, str]:
 
 
 def _report(
-    stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, where: ExecutionConfig, skip_missing: bool
+    stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, execution: ExecutionConfig, skip_missing: bool
 ) -> str:
     """What was decoded and what could not be, then what was `made` of the rest.
 
@@ -98,7 +98,7 @@ def _report(
         lines = [f"{video}: {reason}" for video, reason in sorted(lost.items())]
         text += f", {len(lost)} cannot be used"
         if len(lines) > SHOWN:
-            file = where.runs.resolve() / f"broken-{re.sub(r'[^A-Za-z0-9_-]', '-', stream.name)}.txt"
+            file = execution.runs.resolve() / f"broken-{re.sub(r'[^A-Za-z0-9_-]', '-', stream.name)}.txt"
             file.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
             text += f" (all of them in {file})"
         text += _listed(lines)
@@ -108,9 +108,9 @@ def _report(
     return text
 
 
-def list_cache(where: ExecutionConfig) -> str:
+def list_cache(execution: ExecutionConfig) -> str:
     """Number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
-    store = where.existing_store()
+    store = execution.existing_store()
     entries = store.entries()
     lines = [_line(kind, size) for kind, size in by_kind(entries).items()]
     lines.append(f"{_line('all', size_of(entries))}  in {store.uri}")
@@ -120,13 +120,13 @@ def list_cache(where: ExecutionConfig) -> str:
     return "\n".join(lines)
 
 
-def verify_cache(where: ExecutionConfig, remove: bool = False) -> str:
+def verify_cache(execution: ExecutionConfig, remove: bool = False) -> str:
     """Read every object and check its digest.
 
     Raises:
         ConfigError: with the damaged objects, if there are any and they are not removed.
     """
-    store = where.existing_store()
+    store = execution.existing_store()
     found = list(store.verify(remove))
     bad = [f"{name}: {problem}" for name, problem in found if problem]
     if not bad:
@@ -138,18 +138,18 @@ def verify_cache(where: ExecutionConfig, remove: bool = False) -> str:
     return text
 
 
-def collect_garbage(where: ExecutionConfig, older_than: float | None = None, remove: bool = False) -> str:
+def collect_garbage(execution: ExecutionConfig, older_than: float | None = None, remove: bool = False) -> str:
     """Find, and if asked remove, what no commit, stream or recent sweep needs.
 
     Args:
-        where: whose MLflow says which sweeps are recent.
+        execution: whose MLflow says which sweeps are recent.
         older_than: days after which commits and uses by streams are let go, but for recent sweeps.
         remove: without it nothing is changed.
     """
     if older_than is not None and older_than < 1:
         raise ConfigError(f"--older-than: must be >= 1 day, got {older_than:g}.")
-    store = where.existing_store()
-    recent = recent_runs(where.existing_tracker(), older_than) if older_than is not None else set()
+    store = execution.existing_store()
+    recent = recent_runs(execution.existing_tracker(), older_than) if older_than is not None else set()
     garbage = find_garbage(store, older_than, recent)
     lines = [_line(kind, size) for kind, size in garbage.by_kind().items()]
     total = size_of(garbage.entries)

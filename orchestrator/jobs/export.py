@@ -32,13 +32,15 @@ COLUMNS = ("video", "caption", "category", "split", "task", "path", "start", "en
 WHAT = ("table", "frames", "features")
 
 
-def export_stream(name: str, overrides: Settings, where: ExecutionConfig, out: Path, form: str, what: list[str]) -> str:
+def export_stream(
+    name: str, overrides: Settings, execution: ExecutionConfig, out: Path, form: str, what: list[str]
+) -> str:
     """Write a stream into a folder; returns what was written, and how it is read again.
 
     Args:
         name: a name or a manifest.
         overrides: flat settings; `backbone.*` and `data.num_frames` decide frames and features.
-        where: runs folder, videos.
+        execution: runs folder, videos.
         out: the folder.
         form: one of FORMS, of frames and features.
         what: of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`. frames: (T, H, W, 3) uint8 of
@@ -52,7 +54,7 @@ def export_stream(name: str, overrides: Settings, where: ExecutionConfig, out: P
     require_empty(out)
     if "frames" in what and form == "parquet":
         raise ConfigError("--form: parquet holds vectors, and frames are pictures. Write npz, npy, pt or h5.")
-    places, manifest = where.places(), find_manifest(name)
+    places, manifest = execution.places(), find_manifest(name)
     stream = load_stream(manifest, places.root, places.videos, render=False)
     if stream.has_features and "frames" in what:
         raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Leave it out.")

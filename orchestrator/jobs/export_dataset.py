@@ -24,7 +24,7 @@ from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask
 from ctvr.orchestrator.streams.videos import FOLDERS, METADATA, STREAM, missing_videos
 
 
-def export_dataset(name: str, where: ExecutionConfig, out: Path, licence: str = "") -> str:
+def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: str = "") -> str:
     """Write a stream into a folder; returns what was written and how it is read again.
 
     Videos are hard links to those of the stream where the disk allows it, else copies: two items that are segments of
@@ -32,7 +32,7 @@ def export_dataset(name: str, where: ExecutionConfig, out: Path, licence: str = 
 
     Args:
         name: a stream, or a manifest.
-        where: runs folder, videos.
+        execution: runs folder, videos.
         out: the folder, new.
         licence: of videos and captions, as the hub names it; "" leaves the line `license: other`.
 
@@ -41,7 +41,7 @@ def export_dataset(name: str, where: ExecutionConfig, out: Path, licence: str = 
             folders of frames, or a disk that is full.
     """
     require_empty(out)
-    places, manifest = where.places(), find_manifest(name)
+    places, manifest = execution.places(), find_manifest(name)
     stream = load_stream(manifest, places.root, places.videos, render=False)
     if stream.domain == "images" or stream.has_features:
         kind = "images" if stream.domain == "images" else "features"

@@ -37,26 +37,26 @@ WITHOUT_SEED = (
 )
 
 
-def export_hf(folder: Path, name: str, where: ExecutionConfig, licence: str = "") -> str:
+def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str = "") -> str:
     """Write a model, `README.md` as its card, and what `ctvr.load(folder)` reads.
 
     Args:
         folder: a new one.
         name: of a complete run, as of `jobs.load_model.find_run`.
-        where: the runs folder.
+        execution: the runs folder.
         licence: of the weights, as the hub names it; "" where that of the backbone's weights is known.
 
     Raises:
         ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
     """
     require_empty(folder)
-    run = find_run(name, where)
+    run = find_run(name, execution)
     weights = str(run.settings.get("backbone.weights", ""))
     licence = licence or LICENCES.get(weights, "")
     if not licence:
         raise ConfigError(f"--license: that of backbone.weights={weights} is not known here. Write it: --license mit.")
     create_output_dir(folder)
-    model = load(run.run_id, where)
+    model = load(run.run_id, execution)
     stream = model.stream
     if stream is None:
         raise ConfigError(f"model {name}: its stream {run.settings['stream']} is not here, and the card describes it.")
@@ -72,7 +72,7 @@ def export_hf(folder: Path, name: str, where: ExecutionConfig, licence: str = ""
         "frames": run.tags.get("ctvr.frames", ""),
         "result": run.tags.get("ctvr.result", ""),
     }
-    seeds = _seeds(run, where)
+    seeds = _seeds(run, execution)
     (folder / "README.md").write_text(_card(run, stream.name, licence, digests, seeds, settings), encoding="utf-8")
     (folder / "provenance.json").write_text(run.tags.get("ctvr.provenance", "{}"), encoding="utf-8")
     return (
@@ -82,10 +82,10 @@ def export_hf(folder: Path, name: str, where: ExecutionConfig, licence: str = ""
     )
 
 
-def _seeds(run: RunRecord, where: ExecutionConfig) -> dict[int, float]:
+def _seeds(run: RunRecord, execution: ExecutionConfig) -> dict[int, float]:
     """Seed -> R@1 of the complete runs that differ from this one in the seed alone."""
     alike = {key: run.tags.get(key) for key in ("ctvr.method", "ctvr.stream_digest", "ctvr.split", "ctvr.provenance")}
-    found = where.existing_tracker().find_runs(tags={"ctvr.complete": "true"})
+    found = execution.existing_tracker().find_runs(tags={"ctvr.complete": "true"})
     plain = _plain(run)
     return {
         int(other.settings["seed"]): last[1]

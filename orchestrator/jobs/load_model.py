@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 BEST = "best-"
 
 
-def load(name: str, where: ExecutionConfig) -> Model:
+def load(name: str, execution: ExecutionConfig) -> Model:
     """A trained model, ready to be asked.
 
     Args:
         name: a folder that holds a saved model; or the beginning of an MLflow run id; the name of a run; `best-STREAM`,
             what searches chose on validation videos (best.py), and with a warning the run of the highest R@1 where none
             has chosen yet; the name of a sweep: its best trial; the name of a method: its newest complete run.
-        where: the runs folder, and the folder of the videos.
+        execution: the runs folder, and the folder of the videos.
 
     Raises:
         ConfigError: if nothing is called so, or what it left is gone.
@@ -47,33 +47,33 @@ def load(name: str, where: ExecutionConfig) -> Model:
     if (folder / "model.json").is_file():
         trained = _read(folder)
         _check_searches(name, trained.experiment.run.method)
-        return _make_model(name, trained, where, None)
-    run = find_run(name, where)
-    stream = _stream_of(run, where)
+        return _make_model(name, trained, execution, None)
+    run = find_run(name, execution)
+    stream = _stream_of(run, execution)
     _check_run(name, run)
-    model = _make_model(name, _of_run(run, where, stream), where, stream)
+    model = _make_model(name, _of_run(run, execution, stream), execution, stream)
     model.run = run.name
     return model
 
 
-def load_task_checkpoints(name: str, where: ExecutionConfig) -> Iterator[Model]:
+def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Model]:
     """The model of a run after its first task, its second, and so on to the last, each read when it is asked for.
 
-    `name`, `where`: as `load`'s, but for a folder, which holds the model after the last task alone.
+    `name`, `execution`: as `load`'s, but for a folder, which holds the model after the last task alone.
 
     Raises:
         ConfigError: if nothing is called so, or its commits are gone.
     """
     if (Path(name).expanduser() / "model.json").is_file():
         raise ConfigError(f"model {name}: a folder holds the model after its last task alone. Name a run or a method.")
-    run = find_run(name, where)
-    stream = _stream_of(run, where)
+    run = find_run(name, execution)
+    stream = _stream_of(run, execution)
     if stream is None:
         raise ConfigError(f"model {name}: the stream of run {run.name} is not here, or has changed. Run it again.")
     _check_run(name, run)
     for done in range(1, len(stream.tasks) + 1):
         try:
-            yield Model(name, _restored(run, where, stream, done), where.places().open_store(), stream)
+            yield Model(name, _restored(run, execution, stream, done), execution.places().open_store(), stream)
         except MissingObject as error:
             raise ConfigError(
                 f"model {name}: run {run.name} has kept no model after task {done}. Train it with --fresh and "
@@ -81,13 +81,13 @@ def load_task_checkpoints(name: str, where: ExecutionConfig) -> Iterator[Model]:
             ) from error
 
 
-def find_run(name: str, where: ExecutionConfig) -> RunRecord:
+def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
     """The complete run that `name` stands for (see `load`).
 
     Raises:
         ConfigError: with what there is.
     """
-    tracker = where.existing_tracker()
+    tracker = execution.existing_tracker()
     complete = tracker.find_runs(tags={"ctvr.complete": "true"})
     if re.fullmatch("[0-9a-f]{6,32}", name) and (found := [run for run in complete if run.run_id.startswith(name)]):
         return found[0]
@@ -104,7 +104,7 @@ def find_run(name: str, where: ExecutionConfig) -> RunRecord:
     known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]
     known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
     raise ConfigError(
-        f"model: {name!r} is no folder with a model.json, run id, run, sweep or method of {where.runs}."
+        f"model: {name!r} is no folder with a model.json, run id, run, sweep or method of {execution.runs}."
         f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'nothing yet'}."
     )
 
@@ -131,8 +131,8 @@ def _best(name: str, complete: list[RunRecord]) -> RunRecord:
     return highest
 
 
-def _stream_of(run: RunRecord, where: ExecutionConfig) -> Stream | None:
-    places = where.places()
+def _stream_of(run: RunRecord, execution: ExecutionConfig) -> Stream | None:
+    places = execution.places()
     try:
         stream = load_stream(str(run.settings["stream"]), places.root, places.videos)
     except ConfigError:
@@ -140,12 +140,12 @@ def _stream_of(run: RunRecord, where: ExecutionConfig) -> Stream | None:
     return stream if stream.digest == run.tags.get("ctvr.stream_digest") else None
 
 
-def _of_run(run: RunRecord, where: ExecutionConfig, stream: Stream | None) -> TrainedModel:
+def _of_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -> TrainedModel:
     """What a run has left: its commits in the store, else the model that it uploaded (--keep-model)."""
-    tracker = where.existing_tracker()
+    tracker = execution.existing_tracker()
     if stream is not None:
         try:
-            return _restored(run, where, stream, len(stream.tasks))
+            return _restored(run, execution, stream, len(stream.tasks))
         except MissingObject:
             pass
     try:
@@ -158,13 +158,13 @@ def _of_run(run: RunRecord, where: ExecutionConfig, stream: Stream | None) -> Tr
         ) from error
 
 
-def _restored(run: RunRecord, where: ExecutionConfig, stream: Stream, done: int) -> TrainedModel:
+def _restored(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: int) -> TrainedModel:
     """What the commit of a run's `done`-th task holds; MissingObject if it is gone."""
-    settings = read_json(where.existing_tracker().download(run.run_id, "config.json"))
+    settings = read_json(execution.existing_tracker().download(run.run_id, "config.json"))
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     tasks = [task_of(stream, index) for index in range(done)]
-    commits = Commits(where.places().open_store(), key)
+    commits = Commits(execution.places().open_store(), key)
     with named_in(f"run {run.name}"):
         experiment = resolve(settings, None, presets)
     return restore_from_commits(experiment, commits, tasks, stream)
@@ -194,15 +194,15 @@ def _read(folder: Path) -> TrainedModel:
         raise ConfigError(f"model {folder}: {error}. Save the model again.") from error
 
 
-def _make_model(name: str, trained: TrainedModel, where: ExecutionConfig, stream: Stream | None) -> Model:
-    root = where.runs.resolve()
+def _make_model(name: str, trained: TrainedModel, execution: ExecutionConfig, stream: Stream | None) -> Model:
+    root = execution.runs.resolve()
     if stream is None and root.is_dir():
         try:
-            stream = load_stream(trained.experiment.run.stream, root, where.places().videos)
+            stream = load_stream(trained.experiment.run.stream, root, execution.places().videos)
         except ConfigError:
             stream = None
     if root.is_dir():
-        return Model(name, trained, where.places().open_store(), stream)
+        return Model(name, trained, execution.places().open_store(), stream)
     folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a folder alone makes no runs folder
     model = Model(name, trained, Store.open(folder.name), stream)
     model.__dict__["_folder"] = folder  # removed with the model

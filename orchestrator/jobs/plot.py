@@ -24,7 +24,7 @@ FORMS = (".png", ".pdf")
 def plot(
     kind: Kind,
     name: str,
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
     among: Sequence[Path] = (),
     count: int | None = None,
     block: int | None = None,
@@ -44,7 +44,7 @@ def plot(
     Raises:
         ConfigError: for an unknown model, one that does none of this, or a file that cannot be written.
     """
-    file = out or where.runs / "pages" / f"{kind}-{Path(name).name}.png"
+    file = out or execution.runs / "pages" / f"{kind}-{Path(name).name}.png"
     if file.suffix.lower() not in FORMS:
         raise ConfigError(f"look: --out {file} is neither a .png nor a .pdf.")
     count = COUNTS[kind] if count is None else count
@@ -58,7 +58,11 @@ def plot(
     if not file.parent.is_dir() and out is not None:
         raise ConfigError(f"look: there is no folder {file.parent}. Make it, or name another --out.")
     form = file.suffix.lower()[1:]
-    drawn = _drift(name, where, count, form) if kind == "drift" else _draw(kind, name, where, among, count, block, form)
+    drawn = (
+        _drift(name, execution, count, form)
+        if kind == "drift"
+        else _draw(kind, name, execution, among, count, block, form)
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         file.write_bytes(drawn)
@@ -69,9 +73,9 @@ def plot(
 
 
 def _draw(
-    kind: Kind, name: str, where: ExecutionConfig, among: Sequence[Path], count: int, block: int | None, form: str
+    kind: Kind, name: str, execution: ExecutionConfig, among: Sequence[Path], count: int, block: int | None, form: str
 ) -> bytes:
-    model = load(name, where)
+    model = load(name, execution)
     if kind == "scores":
         return _scores(model, count, form)
     items = _items(model, among)[:count]
@@ -98,10 +102,10 @@ def _scores(model: Model, count: int, form: str) -> bytes:
     return in_form(draw_scores(panels, title), form)
 
 
-def _drift(name: str, where: ExecutionConfig, count: int, form: str) -> bytes:
+def _drift(name: str, execution: ExecutionConfig, count: int, form: str) -> bytes:
     from ctvr.orchestrator.tracking.figures import draw_drift, in_form
 
-    found = text_drift(load_task_checkpoints(name, where), count)
+    found = text_drift(load_task_checkpoints(name, execution), count)
     tasks, queries = found.points.shape[:2]
     title = (
         f"{name}: {queries} queries of task 1 as each task has been learned, {found.explained:.0%} of whose variance "

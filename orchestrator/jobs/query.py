@@ -16,7 +16,7 @@ from ctvr.orchestrator.retrieval.model import Hit
 def run_query(
     texts: Sequence[str],
     name: str,
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
     k: int = 10,
     among: Path | None = None,
     html: Path | None = None,
@@ -32,7 +32,7 @@ def run_query(
     """
     if html is not None:
         check_page(html)
-    model = load(name, where)
+    model = load(name, execution)
     found = [(text, model.search(text, k, among)) for text in texts]
     if html is not None:
         asked = f"{model.method}, trained on {model.settings['stream']} ({name})"

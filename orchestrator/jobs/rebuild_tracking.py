@@ -19,14 +19,14 @@ from ctvr.orchestrator.tracking.recorder import rows_of
 SHOWN = 20  # lines that were passed over and are named
 
 
-def rebuild(where: ExecutionConfig) -> str:
+def rebuild(execution: ExecutionConfig) -> str:
     """Tell MLflow again what it was told, then what commits know besides; what is there already stays.
 
     Raises:
         ConfigError: if the runs folder holds nothing that was told.
         StoreError: if MLflow does not take it.
     """
-    ledger = EventLog(where.runs.resolve() / EVENTS)
+    ledger = EventLog(execution.runs.resolve() / EVENTS)
     told = ledger.runs()
     if not told and not ledger.bad:
         raise ConfigError(
@@ -34,11 +34,11 @@ def rebuild(where: ExecutionConfig) -> str:
             "--runs; runs of versions that did not keep it cannot be made again."
         )
     say(f"rebuild: {len(told)} runs")
-    tracker = where.tracker()
+    tracker = execution.tracker()
     runs = tracker.resend(told, ledger.bad)
     committed = 0
     for run_id, tags in runs.items():
-        if rows := _committed(where, tags):
+        if rows := _committed(execution, tags):
             tracker.add_rows(run_id, rows)
             committed += 1
     for line in ledger.bad[:SHOWN]:
@@ -48,12 +48,12 @@ def rebuild(where: ExecutionConfig) -> str:
     return f"{rebuilt}, {committed} of them held against their commits{passed}"
 
 
-def _committed(where: ExecutionConfig, tags: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+def _committed(execution: ExecutionConfig, tags: Mapping[str, Any]) -> dict[int, dict[str, float]]:
     """Every number of a run's newest commit, by step; empty where there is none."""
     key, sweep = str(tags.get("ctvr.commits") or ""), str(tags.get("ctvr.sweep") or "")
     if not is_key(key):  # it has none, or the line is of nobody's making
         return {}
-    store = _store(where, sweep if is_name(sweep) else "")
+    store = _store(execution, sweep if is_name(sweep) else "")
     for name in reversed(store.list("commits", f"{key}/")):
         try:
             return rows_of(Commits(store, key).record(int(name.rpartition("_")[2])))
@@ -62,8 +62,8 @@ def _committed(where: ExecutionConfig, tags: Mapping[str, Any]) -> dict[int, dic
     return {}
 
 
-def _store(where: ExecutionConfig, sweep: str) -> Store:
+def _store(execution: ExecutionConfig, sweep: str) -> Store:
     """The store that is named, else that of the sweep's plan, else that of the runs folder."""
-    if not where.store and sweep and (where.folder(sweep) / "plan.json").is_file():
-        return Store.open(read_plan(where.folder(sweep), sweep)[0].store or where.runs.resolve() / "store")
-    return where.places().open_store()
+    if not execution.store and sweep and (execution.folder(sweep) / "plan.json").is_file():
+        return Store.open(read_plan(execution.folder(sweep), sweep)[0].store or execution.runs.resolve() / "store")
+    return execution.places().open_store()

@@ -27,7 +27,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 SEARCHED = ("method.", "base.", "optim.", "data.")
 
 
-def make_report(name: str, where: ExecutionConfig, html: Path | None = None) -> str:
+def make_report(name: str, execution: ExecutionConfig, html: Path | None = None) -> str:
     """Write the page of a sweep, of a rerun, or of all complete runs of a stream; returns where it is.
 
     Args:
@@ -39,13 +39,13 @@ def make_report(name: str, where: ExecutionConfig, html: Path | None = None) -> 
     """
     if html is not None:
         check_page(html)
-    tracker = where.existing_tracker()
+    tracker = execution.existing_tracker()
     sweep = tracker.find_sweep(name)
-    tables = made_tables(where, name, None) if sweep else made_tables(where, None, name)
+    tables = made_tables(execution, name, None) if sweep else made_tables(execution, None, name)
     facts = _facts(name, sweep, tracker)
-    memories, names = _memories(tables, tracker, where)
+    memories, names = _memories(tables, tracker, execution)
     text = report(name, facts, tables, memories, names, _search(name, sweep, tracker))
-    file = write_page(html or where.runs / "pages" / f"{Path(name).stem}.html", text)
+    file = write_page(html or execution.runs / "pages" / f"{Path(name).stem}.html", text)
     if sweep is not None:
         tracker.log_artifacts(sweep.run_id, [file], into="page")  # beside the sweep on MLflow's pages
     return f"written: {file}"
@@ -84,7 +84,7 @@ def _search(name: str, sweep: RunRecord | None, tracker: Tracker) -> str:
 
 
 def _memories(
-    tables: Sequence[Table], tracker: Tracker, where: ExecutionConfig
+    tables: Sequence[Table], tracker: Tracker, execution: ExecutionConfig
 ) -> tuple[list[ModelHistory], Sequence[str]]:
     """What the first run of each row has lost; rows of the first table's stream alone."""
     runs = {run.run_id: run for run in tracker.find_runs(tags={"ctvr.complete": "true"})}
@@ -93,8 +93,8 @@ def _memories(
         run = runs[row.runs[0]]
         label = f"{row.label}, seed {row.seeds[0]}"
         try:
-            model = load(run.run_id, where)
-            memories.append(_memory(label, model, run, where))
+            model = load(run.run_id, execution)
+            memories.append(_memory(label, model, run, execution))
             names = names or [block.name for block in model.gallery()]
         except MissingObject:
             memories.append(
@@ -105,9 +105,9 @@ def _memories(
     return memories, names
 
 
-def _memory(label: str, model: Model, run: RunRecord, where: ExecutionConfig) -> ModelHistory:
+def _memory(label: str, model: Model, run: RunRecord, execution: ExecutionConfig) -> ModelHistory:
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
-    commits, blocks = Commits(where.places().open_store(), key), model.gallery()
+    commits, blocks = Commits(execution.places().open_store(), key), model.gallery()
     history: list[Mapping[str, float]] = [commits.record(done).ranks for done in range(1, len(blocks) + 1)]
     queries = {
         f"{item.video}#{number}": (index, item, text)

@@ -16,7 +16,7 @@ from ctvr.orchestrator.tables.paper_items import Item
 from ctvr.orchestrator.tables.paper_numbers import benchmarks
 
 
-def plan_text(item: Item, request: TableRequest, where: ExecutionConfig) -> str:
+def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> str:
     """The plan of an item, checked row by row as the sweep itself would; nothing is run or written to MLflow.
 
     Raises:
@@ -26,7 +26,7 @@ def plan_text(item: Item, request: TableRequest, where: ExecutionConfig) -> str:
     if printed := benchmarks(item.preset):
         lines.append(f"  printed   of {', '.join(printed)}")
     lines += [f"  note      {note}" for note in item.notes]
-    places = where.places()
+    places = execution.places()
     try:
         stream = load_stream(find_manifest(request.stream), places.root, places.videos, render=False)
     except ConfigError as error:
@@ -36,7 +36,7 @@ def plan_text(item: Item, request: TableRequest, where: ExecutionConfig) -> str:
         rows = [row.name for row in request.preset.rows]
         lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not here: {error}"]
         return "\n".join([*lines, "  weights   known when the stream is here"])
-    planned = plan_table(request, where)
+    planned = plan_table(request, execution)
     lines += _runs(planned)
     lines += ["  videos    " + _videos(stream).replace("\n", "\n            ")]
     lines += [f"  weights   {line}" for line in _weights(planned)]

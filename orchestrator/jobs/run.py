@@ -35,45 +35,53 @@ class CompleteRun:
 
 
 def run(
-    settings: Settings, presets: Sequence[str], where: ExecutionConfig, fresh: bool = False, keep_model: bool = False
+    settings: Settings,
+    presets: Sequence[str],
+    execution: ExecutionConfig,
+    fresh: bool = False,
+    keep_model: bool = False,
 ) -> str:
     """Train one method over one stream in this process, tracked by MLflow; returns its last metrics as text."""
-    done = train(settings, presets, where, fresh, keep_model)
+    done = train(settings, presets, execution, fresh, keep_model)
     if done.what == "videos":
-        say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(where)}{trust_text()}")
+        say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(execution)}{trust_text()}")
     last = done.record.metrics[-1]
     lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
     experiment = done.experiment
     return "\n".join([f"{experiment.run.method} on {done.stream}, {experiment.evaluation.split} {done.what}", *lines])
 
 
-def _runs(where: ExecutionConfig) -> str:
-    return "" if str(where.runs) == "runs" else f" --runs {where.runs}"
+def _runs(execution: ExecutionConfig) -> str:
+    return "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
 
 
 def train(
-    settings: Settings, presets: Sequence[str], where: ExecutionConfig, fresh: bool = False, keep_model: bool = False
+    settings: Settings,
+    presets: Sequence[str],
+    execution: ExecutionConfig,
+    fresh: bool = False,
+    keep_model: bool = False,
 ) -> CompleteRun:
     """Train one method over one stream in this process, tracked by MLflow.
 
     Args:
         settings: flat dotted names, `method` and `stream` among them.
         presets: a recipe, and changes on top of it.
-        where: folders.
+        execution: folders.
         fresh: train what had been finished before, too.
         keep_model: upload the trained model to MLflow.
 
     Raises:
         ConfigError: for whatever could not run, before anything is trained.
     """
-    where.check()
-    where.places().open_store().check_writable()
+    execution.check()
+    execution.places().open_store().check_writable()
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
     get_method(str(settings.get("method", "")))
     if (recommended := embedded_settings(settings["stream"])) is not None:
         chosen = with_recipe(str(settings["method"]), presets, recommended)
         resolve(settings, recommended, chosen)  # mistakes are told before videos are rendered
-    places = where.places()
+    places = execution.places()
     stream = load_stream(settings["stream"], places.root, places.videos)
     check_domain(str(settings["method"]), stream)
     chosen = default_presets(settings["method"], stream, presets)
@@ -81,7 +89,7 @@ def train(
     if experiment.run.workers > 1:
         raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
     check_mirror(experiment.tracking.mirror)
-    tracker = where.tracker(stream.name)
+    tracker = execution.tracker(stream.name)
     name = generate_name(f"{experiment.run.method}-seed{experiment.run.seed}")
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
 

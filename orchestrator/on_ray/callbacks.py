@@ -192,7 +192,7 @@ class TrialMonitor(tune.Callback):
     def _keep_words(self, trial: Any, error: BaseException) -> None:
         """Record what a worker said before it failed: on its run, or on the sweep's where it had not come to one."""
         plan, inner = self._plan(trial), _innermost(error)
-        words = getattr(inner, "last_words", "") or fetch_actor_log(inner)
+        words = getattr(inner, "traceback_and_log", "") or fetch_actor_log(inner)
         if not words:
             return
         name, number = run_name(plan, trial.config), trial.num_failures

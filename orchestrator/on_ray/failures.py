@@ -67,16 +67,16 @@ def to_trial_failed(error: Exception) -> TrialFailed:
 
 def _words_of(error: BaseException) -> str:
     """What a worker said last: it noted that on its error, or left it in its log where it had no time to."""
-    return str(getattr(error, "last_words", "")) or fetch_actor_log(error)
+    return str(getattr(error, "traceback_and_log", "")) or fetch_actor_log(error)
 
 
 def attach_traceback(error: BaseException) -> None:
-    """Keep on an error what `last_words` says of it: it travels with it to another process."""
+    """Keep on an error what `traceback_and_log` says of it: it travels with it to another process."""
     with contextlib.suppress(AttributeError):  # a class with slots
-        error.last_words = last_words(error)  # type: ignore[attr-defined]
+        error.traceback_and_log = traceback_and_log(error)  # type: ignore[attr-defined]
 
 
-def last_words(error: BaseException) -> str:
+def traceback_and_log(error: BaseException) -> str:
     """The traceback of an error of this process, and what the process wrote last."""
     text, log = "".join(traceback.format_exception(type(error), error, error.__traceback__)), _own_log()
     return redact(f"{text}\n{_titled(log)}" if log else text)

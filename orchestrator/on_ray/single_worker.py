@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ray import tune
 
 from ctvr.orchestrator.errors import TrialFailed
-from ctvr.orchestrator.on_ray.failures import is_permanent, last_words, one_line
+from ctvr.orchestrator.on_ray.failures import is_permanent, one_line, traceback_and_log
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.on_ray.worker import TrialWork, run_trial
 
@@ -40,7 +40,7 @@ def run_single_worker(work: TrialWork) -> None:
         run_trial(work, Workers(device=_device(work.plan)), tune.report)
     except Exception as error:
         log.exception("trial %s failed", work.name)
-        raise TrialFailed(one_line(error), is_permanent(error), last_words(error)) from None
+        raise TrialFailed(one_line(error), is_permanent(error), traceback_and_log(error)) from None
     finally:
         _release_memory()
 

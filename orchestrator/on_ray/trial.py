@@ -70,7 +70,11 @@ def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
     if not isinstance(error, RuntimeError) or is_permanent(error):
         return None
     said = pulse.named() or (pulse.positions() if "timed out" in str(error).lower() else "")
-    return TrialFailed(f"{said} ({one_line(error)})", last_words=getattr(error, "last_words", "")) if said else None
+    return (
+        TrialFailed(f"{said} ({one_line(error)})", traceback_and_log=getattr(error, "traceback_and_log", ""))
+        if said
+        else None
+    )
 
 
 def _device(plan: TrialPlan) -> torch.device:

@@ -79,7 +79,7 @@ def confirm(
     name: str,
     listed: Sequence[Candidate],
     num_tasks: int,
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
     tracker: Tracker,
     search: SearchConfig,
     again: str,
@@ -100,21 +100,21 @@ def confirm(
     sweeps = list(dict.fromkeys(candidate.sweep for candidate in listed))
     used = frozenset[int]().union(*(used_seeds(tracker.find_runs(sweep=sweep)) for sweep in sweeps))
     seeds = fresh_seeds(search.confirm_seeds, used, FIRST_CONFIRMATION)
-    runs = list({run.label: run for each in listed for run in each.runs(seeds, where.workers)}.values())
+    runs = list({run.label: run for each in listed for run in each.runs(seeds, execution.workers)}.values())
     parent_name = f"{name}-confirm-{digest_of([[run.tags, run.experiment.settings] for run in runs])[:6]}"
     stream = listed[0].experiment.run.stream
     settings: Settings = {"confirms": name, "seeds": ",".join(map(str, seeds)), "candidates": len(listed)}
     stream_name = str(next(iter(tracker.find_runs(sweep=sweeps[0]))).tags.get("ctvr.stream", stream))
     parent = tracker.open_sweep(parent_name, stream_name, settings, {"ctvr.role": "confirmation"})
-    with interruptible(f"confirmation {parent_name}", again, where, tracker, [parent]):
+    with interruptible(f"confirmation {parent_name}", again, execution, tracker, [parent]):
         left = incomplete_runs(runs, parent_name, tracker)
         say(f"confirmation {parent_name}: {len(runs)} runs, {len(runs) - len(left)} of them complete already")
         failed = 0
         if left:
-            with ray_cluster(where, tracker) as there:
-                plan = trial_plan(there, parent_name, tracker, [run.experiment for run in left])
+            with ray_cluster(execution, tracker) as execution:
+                plan = trial_plan(execution, parent_name, tracker, [run.experiment for run in left])
                 plan = replace(plan, parent=parent, tags={"ctvr.role": "confirmation"})
-                failed = run_all(plan, left, num_tasks, there)
+                failed = run_all(plan, left, num_tasks, execution)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := flush_outbox(tracker):
         raise RunsFailed(

@@ -117,7 +117,7 @@ def _first(run: RunRecord) -> str:
     return f"R@1 {value:.1f}" if math.isfinite(value) else f"acc {counted:.1f}"
 
 
-def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, where: ExecutionConfig) -> None:
+def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, execution: ExecutionConfig) -> None:
     """The end of a rerun: its runs' short names, table and figures, its note, the winner as a version of a model."""
     with _best_effort():
         runs = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
@@ -125,7 +125,7 @@ def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, where: Exe
             label = run.tags.get("ctvr.row") or run.tags.get("ctvr.method", "")
             choice = f" {run.tags[CHOICE]}" if run.tags.get(CHOICE) else ""
             tracker.rename(run.run_id, f"{label}{choice} s{run.settings.get('seed')} {_first(run)}")
-        folder = where.runs.resolve() / "tables" / name
+        folder = execution.runs.resolve() / "tables" / name
         if folder.is_dir():
             tracker.log_artifacts(parent, folder, into="table")
         what = _what(runs)

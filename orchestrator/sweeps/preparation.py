@@ -29,7 +29,7 @@ class PreparedStream:
 
 def prepare_run(
     experiment: Experiment,
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
     splits: Sequence[str] = (),
     curve: bool = True,
     on_cluster: bool = False,
@@ -41,7 +41,7 @@ def prepare_run(
     Raises:
         ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
     """
-    places = where.places()
+    places = execution.places()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
     needed = splits_of(experiment, stream)
     splits = tuple(dict.fromkeys((*needed, *splits)))
@@ -71,7 +71,7 @@ def prepare_run(
 
 
 def prepare_all(
-    runs: Sequence[Experiment], where: ExecutionConfig, splits: Sequence[str], curve: bool, on_cluster: bool = False
+    runs: Sequence[Experiment], execution: ExecutionConfig, splits: Sequence[str], curve: bool, on_cluster: bool = False
 ) -> list[PreparedStream]:
     """Decode what any of the runs needs; they mostly need the same.
 
@@ -86,7 +86,7 @@ def prepare_all(
     ]
     for need, run in zip(needs, runs):
         if need not in made:
-            made[need] = prepare_run(run, where, splits, curve, on_cluster)
+            made[need] = prepare_run(run, execution, splits, curve, on_cluster)
     return [made[need] for need in needs]
 
 

@@ -147,7 +147,7 @@ def with_baselines(
 
 def rerun(
     sweep_name: str,
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
     top: int = 1,
     seeds: int = 3,
     baselines: Sequence[str] = (),
@@ -158,26 +158,26 @@ def rerun(
     """Run the best trials of a sweep and the baselines again, over fresh seeds, on test videos; then tabulate."""
     if top < 1 or seeds < 1:
         raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
-    tracker = where.existing_tracker()
-    check_machine(where, sweep_name)
+    tracker = execution.existing_tracker()
+    check_machine(execution, sweep_name)
     winners = best_trials(tracker, sweep_name, top)
     sweep = tracker.find_sweep(sweep_name)
     assert sweep is not None  # best_trials has found it
     stream_name = winners[0].settings["stream"]
-    places = where.places()
+    places = execution.places()
     stream = load_stream(stream_name, places.root, places.videos)
-    given = _overrides_of(sweep, where)
+    given = _overrides_of(sweep, execution)
     if given is None and baselines:
         raise ConfigError(
             f"--baselines {','.join(baselines)}: it is not known which settings sweep {sweep_name} was given, so they "
             "would train with others than its winners. Rerun it where it was started, or without --baselines."
         )
     shared = shared_overrides(given or {})
-    beside = [baseline(word, stream, stream_name, shared, where.workers) for word in baseline_rows(baselines)]
+    beside = [baseline(word, stream, stream_name, shared, execution.workers) for word in baseline_rows(baselines)]
     trials = tracker.find_runs(sweep=sweep_name)
     verdict, confirmation = read_verdict(tracker, sweep_name), tracker.find_runs(tags={CONFIRMS: sweep_name})
     runs = with_baselines(
-        beside, winners, trials, selection_metric(sweep)[0], seeds, where.workers, verdict, confirmation
+        beside, winners, trials, selection_metric(sweep)[0], seeds, execution.workers, verdict, confirmation
     )
     runs = expand_task_orders(runs, orders)
     again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"
@@ -187,13 +187,13 @@ def rerun(
     settings: Settings = {"rerun_of": sweep_name, "seeds": seeds, "top": top}
     settings |= {"baselines": ",".join(baselines)} if baselines else {}
     settings |= {"orders": orders} if orders > 1 else {}
-    return execute_rerun(sweep_name, runs, where, tracker, settings, again, direction, keep_model)
+    return execute_rerun(sweep_name, runs, execution, tracker, settings, again, direction, keep_model)
 
 
 def execute_rerun(
     sweep_name: str,
     runs: Sequence[Rerun],
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
     tracker: Tracker,
     settings: Settings,
     again: str,
@@ -213,7 +213,7 @@ def execute_rerun(
         FailedRuns: with the table of the others, if some failed.
     """
     experiments = [run.experiment for run in runs]
-    ready = prepare_all(experiments, where, ("train", "test"), curve=False)
+    ready = prepare_all(experiments, execution, ("train", "test"), curve=False)
     if decoded := sum(each.decoded for each in {id(each): each for each in ready}.values()):
         say(f"{decoded} videos decoded")
     stream = ready[0].stream
@@ -222,16 +222,18 @@ def execute_rerun(
     parent = tracker.open_sweep(name, stream.name, settings, {})
     tags = {"ctvr.role": "final", "ctvr.rerun_of": sweep_name}
     failed = 0
-    with interruptible(f"rerun {name}", again, where, tracker, [parent]):
+    with interruptible(f"rerun {name}", again, execution, tracker, [parent]):
         left = incomplete_runs(runs, name, tracker)
         say(f"rerun {name}: {len(runs)} runs, {len(runs) - len(left)} of them complete already")
         if left:
-            with ray_cluster(where, tracker) as there:
-                if not there.gpus_per_trial:
-                    prepare_all([run.experiment for run in left], there, ("train", "test"), curve=True, on_cluster=True)
-                plan = trial_plan(there, name, tracker, [run.experiment for run in left])
+            with ray_cluster(execution, tracker) as execution:
+                if not execution.gpus_per_trial:
+                    prepare_all(
+                        [run.experiment for run in left], execution, ("train", "test"), curve=True, on_cluster=True
+                    )
+                plan = trial_plan(execution, name, tracker, [run.experiment for run in left])
                 plan = replace(plan, parent=parent, tags=tags, keep_model=keep_model)
-                failed = run_all(plan, left, len(stream.tasks), there)
+                failed = run_all(plan, left, len(stream.tasks), execution)
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
@@ -240,21 +242,21 @@ def execute_rerun(
         )
     if failed == len(runs):
         raise RunsFailed(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
-    text = table(where, sweep=name, direction=direction)
-    mlflow_notes.annotate_rerun(tracker, parent, name, sweep_name, where)
+    text = table(execution, sweep=name, direction=direction)
+    mlflow_notes.annotate_rerun(tracker, parent, name, sweep_name, execution)
     if failed:
         raise RunsFailed(f"{text}\n{failed} runs failed and are missing in the table. `ctvr ui` shows why.")
     return text
 
 
-def _overrides_of(sweep: RunRecord, where: ExecutionConfig) -> Settings | None:
+def _overrides_of(sweep: RunRecord, execution: ExecutionConfig) -> Settings | None:
     """What the user gave for a sweep: as its parent run has it, else this machine's plan of it; None if unknown."""
     if OVERRIDES in sweep.tags:
         try:
             return dict(json.loads(sweep.tags[OVERRIDES]))
         except (ValueError, TypeError, RecursionError):  # MLflow's records may have been edited
             return None
-    if not (where.folder(sweep.name) / "plan.json").is_file():
+    if not (execution.folder(sweep.name) / "plan.json").is_file():
         return None
-    kept = read_plan(where.folder(sweep.name), sweep.name)[1]
+    kept = read_plan(execution.folder(sweep.name), sweep.name)[1]
     return dict(kept.get("request", {}).get("overrides", {}))

@@ -11,17 +11,17 @@ from ctvr.orchestrator.sweeps.driver import only_driver
 from ctvr.orchestrator.sweeps.session import restore_execution
 
 
-def resume(name: str, where: ExecutionConfig) -> str:
+def resume(name: str, execution: ExecutionConfig) -> str:
     """Go on with an interrupted sweep or table.
 
     Raises:
         ConfigError: if there is none of that name, or another version kept it.
     """
     check_name(name, "--resume")
-    plan, kept = read_plan(where.folder(name), name)
-    where.check()
-    where = restore_execution(where, plan, kept)
-    with only_driver(where.folder(name), name), named_in(f"sweep {name}, plan.json"):
+    plan, kept = read_plan(execution.folder(name), name)
+    execution.check()
+    execution = restore_execution(execution, plan, kept)
+    with only_driver(execution.folder(name), name), named_in(f"sweep {name}, plan.json"):
         if "table" in kept:
-            return table_sweep.go_on(name, kept, where)
-        return sweep.resume_sweep(name, plan, kept, where)
+            return table_sweep.go_on(name, kept, execution)
+        return sweep.resume_sweep(name, plan, kept, execution)

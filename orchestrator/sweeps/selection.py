@@ -123,10 +123,10 @@ def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
     return made
 
 
-def run_all(plan: TrialPlan, runs: Sequence[Rerun], num_tasks: int, where: ExecutionConfig) -> int:
+def run_all(plan: TrialPlan, runs: Sequence[Rerun], num_tasks: int, execution: ExecutionConfig) -> int:
     """Run experiments on the connected cluster; returns how many failed."""
     listed = [run.listed() for run in runs]
-    outcome = run_specs(plan, num_tasks, listed, where.max_concurrent)
+    outcome = run_specs(plan, num_tasks, listed, execution.max_concurrent)
     if outcome.is_interrupted:  # Ray Tune ends in order on Ctrl-C, and returns
         raise KeyboardInterrupt
     return outcome.failed

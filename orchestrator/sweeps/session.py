@@ -31,13 +31,13 @@ MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is a
 
 @contextmanager
 def interruptible(
-    what: str, again: str, where: ExecutionConfig, tracker: Tracker, parents: Sequence[str]
+    what: str, again: str, execution: ExecutionConfig, tracker: Tracker, parents: Sequence[str]
 ) -> Iterator[None]:
     """Turns Ctrl-C into the one line that says how to go on; runs that were open are marked as killed."""
     try:
         yield
     except KeyboardInterrupt:
-        place = "" if str(where.runs) == "runs" else f" --runs {where.runs}"
+        place = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
         _close_open_runs(tracker, parents)
         raise Interrupted(f"{what} is not finished; its finished tasks are kept. Go on with: {again}{place}") from None
 
@@ -72,50 +72,56 @@ def warn_unsent(tracker: Tracker) -> None:
 
 
 def trial_plan(
-    where: ExecutionConfig, name: str, tracker: Tracker, experiments: Sequence[Experiment] = ()
+    execution: ExecutionConfig, name: str, tracker: Tracker, experiments: Sequence[Experiment] = ()
 ) -> TrialPlan:
     """What the trials of the sweep `name` share as to places and resources; memory as the largest experiment needs."""
-    places = where.places()
+    places = execution.places()
     return TrialPlan(
         sweep=name,
         root=str(places.root),
         store=places.store,
         tracking_uri=tracker.uri,
         parent=None,
-        storage=join_uri(absolute(where.storage), name) if where.storage else str(where.folder(name)),
+        storage=join_uri(absolute(execution.ray_storage), name)
+        if execution.ray_storage
+        else str(execution.folder(name)),
         videos=str(places.videos) if places.videos else None,
-        workers=where.workers,
-        cpus_per_worker=where.cpus_per_worker,
-        gpus_per_worker=(where.gpus_per_trial or 0.0) / where.workers,
-        memory_per_worker=max((_worker_bytes(each, where) for each in experiments), default=0),
-        reuse=where.reuse,
-        patience=where.worker_timeout_hours,
-        max_nodes=where.max_nodes,
+        workers=execution.workers,
+        cpus_per_worker=execution.cpus_per_worker,
+        gpus_per_worker=(execution.gpus_per_trial or 0.0) / execution.workers,
+        memory_per_worker=max((_worker_bytes(each, execution) for each in experiments), default=0),
+        reuse=execution.reuse_prefixes,
+        patience=execution.worker_timeout_hours,
+        max_nodes=execution.max_nodes,
     )
 
 
-def _worker_bytes(experiment: Experiment, where: ExecutionConfig) -> int:
+def _worker_bytes(experiment: Experiment, execution: ExecutionConfig) -> int:
     data = experiment.data
-    pairs = math.ceil(data.batch_size / where.workers)
-    return worker_bytes(experiment.backbone.name, data.num_frames, pairs, bool(where.gpus_per_trial))
+    pairs = math.ceil(data.batch_size / execution.workers)
+    return worker_bytes(experiment.backbone.name, data.num_frames, pairs, bool(execution.gpus_per_trial))
 
 
-def check_machine(where: ExecutionConfig, name: str) -> None:
+def check_machine(execution: ExecutionConfig, name: str) -> None:
     """Refuse a plan that this machine cannot hold before any video is rendered or decoded."""
-    check_local(trial_plan(where, name, Tracker(default_uri(where.runs), where.runs)), where.address, where.local_cpus)
+    check_local(
+        trial_plan(execution, name, Tracker(default_uri(execution.runs), execution.runs)),
+        execution.address,
+        execution.local_cpus,
+    )
 
 
 @contextmanager
-def ray_cluster(where: ExecutionConfig, tracker: Tracker) -> Iterator[ExecutionConfig]:
-    """Ray for the length of a `with` block; gives `where` with the number of GPUs that a trial gets."""
-    with cluster(where.address, where.local_cpus, where.nodes, trial_plan(where, "any", tracker)):
-        yield replace(where, gpus_per_trial=choose_gpus(where.gpus_per_trial, where.workers))
+def ray_cluster(execution: ExecutionConfig, tracker: Tracker) -> Iterator[ExecutionConfig]:
+    """Ray for the length of a `with` block; gives `execution` with the number of GPUs that a trial gets."""
+    with cluster(execution.address, execution.local_cpus, execution.nodes, trial_plan(execution, "any", tracker)):
+        yield replace(execution, gpus_per_trial=choose_gpus(execution.gpus_per_trial, execution.workers))
 
 
-def resume_options(where: ExecutionConfig) -> Settings:
+def resume_options(execution: ExecutionConfig) -> Settings:
     """What a resumed sweep takes from the first command, if it is not given anew."""
     names = ("address", "nodes", "local_cpus", "max_concurrent", "max_nodes")
-    return {name: getattr(where, name) for name in names}
+    return {name: getattr(execution, name) for name in names}
 
 
 @contextmanager
@@ -143,32 +149,34 @@ def _end_of_budget(hours: float) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def restore_execution(where: ExecutionConfig, plan: TrialPlan, kept: Mapping[str, Any]) -> ExecutionConfig:
+def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping[str, Any]) -> ExecutionConfig:
     """Where an interrupted sweep goes on: its own trials, on the cluster that is there now."""
     first = dict(kept.get("where", {}))
-    first = {name: value for name, value in first.items() if getattr(where, name) in (None, 1)}
+    first = {name: value for name, value in first.items() if getattr(execution, name) in (None, 1)}
     return replace(
-        where,
+        execution,
         **first,
         store=plan.store,
         videos=Path(plan.videos) if plan.videos else None,
         workers=plan.workers,
         cpus_per_worker=plan.cpus_per_worker,
         gpus_per_trial=plan.gpus_per_worker * plan.workers,
-        reuse=plan.reuse and where.reuse,
+        reuse_prefixes=plan.reuse and execution.reuse_prefixes,
     )
 
 
-def resources_text(where: ExecutionConfig, room: Capacity) -> str:
+def resources_text(execution: ExecutionConfig, room: Capacity) -> str:
     """What a trial takes of the cluster."""
-    gpus = f" and {where.gpus_per_trial:g} GPUs" if where.gpus_per_trial else ""
-    cpus = where.workers * where.cpus_per_worker
-    return f"{where.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and {room.gpus:g} GPUs"
+    gpus = f" and {execution.gpus_per_trial:g} GPUs" if execution.gpus_per_trial else ""
+    cpus = execution.workers * execution.cpus_per_worker
+    return (
+        f"{execution.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and {room.gpus:g} GPUs"
+    )
 
 
-def precision_lines(where: ExecutionConfig, precisions: Iterable[str]) -> list[str]:
+def precision_lines(execution: ExecutionConfig, precisions: Iterable[str]) -> list[str]:
     """Return the plan's line on full float32, where GPUs would compute in it; else none."""
-    if not where.gpus_per_trial or "fp32" not in precisions:
+    if not execution.gpus_per_trial or "fp32" not in precisions:
         return []
     return [
         "  precision  fp32, without TF32: a fraction of the rate of an A100 or a newer GPU (peak of an A100: 19.5 "

@@ -124,7 +124,7 @@ class PlannedSweep:
         return SearchSpace(self.space, self.paper_point, self.recommended, self.stream.settings, later, bounds)
 
 
-def plan_sweep(request: SweepRequest, where: ExecutionConfig) -> PlannedSweep:
+def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSweep:
     """Check everything that a sweep is made of before anything starts.
 
     Raises:
@@ -137,7 +137,7 @@ def plan_sweep(request: SweepRequest, where: ExecutionConfig) -> PlannedSweep:
     expand_task_orders((), request.orders)
     # A mistake is said before an embedded stream is rendered.
     build(SearchConfig, request.search or {}, "search", dotted=False)
-    places = where.places()
+    places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     check_domain(request.method, stream)
     search = build(
@@ -150,7 +150,7 @@ def plan_sweep(request: SweepRequest, where: ExecutionConfig) -> PlannedSweep:
     space, paper, given = _searched(request, stream, presets)
     if not space:
         raise ConfigError(f"sweep: every setting of {request.method} is fixed, nothing is searched. Use `ctvr run`.")
-    full = {**given, "workers": where.workers}
+    full = {**given, "workers": execution.workers}
     experiment = resolve(full, stream.settings, presets)
     check_mirror(experiment.tracking.mirror)
     if stream.has_val and experiment.evaluation.split == "test":
@@ -166,7 +166,7 @@ def plan_sweep(request: SweepRequest, where: ExecutionConfig) -> PlannedSweep:
         for value in getattr(domain, "categories", None) or [domain.sample()]:
             resolve({**full, **within({**bounded, name: value}, bounds)}, stream.settings, presets)
     for word in baseline_rows(request.baselines):
-        baseline(word, stream, request.stream, shared_overrides(request.overrides), where.workers)
+        baseline(word, stream, request.stream, shared_overrides(request.overrides), execution.workers)
     return PlannedSweep(request, stream, experiment, given, space, paper, search)
 
 
@@ -191,19 +191,19 @@ def _searched(
     return {name: domain for name, domain in space.items() if name not in {*request.overrides, *changed}}, paper, given
 
 
-def sweep(request: SweepRequest, where: ExecutionConfig) -> str:
+def sweep(request: SweepRequest, execution: ExecutionConfig) -> str:
     """Search a method's settings, then rerun the winners beside the baselines if asked to."""
-    require_free_name(request.name, where)
-    where.check()
+    require_free_name(request.name, execution)
+    execution.check()
     request = replace(request, stream=find_manifest(request.stream))
-    check_machine(where, request.name)
-    planned = plan_sweep(request, where)
-    with only_driver(where.folder(request.name), request.name):
-        require_free_name(request.name, where)  # again: another driver of the same name may have been quicker
-        return _search(planned, where, None)
+    check_machine(execution, request.name)
+    planned = plan_sweep(request, execution)
+    with only_driver(execution.folder(request.name), request.name):
+        require_free_name(request.name, execution)  # again: another driver of the same name may have been quicker
+        return _search(planned, execution, None)
 
 
-def require_free_name(name: str, where: ExecutionConfig) -> None:
+def require_free_name(name: str, execution: ExecutionConfig) -> None:
     """Refuse a name that names no folder, or one that is taken.
 
     Raises:
@@ -212,7 +212,7 @@ def require_free_name(name: str, where: ExecutionConfig) -> None:
     check_name(name, "--name")
     if not name.isascii():
         raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders. Use the letters a to z.")
-    if (where.folder(name) / "plan.json").exists():
+    if (execution.folder(name) / "plan.json").exists():
         raise ConfigError(
             f"--name {name}: this sweep exists. Write `ctvr sweep --resume {name}` to go on with it, "
             "or choose another name."
@@ -232,54 +232,54 @@ def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
         raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new sweep.") from error
 
 
-def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], where: ExecutionConfig) -> str:
+def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], execution: ExecutionConfig) -> str:
     """Go on with an interrupted sweep: unfinished trials first, then what was to follow.
 
     Args:
         plan, kept: what `on_ray.plan.read_plan` found of it.
-        where: as the first command had it, on the cluster of today.
+        execution: as the first command had it, on the cluster of today.
 
     Raises:
         ConfigError: if another version kept it.
     """
-    return _search(plan_sweep(read_request(name, kept["request"]), where), where, plan)
+    return _search(plan_sweep(read_request(name, kept["request"]), execution), execution, plan)
 
 
-def _search(planned: PlannedSweep, where: ExecutionConfig, plan: TrialPlan | None) -> str:
+def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan | None) -> str:
     """The search of a checked sweep, and what follows it. `plan`: of an interrupted one."""
     request, stream = planned.request, planned.stream
-    tracker = where.tracker(stream.name)
-    with ray_cluster(where, tracker) as there:
+    tracker = execution.tracker(stream.name)
+    with ray_cluster(execution, tracker) as execution:
         if plan is None:
-            plan = trial_plan(there, request.name, tracker, [planned.experiment])
+            plan = trial_plan(execution, request.name, tracker, [planned.experiment])
             plan = replace(plan, settings=planned.fixed_settings)
             plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
-        room = capacity(plan, there.max_concurrent)
+        room = capacity(plan, execution.max_concurrent)
         ready = prepare_run(
-            planned.experiment, there, searched_splits(stream), not there.gpus_per_trial, on_cluster=True
+            planned.experiment, execution, searched_splits(stream), not execution.gpus_per_trial, on_cluster=True
         )
         stream = ready.stream
-        say(_plan_text(planned, room, ready.decoded, there, tracker))
+        say(_plan_text(planned, room, ready.decoded, execution, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
         parent = tracker.open_sweep(request.name, stream.name, settings, {OVERRIDES: json.dumps(request.overrides)})
         question = f"Which settings of {request.method} are best on {stream.name}?"
         mlflow_notes.write_sweep_note(tracker, parent, request.name, question, planned.search, planned.space)
-        plan = replace(plan, parent=parent, root=str(there.places().root), tracking_uri=tracker.uri)
-        plan = replace(plan, max_nodes=there.max_nodes)
+        plan = replace(plan, parent=parent, root=str(execution.places().root), tracking_uri=tracker.uri)
+        plan = replace(plan, max_nodes=execution.max_nodes)
         if can_resume(plan):
             say("resumed: finished tasks are kept")
-        kept = {"request": asdict(request), "num_tasks": len(stream.tasks), "where": resume_options(there)}
-        write_plan(plan, there.folder(request.name), **kept)
+        kept = {"request": asdict(request), "num_tasks": len(stream.tasks), "where": resume_options(execution)}
+        write_plan(plan, execution.folder(request.name), **kept)
         again = resume_command(request.name)
-        with interruptible(f"sweep {request.name}", again, there, tracker, [parent]):
-            outcome = run_search(plan, len(stream.tasks), planned.search, planned.searched, there.max_concurrent)
+        with interruptible(f"sweep {request.name}", again, execution, tracker, [parent]):
+            outcome = run_search(plan, len(stream.tasks), planned.search, planned.searched, execution.max_concurrent)
             if outcome.is_interrupted:  # Ray Tune ends a search in order on Ctrl-C, and returns
                 raise KeyboardInterrupt
-            return _conclude(planned, there, tracker, outcome, parent)
+            return _conclude(planned, execution, tracker, outcome, parent)
 
 
 def _conclude(
-    planned: PlannedSweep, where: ExecutionConfig, tracker: Tracker, outcome: SearchOutcome, parent: str
+    planned: PlannedSweep, execution: ExecutionConfig, tracker: Tracker, outcome: SearchOutcome, parent: str
 ) -> str:
     """The end of a search: the parent run is closed, the winner named and rerun."""
     request, metric = planned.request, planned.search.metric
@@ -306,15 +306,15 @@ def _conclude(
     lines += [f"  {name} = {best.settings.get(name)}" for name in planned.space]
     mlflow_notes.annotate_search(tracker, parent, request.name, planned.space, planned.search.metric)
     if planned.search.confirm:
-        listed = candidates(tracker, request.name, planned.unsearched(where.workers), planned.search)
+        listed = candidates(tracker, request.name, planned.unsearched(execution.workers), planned.search)
         say("\n".join(lines) if listed else "confirmation: the search has no complete trial but the recommended one")
         again = resume_command(request.name)
-        verdicts = confirm(request.name, listed, len(planned.stream.tasks), where, tracker, planned.search, again)
+        verdicts = confirm(request.name, listed, len(planned.stream.tasks), execution, tracker, planned.search, again)
         lines += [verdict.text for verdict in verdicts.values()]
         mlflow_notes.append_confirmation(tracker, parent, [verdict.text for verdict in verdicts.values()])
     if request.seeds:
         counts, orders = (request.top, request.seeds), request.orders
-        lines.append(rerun(request.name, where, *counts, request.baselines, request.direction, orders))
+        lines.append(rerun(request.name, execution, *counts, request.baselines, request.direction, orders))
     return "\n".join(lines)
 
 
@@ -324,7 +324,9 @@ def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
     tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")
 
 
-def _plan_text(planned: PlannedSweep, room: Capacity, decoded: int, where: ExecutionConfig, tracker: Tracker) -> str:
+def _plan_text(
+    planned: PlannedSweep, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker
+) -> str:
     """What will happen, before it does."""
     request, stream, search = planned.request, planned.stream, planned.search
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
@@ -332,8 +334,8 @@ def _plan_text(planned: PlannedSweep, room: Capacity, decoded: int, where: Execu
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
         f"  trials     {trials}, {describe_scheduler(search)}; {describe_concurrency(room)}",
-        f"  resources  {resources_text(where, room)}",
-        *precision_lines(where, [planned.experiment.run.precision]),
+        f"  resources  {resources_text(execution, room)}",
+        *precision_lines(execution, [planned.experiment.run.precision]),
         f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
         f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
         f"  confirms   {describe_confirmation(search)}",

@@ -31,7 +31,7 @@ BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10", "qa": "msrvtt-qa"}
 
 
 def table(
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
     sweep: str | None = None,
     stream: str | None = None,
     direction: Direction = "t2v",
@@ -41,14 +41,14 @@ def table(
 
     As Markdown, or aligned where a person reads it in a terminal.
     """
-    made = made_tables(where, sweep, stream, direction, split)
-    files = write(made, where.runs.resolve() / "tables" / (sweep or stream or "all"))
+    made = made_tables(execution, sweep, stream, direction, split)
+    files = write(made, execution.runs.resolve() / "tables" / (sweep or stream or "all"))
     shown = to_text(made, shutil.get_terminal_size().columns) if sys.stdout.isatty() else to_markdown(made)
     return f"{shown}\n\nwritten: {', '.join(str(file) for file in files)}"
 
 
 def made_tables(
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
     sweep: str | None = None,
     stream: str | None = None,
     direction: Direction = "t2v",
@@ -57,7 +57,7 @@ def made_tables(
     """The tables of a sweep's complete runs, or of those of a stream; one for each stream, of one split each.
 
     Args:
-        where: the runs folder.
+        execution: the runs folder.
         sweep: its runs.
         stream: all runs of a stream but trials and confirmations of searches.
         direction: of the search.
@@ -68,7 +68,7 @@ def made_tables(
     """
     if not sweep and not stream:
         raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
-    tracker = where.existing_tracker()
+    tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if not runs:
         raise ConfigError(

@@ -62,7 +62,7 @@ class PlannedTable:
         return [row for row in self.rows if row.sweep is not None]
 
 
-def plan_table(request: TableRequest, where: ExecutionConfig) -> PlannedTable:
+def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTable:
     """Check every row before anything starts.
 
     Raises:
@@ -71,7 +71,7 @@ def plan_table(request: TableRequest, where: ExecutionConfig) -> PlannedTable:
     preset = request.preset
     expand_task_orders((), request.orders)
     search, trials = check_table(preset.search, preset.seeds, request.overrides)
-    places = where.places()
+    places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     if "metric" not in preset.search:  # one rule for all rows
         search = replace(search, metric=SEARCHED[stream.protocol])
@@ -90,14 +90,14 @@ def plan_table(request: TableRequest, where: ExecutionConfig) -> PlannedTable:
         try:
             with named_in(f"row {row.name}"):
                 check_domain(row.method, stream)
-                rows.append(_plan_row(request, row, stream, search, bool(trials), where))
+                rows.append(_plan_row(request, row, stream, search, bool(trials), execution))
         except UntrustedCode:
             raise
         except ConfigError as error:
             raise ConfigError(f"row {row.name}: {error}") from error
     for row, control in untrained_rows([(each.row, each.experiment) for each in rows]):
         place = next(place for place, each in enumerate(rows) if each.row == row)
-        rows.insert(place + 1, _plan_row(request, control, stream, search, False, where))
+        rows.insert(place + 1, _plan_row(request, control, stream, search, False, execution))
     return PlannedTable(request, stream, search, _deduplicate(rows) if preset.varies else tuple(rows))
 
 
@@ -143,7 +143,7 @@ def _plan_row(
     stream: Stream,
     search: SearchConfig,
     is_searched: bool,
-    where: ExecutionConfig,
+    execution: ExecutionConfig,
 ) -> PlannedRow:
     get_method(row.method)
     overrides = {**request.preset.settings_of(row, stream_names(stream)), **request.overrides}
@@ -152,11 +152,11 @@ def _plan_row(
         asked = SweepRequest(
             row.method, request.stream, f"{request.name}-{row.slug}", overrides, row.presets, asdict(search)
         )
-        sweep = plan_sweep(asked, where)
+        sweep = plan_sweep(asked, execution)
         return PlannedRow(row, sweep.experiment, sweep)
     if given := [name for name in request.preset.varies if name in request.overrides]:
         raise ConfigError(f"{given[0]}: the table varies it. Leave it out.")
-    full = {**overrides, "method": row.method, "stream": request.stream, "workers": where.workers}
+    full = {**overrides, "method": row.method, "stream": request.stream, "workers": execution.workers}
     presets = default_presets(row.method, stream, row.presets)
     full |= clamp_values(full, request.preset.varies, stream.settings, presets)
     experiment = resolve(full, stream.settings, presets)

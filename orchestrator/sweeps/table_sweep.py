@@ -59,24 +59,24 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 # ----------------------------------------------------------------------------------------------- running
 
 
-def sweep_table(request: TableRequest, where: ExecutionConfig) -> str:
+def sweep_table(request: TableRequest, execution: ExecutionConfig) -> str:
     """Search every row, rerun all winners and seeds, write the table."""
-    require_free_name(request.name, where)
-    where.check()
+    require_free_name(request.name, execution)
+    execution.check()
     request = replace(request, stream=find_manifest(request.stream))
-    check_machine(where, request.name)
-    planned = plan_table(request, where)
-    with only_driver(where.folder(request.name), request.name):
-        require_free_name(request.name, where)  # again: another driver of the same name may have been quicker
-        return _run(planned, where)
+    check_machine(execution, request.name)
+    planned = plan_table(request, execution)
+    with only_driver(execution.folder(request.name), request.name):
+        require_free_name(request.name, execution)  # again: another driver of the same name may have been quicker
+        return _run(planned, execution)
 
 
-def go_on(name: str, kept: Mapping[str, Any], where: ExecutionConfig) -> str:
+def go_on(name: str, kept: Mapping[str, Any], execution: ExecutionConfig) -> str:
     """Go on with an interrupted table; rows that are finished are not searched again.
 
     Args:
         kept: what `on_ray.plan.read_plan` found of it.
-        where: as the first command had it, on the cluster of today.
+        execution: as the first command had it, on the cluster of today.
 
     Raises:
         ConfigError: if another version kept it.
@@ -88,19 +88,21 @@ def go_on(name: str, kept: Mapping[str, Any], where: ExecutionConfig) -> str:
         request = replace(request, orders=table.get("orders", 1))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new table.") from error
-    return _run(plan_table(request, where), where)
+    return _run(plan_table(request, execution), execution)
 
 
-def _run(planned: PlannedTable, where: ExecutionConfig) -> str:
+def _run(planned: PlannedTable, execution: ExecutionConfig) -> str:
     request, stream = planned.request, planned.stream
-    tracker = where.tracker(stream.name)
-    with ray_cluster(where, tracker) as there:
-        plan = trial_plan(there, request.name, tracker, [row.experiment for row in planned.rows])
-        room = capacity(plan, there.max_concurrent)
+    tracker = execution.tracker(stream.name)
+    with ray_cluster(execution, tracker) as execution:
+        plan = trial_plan(execution, request.name, tracker, [row.experiment for row in planned.rows])
+        room = capacity(plan, execution.max_concurrent)
         experiments = [row.experiment for row in planned.rows]
-        ready = prepare_all(experiments, there, searched_splits(stream), not there.gpus_per_trial, on_cluster=True)
+        ready = prepare_all(
+            experiments, execution, searched_splits(stream), not execution.gpus_per_trial, on_cluster=True
+        )
         stream = ready[0].stream
-        say(_plan_text(planned, room, max(each.decoded for each in ready), there, tracker))
+        say(_plan_text(planned, room, max(each.decoded for each in ready), execution, tracker))
         settings = {"rows": ",".join(row.row.name for row in planned.rows), "seeds": request.preset.seeds}
         settings |= {**flat_search(planned.search), "search.trials": planned.search.trials if planned.searched else 0}
         parent = tracker.open_sweep(request.name, stream.name, settings, {"ctvr.table": request.preset.title})
@@ -111,14 +113,14 @@ def _run(planned: PlannedTable, where: ExecutionConfig) -> str:
         table = {"preset": as_data(request.preset), "stream": request.stream, "overrides": request.overrides}
         table["direction"] = request.direction
         kept = {**table, "orders": request.orders}
-        write_plan(plan, there.folder(request.name), table=kept, where=resume_options(there))
+        write_plan(plan, execution.folder(request.name), table=kept, where=resume_options(execution))
         again = resume_command(request.name)
         parents = [*(row.plan.parent or "" for row in rows.values()), parent]
-        with interruptible(f"table {request.name}", again, there, tracker, parents):
+        with interruptible(f"table {request.name}", again, execution, tracker, parents):
             outcomes: dict[str, SearchOutcome] = {}
             if rows:
                 num_tasks = len(stream.tasks)
-                outcomes = run_rows(rows, num_tasks, planned.search, there.max_concurrent)
+                outcomes = run_rows(rows, num_tasks, planned.search, execution.max_concurrent)
             if any(outcome.is_interrupted for outcome in outcomes.values()):
                 raise KeyboardInterrupt
             for name, outcome in outcomes.items():
@@ -128,7 +130,7 @@ def _run(planned: PlannedTable, where: ExecutionConfig) -> str:
                     f"{waiting} records wait because MLflow does not answer, so no winner can be named. Start it "
                     f"again, then: ctvr sync; {again}"
                 )
-            return _conclude(planned, outcomes, there, tracker, parent)
+            return _conclude(planned, outcomes, execution, tracker, parent)
 
 
 def _row_plan(row: PlannedRow, plan: TrialPlan, stream: str, table: PlannedTable, tracker: Tracker) -> RowPlan:
@@ -149,7 +151,11 @@ def _row_plan(row: PlannedRow, plan: TrialPlan, stream: str, table: PlannedTable
 
 
 def _conclude(
-    planned: PlannedTable, outcomes: Mapping[str, SearchOutcome], where: ExecutionConfig, tracker: Tracker, parent: str
+    planned: PlannedTable,
+    outcomes: Mapping[str, SearchOutcome],
+    execution: ExecutionConfig,
+    tracker: Tracker,
+    parent: str,
 ) -> str:
     """What the searches found and what was confirmed, then the rerun of all rows and their table."""
     lines, failed, best = [], [], {}
@@ -167,13 +173,13 @@ def _conclude(
         lines.append(f"{row.row.name}: {found}")
     say("\n".join(lines))
     try:
-        verdicts = _confirm(planned, best, where, tracker)
+        verdicts = _confirm(planned, best, execution, tracker)
         lines += [f"{verdict.sweep}: {verdict.text}" for verdict in verdicts.values()]
         runs = [_rerun_of(planned, place, best, verdicts, tracker) for place in range(len(planned.rows))]
         used = _used(planned, tracker)
         seeds = planned.request.preset.seeds
-        listed = expand_seeds([run for run in runs if run], seeds, where.workers, used)
-        text = _rerun(planned, expand_task_orders(listed, planned.request.orders), where, tracker)
+        listed = expand_seeds([run for run in runs if run], seeds, execution.workers, used)
+        text = _rerun(planned, expand_task_orders(listed, planned.request.orders), execution, tracker)
     except (RunsFailed, Interrupted) as error:
         tracker.close(parent, "KILLED" if isinstance(error, Interrupted) else "FAILED")
         raise type(error)("\n".join([str(error), *_failures(failed)])) from None
@@ -184,15 +190,15 @@ def _conclude(
 
 
 def _confirm(
-    planned: PlannedTable, best: Mapping[str, RunRecord], where: ExecutionConfig, tracker: Tracker
+    planned: PlannedTable, best: Mapping[str, RunRecord], execution: ExecutionConfig, tracker: Tracker
 ) -> dict[str, ConfirmationResult]:
     """Of every row with a winner, in one list of runs: the best trials and the recommended settings."""
     name, search = planned.request.name, planned.search
     listed = []
     for row in planned.searched:
         if search.confirm and row.sweep is not None and row.sweep.request.name in best:
-            listed += candidates(tracker, row.sweep.request.name, row.sweep.unsearched(where.workers), search)
-    return confirm(name, listed, len(planned.stream.tasks), where, tracker, search, resume_command(name))
+            listed += candidates(tracker, row.sweep.request.name, row.sweep.unsearched(execution.workers), search)
+    return confirm(name, listed, len(planned.stream.tasks), execution, tracker, search, resume_command(name))
 
 
 def _rerun_of(
@@ -236,7 +242,7 @@ def _used(planned: PlannedTable, tracker: Tracker) -> frozenset[int]:
     return found
 
 
-def _rerun(planned: PlannedTable, runs: list[Rerun], where: ExecutionConfig, tracker: Tracker) -> str:
+def _rerun(planned: PlannedTable, runs: list[Rerun], execution: ExecutionConfig, tracker: Tracker) -> str:
     name, seeds = planned.request.name, planned.request.preset.seeds
     if not seeds:
         warn_unsent(tracker)
@@ -246,14 +252,16 @@ def _rerun(planned: PlannedTable, runs: list[Rerun], where: ExecutionConfig, tra
         raise RunsFailed(f"table {name}: no row has a winner, so there is no table. `ctvr ui` shows why.")
     settings = {"rerun_of": name, "seeds": seeds, "rows": len({run.tags["ctvr.place"] for run in runs})}
     again = resume_command(name)
-    return execute_rerun(name, runs, where, tracker, settings, again, planned.request.direction)
+    return execute_rerun(name, runs, execution, tracker, settings, again, planned.request.direction)
 
 
 def _failures(rows: list[str]) -> list[str]:
     return [f"rows without a winner, missing in the table: {', '.join(rows)}"] if rows else []
 
 
-def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: ExecutionConfig, tracker: Tracker) -> str:
+def _plan_text(
+    planned: PlannedTable, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker
+) -> str:
     """What will happen, before it does."""
     request, search, searched = planned.request, planned.search, planned.searched
     unsearched = [row.row.name for row in planned.rows if row.sweep is None]
@@ -262,7 +270,7 @@ def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Execu
         budget = f"{search.trials} for each row, {search.trials * len(searched)} in all, by {search.searcher}, "
         budget += f"{describe_scheduler(search)}; {describe_concurrency(room)}"
     split = searched[0].experiment.evaluation.split if searched else "test"
-    runs = expand_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, where.workers)
+    runs = expand_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, execution.workers)
     runs = expand_task_orders(runs, request.orders)
     orders = f" and {request.orders} orders of tasks" if request.orders > 1 else ""
     lines = [
@@ -274,8 +282,8 @@ def _plan_text(planned: PlannedTable, room: Capacity, decoded: int, where: Execu
         f"  confirms   {describe_confirmation(search) if searched else 'nothing is searched'}",
         f"  then       all rows over {request.preset.seeds} seeds{orders} on test videos: {len(runs)} runs in one "
         "rerun",
-        f"  resources  {resources_text(where, room)}",
-        *precision_lines(where, [row.experiment.run.precision for row in planned.rows]),
+        f"  resources  {resources_text(execution, room)}",
+        *precision_lines(execution, [row.experiment.run.precision for row in planned.rows]),
         f"  videos     {describe_decoding(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
         "  time       known when the first trial is complete",

@@ -229,8 +229,8 @@ def listening(host: Host) -> dict[int, set[str]]:
         if len(words) > 3 and words[3] == "0A":
             address, _, port = words[1].partition(":")
             swapped = b"".join(bytes.fromhex(address)[i : i + 4][::-1] for i in range(0, len(address) // 2, 4))
-            where = ipaddress.ip_address(swapped)
-            found.setdefault(int(port, 16), set()).add(str(getattr(where, "ipv4_mapped", None) or where))
+            execution = ipaddress.ip_address(swapped)
+            found.setdefault(int(port, 16), set()).add(str(getattr(execution, "ipv4_mapped", None) or execution))
     return found
 
 

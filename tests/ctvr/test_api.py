@@ -37,7 +37,9 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
 
 def test_a_run_gives_what_mlflow_has(learned, manifest):
     run = ctvr.run("zero_shot", manifest, settings={"optim.epochs": 1}, runs=learned)  # finished: nothing is trained
-    (kept,) = (r for r in run.where.tracker().find_runs(tags={"ctvr.method": "zero_shot"}) if r.run_id == run.run_id)
+    (kept,) = (
+        r for r in run.execution.tracker().find_runs(tags={"ctvr.method": "zero_shot"}) if r.run_id == run.run_id
+    )
     assert {name: kept.last(name)[1] for name in run.metrics} == pytest.approx(run.metrics)
     assert len(run.ranks) == 6
     assert [len(row) for row in run.own] == [1, 2]
@@ -85,7 +87,7 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
     from ctvr.orchestrator.sweeps import sweep as jobs
 
     asked = []
-    monkeypatch.setattr(jobs, "sweep", lambda request, where: asked.append((request, where)) or "text")
+    monkeypatch.setattr(jobs, "sweep", lambda request, execution: asked.append((request, execution)) or "text")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(
         "method: {name: structalign, lambda1: 0.2}\noptim.epochs: 3\nsearch: {trials: 5}\n"
@@ -93,8 +95,8 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
     options = {"seeds": 2, "confirm": 0, "name": "n", "max_concurrent": 1, "baselines": ["zero_shot", "lora"]}
     space = {"method.lambda2": [0.1, 0.2]}
     done = ctvr.sweep(config="s.yaml", settings={"optim.epochs": 4}, space=space, runs="r", **options)
-    ((request, where),) = asked
-    assert (done.name, done.text, where.runs, where.max_concurrent) == ("n", "text", Path("r"), 1)
+    ((request, execution),) = asked
+    assert (done.name, done.text, execution.runs, execution.max_concurrent) == ("n", "text", Path("r"), 1)
     assert (request.method, request.stream, request.name) == ("structalign", "shapes-5", "n")
     assert request.overrides == {"method.lambda1": 0.2, "optim.epochs": "4"}
     assert request.search == {"trials": 5, "confirm": 0}

@@ -59,7 +59,7 @@ def fake_cluster(free_port: int) -> Iterator[Any]:
 def test_a_trial_whose_node_is_lost_goes_on_from_its_last_task(fake_cluster, runs, manifest, tmp_path):
     from ray.util.state import list_actors
 
-    where = ExecutionConfig(runs=runs)
+    execution = ExecutionConfig(runs=runs)
     lost: list[str] = []
 
     def lose_the_trials_node() -> None:
@@ -70,7 +70,7 @@ def test_a_trial_whose_node_is_lost_goes_on_from_its_last_task(fake_cluster, run
         fake_cluster.remove_node(node, allow_graceful=False)
 
     finished = Finished(runs)
-    plan, settings = plan_of(where, manifest, "lost"), {"optim.epochs": 60}
+    plan, settings = plan_of(execution, manifest, "lost"), {"optim.epochs": 60}
     thief = threading.Thread(target=lose_the_trials_node)
     thief.start()
     outcome = run_specs(plan, 3, [settings])
@@ -78,7 +78,7 @@ def test_a_trial_whose_node_is_lost_goes_on_from_its_last_task(fake_cluster, run
 
     assert len(lost) == 1
     assert (outcome.complete, outcome.failed) == (1, 0)
-    tracker = where.tracker()
+    tracker = execution.tracker()
     (run,) = tracker.find_runs(sweep="lost")
     assert (run.status, run.tags["ctvr.complete"]) == ("FINISHED", "true")
     assert steps(tracker, run, GAIN) == [1, 2, 3]

@@ -55,7 +55,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> ExecutionConfig:
+def execution(tmp_path: Path) -> ExecutionConfig:
     """An empty runs folder."""
     return ExecutionConfig(runs=tmp_path / "runs", local_cpus=2)
 

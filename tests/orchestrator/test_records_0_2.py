@@ -73,9 +73,9 @@ def test_an_old_plan_is_read_with_every_setting(records: Path) -> None:
 
 def test_an_exported_model_and_a_commit_load_and_answer(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder of the model gets its weights from the commit: they are too large for a fixture."""
-    where = ExecutionConfig(runs=records / "runs")
-    stream = load_stream("small/small.json", where.runs)
-    restored = load_model._restored(load_model.find_run("prompt", where), where, stream, len(stream.tasks))
+    execution = ExecutionConfig(runs=records / "runs")
+    stream = load_stream("small/small.json", execution.runs)
+    restored = load_model._restored(load_model.find_run("prompt", execution), execution, stream, len(stream.tasks))
     state = {name: value.contiguous().clone() for name, value in restored.method.state_dict().items()}
     save_file(state, str(records / "model" / "model.safetensors"))
     assert main(["search", "a red circle", "--model", "model", "--gallery", "small/videos", "--runs", "runs"]) == 0

@@ -143,8 +143,8 @@ def _tell_laws(folder: Path) -> int:
     from ctvr.orchestrator.sweeps.sweep import SweepRequest, plan_sweep
     from tests.scale.laws import of_nodes, of_trials
 
-    where = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
-    planned = plan_sweep(SweepRequest(METHOD, "shapes-5", "laws", {}), where)
+    execution = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
+    planned = plan_sweep(SweepRequest(METHOD, "shapes-5", "laws", {}), execution)
     for trials in (100, 300, 1000):
         found = of_trials(folder, trials, planned.searched, planned.experiment.settings)
         say(f"{trials:>5} trials  " + "  ".join(f"{name} {value:.3g}" for name, value in found.items()))
@@ -155,8 +155,8 @@ def _tell_laws(folder: Path) -> int:
 
 def _train_one(folder: Path, manifest: Path) -> None:
     """The run whose writing is repeated, in a process that takes torch with it."""
-    where = ["--runs", str(folder / "one")]
-    command = [sys.executable, "-m", "ctvr", "run", "--method", METHOD, "--stream", str(manifest), *where]
+    execution = ["--runs", str(folder / "one")]
+    command = [sys.executable, "-m", "ctvr", "run", "--method", METHOD, "--stream", str(manifest), *execution]
     done = subprocess.run([*command, *SMALL], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"the run that is to be repeated failed: {done.stderr or done.stdout}")
@@ -186,10 +186,10 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
     PerTaskResults.suggest = lambda *given: suggested(*given)
     TrialMonitor.on_trial_result = lambda *given, **named: reported(*given, **named)
     TrialMonitor.on_trial_complete = lambda *given, **named: looked(*given, **named)
-    where = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
+    execution = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
     search = {"trials": arguments.trials, "scheduler": arguments.scheduler, "searcher": arguments.searcher}
     overrides: dict[str, Any] = dict(word.split("=", 1) for word in SMALL)
-    planned = plan_sweep(SweepRequest(METHOD, str(manifest), "scale", overrides, search=search), where)
+    planned = plan_sweep(SweepRequest(METHOD, str(manifest), "scale", overrides, search=search), execution)
     os.environ.update({**connection.QUIET, **connection.worker_environment(), **PATIENCE})
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     began = time.monotonic()
@@ -202,8 +202,8 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
         while sum(node["Alive"] for node in ray.nodes()) <= arguments.nodes:
             time.sleep(0.5)
         started = time.monotonic() - began
-        tracker = where.tracker("small")
-        plan = trial_plan(where, "scale", tracker, [planned.experiment])
+        tracker = execution.tracker("small")
+        plan = trial_plan(execution, "scale", tracker, [planned.experiment])
         parent = tracker.open_sweep("scale", "small", {}, {})
         plan = replace(plan, settings=planned.fixed_settings, presets=planned.experiment.presets, parent=parent)
         watch = Driver(server)

@@ -45,10 +45,20 @@ def test_what_is_no_number_is_refused_by_its_name(monkeypatch, variable, text, w
 def test_every_option_of_the_cluster_reaches_the_job():
     words = "--address auto --nodes 2 --local-cpus 3 --storage s3://b/x --workers 4 --cpus-per-worker 0.5"
     words += " --gpus-per-trial 2 --max-concurrent 5 --runs r --store s --videos v"
-    where = get_execution(parse(*words.split()))
-    assert (where.address, where.nodes, where.local_cpus, where.storage) == ("auto", 2, 3, "s3://b/x")
-    assert (where.workers, where.cpus_per_worker, where.gpus_per_trial, where.max_concurrent) == (4, 0.5, 2, 5)
-    assert (str(where.runs), where.store, str(where.videos)) == ("r", "s", "v")
+    execution = get_execution(parse(*words.split()))
+    assert (execution.address, execution.nodes, execution.local_cpus, execution.ray_storage) == (
+        "auto",
+        2,
+        3,
+        "s3://b/x",
+    )
+    assert (execution.workers, execution.cpus_per_worker, execution.gpus_per_trial, execution.max_concurrent) == (
+        4,
+        0.5,
+        2,
+        5,
+    )
+    assert (str(execution.runs), execution.store, str(execution.videos)) == ("r", "s", "v")
 
 
 def test_words_are_separated_by_commas():

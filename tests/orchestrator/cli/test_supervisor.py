@@ -168,7 +168,7 @@ def test_a_full_disk_and_a_store_that_is_away_are_the_parents_matter_in_a_child_
         assert main(["doctor"]) == 1
         monkeypatch.setattr(supervisor, "_life", None)
         told = json.loads((tmp_path / "end").read_text())
-        assert (told["status"], told["is_away"]) == (None, True)
+        assert (told["status"], told["is_unavailable"]) == (None, True)
         assert str(error) in told["fault"]
         (tmp_path / "end").unlink()
     assert "Free some space and run again" in capsys.readouterr().err
@@ -189,7 +189,7 @@ def test_an_mlflow_server_that_goes_away_is_waited_for_and_one_that_never_answer
         monkeypatch.setattr(supervisor, "_former", former)
         assert main(["doctor"]) == 2 - former
         told = json.loads((tmp_path / "end").read_text())
-        assert (told["status"], told["is_away"]) == ((None, True) if former else (2, False))
+        assert (told["status"], told["is_unavailable"]) == ((None, True) if former else (2, False))
     assert capsys.readouterr().err.count("Start the server") == 1
     # The parent looks at the server, too
     monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.01)

@@ -29,11 +29,11 @@ def asked(monkeypatch) -> list[Any]:
 
 def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
     assert ctvr(capsys, "sweep", "--runs", tmp_path)[:2] == (0, "done\n")
-    ((request, where),) = asked
+    ((request, execution),) = asked
     assert (request.method, request.stream, request.seeds, request.top) == ("framefusion_moe", "shapes-5", 3, 1)
     assert request.baselines == ("zero_shot", "clip4clip", "upper_bound", "framefusion_moe:train-references")
     assert request.search == {}
-    assert where.runs == tmp_path
+    assert execution.runs == tmp_path
 
 
 def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
@@ -96,8 +96,8 @@ def test_smoke_is_one_trial_one_seed_and_one_epoch(capsys, tmp_path, asked):
 
 def test_a_sweep_is_resumed_by_its_name(capsys, tmp_path, asked):
     ctvr(capsys, "sweep", "--resume", "n", "--workers", "2", "--runs", tmp_path)
-    ((name, where),) = asked
-    assert (name, where.workers) == ("n", 2)
+    ((name, execution),) = asked
+    assert (name, execution.workers) == ("n", 2)
 
 
 def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):

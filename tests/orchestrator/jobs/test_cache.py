@@ -20,7 +20,7 @@ from ctvr.orchestrator.tracking.run_record import RunRecord
 
 
 @pytest.fixture
-def where(runs: Path) -> ExecutionConfig:
+def execution(runs: Path) -> ExecutionConfig:
     return ExecutionConfig(runs=runs)
 
 
@@ -43,77 +43,77 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def spoil_frames(where: ExecutionConfig) -> None:
+def spoil_frames(execution: ExecutionConfig) -> None:
     """Flip a bit of one object."""
-    frames = next(path for path in (where.runs / "store" / "frames").rglob("*") if path.is_file())
+    frames = next(path for path in (execution.runs / "store" / "frames").rglob("*") if path.is_file())
     data = bytearray(frames.read_bytes())
     data[len(data) // 2] ^= 1
     frames.write_bytes(data)
 
 
-def test_a_second_build_decodes_nothing(where, manifest):
-    assert build_cache(manifest, {}, where) == "stream small: 0 videos decoded, 30 were in the store"
+def test_a_second_build_decodes_nothing(execution, manifest):
+    assert build_cache(manifest, {}, execution) == "stream small: 0 videos decoded, 30 were in the store"
 
 
-def test_the_list_has_every_kind_with_its_size(where):
-    rows = {line.split()[0]: line.split() for line in list_cache(where).splitlines()}
+def test_the_list_has_every_kind_with_its_size(execution):
+    rows = {line.split()[0]: line.split() for line in list_cache(execution).splitlines()}
     assert set(rows) == {"commits", "features", "frames", "gallery", "prefixes", "reads", "uses", "weights", "all"}
     assert rows["frames"][1:3] == ["30", "objects"]
     assert float(rows["all"][3]) == pytest.approx(sum(float(rows[k][3]) for k in rows if k != "all"), abs=0.3)
 
 
-def test_the_list_has_the_copies_of_a_remote_store(where, tmp_path, monkeypatch):
+def test_the_list_has_the_copies_of_a_remote_store(execution, tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "open", classmethod(lambda cls, uri, open=Store.open: open(uri, cache=tmp_path / "c")))
     place = f"memory://{tmp_path}"
     Store.open(place).put_json("k", "a", 1)
-    text = list_cache(ExecutionConfig(runs=where.runs, store=place))
+    text = list_cache(ExecutionConfig(runs=execution.runs, store=place))
     assert "copies" in text
     assert "at most 93.1 GiB (CTVR_CACHE_GB)" in text
 
 
-def test_damage_is_told_and_removed_on_demand(where, manifest, quiet):
-    assert verify_cache(where).startswith("all ")
-    spoil_frames(where)
+def test_damage_is_told_and_removed_on_demand(execution, manifest, quiet):
+    assert verify_cache(execution).startswith("all ")
+    spoil_frames(execution)
     with pytest.raises(ConfigError, match=r"cache: 1 of \d+ objects are damaged \(add --yes"):
-        verify_cache(where)
-    assert "removed; they will be made again" in verify_cache(where, remove=True)
-    assert verify_cache(where).startswith("all ")
-    assert build_cache(manifest, {}, where) == "stream small: 1 videos decoded, 29 were in the store"
+        verify_cache(execution)
+    assert "removed; they will be made again" in verify_cache(execution, remove=True)
+    assert verify_cache(execution).startswith("all ")
+    assert build_cache(manifest, {}, execution) == "stream small: 1 videos decoded, 29 were in the store"
 
 
-def test_broken_videos_are_listed_by_name_and_reason_and_the_others_decoded(where, manifest):
+def test_broken_videos_are_listed_by_name_and_reason_and_the_others_decoded(execution, manifest):
     videos = Path(manifest).parent / "videos"
     (videos / "red_train_0.mp4").write_bytes(b"no video at all")
     (videos / "green_test_1.mp4").unlink()
     with pytest.raises(ConfigError) as caught:
-        build_cache(manifest, {"data.num_frames": "3"}, where)
+        build_cache(manifest, {"data.num_frames": "3"}, execution)
     lines = str(caught.value).splitlines()
     assert lines[0] == "stream small: 28 videos decoded, 0 were in the store, 2 cannot be used"
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["green_test_1", "red_train_0"]
     assert "no such file" in lines[1]
     assert "red_train_0.mp4" in lines[2]
-    text = build_cache(manifest, {"data.num_frames": "3", "data.skip_missing": "true"}, where)
+    text = build_cache(manifest, {"data.num_frames": "3", "data.skip_missing": "true"}, execution)
     assert text.splitlines()[0] == "stream small: 0 videos decoded, 28 were in the store, 2 cannot be used"
 
 
-def test_nothing_is_removed_unless_asked(where, manifest, later):
-    assert collect_garbage(where).startswith("nothing to remove: all ")
-    store = where.places().open_store()
+def test_nothing_is_removed_unless_asked(execution, manifest, later):
+    assert collect_garbage(execution).startswith("nothing to remove: all ")
+    store = execution.places().open_store()
     for use in store.list("uses"):
         store.delete("uses", use)
     commits = store.list("commits")
     later(3)
     before = store.size()
-    told = collect_garbage(where)
+    told = collect_garbage(execution)
     found = [line.split()[:3] for line in told.splitlines()[:2]]
     assert found == [["features", "18", "objects"], ["frames", "30", "objects"]]
     assert told.endswith(f"of {before.objects}; --yes removes them")
     assert store.size() == before
-    assert collect_garbage(where, remove=True).splitlines()[-1].split()[:3] == ["removed", "48", "objects"]
+    assert collect_garbage(execution, remove=True).splitlines()[-1].split()[:3] == ["removed", "48", "objects"]
     assert not store.list("frames")
     assert not store.list("features")
     assert store.list("commits") == commits
-    assert collect_garbage(where).startswith("nothing to remove: all ")
+    assert collect_garbage(execution).startswith("nothing to remove: all ")
 
 
 def test_runs_that_go_on_and_sweeps_that_had_a_run_lately_are_recent():
@@ -139,17 +139,17 @@ def test_runs_that_go_on_and_sweeps_that_had_a_run_lately_are_recent():
     assert recent_runs(tracker, 50) == {"new", "slow", "held", "killed", "first", "last", "old", "other"}
 
 
-def test_an_age_lets_commits_go_but_those_of_recent_runs(where, later, monkeypatch):
-    store = where.places().open_store()
+def test_an_age_lets_commits_go_but_those_of_recent_runs(execution, later, monkeypatch):
+    store = execution.places().open_store()
     keys = sorted({name.partition("/")[0] for name in store.list("commits")})
     later(40)
     run = RunRecord("a", "a", {}, {}, {"ctvr.result": keys[0]}, "RUNNING", "")
     monkeypatch.setattr(ExecutionConfig, "existing_tracker", lambda self: SimpleNamespace(find_runs=lambda: [run]))
-    assert collect_garbage(where, 50).startswith("nothing to remove")
-    collect_garbage(where, 30, remove=True)
+    assert collect_garbage(execution, 50).startswith("nothing to remove")
+    collect_garbage(execution, 30, remove=True)
     assert {name.partition("/")[0] for name in store.list("commits")} == {keys[0]}
 
 
-def test_an_age_of_less_than_a_day_is_refused(where):
+def test_an_age_of_less_than_a_day_is_refused(execution):
     with pytest.raises(ConfigError, match="--older-than: must be >= 1 day, got 0.5"):
-        collect_garbage(where, 0.5)
+        collect_garbage(execution, 0.5)

@@ -29,8 +29,8 @@ from ctvr.orchestrator.streams.load import load_stream
 def exported(few, tmp_path_factory):
     """A runs folder, and beside it the small stream's table, frames and features."""
     root = tmp_path_factory.mktemp("exported")
-    where = ExecutionConfig(runs=root / "runs")
-    text = export_stream(few, {}, where, root / "out", "npz", ["frames", "features"])
+    execution = ExecutionConfig(runs=root / "runs")
+    text = export_stream(few, {}, execution, root / "out", "npz", ["frames", "features"])
     assert "features of 8 videos" in text
     return root
 

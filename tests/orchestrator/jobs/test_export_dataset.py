@@ -67,12 +67,12 @@ def test_segments_of_one_video_have_a_file_each(small_stream, manifest, runs, tm
 
 
 def test_what_cannot_be_written_is_one_line(manifest, runs, tmp_path, exported):
-    where = ExecutionConfig(runs=runs)
+    execution = ExecutionConfig(runs=runs)
     with pytest.raises(ConfigError, match="is there and not empty"):
-        export_dataset(manifest, where, exported)
+        export_dataset(manifest, execution, exported)
     data = json.loads(Path(manifest).read_text())
     data["tasks"][0]["train"][0]["path"] = "gone.mp4"
     data["videos"] = str(Path(manifest).parent / data["videos"])
     (tmp_path / "lacks.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=r"1 videos of .* are missing, .*gone\.mp4"):
-        export_dataset(str(tmp_path / "lacks.json"), where, tmp_path / "new")
+        export_dataset(str(tmp_path / "lacks.json"), execution, tmp_path / "new")

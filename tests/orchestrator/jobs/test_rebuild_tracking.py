@@ -18,9 +18,9 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 OF_MLFLOW = "mlflow."  # tags: of the process that writes, and ids
 
 
-def test_a_folder_in_which_nothing_was_told_is_refused_in_one_line(where):
+def test_a_folder_in_which_nothing_was_told_is_refused_in_one_line(execution):
     with pytest.raises(ConfigError, match="told holds nothing that MLflow was told. Name the folder"):
-        rebuild(where)
+        rebuild(execution)
 
 
 def everything(tracker: Tracker) -> list[Any]:

@@ -20,23 +20,23 @@ from ctvr.orchestrator.sweeps.table import table
 
 
 @pytest.fixture
-def where(runs: Path) -> ExecutionConfig:
+def execution(runs: Path) -> ExecutionConfig:
     return ExecutionConfig(runs=runs)
 
 
-def test_a_run_is_recorded_and_goes_on_where_it_ended(where, manifest, capsys):
+def test_a_run_is_recorded_and_goes_on_where_it_ended(execution, manifest, capsys):
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
-    text = run(settings, (), where)
+    text = run(settings, (), execution)
     assert text.startswith("clip4clip on small, test videos\n")
     assert "t2v/r1_gain" in text
     assert "task 3/3  R@1" in capsys.readouterr().err
-    assert run(settings, (), where) == text
+    assert run(settings, (), execution) == text
     assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
-    first, second = where.tracker().find_runs()
+    first, second = execution.tracker().find_runs()
     assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
 
 
-def _train_and_die(settings: dict[str, str], where: ExecutionConfig, after: int) -> None:
+def _train_and_die(settings: dict[str, str], execution: ExecutionConfig, after: int) -> None:
     """`ctvr run` until a task is done, then SIGKILL."""
 
     def progress(metrics: object) -> str:
@@ -47,21 +47,21 @@ def _train_and_die(settings: dict[str, str], where: ExecutionConfig, after: int)
 
     done: list[object] = []
     run_command.progress_text = progress
-    run(settings, (), where)
+    run(settings, (), execution)
 
 
-def test_a_run_that_was_killed_is_gone_on_in_and_holds_every_point_once(where, manifest, capfd):
+def test_a_run_that_was_killed_is_gone_on_in_and_holds_every_point_once(execution, manifest, capfd):
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
     for after in (1, 1):
-        process = multiprocessing.get_context("fork").Process(target=_train_and_die, args=(settings, where, after))
+        process = multiprocessing.get_context("fork").Process(target=_train_and_die, args=(settings, execution, after))
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        (left,) = where.existing_tracker().find_runs()
+        (left,) = execution.existing_tracker().find_runs()
         assert left.status == "RUNNING"
-    assert not recent_runs(where.existing_tracker(), -1)
-    run(settings, (), where)
-    tracker = where.tracker()
+    assert not recent_runs(execution.existing_tracker(), -1)
+    run(settings, (), execution)
+    tracker = execution.tracker()
     (found,) = tracker.find_runs()
     assert (found.run_id, found.status, found.tags["ctvr.complete"]) == (left.run_id, "FINISHED", "true")
     for key in found.metrics:
@@ -71,7 +71,7 @@ def test_a_run_that_was_killed_is_gone_on_in_and_holds_every_point_once(where, m
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "KILLED"), (StoreError("disk full"), "FAILED")])
-def test_a_run_that_is_stopped_or_fails_is_closed_and_gone_on_in(where, manifest, monkeypatch, error, status):
+def test_a_run_that_is_stopped_or_fails_is_closed_and_gone_on_in(execution, manifest, monkeypatch, error, status):
     def fail(metrics: object) -> str:
         raise error
 
@@ -79,18 +79,18 @@ def test_a_run_that_is_stopped_or_fails_is_closed_and_gone_on_in(where, manifest
     with monkeypatch.context() as patch:
         patch.setattr(run_command, "progress_text", fail)
         with pytest.raises(type(error)):
-            run(settings, (), where)
-    (left,) = where.existing_tracker().find_runs()
+            run(settings, (), execution)
+    (left,) = execution.existing_tracker().find_runs()
     assert left.status == status
-    run(settings, (), where)
-    assert sorted(each.status for each in where.existing_tracker().find_runs()) == ["FINISHED"]
+    run(settings, (), execution)
+    assert sorted(each.status for each in execution.existing_tracker().find_runs()) == ["FINISHED"]
 
 
-def test_runs_that_start_in_one_second_are_recorded_each(where, manifest, monkeypatch):
+def test_runs_that_start_in_one_second_are_recorded_each(execution, manifest, monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.sweeps.run_names.time", SimpleNamespace(strftime=lambda form: "1125-000000"))
     for frames in ("2", "3"):
-        run({"method": "zero_shot", "stream": manifest, "data.num_frames": frames}, (), where)
-    found = where.tracker().find_runs()
+        run({"method": "zero_shot", "stream": manifest, "data.num_frames": frames}, (), execution)
+    found = execution.tracker().find_runs()
     assert [each.settings["data.num_frames"] for each in found] == ["2", "3"]
     assert len({each.name for each in found}) == 2
 
@@ -104,27 +104,27 @@ def test_runs_that_start_in_one_second_are_recorded_each(where, manifest, monkey
         ({"method": "clip4clip", "data.image_size": "32"}, "data.image_size: 32 does not fit the backbone"),
     ],
 )
-def test_a_run_that_cannot_be_is_one_line(where, manifest, settings, message):
+def test_a_run_that_cannot_be_is_one_line(execution, manifest, settings, message):
     with pytest.raises(ConfigError, match=message):
-        run({"stream": manifest, **settings}, (), where)
+        run({"stream": manifest, **settings}, (), execution)
 
 
 def test_a_store_that_cannot_be_written_is_refused_before_videos_are_rendered(tmp_path):
     (tmp_path / "file").touch()
-    where = ExecutionConfig(runs=tmp_path / "runs", store=str(tmp_path / "file" / "store"))
+    execution = ExecutionConfig(runs=tmp_path / "runs", store=str(tmp_path / "file" / "store"))
     with pytest.raises(ConfigError, match=r"file/store: cannot be written \(Not a directory\)"):
-        run({"method": "zero_shot", "stream": "shapes-5"}, (), where)
-    assert not list(where.runs.iterdir())
+        run({"method": "zero_shot", "stream": "shapes-5"}, (), execution)
+    assert not list(execution.runs.iterdir())
 
 
-def test_a_table_is_of_complete_runs(where, manifest):
+def test_a_table_is_of_complete_runs(execution, manifest):
     with pytest.raises(ConfigError, match="holds no runs"):
-        table(where, stream="small")
-    assert not (where.runs / "mlflow.db").exists()
-    run({"method": "zero_shot", "stream": manifest}, (), where)
+        table(execution, stream="small")
+    assert not (execution.runs / "mlflow.db").exists()
+    run({"method": "zero_shot", "stream": manifest}, (), execution)
     with pytest.raises(ConfigError, match="table: no runs of 'large'"):
-        table(where, stream="large")
-    text = table(where, stream="small")
+        table(execution, stream="large")
+    text = table(execution, stream="small")
     assert "| zero\\_shot" in text
     files = [Path(name) for name in text.rpartition("written: ")[2].split(", ")]
     assert {file.suffix for file in files} >= {".md", ".tex", ".csv", ".png"}

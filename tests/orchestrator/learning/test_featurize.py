@@ -19,12 +19,12 @@ from ctvr.orchestrator.store.store import Store
 
 
 def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, monkeypatch):
-    where, prepared = ExecutionConfig(runs=tmp_path), []
+    execution, prepared = ExecutionConfig(runs=tmp_path), []
     monkeypatch.setattr(featurize, "set_determinism", lambda *given: prepared.append(given))
-    frames, features = build_cache(manifest, {}, where, features=True).splitlines()
+    frames, features = build_cache(manifest, {}, execution, features=True).splitlines()
     assert frames == "stream small: 30 videos decoded, 0 were in the store"
     assert features == "stream small: computed features of 30 videos, 0 were already in the store"
-    assert build_cache(manifest, {}, where, features=True).splitlines()[1] == (
+    assert build_cache(manifest, {}, execution, features=True).splitlines()[1] == (
         "stream small: computed features of 0 videos, 30 were already in the store"
     )
     assert set(prepared) == {

@@ -88,7 +88,7 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     search = SimpleNamespace(halving={"": SimpleNamespace(search=SearchConfig(trials=3))})
     watcher = BracketMonitor({"": plan}, 3, 3, 2, None, search)
     watcher.stopped("", 1, "lora-a_1", 1)
-    error = TrialFailed("data.x: is wrong.", last_words="Traceback\nof a worker")
+    error = TrialFailed("data.x: is wrong.", traceback_and_log="Traceback\nof a worker")
     watcher.on_trial_error(0, [], failed_by(error, trial("a_0")))
     watcher.records.finish()
     assert tracker.download(ids["a_0"], "failures/0.txt").read_text() == "Traceback\nof a worker"

@@ -49,9 +49,9 @@ def test_a_build_on_the_cluster_names_the_broken_and_goes_on_where_it_was(runs, 
     video = Path(manifest).parent / "videos" / "red_train_0.mp4"
     kept = video.read_bytes()
     video.write_bytes(b"no video at all")
-    where = ExecutionConfig(runs=runs, address="local")
+    execution = ExecutionConfig(runs=runs, address="local")
     with pytest.raises(ConfigError) as caught:
-        build_cache(manifest, {"data.num_frames": "3"}, where)
+        build_cache(manifest, {"data.num_frames": "3"}, execution)
     first, broken = str(caught.value).splitlines()
     assert first == "stream small: 29 videos decoded, 0 were in the store, 1 cannot be used"
     assert broken.split(":")[0].strip() == "red_train_0"

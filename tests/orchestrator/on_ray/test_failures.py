@@ -68,8 +68,8 @@ def test_the_worker_that_died_is_named_before_those_that_lost_it():
 
 
 def test_a_failure_survives_the_way_between_processes():
-    again = pickle.loads(pickle.dumps(TrialFailed("why", is_permanent=True, last_words="a\nb")))
-    assert (str(again), again.is_permanent, again.last_words) == ("why", True, "a\nb")
+    again = pickle.loads(pickle.dumps(TrialFailed("why", is_permanent=True, traceback_and_log="a\nb")))
+    assert (str(again), again.is_permanent, again.traceback_and_log) == ("why", True, "a\nb")
 
 
 def test_a_failure_carries_the_traceback_and_the_end_of_the_log_without_secrets(tmp_path):
@@ -91,8 +91,8 @@ except KeyError as error:
     error = pickle.loads(subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True).stdout)
     found = pickle.loads(pickle.dumps(to_trial_failed(WorkerGroupError("", {0: wrapped(error)}))))
     assert str(found) == "KeyError: 'the setting'"
-    lines = found.last_words.splitlines()
+    lines = found.traceback_and_log.splitlines()
     assert lines[0].startswith("Traceback")
     assert "KeyError: 'the setting'" in lines
     assert lines[-200:] == [f"line {number} ***" for number in range(100, 300)]
-    assert "line 99 " not in found.last_words
+    assert "line 99 " not in found.traceback_and_log

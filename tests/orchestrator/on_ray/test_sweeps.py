@@ -43,7 +43,7 @@ PATIENCE = 600  # seconds that anything may take on a loaded machine
 
 
 @pytest.fixture
-def where(runs: Path) -> ExecutionConfig:
+def execution(runs: Path) -> ExecutionConfig:
     return ExecutionConfig(runs=runs)
 
 
@@ -55,11 +55,11 @@ def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     return found
 
 
-def plan_of(where: ExecutionConfig, manifest: str, name: str, **more: Any) -> TrialPlan:
-    uri = where.tracker("small").uri
+def plan_of(execution: ExecutionConfig, manifest: str, name: str, **more: Any) -> TrialPlan:
+    uri = execution.tracker("small").uri
     settings = {"method": "clip4clip", "stream": manifest, "method.lr": 4e-6}
     return TrialPlan(
-        name, str(where.runs), "", uri, None, str(where.folder(name)), settings, cpus_per_worker=0.9, **more
+        name, str(execution.runs), "", uri, None, str(execution.folder(name)), settings, cpus_per_worker=0.9, **more
     )
 
 
@@ -104,7 +104,7 @@ def steps(tracker: Tracker, run: RunRecord, key: str) -> list[int]:
 # ---------------------------------------------------------------------------------------------- one cluster
 
 
-def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, where, manifest, capsys):
+def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, execution, manifest, capsys):
     import ray
     from ray.util import placement_group_table
 
@@ -123,7 +123,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
         seeds=1,
         baselines=("zero_shot",),
     )
-    text = sweep(request, where)
+    text = sweep(request, execution)
 
     said = capsys.readouterr().err
     assert "4 by grid, scheduler halving in waves of 8" in said
@@ -134,7 +134,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
     wait_for(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()), 60)
     wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], 60)
 
-    tracker = where.tracker()
+    tracker = execution.tracker()
     parent = tracker.find_sweep("s")
     assert parent is not None
     assert (parent.status, parent.tags["ctvr.complete_trials"]) == ("FINISHED", "2")
@@ -152,21 +152,21 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, w
         assert {"config.json", "environment.json", "matrix_own.json", "matrix_union.json", "ranks.json"} <= names
 
     # The same rerun again has nothing to do, and makes the same table
-    again = rerun("s", where, 1, 1, ("zero_shot",))
+    again = rerun("s", execution, 1, 1, ("zero_shot",))
     assert "3 runs, 3 of them complete already" in capsys.readouterr().err  # zero-shot, recommended, searched
     assert again in text
 
     # One file to mail, of the sweep and of its rerun: what was asked, found and believed, and what was forgotten
-    make_report("s", where, where.runs / "page.html")
-    shown = (where.runs / "page.html").read_text()
+    make_report("s", execution, execution.runs / "page.html")
+    shown = (execution.runs / "page.html").read_text()
     assert "Which settings of clip4clip are best on" in shown
     assert "4 trials, 2 of them complete; searched by grid, halving" in shown
     assert f"{best_trials(tracker, 's', 1)[0].name}, run" in shown
     assert "<h2>The search</h2>" in shown
     assert "against the recommended settings" in shown
     (final,) = {run.tags["ctvr.sweep"] for run in tracker.find_runs() if "-final-" in run.tags["ctvr.sweep"]}
-    make_report(final, where, where.runs / "final.html")
-    shown = (where.runs / "final.html").read_text()
+    make_report(final, execution, execution.runs / "final.html")
+    shown = (execution.runs / "final.html").read_text()
     assert "How do these methods compare on the test split of" in shown
     assert shown.count("were found, ") == 3  # zero-shot, recommended, searched
     assert not re.search(r"https?://|<script|url\(", shown)
@@ -190,28 +190,28 @@ def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) 
     return outcome
 
 
-def test_a_killed_trial_goes_on_from_its_last_task_to_the_same_numbers(two_cpus, where, manifest, tmp_path):
-    plan = plan_of(where, manifest, "killed")
+def test_a_killed_trial_goes_on_from_its_last_task_to_the_same_numbers(two_cpus, execution, manifest, tmp_path):
+    plan = plan_of(execution, manifest, "killed")
     settings = {"optim.epochs": 60}
-    outcome = run_killed(plan, settings, where.runs, "trial")
+    outcome = run_killed(plan, settings, execution.runs, "trial")
     assert (outcome.complete, outcome.failed) == (1, 0)
-    tracker = where.tracker()
+    tracker = execution.tracker()
     (run,) = tracker.find_runs(sweep="killed")
     assert (run.status, run.tags["ctvr.complete"]) == ("FINISHED", "true")
     assert steps(tracker, run, GAIN) == [1, 2, 3]
     assert len(steps(tracker, run, "train/loss/contrastive")) == 3 * 60
-    assert_equals_an_unbroken_run(where.runs, {**plan.settings, **settings}, manifest, tmp_path)
+    assert_equals_an_unbroken_run(execution.runs, {**plan.settings, **settings}, manifest, tmp_path)
 
 
-def test_two_workers_train_one_model_on_the_batches_of_one_though_one_of_them_is_killed(two_cpus, where, manifest):
-    plan = replace(plan_of(where, manifest, "two"), workers=2)
-    assert run_killed(plan, {"seed": 3}, where.runs, "worker").complete == 1
-    (run,) = where.tracker().find_runs(sweep="two")
+def test_two_workers_train_one_model_on_the_batches_of_one_though_one_of_them_is_killed(two_cpus, execution, manifest):
+    plan = replace(plan_of(execution, manifest, "two"), workers=2)
+    assert run_killed(plan, {"seed": 3}, execution.runs, "worker").complete == 1
+    (run,) = execution.tracker().find_runs(sweep="two")
     for key in ("stream/t2v/r1", "stream/v2t/r1", GAIN):
         assert all(math.isfinite(value) for _, value in run.metrics[key])
         assert [step for step, _ in run.metrics[key]] == [1, 2, 3]
     alone = execute(
-        resolve({**plan.settings, "seed": 3}, load_stream(manifest, where.runs).settings), RunPaths(where.runs)
+        resolve({**plan.settings, "seed": 3}, load_stream(manifest, execution.runs).settings), RunPaths(execution.runs)
     )
     expected = [row["train/loss/contrastive"] for row in alone.record.training]
     assert [value for _, value in run.metrics["train/loss/contrastive"]] == pytest.approx(expected, rel=1e-3)
@@ -241,11 +241,11 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
             process.wait()
 
 
-def start(where: ExecutionConfig, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(execution: ExecutionConfig, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
     """A sweep as of somebody who has set nothing of Ray, in whose home folder there is no token."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_TMPDIR": str(ray_folder), "HOME": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "ctvr", "sweep", "--runs", str(where.runs), *words]
+    command = [sys.executable, "-m", "ctvr", "sweep", "--runs", str(execution.runs), *words]
     return subprocess.Popen(
         command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -255,21 +255,23 @@ def assert_closed(found: dict[str, str], answers: dict[str, int]) -> None:
     """Of the sockets of a sweep on this machine, none listens to a network, and the dashboard wants a token."""
     assert any("raylet" in command for command in found.values())
     assert any("ImplicitFunc" in command for command in found.values())
-    assert {where: command for where, command in found.items() if not where.startswith(("127.", "::1:"))} == {}
+    assert {
+        execution: command for execution, command in found.items() if not execution.startswith(("127.", "::1:"))
+    } == {}
     assert 401 in answers.values()  # of the dashboard; what gives metrics to anybody on this machine answers 200
 
 
 def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_end_with_the_same_numbers(
-    where, manifest, tmp_path, started
+    execution, manifest, tmp_path, started
 ):
     """Without its raylet the second one goes on by itself.
 
     And none of it can be reached from a network: every socket of the last command is looked at twice a second.
     """
     ray_folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
-    finished = Finished(where.runs)
+    finished = Finished(execution.runs)
     first = start(
-        where,
+        execution,
         ray_folder,
         *("--name", "s", "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"),
         *("--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2"),
@@ -281,7 +283,7 @@ def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_
     assert first.wait() == -signal.SIGKILL, first.communicate()
 
     # At once: what Ray has left behind may still be dying, and a worker may finish one more task
-    second = start(where, ray_folder, "--resume", "s")
+    second = start(execution, ray_folder, "--resume", "s")
     started.append(second)
     wait_for(lambda: (is_training(second) and finished(2)) or second.poll() is not None)
     raylets = [pid for pid, title in below(second.pid).items() if "/raylet/raylet --raylet_socket_name" in title]
@@ -295,12 +297,12 @@ def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_
     # Without a raylet trials finish what they have begun, so the search may be over and its confirmation be stopped
     first_words = r"ctvr: (sweep s|confirmation s-confirm-\w+) is not finished; its finished tasks are kept. "
     assert re.match(first_words, err.splitlines()[-1])
-    assert err.endswith(f"Go on with: ctvr sweep --resume s --runs {where.runs}\n")
+    assert err.endswith(f"Go on with: ctvr sweep --resume s --runs {execution.runs}\n")
     assert "Traceback" not in err
     assert err.count("starting again") == 1
     assert "core_worker" not in err
 
-    third = start(where, ray_folder, "--resume", "s")
+    third = start(execution, ray_folder, "--resume", "s")
     started.append(third)
     children: set[int] = set()
     found: dict[str, str] = {}  # address -> command
@@ -310,22 +312,22 @@ def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_
         found |= listening({third.pid, *children})
         for address, command in found.items():
             if "dashboard" in command.lower() and not answers.get(address):
-                answers[address] = offer_job(address, f"touch {where.runs / 'owned'}")
+                answers[address] = offer_job(address, f"touch {execution.runs / 'owned'}")
         time.sleep(0.5)
     out, err = third.communicate(timeout=PATIENCE)
     assert third.returncode == 0, err
     assert_closed(found, answers)
-    assert not (where.runs / "owned").exists()
+    assert not (execution.runs / "owned").exists()
     assert "2 complete, 0 stopped early, 0 failed" in out
     assert "0 decoded: all are in the store" in err
     wait_for(lambda: not running(children))  # and no process outlives the command
 
-    tracker = where.tracker()
+    tracker = execution.tracker()
     runs = tracker.find_runs(sweep="s")
     assert [run.status for run in runs] == ["FINISHED"] * 2
     for run in runs:
         assert steps(tracker, run, GAIN) == [1, 2, 3]
         assert len(steps(tracker, run, "train/loss/contrastive")) == 3 * 40
     (learned,) = [run for run in runs if float(run.settings["method.lr"])]
-    assert_equals_an_unbroken_run(where.runs, learned.settings, manifest, tmp_path)
+    assert_equals_an_unbroken_run(execution.runs, learned.settings, manifest, tmp_path)
     shutil.rmtree(ray_folder, ignore_errors=True)

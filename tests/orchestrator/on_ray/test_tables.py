@@ -19,13 +19,13 @@ LOST = {"name": "lora", "settings": {"optim.lr_scale": 1e12}}  # every trial of 
 
 
 def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_table(runs, manifest, capsys):
-    where = ExecutionConfig(runs=runs)
+    execution = ExecutionConfig(runs=runs)
     data = {"title": "Two rows and a lost one", "protocol": "ctvr", "stream": manifest, "seeds": 1}
     rows = [LOST, {"name": "clip4clip", "notes": ["as in its paper"]}, {"name": "zero_shot", "searched": False}]
     preset = parse_preset({**data, "search": {"trials": 3, "bracket_size": 3, "min_survivors": 1}, "rows": rows})
     request = TableRequest("t", manifest, preset, {"optim.epochs": "1"})
     with pytest.raises(RunsFailed, match="rows without a winner, missing in the table: lora") as ended:
-        sweep_table(request, where)
+        sweep_table(request, execution)
     text, said = str(ended.value), capsys.readouterr().err
 
     assert "3 for each row, 6 in all, by tpe, scheduler halving in brackets of 3" in said
@@ -39,7 +39,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     assert "settings are the best of 3 trials by R@1 gain over zero-shot on val videos" in text
     assert "as in its paper" in text
 
-    tracker = where.tracker()
+    tracker = execution.tracker()
     for name, status in (("t", "FAILED"), ("t-lora", "FAILED"), ("t-clip4clip", "FINISHED")):
         parent = tracker.find_sweep(name)
         assert parent is not None
@@ -59,7 +59,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
 
     # Resumed, the lost row is tried again; of the others nothing is run, and the table is the same
     with pytest.raises(RunsFailed) as again:
-        resume("t", where)
+        resume("t", execution)
     said = capsys.readouterr().err
     assert "2 runs, 2 of them complete already" in said
     assert "clip4clip  task" not in said

@@ -34,7 +34,7 @@ def test_a_sheet_shows_every_hit_and_reaches_for_no_network(learned, tmp_path):
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_looked_up(tmp_path):
     (tmp_path / "file").write_text("")
-    where = ExecutionConfig(runs=tmp_path / "none")
+    execution = ExecutionConfig(runs=tmp_path / "none")
     for html, reason in (
         (tmp_path, "it is a folder"),
         (tmp_path / "file" / "a.html", "file takes no files"),
@@ -42,7 +42,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_looked_up(t
     ):
         refused = rf"the page cannot be written \(.*{reason}\)"
         with pytest.raises(ConfigError, match=refused):
-            make_report("no-such", where, html)
+            make_report("no-such", execution, html)
         with pytest.raises(ConfigError, match=refused):
-            run_query(["a"], "no-such", where, html=html)
+            run_query(["a"], "no-such", execution, html=html)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -14,11 +14,11 @@ from ctvr.orchestrator.retrieval.model import Model
 
 
 def test_queries_stand_where_each_state_has_them(learned):
-    where = ExecutionConfig(runs=learned)
-    states = list(load_task_checkpoints("framefusion_moe", where))
+    execution = ExecutionConfig(runs=learned)
+    states = list(load_task_checkpoints("framefusion_moe", execution))
     assert len(states) == 2
     query = states[0].gallery()[0].items[0].captions[0]
-    now = load("framefusion_moe", where).encode_text(query, 0)
+    now = load("framefusion_moe", execution).encode_text(query, 0)
     assert torch.equal(states[1].encode_text(query, 0), now)
     assert not torch.equal(states[0].encode_text(query, 0), now)
     found = text_drift(states, 2)

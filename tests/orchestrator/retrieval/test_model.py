@@ -14,13 +14,13 @@ from ctvr.orchestrator.retrieval.model import Model
 
 
 @pytest.fixture(scope="module")
-def where(learned) -> ExecutionConfig:
+def execution(learned) -> ExecutionConfig:
     return ExecutionConfig(runs=learned)
 
 
 @pytest.fixture(scope="module", params=["zero_shot", "framefusion_moe"])
-def model(request, where) -> Model:
-    return load(request.param, where)
+def model(request, execution) -> Model:
+    return load(request.param, execution)
 
 
 def captions(model: Model) -> dict[str, str]:
@@ -28,11 +28,11 @@ def captions(model: Model) -> dict[str, str]:
     return {f"{item.video}#{n}": text for item in items for n, text in enumerate(item.captions)}
 
 
-def test_a_caption_finds_its_video_at_the_rank_that_the_run_has_stored(model, where):
+def test_a_caption_finds_its_video_at_the_rank_that_the_run_has_stored(model, execution):
     """framefusion_moe reads a caption anew for each task; the weights come from the store, as of the last task."""
     from ctvr.orchestrator.tables.significance import read_ranks
 
-    tracker = where.tracker()
+    tracker = execution.tracker()
     stored = read_ranks(tracker, tracker.find_runs(tags={"ctvr.method": model.method})[-1].run_id)
     texts = captions(model)
     found = model.search(list(texts.values()), k=100)
@@ -64,22 +64,22 @@ def test_a_text_that_names_no_task_is_read_as_of_the_last_one(model):
     assert differs == [model.trained.method.task_conditioned_text] * len(differs)
 
 
-def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch, caplog):
+def test_every_name_of_a_run_leads_to_it(execution, tmp_path, monkeypatch, caplog):
     prepared = []
     monkeypatch.setattr("ctvr.orchestrator.retrieval.model.set_determinism", lambda *given: prepared.append(given))
-    run = where.tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})[0]
-    uploaded = where.tracker().download(run.run_id, "model")
+    run = execution.tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})[0]
+    uploaded = execution.tracker().download(run.run_id, "model")
     names = [run.run_id, run.run_id[:8], run.name, str(uploaded)]
     video = next(iter(uploaded.parent.parent.parent.glob("small/videos/*.mp4")))
-    found = [load(name, where).encode_video(video) for name in names]
+    found = [load(name, execution).encode_video(video) for name in names]
     found.append(load(str(uploaded), ExecutionConfig(runs=tmp_path / "none")).encode_video(video))
     assert prepared == len(found) * [(Model.__dataclass_fields__["device"].default_factory(), True, "fp32")]
     assert all(torch.equal(each, found[0]) for each in found)
     assert not (tmp_path / "none").exists(), "a folder alone makes no runs folder"
-    by_r1 = {r.run_id: r.last("stream/t2v/r1")[1] for r in where.tracker().find_runs()}
-    best = load("best-small", where)
+    by_r1 = {r.run_id: r.last("stream/t2v/r1")[1] for r in execution.tracker().find_runs()}
+    best = load("best-small", execution)
     assert "no search has chosen a model of small on validation videos; the run with the highest R@1" in caplog.text
-    assert best.settings["method"] in {r.settings["method"] for r in where.tracker().find_runs() if
+    assert best.settings["method"] in {r.settings["method"] for r in execution.tracker().find_runs() if
                                        by_r1[r.run_id] == max(by_r1.values())}  # fmt: skip
 
 
@@ -91,9 +91,9 @@ def test_every_name_of_a_run_leads_to_it(where, tmp_path, monkeypatch, caplog):
         ("lora", "model: no run of lora is complete. Train one: ctvr run --method lora"),
     ],
 )
-def test_a_model_that_is_not_there_is_one_line(where, name, message):
+def test_a_model_that_is_not_there_is_one_line(execution, name, message):
     with pytest.raises(ConfigError, match=message):
-        load(name, where)
+        load(name, execution)
 
 
 def test_what_cannot_be_searched_is_one_line(model, tmp_path):

@@ -42,70 +42,74 @@ class Recorded:
 
 
 @pytest.fixture
-def where(monkeypatch) -> Recorded:
+def execution(monkeypatch) -> Recorded:
     made = Recorded()
     monkeypatch.setattr(best, "read_ranks", lambda tracker, run_id: tracker.ranks(run_id))
     return made
 
 
-def add(where, name, lr, r1, seed=1, split=TEST, method="clip4clip", **tags) -> RunRecord:
+def add(execution, name, lr, r1, seed=1, split=TEST, method="clip4clip", **tags) -> RunRecord:
     settings = {"method": method, "stream": "few", "method.lr": lr, "seed": str(seed), **split}
     tags = {"ctvr.method": method, "ctvr.stream": "few", "ctvr.complete": "true", **tags}
-    where.runs.append(RunRecord(name, name, settings, {best.R1: [(2, r1)]}, tags, "FINISHED", "", len(where.runs)))
-    return where.runs[-1]
+    execution.runs.append(
+        RunRecord(name, name, settings, {best.R1: [(2, r1)]}, tags, "FINISHED", "", len(execution.runs))
+    )
+    return execution.runs[-1]
 
 
-def confirm(where, lr, r1):
+def confirm(execution, lr, r1):
     for seed in (11, 12, 13):
-        add(where, f"confirm-{lr}-{seed}", lr, r1 + seed / 10, seed, VAL, **{"ctvr.confirms": "s"})
+        add(execution, f"confirm-{lr}-{seed}", lr, r1 + seed / 10, seed, VAL, **{"ctvr.confirms": "s"})
 
 
-def test_the_best_moves_when_validation_videos_say_so_and_not_for_a_higher_test_score(where):
-    confirm(where, "1e-6", 20.0), confirm(where, "1e-5", 22.0), confirm(where, "1e-4", 60.0)
-    first, lucky, better = (add(where, f"final-{lr}", lr, r1) for lr, r1 in (("1e-6", 30), ("1e-5", 90), ("1e-4", 40)))
-    assert best.promote(where, first) == (True, "best-few: final-1e-6 (the first that a search chose)")
-    is_best, said = best.promote(where, lucky)
+def test_the_best_moves_when_validation_videos_say_so_and_not_for_a_higher_test_score(execution):
+    confirm(execution, "1e-6", 20.0), confirm(execution, "1e-5", 22.0), confirm(execution, "1e-4", 60.0)
+    first, lucky, better = (
+        add(execution, f"final-{lr}", lr, r1) for lr, r1 in (("1e-6", 30), ("1e-5", 90), ("1e-4", 40))
+    )
+    assert best.promote(execution, first) == (True, "best-few: final-1e-6 (the first that a search chose)")
+    is_best, said = best.promote(execution, lucky)
     assert not is_best
     assert said.startswith("best-few: final-1e-6 (final-1e-5 against final-1e-6: 2.00 [")
     assert "on validation videos, 3 and 3 seeds" in said
-    assert find_run("best-few", where).name == "final-1e-6"
-    is_best, said = best.promote(where, better)
+    assert find_run("best-few", execution).name == "final-1e-6"
+    is_best, said = best.promote(execution, better)
     assert is_best
     assert said.startswith("best-few: final-1e-4 (final-1e-4 against final-1e-6: 40.00 [")
-    found = find_run("best-few", where)
+    found = find_run("best-few", execution)
     assert found.name == "final-1e-4"
     assert found.tags[best.BY] in said
 
 
-def test_what_was_chosen_on_other_videos_is_not_compared(where):
-    confirm(where, "1e-6", 20.0)
-    assert best.promote(where, add(where, "final", "1e-6", 30.0))[0]
-    is_best, said = best.promote(where, add(where, "other", "1e-3", 95.0))
+def test_what_was_chosen_on_other_videos_is_not_compared(execution):
+    confirm(execution, "1e-6", 20.0)
+    assert best.promote(execution, add(execution, "final", "1e-6", 30.0))[0]
+    is_best, said = best.promote(execution, add(execution, "other", "1e-3", 95.0))
     assert (is_best, said) == (
         False,
         "best-few: final (other was not chosen on the same videos, so the two are not compared)",
     )
-    assert best.promote(where, add(where, "again", "1e-6", 29.0, seed=2))[0]  # the same settings, trained again
-    assert find_run("best-few", where).name == "again"
+    assert best.promote(execution, add(execution, "again", "1e-6", 29.0, seed=2))[0]  # the same settings, trained again
+    assert find_run("best-few", execution).name == "again"
 
 
-def test_trials_and_runs_on_validation_videos_speak_where_nothing_was_confirmed(where):
+def test_trials_and_runs_on_validation_videos_speak_where_nothing_was_confirmed(execution):
     for lr, r1 in (("1e-6", 20.0), ("1e-5", 70.0)):
-        add(where, f"trial-{lr}", lr, r1, split=VAL, **{"ctvr.trial": lr})
-    old, new = (add(where, f"final-{lr}", lr, 30.0) for lr in ("1e-6", "1e-5"))
-    assert best.promote(where, old)[0]
-    assert not best.promote(where, new)[0], "one seed each shows no spread"
-    assert [run.name for run in best.evidence(new, where.find_runs())] == ["trial-1e-5"]
-    confirm(where, "1e-6", 20.0), confirm(where, "1e-5", 50.0)
-    assert {run.name[:7] for run in best.evidence(new, where.find_runs())} == {"confirm"}
-    assert best.promote(where, new)[0]
+        add(execution, f"trial-{lr}", lr, r1, split=VAL, **{"ctvr.trial": lr})
+    old, new = (add(execution, f"final-{lr}", lr, 30.0) for lr in ("1e-6", "1e-5"))
+    assert best.promote(execution, old)[0]
+    assert not best.promote(execution, new)[0], "one seed each shows no spread"
+    assert [run.name for run in best.evidence(new, execution.find_runs())] == ["trial-1e-5"]
+    confirm(execution, "1e-6", 20.0), confirm(execution, "1e-5", 50.0)
+    assert {run.name[:7] for run in best.evidence(new, execution.find_runs())} == {"confirm"}
+    assert best.promote(execution, new)[0]
 
 
-def test_a_run_of_a_method_that_is_gone_does_not_break_the_best(where, caplog):
-    add(where, "gone", "1", 99.0, method="anchor:Anchor")
-    kept = add(where, "kept", "1e-6", 30.0)
-    assert find_run("best-few", where).name == "kept"
+def test_a_run_of_a_method_that_is_gone_does_not_break_the_best(execution, caplog):
+    add(execution, "gone", "1", 99.0, method="anchor:Anchor")
+    kept = add(execution, "kept", "1e-6", 30.0)
+    assert find_run("best-few", execution).name == "kept"
     assert "no search has chosen" in caplog.text
-    best.promote(where, kept)
-    where.runs[0].tags[best.SINCE] = "9e9"  # it was the best where it could be imported
-    assert find_run("best-few", where).name == "kept"
+    best.promote(execution, kept)
+    execution.runs[0].tags[best.SINCE] = "9e9"  # it was the best where it could be imported
+    assert find_run("best-few", execution).name == "kept"

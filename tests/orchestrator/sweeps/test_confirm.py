@@ -25,7 +25,7 @@ QUERIES = [f"v{number}#0" for number in range(120)]
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> ExecutionConfig:
+def execution(tmp_path: Path) -> ExecutionConfig:
     return ExecutionConfig(runs=tmp_path / "runs", local_cpus=2)
 
 
@@ -56,10 +56,10 @@ def finish(plan, runs: list[Rerun], tracker: Tracker) -> None:
         tracker.log_json(run_id, "ranks.json", {"query ids": QUERIES, "ranks": ranks, "tasks": [0] * len(QUERIES)})
 
 
-def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_place(where, monkeypatch):
-    tracker, trained = where.tracker("few"), []
+def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_place(execution, monkeypatch):
+    tracker, trained = execution.tracker("few"), []
 
-    def run_all(plan, runs, num_tasks, there):
+    def run_all(plan, runs, num_tasks, execution):
         trained.append([(run.experiment.optim.weight_decay, run.experiment.run.seed) for run in runs])
         assert (num_tasks, plan.tags) == (2, {"ctvr.role": "confirmation"})
         assert {run.experiment.evaluation.split for run in runs} == {"val"}
@@ -67,7 +67,7 @@ def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_pla
         return 0
 
     monkeypatch.setattr(confirm_job, "run_all", run_all)
-    monkeypatch.setattr(confirm_job, "ray_cluster", lambda where, tracker: contextlib.nullcontext(where))
+    monkeypatch.setattr(confirm_job, "ray_cluster", lambda execution, tracker: contextlib.nullcontext(execution))
     searched(tracker, {0.2: 5.0, 0.1: 9.0, 0.3: 7.0, 0.4: 1.0})
     recommended = experiment(0.2)
     listed = candidates(tracker, "s", recommended, SEARCH)
@@ -78,13 +78,13 @@ def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_pla
     ]
     assert candidates(tracker, "s", recommended, replace(SEARCH, confirm=1)) == listed[:2]
 
-    made = confirm("s", listed, 2, where, tracker, SEARCH, "again")["s"]
+    made = confirm("s", listed, 2, execution, tracker, SEARCH, "again")["s"]
     assert trained == [[(rate, seed) for rate in (0.2, 0.1, 0.3) for seed in (1001, 1002, 1003)]]
     assert (made.trial, made.is_confirmed, made.challengers, made.seeds) == ("s-0.3", True, 2, 3)
     assert made.against.value == pytest.approx(30, abs=2)
 
     # Resumed, nothing is trained; and everybody reads the same verdict from MLflow
-    assert confirm("s", listed, 2, where, tracker, SEARCH, "again")["s"] == made
+    assert confirm("s", listed, 2, execution, tracker, SEARCH, "again")["s"] == made
     assert len(trained) == 1
     assert read_verdict(tracker, "s") == made
 
@@ -103,9 +103,9 @@ def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_pla
     assert read_ranks(tracker, confirmation[0].run_id) is not None
 
 
-def test_where_the_recommended_settings_alone_are_complete_nothing_is_confirmed(where):
-    tracker = where.tracker("few")
+def test_where_the_recommended_settings_alone_are_complete_nothing_is_confirmed(execution):
+    tracker = execution.tracker("few")
     searched(tracker, {0.2: 5.0})
     assert candidates(tracker, "s", experiment(0.2), SEARCH) == []
-    assert confirm("s", [], 2, where, tracker, SEARCH, "again") == {}
+    assert confirm("s", [], 2, execution, tracker, SEARCH, "again") == {}
     assert read_verdict(tracker, "s") is None

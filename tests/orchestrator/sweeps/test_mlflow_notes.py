@@ -37,10 +37,10 @@ def test_a_trials_name_begins_with_what_tells_it_apart(words, name):
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory) -> ExecutionConfig:
+def execution(tmp_path_factory) -> ExecutionConfig:
     """A sweep of three trials and its rerun, in MLflow."""
-    where = ExecutionConfig(runs=tmp_path_factory.mktemp("shown"))
-    tracker = where.tracker("few")
+    execution = ExecutionConfig(runs=tmp_path_factory.mktemp("shown"))
+    tracker = execution.tracker("few")
     parent = tracker.open_sweep("s", "few", {})
     mlflow_notes.write_sweep_note(tracker, parent, "s", "Which settings are best?", SearchConfig(trials=3), SPACE)
     for number, (rate, gain) in enumerate(((1e-6, 1.0), (1e-5, 4.25), (1e-3, -3.0))):
@@ -60,21 +60,21 @@ def where(tmp_path_factory) -> ExecutionConfig:
         tracker, again, "s-confirm-1", ["s"], ["confirmation: it takes their place"], ["s-clip4clip-1"]
     )
     final = tracker.open_sweep("s-final-1", "few", {})
-    (where.runs / "tables/s-final-1").mkdir(parents=True)
-    (where.runs / "tables/s-final-1/few.md").write_text("| Method |\n")
+    (execution.runs / "tables/s-final-1").mkdir(parents=True)
+    (execution.runs / "tables/s-final-1/few.md").write_text("| Method |\n")
     settings = {"method": "clip4clip", "stream": "few"}
-    write_signature(where.runs, resolve(settings))
+    write_signature(execution.runs, resolve(settings))
     for seed, choice, r1 in ((2, "searched", 50.0), (1, "searched", 44.0), (1, "recommended", 70.0)):
         tags = {"ctvr.method": "clip4clip", CHOICE: choice, "ctvr.complete": "true", "ctvr.note": "confirmed; ..."}
         run = tracker.open_run("few", f"f-{choice}-{seed}", {**settings, "seed": seed}, final, tags)
         tracker.log_task(run, 2, {"stream/t2v/r1": r1, GAIN: r1 - 40})
-        tracker.log_artifacts(run, [where.runs / "MLmodel"], into="model")
-    mlflow_notes.annotate_rerun(tracker, final, "s-final-1", "s", where)
-    return where
+        tracker.log_artifacts(run, [execution.runs / "MLmodel"], into="model")
+    mlflow_notes.annotate_rerun(tracker, final, "s-final-1", "s", execution)
+    return execution
 
 
-def test_trials_have_short_names_on_the_pages_and_their_own_in_commands(where, capsys):
-    tracker = where.tracker()
+def test_trials_have_short_names_on_the_pages_and_their_own_in_commands(execution, capsys):
+    tracker = execution.tracker()
     trials = tracker.find_runs(sweep="s")
     names = [tracker.client.get_run(run.run_id).info.run_name for run in trials]
     assert names == ["#0 +1.0 lr=1e-06", "#1 +4.2 lr=1e-05", "#2 stop@2 -3.0 lr=0.001"]
@@ -82,11 +82,11 @@ def test_trials_have_short_names_on_the_pages_and_their_own_in_commands(where, c
     assert best_trials(tracker, "s", 1)[0].name == "s-clip4clip-1"
 
 
-def test_a_sweeps_page_says_what_was_asked_and_found(where):
-    sweep = where.tracker().find_sweep("s")
+def test_a_sweeps_page_says_what_was_asked_and_found(execution):
+    sweep = execution.tracker().find_sweep("s")
     assert sweep is not None
     note = sweep.tags[NOTE]
-    best = best_trials(where.tracker(), "s", 1)[0]
+    best = best_trials(execution.tracker(), "s", 1)[0]
     assert note.startswith(f"**Which settings are best?**\n\n**Winner**: [{best.name}](")
     assert "\n\n- searched: `method.lr`, `method.lr_other`\n- budget: 3 trials by tpe, " in note
     for said in ("ctvr sweep --resume s`", "`method.lr=1e-05`", f"/runs/{best.run_id})", "ctvr report s`"):
@@ -100,8 +100,8 @@ def test_a_sweeps_page_says_what_was_asked_and_found(where):
     }
 
 
-def test_the_runs_of_a_confirmation_are_told_apart_by_what_they_confirm(where):
-    tracker = where.tracker()
+def test_the_runs_of_a_confirmation_are_told_apart_by_what_they_confirm(execution):
+    tracker = execution.tracker()
     runs = [tracker.client.get_run(run.run_id) for run in tracker.find_runs(sweep="s-confirm-1")]
     assert [run.info.run_name for run in runs] == ["recommended s1001 R@1 46.2", "#1 s1002 R@1 45.2"]
     assert {run.data.tags["mlflow.source.name"] for run in runs} == {"ctvr"}
@@ -110,8 +110,8 @@ def test_the_runs_of_a_confirmation_are_told_apart_by_what_they_confirm(where):
     assert (parent.last("stream/t2v/r1"), parent.last("runs/complete")) == ((2, 45.25), (2, 2.0))  # of what is kept
 
 
-def test_an_experiment_says_what_it_holds_and_how_to_look_at_it(where):
-    tracker = where.tracker()
+def test_an_experiment_says_what_it_holds_and_how_to_look_at_it(execution):
+    tracker = execution.tracker()
     found = tracker.client.get_experiment_by_name("few")
     assert found.tags[KIND] == TRAINING
     assert "number of tasks learned" in found.tags[NOTE]
@@ -119,13 +119,13 @@ def test_an_experiment_says_what_it_holds_and_how_to_look_at_it(where):
     assert shown["selectedColumns"][:2] == ["metrics.`stream/t2v/r1`", "metrics.`stream/t2v/r1_gain`"]
     assert set(shown["columnWidths"]) == set(shown["columnOrder"])  # those without a width stay narrow
     tracker.client.delete_experiment_tag(found.experiment_id, OUR_VIEW)  # as a former version left it
-    ((stream, page),) = where.tracker().pages()
+    ((stream, page),) = execution.tracker().pages()
     assert (stream, page) == ("few", page_of_runs(found.experiment_id))
     assert OUR_VIEW in tracker.client.get_experiment_by_name("few").tags
 
 
-def test_a_reruns_page_has_its_table_and_what_validation_chose_is_kept_as_a_model(where):
-    tracker = where.tracker()
+def test_a_reruns_page_has_its_table_and_what_validation_chose_is_kept_as_a_model(execution):
+    tracker = execution.tracker()
     final, client = tracker.find_sweep("s-final-1"), tracker.client
     assert final is not None
     assert [file.path for file in client.list_artifacts(final.run_id, "table")] == ["table/few.md"]
@@ -141,8 +141,8 @@ def test_a_reruns_page_has_its_table_and_what_validation_chose_is_kept_as_a_mode
 
 
 def test_runs_over_images_are_shown_with_their_accuracy_and_cannot_be_asked(tmp_path):
-    where = ExecutionConfig(runs=tmp_path)
-    tracker = where.tracker("painted")
+    execution = ExecutionConfig(runs=tmp_path)
+    tracker = execution.tracker("painted")
     parent, final = tracker.open_sweep("s", "painted", {}), tracker.open_sweep("s-final-1", "painted", {})
     settings = {"method": "image_finetune", "stream": "painted", "seed": 3}
     tags = {"ctvr.method": "image_finetune", "ctvr.complete": "true", "ctvr.split": "test"}
@@ -150,7 +150,7 @@ def test_runs_over_images_are_shown_with_their_accuracy_and_cannot_be_asked(tmp_
         run = tracker.open_run("painted", name, settings, sweep, tags)
         tracker.log_task(run, 2, {ACCURACY: 71.25, "stream/knn/forgetting": 2.0})
     mlflow_notes.annotate_search(tracker, parent, "s", {"method.lr": None}, ACCURACY)
-    mlflow_notes.annotate_rerun(tracker, final, "s-final-1", "s", where)
+    mlflow_notes.annotate_rerun(tracker, final, "s-final-1", "s", execution)
     searched = tracker.find_sweep("s")
     assert searched is not None
     assert "on test images" in searched.tags[NOTE]
@@ -158,4 +158,4 @@ def test_runs_over_images_are_shown_with_their_accuracy_and_cannot_be_asked(tmp_
     (run,) = tracker.find_runs(sweep="s-final-1")
     assert tracker.client.get_run(run.run_id).info.run_name == "image_finetune s3 acc 71.2"
     with pytest.raises(ConfigError, match="learned from images without captions, so it cannot be asked"):
-        load(run.run_id, where)
+        load(run.run_id, execution)

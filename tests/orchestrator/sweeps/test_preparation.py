@@ -15,52 +15,52 @@ from ctvr.orchestrator.sweeps.preparation import prepare_run
 
 
 @pytest.fixture
-def where(runs: Path) -> ExecutionConfig:
+def execution(runs: Path) -> ExecutionConfig:
     return ExecutionConfig(runs=runs)
 
 
-def test_a_second_preparation_decodes_nothing(where, manifest, small_stream):
+def test_a_second_preparation_decodes_nothing(execution, manifest, small_stream):
     experiment = resolve({"method": "clip4clip", "stream": manifest}, small_stream.settings)
-    assert prepare_run(experiment, where, ("train", "val", "test")).decoded == 0
-    other = replace(where, store=str(where.runs / "other"))
+    assert prepare_run(experiment, execution, ("train", "val", "test")).decoded == 0
+    other = replace(execution, store=str(execution.runs / "other"))
     total = sum(len(small_stream.items(i, split)) for i in range(3) for split in ("train", "val", "test"))
     assert prepare_run(experiment, other, ("train", "val", "test")).decoded == total
     assert prepare_run(experiment, other, ("train", "val", "test")).decoded == 0
 
 
-def test_what_would_train_nothing_is_said_before_anything_is_decoded(where, manifest, small_stream):
+def test_what_would_train_nothing_is_said_before_anything_is_decoded(execution, manifest, small_stream):
     crowd = {"stream": manifest, "workers": 16, "data.batch_size": 16}
-    other = replace(where, store=str(where.runs / "other"))
+    other = replace(execution, store=str(execution.runs / "other"))
     with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):
         prepare_run(resolve({"method": "clip4clip", **crowd}, small_stream.settings), other)
     assert not other.places().open_store().list("frames")
-    prepare_run(resolve({"method": "zero_shot", **crowd}, small_stream.settings), where)  # trains nothing anyway
+    prepare_run(resolve({"method": "zero_shot", **crowd}, small_stream.settings), execution)  # trains nothing anyway
 
 
-def test_only_the_splits_that_a_run_reads_are_decoded(where, manifest, small_stream):
+def test_only_the_splits_that_a_run_reads_are_decoded(execution, manifest, small_stream):
     settings = {"method": "clip4clip", "stream": manifest}
-    other = replace(where, store=str(where.runs / "other"))
+    other = replace(execution, store=str(execution.runs / "other"))
     assert prepare_run(resolve(settings, small_stream.settings), other).decoded == 3 * (4 + 3)  # train, test
     best = {**settings, "evaluation.select": "best"}
     assert prepare_run(resolve(best, small_stream.settings), other).decoded == 3 * 3  # val, to choose on
 
 
 def test_the_curve_is_the_one_that_a_run_on_a_cpu_looks_for_and_is_left_to_runs_elsewhere(
-    where, manifest, small_stream, monkeypatch
+    execution, manifest, small_stream, monkeypatch
 ):
     """A run on a GPU has another key: there, `curve=False`."""
     experiment = resolve({"method": "zero_shot", "stream": manifest, "precision": "bf16"}, small_stream.settings)
-    store = where.places().open_store()
+    store = execution.places().open_store()
 
     def curves() -> set[str]:
         return {name.partition("/")[0] for name in store.list("commits") if name.startswith("zero-")}
 
     before = curves()
-    prepare_run(experiment, where, curve=False)
+    prepare_run(experiment, execution, curve=False)
     assert curves() == before
-    prepare_run(experiment, where)
+    prepare_run(experiment, execution)
     made = curves()
     assert len(made - before) == 1
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    execute(experiment, where.places())
+    execute(experiment, execution.places())
     assert curves() == made

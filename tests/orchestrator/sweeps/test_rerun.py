@@ -28,11 +28,11 @@ from ctvr.orchestrator.sweeps.rerun import (
 from ctvr.orchestrator.sweeps.selection import Rerun, best_trials, expand_seeds, expand_task_orders, incomplete_runs
 
 
-def finished(where: ExecutionConfig, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:
+def finished(execution: ExecutionConfig, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:
     """A sweep in MLflow whose trials ended with these gains; None did not complete."""
-    tracker = where.tracker("few")
+    tracker = execution.tracker("few")
     parent = tracker.open_sweep("s", "few", {})
-    stream = load_stream(few, where.runs)
+    stream = load_stream(few, execution.runs)
     for name, gain in gains.items():
         made = resolve(
             {"method": "clip4clip", "stream": few, "evaluation.split": "val", **settings}, stream.settings, ["shapes"]
@@ -46,22 +46,22 @@ def finished(where: ExecutionConfig, few: str, gains: dict[str, float | None], *
     return list(gains)
 
 
-def test_winners_are_the_best_of_the_complete_trials(few, where):
-    finished(where, few, {"a": 1.0, "b": 3.0, "stopped": None, "c": float("nan"), "d": 2.0})
-    assert [run.name for run in best_trials(where.tracker(), "s", 4)] == ["b", "d", "a", "c"]
+def test_winners_are_the_best_of_the_complete_trials(few, execution):
+    finished(execution, few, {"a": 1.0, "b": 3.0, "stopped": None, "c": float("nan"), "d": 2.0})
+    assert [run.name for run in best_trials(execution.tracker(), "s", 4)] == ["b", "d", "a", "c"]
 
 
-def test_without_a_complete_trial_there_is_no_winner(few, where):
-    finished(where, few, {"a": None})
+def test_without_a_complete_trial_there_is_no_winner(few, execution):
+    finished(execution, few, {"a": None})
     with pytest.raises(ConfigError, match="no trial is complete. Resume it: ctvr sweep --resume s"):
-        best_trials(where.tracker(), "s", 1)
+        best_trials(execution.tracker(), "s", 1)
     with pytest.raises(ConfigError, match="none is called 't'"):
-        best_trials(where.tracker(), "t", 1)
+        best_trials(execution.tracker(), "t", 1)
 
 
-def test_reruns_are_on_test_videos_over_fresh_seeds(few, where):
-    finished(where, few, {"a": 1.0}, **{"method.lr": 3e-6, "optim.betas": "0.8,0.9", "seed": 0})
-    stream, winners = load_stream(few, where.runs), best_trials(where.tracker(), "s", 1)
+def test_reruns_are_on_test_videos_over_fresh_seeds(few, execution):
+    finished(execution, few, {"a": 1.0}, **{"method.lr": 3e-6, "optim.betas": "0.8,0.9", "seed": 0})
+    stream, winners = load_stream(few, execution.runs), best_trials(execution.tracker(), "s", 1)
     words, given = ["zero_shot", "clip4clip:paper"], {"optim.epochs": "1"}
     baselines = [baseline(word, stream, few, given, 1) for word in words]
     found = with_baselines(baselines, winners, winners, GAIN, 2, 1)
@@ -83,25 +83,25 @@ def test_reruns_are_on_test_videos_over_fresh_seeds(few, where):
     assert len({each.label for each in found}) == 5
 
 
-def test_a_winner_that_equals_a_baseline_runs_once(few, where):
-    finished(where, few, {"a": 1.0, "b": 0.5})
-    stream, winners = load_stream(few, where.runs), best_trials(where.tracker(), "s", 2)
+def test_a_winner_that_equals_a_baseline_runs_once(few, execution):
+    finished(execution, few, {"a": 1.0, "b": 0.5})
+    stream, winners = load_stream(few, execution.runs), best_trials(execution.tracker(), "s", 2)
     same = baseline("clip4clip:shapes", stream, few, {}, 1)
     runs = with_baselines([same], winners, winners, GAIN, 3, 1)
     assert [run.tags["ctvr.searched"] for run in runs] == ["clip4clip:2"] * 3  # and counts as searched
 
 
-def test_a_control_has_a_name_of_its_own_beside_its_method(few, where):
-    finished(where, few, {"a": 1.0})
-    stream, winners = load_stream(few, where.runs), best_trials(where.tracker(), "s", 1)
+def test_a_control_has_a_name_of_its_own_beside_its_method(few, execution):
+    finished(execution, few, {"a": 1.0})
+    stream, winners = load_stream(few, execution.runs), best_trials(execution.tracker(), "s", 1)
     words = ["framefusion_moe", "framefusion_moe:train-references", "bmu_moco_local"]
     made = [baseline(word, stream, few, {}, 1) for word in words]
     runs = with_baselines(made, winners, winners, GAIN, 1, 1)
     assert [run.tags.get("ctvr.row") for run in runs] == [None, "framefusion_moe:train-references", None, None]
 
 
-def test_winners_are_the_best_by_what_was_searched_for(few, where):
-    tracker = where.tracker("few")
+def test_winners_are_the_best_by_what_was_searched_for(few, execution):
+    tracker = execution.tracker("few")
     parent = tracker.open_sweep("m", "few", {"search.metric": "stream/t2v/bwf", "search.mode": "min"})
     for name, lost in {"a": 2.0, "b": -1.0, "c": float("nan")}.items():
         run = tracker.open_run("few", name, {}, parent, {"ctvr.complete": "true"})
@@ -109,8 +109,8 @@ def test_winners_are_the_best_by_what_was_searched_for(few, where):
     assert [run.name for run in best_trials(tracker, "m", 3)] == ["b", "a", "c"]
 
 
-def test_a_winners_runs_say_how_it_was_chosen_and_what_the_search_took(few, where):
-    tracker = where.tracker("few")
+def test_a_winners_runs_say_how_it_was_chosen_and_what_the_search_took(few, execution):
+    tracker = execution.tracker("few")
     parent = tracker.open_sweep("s", "few", {})
     for name, seconds in (("a", 3.0), ("b", 4.5)):
         run = tracker.open_run("few", name, {}, parent, {"ctvr.split": "val"})
@@ -142,9 +142,9 @@ def test_only_what_trains_depends_on_its_seed():
     assert not has_training(resolve({"method": "clip4clip", "optim.epochs": 0, **made}))
 
 
-def test_complete_runs_of_an_interrupted_rerun_are_not_run_again(few, where):
-    finished(where, few, {"a": 1.0})
-    tracker = where.tracker()
+def test_complete_runs_of_an_interrupted_rerun_are_not_run_again(few, execution):
+    finished(execution, few, {"a": 1.0})
+    tracker = execution.tracker()
     runs = expand_seeds([Rerun(experiment_of(run)) for run in best_trials(tracker, "s", 1)], 2, 1)
     parent = tracker.open_sweep("final", "few", {})
     tags = {"ctvr.trial": f"final-{label_of(runs[0].experiment.settings)}"}
@@ -166,52 +166,54 @@ def test_lists_of_mlflow_are_written_as_on_the_command_line():
     assert _as_given({"a": "[0.9, 0.999]", "b": "1e-06", "c": "None"}) == {"a": "0.9, 0.999", "b": "1e-06", "c": "None"}
 
 
-def test_a_rerun_of_an_unknown_sweep_is_one_line(where):
-    where.tracker()
+def test_a_rerun_of_an_unknown_sweep_is_one_line(execution):
+    execution.tracker()
     with pytest.raises(ConfigError, match="sweep: none is called 'x'"):
-        rerun("x", where)
+        rerun("x", execution)
     with pytest.raises(ConfigError, match="--top and --seeds must be >= 1"):
-        rerun("x", where, seeds=0)
+        rerun("x", execution, seeds=0)
 
 
-def test_of_equal_trials_the_winner_does_not_depend_on_which_ended_first(few, where):
-    finished(where, few, {"a": 2.0}, **{"method.lr": 3e-6})
-    finished(where, few, {"b": 2.0}, **{"method.lr": 5e-6})
-    (first,) = best_trials(where.tracker(), "s", 1)
-    other = replace(where, runs=where.runs.parent / "other")
+def test_of_equal_trials_the_winner_does_not_depend_on_which_ended_first(few, execution):
+    finished(execution, few, {"a": 2.0}, **{"method.lr": 3e-6})
+    finished(execution, few, {"b": 2.0}, **{"method.lr": 5e-6})
+    (first,) = best_trials(execution.tracker(), "s", 1)
+    other = replace(execution, runs=execution.runs.parent / "other")
     finished(other, few, {"b": 2.0}, **{"method.lr": 5e-6})
     finished(other, few, {"a": 2.0}, **{"method.lr": 3e-6})
     assert best_trials(other.tracker(), "s", 1)[0].name == first.name
 
 
-def test_of_equal_trials_the_first_that_was_suggested_wins(few, where):
+def test_of_equal_trials_the_first_that_was_suggested_wins(few, execution):
     for name, rate in (("a", 3e-6), ("b", 5e-6)):
-        finished(where, few, {name: 2.0}, **{"method.lr": rate})
-    unnumbered = best_trials(where.tracker(), "s", 2)  # in the order of their settings, so the other way round decides
+        finished(execution, few, {name: 2.0}, **{"method.lr": rate})
+    unnumbered = best_trials(
+        execution.tracker(), "s", 2
+    )  # in the order of their settings, so the other way round decides
     for number, run in zip(("011", "002"), unnumbered):
-        where.tracker().set_tags(run.run_id, {NUMBER: number})
-    assert [run.name for run in best_trials(where.tracker(), "s", 2)] == [run.name for run in unnumbered[::-1]]
+        execution.tracker().set_tags(run.run_id, {NUMBER: number})
+    assert [run.name for run in best_trials(execution.tracker(), "s", 2)] == [run.name for run in unnumbered[::-1]]
 
 
-def test_a_rerun_takes_no_seed_that_a_trial_used(few, where):
-    finished(where, few, {"a": 1.0}, seed=2)
-    trials = where.tracker().find_runs(sweep="s")
-    runs = with_baselines([], best_trials(where.tracker(), "s", 1), trials, GAIN, 3, 1)
+def test_a_rerun_takes_no_seed_that_a_trial_used(few, execution):
+    finished(execution, few, {"a": 1.0}, seed=2)
+    trials = execution.tracker().find_runs(sweep="s")
+    runs = with_baselines([], best_trials(execution.tracker(), "s", 1), trials, GAIN, 3, 1)
     assert [run.experiment.run.seed for run in runs] == [1, 3, 4]
 
 
-def test_a_sweeps_settings_travel_with_it_and_without_them_no_baseline_runs(few, where, monkeypatch):
-    finished(where, few, {"a": 1.0})
+def test_a_sweeps_settings_travel_with_it_and_without_them_no_baseline_runs(few, execution, monkeypatch):
+    finished(execution, few, {"a": 1.0})
     monkeypatch.setattr(rerun_job, "check_machine", lambda *arguments: None)
     found: list = []
     monkeypatch.setattr(
         rerun_job, "execute_rerun", lambda name, runs, *more: found.extend(runs) or f"the table {more[-2]}"
     )
     with pytest.raises(ConfigError, match="--baselines zero_shot: it is not known which settings sweep s was given"):
-        rerun("s", where, baselines=("zero_shot",))
-    assert rerun("s", where, seeds=1, direction="both") == "the table both"
-    where.tracker().open_sweep("s", "few", {}, {OVERRIDES: json.dumps({"optim.epochs": "7", "method.lr": "1"})})
+        rerun("s", execution, baselines=("zero_shot",))
+    assert rerun("s", execution, seeds=1, direction="both") == "the table both"
+    execution.tracker().open_sweep("s", "few", {}, {OVERRIDES: json.dumps({"optim.epochs": "7", "method.lr": "1"})})
     found.clear()
-    rerun("s", where, seeds=1, baselines=("clip4clip",))
+    rerun("s", execution, seeds=1, baselines=("clip4clip",))
     assert found[0].experiment.optim.epochs == 7
     assert found[0].experiment.method.lr != 1

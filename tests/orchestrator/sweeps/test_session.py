@@ -12,37 +12,37 @@ from ctvr.orchestrator.sweeps.session import interruptible, precision_lines, res
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 
-def test_a_resumed_sweep_keeps_its_trials_and_takes_the_cluster_of_today(where):
-    first = replace(where, workers=2, cpus_per_worker=0.5, store="store2", max_concurrent=3)
-    plan = trial_plan(first, "s", Tracker("sqlite:///x", where.runs))
+def test_a_resumed_sweep_keeps_its_trials_and_takes_the_cluster_of_today(execution):
+    first = replace(execution, workers=2, cpus_per_worker=0.5, store="store2", max_concurrent=3)
+    plan = trial_plan(first, "s", Tracker("sqlite:///x", execution.runs))
     kept = {"where": {"address": None, "nodes": 1, "local_cpus": 2, "max_concurrent": 3}}
-    found = restore_execution(replace(where, local_cpus=8), plan, kept)
+    found = restore_execution(replace(execution, local_cpus=8), plan, kept)
     assert (found.workers, found.cpus_per_worker, found.store) == (2, 0.5, str(Path("store2").resolve()))
     assert (found.local_cpus, found.max_concurrent) == (8, 3)
 
 
-def test_a_plan_says_that_gpus_would_compute_in_full_float32(where):
-    on_gpus = replace(where, gpus_per_trial=1)
+def test_a_plan_says_that_gpus_would_compute_in_full_float32(execution):
+    on_gpus = replace(execution, gpus_per_trial=1)
     (line,) = precision_lines(on_gpus, ["bf16", "fp32"])
     assert "precision=tf32 or precision=bf16" in line
-    assert precision_lines(on_gpus, ["bf16", "tf32"]) == precision_lines(where, ["fp32"]) == []
+    assert precision_lines(on_gpus, ["bf16", "tf32"]) == precision_lines(execution, ["fp32"]) == []
 
 
-def test_rays_own_state_is_kept_apart_for_every_sweep(where):
-    tracker = Tracker("sqlite:///x", where.runs)
-    assert trial_plan(where, "s", tracker).storage == str(where.folder("s"))
-    assert trial_plan(replace(where, storage="/shared/ray"), "s", tracker).storage == "/shared/ray/s"
-    assert trial_plan(replace(where, storage="s3://b/ray/"), "s", tracker).storage == "s3://b/ray/s"
+def test_rays_own_state_is_kept_apart_for_every_sweep(execution):
+    tracker = Tracker("sqlite:///x", execution.runs)
+    assert trial_plan(execution, "s", tracker).storage == str(execution.folder("s"))
+    assert trial_plan(replace(execution, ray_storage="/shared/ray"), "s", tracker).storage == "/shared/ray/s"
+    assert trial_plan(replace(execution, ray_storage="s3://b/ray/"), "s", tracker).storage == "s3://b/ray/s"
 
 
-def test_ctrl_c_says_how_to_go_on_and_closes_open_runs(where):
-    tracker = where.tracker("few")
+def test_ctrl_c_says_how_to_go_on_and_closes_open_runs(execution):
+    tracker = execution.tracker("few")
     parent = tracker.open_sweep("s", "few", {})
     left, done = tracker.open_run("few", "a", {}, parent), tracker.open_run("few", "b", {}, parent)
     tracker.close(done)
     with (
-        pytest.raises(Interrupted, match=f"Go on with: ctvr sweep --resume s --runs {where.runs}"),
-        interruptible("sweep s", "ctvr sweep --resume s", where, tracker, [parent]),
+        pytest.raises(Interrupted, match=f"Go on with: ctvr sweep --resume s --runs {execution.runs}"),
+        interruptible("sweep s", "ctvr sweep --resume s", execution, tracker, [parent]),
     ):
         raise KeyboardInterrupt
     assert {run.run_id: run.status for run in tracker.find_runs()} == {left: "KILLED", done: "FINISHED"}

@@ -35,57 +35,57 @@ def request(stream: str, **more: object) -> SweepRequest:
 # ------------------------------------------------------------------------------------------- what is asked
 
 
-def test_a_sweep_chooses_on_validation_videos(few, where):
-    planned = plan_sweep(request(few), where)
+def test_a_sweep_chooses_on_validation_videos(few, execution):
+    planned = plan_sweep(request(few), execution)
     assert planned.experiment.evaluation.split == "val"
     assert planned.fixed_settings["evaluation.split"] == "val"
     assert planned.experiment.data.num_frames == 4  # which the stream recommends
 
 
-def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, where):
+def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, execution):
     space = ("method.lr=0,1e-6,1e-5", "method.frame_norm=none,l2", "method.train_scale=true", "optim.weight_decay=0.2")
-    planned = plan_sweep(request(few, search={"searcher": "grid", "trials": 4}, space=space), where)
+    planned = plan_sweep(request(few, search={"searcher": "grid", "trials": 4}, space=space), execution)
     assert count_trials(planned.search, planned.searched) == 6
-    four = plan_sweep(request(few, search={"trials": 4}), where)
+    four = plan_sweep(request(few, search={"trials": 4}), execution)
     assert count_trials(four.search, four.searched) == 4
 
 
 @pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
-def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few, where, tmp_path):
+def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few, execution, tmp_path):
     content = json.loads(Path(few).read_text())
     actnet = tmp_path / "actnet.json"
     settings = {**content["settings"], "preset": "paper-actnet", "data.num_frames": 24}
     actnet.write_text(json.dumps({**content, "settings": settings, "videos": str(Path(few).parent / "videos")}))
     points = [
         planned.recommended
-        for planned in (plan_sweep(request(stream, method=method), where) for stream in (few, str(actnet)))
+        for planned in (plan_sweep(request(stream, method=method), execution) for stream in (few, str(actnet)))
     ]
     assert [point["method.num_experts"] for point in points] == [10, 5]
     later = "method.lr" if method == "structalign" else "method.lr_text"
     assert points[0][later] < points[1][later] == 6e-6
-    released = plan_sweep(request(few, method=method, presets=("released",)), where)
+    released = plan_sweep(request(few, method=method, presets=("released",)), execution)
     assert released.recommended[later] == 3e-6
 
 
-def test_what_the_user_fixes_is_not_searched(few, where):
-    planned = plan_sweep(request(few, overrides={"method.lr": "1e-5"}), where)
+def test_what_the_user_fixes_is_not_searched(few, execution):
+    planned = plan_sweep(request(few, overrides={"method.lr": "1e-5"}), execution)
     assert planned.experiment.method.lr == 1e-5
     assert "method.lr" not in planned.space
     assert "method.frame_norm" in planned.space
 
 
-def test_what_an_ablation_changes_is_not_searched(few, where):
-    plain = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}), where)
-    ablated = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}, ("no-cross-task",)), where)
+def test_what_an_ablation_changes_is_not_searched(few, execution):
+    plain = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}), execution)
+    ablated = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}, ("no-cross-task",)), execution)
     assert set(plain.space) - set(ablated.space) == {"method.beta"}
     assert ablated.experiment.settings["method.beta"] == 0
 
 
-def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, where):
-    planned = plan_sweep(request(few, method="tvr_plus_cl"), where)
+def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execution):
+    planned = plan_sweep(request(few, method="tvr_plus_cl"), execution)
     assert planned.experiment.name == "tvr_plus_cl"
     assert planned.experiment.method.base == "clip_vip"  # the space's own fixed base is VR-LwF's
-    assert plan_sweep(request(few, method="vr_lwf"), where).experiment.method.base == "clip4clip"
+    assert plan_sweep(request(few, method="vr_lwf"), execution).experiment.method.base == "clip4clip"
     assert set(planned.recommended) == set(planned.space)
 
 
@@ -120,41 +120,41 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, where
         ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, "nothing is searched"),
     ],
 )
-def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, where, more, message):
+def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, execution, more, message):
     with pytest.raises(ConfigError, match=message) as error:
-        plan_sweep(request(**{"stream": few, **more}), where)
+        plan_sweep(request(**{"stream": few, **more}), execution)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a b", "../up", "", "a/b", ".hidden"])
-def test_a_sweeps_name_names_a_folder(few, where, name):
+def test_a_sweeps_name_names_a_folder(few, execution, name):
     with pytest.raises(ConfigError, match="letters, digits"):
-        sweep(request(few, name=name), where)
+        sweep(request(few, name=name), execution)
 
 
-def test_a_sweep_too_large_for_this_machine_is_refused_before_anything_is_rendered(where):
+def test_a_sweep_too_large_for_this_machine_is_refused_before_anything_is_rendered(execution):
     with pytest.raises(ConfigError, match="a trial needs 3.7 CPUs"):
-        sweep(request("shapes-5"), replace(where, workers=4, address="local"))
-    assert not (where.runs / "streams").exists()
-    assert not (where.runs / "store").exists()
+        sweep(request("shapes-5"), replace(execution, workers=4, address="local"))
+    assert not (execution.runs / "streams").exists()
+    assert not (execution.runs / "store").exists()
 
 
-def test_a_tracking_server_that_is_down_is_said_before_anything_is_rendered(where, monkeypatch):
+def test_a_tracking_server_that_is_down_is_said_before_anything_is_rendered(execution, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="tracking http://127.0.0.1:9: connection refused"):
-        sweep(request("shapes-5"), where)
-    assert [path.name for path in where.runs.iterdir()] == []
+        sweep(request("shapes-5"), execution)
+    assert [path.name for path in execution.runs.iterdir()] == []
 
 
-def test_a_sweep_that_exists_is_not_overwritten(few, where):
-    write_plan(trial_plan(where, "s", Tracker("sqlite:///x", where.runs)), where.folder("s"))
+def test_a_sweep_that_exists_is_not_overwritten(few, execution):
+    write_plan(trial_plan(execution, "s", Tracker("sqlite:///x", execution.runs)), execution.folder("s"))
     with pytest.raises(ConfigError, match="this sweep exists. Write `ctvr sweep --resume s`"):
-        sweep(request(few), where)
+        sweep(request(few), execution)
 
 
-def test_a_sweep_that_does_not_exist_is_not_resumed(where):
+def test_a_sweep_that_does_not_exist_is_not_resumed(execution):
     with pytest.raises(ConfigError, match="sweep: none is called 'yesterday'"):
-        resume("yesterday", where)
+        resume("yesterday", execution)
 
 
 def test_a_request_comes_back_from_json():
@@ -167,23 +167,23 @@ def test_a_request_of_another_version_is_refused_in_one_line():
         read_request("s", {**vars(request("few")), "colour": "red"})
 
 
-def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, where, monkeypatch):
-    planned = plan_sweep(request(few, search={"confirm": 0}), where)
+def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, execution, monkeypatch):
+    planned = plan_sweep(request(few, search={"confirm": 0}), execution)
     outcome = SearchOutcome(2, 2, 0, 0, 0, 9.0)
-    tracker = where.tracker("small")
+    tracker = execution.tracker("small")
     parent = tracker.open_sweep("s", "small", {}, {})
     run = tracker.open_run("small", "a", {"method.lr": 1}, parent, {"ctvr.complete": "true"})
     tracker.log_task(run, 3, {GAIN: 1.5})
     monkeypatch.setattr(session.time, "sleep", lambda seconds: None)
     answers = iter([(0, 4), (0, 4), (4, 0)])
     monkeypatch.setattr(Tracker, "flush", lambda self: next(answers))
-    assert "best: a, " in _conclude(planned, where, tracker, outcome, parent)
+    assert "best: a, " in _conclude(planned, execution, tracker, outcome, parent)
     assert list(answers) == []
 
     monkeypatch.setattr(session, "MLFLOW_SECONDS", 0.0)
     monkeypatch.setattr(Tracker, "flush", lambda self: (0, 4))
     with pytest.raises(RunsFailed) as error:
-        _conclude(planned, where, tracker, outcome, parent)
+        _conclude(planned, execution, tracker, outcome, parent)
     said = str(error.value).splitlines()
     assert said[2:] == [
         "4 records wait because MLflow does not answer, so no winner can be named.",
@@ -191,39 +191,42 @@ def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_aw
     ]
 
 
-def test_a_search_goes_by_a_number_that_its_table_shows(few, where, tmp_path):
+def test_a_search_goes_by_a_number_that_its_table_shows(few, execution, tmp_path):
     content = json.loads(Path(few).read_text())
     cvlm = tmp_path / "cvlm.json"
     cvlm.write_text(json.dumps({**content, "protocol": "cvlm", "videos": str(Path(few).parent / "videos")}))
-    assert plan_sweep(request(few), where).search.metric == GAIN
-    assert plan_sweep(request(str(cvlm)), where).search.metric == "stream/t2v/r1_mean"
+    assert plan_sweep(request(few), execution).search.metric == GAIN
+    assert plan_sweep(request(str(cvlm)), execution).search.metric == "stream/t2v/r1_mean"
     asked = request(str(cvlm), search={"metric": "stream/t2v/bwf", "mode": "min"})
-    assert (plan_sweep(asked, where).search.metric, plan_sweep(asked, where).search.mode) == ("stream/t2v/bwf", "min")
+    assert (plan_sweep(asked, execution).search.metric, plan_sweep(asked, execution).search.mode) == (
+        "stream/t2v/bwf",
+        "min",
+    )
 
 
-def test_metric_and_mode_of_a_search_space_are_read(few, where, monkeypatch):
+def test_metric_and_mode_of_a_search_space_are_read(few, execution, monkeypatch):
     from ctvr.search_spaces import clip4clip
 
     monkeypatch.setattr(clip4clip, "METRIC", "stream/t2v/bwf")
     monkeypatch.setattr(clip4clip, "MODE", "min")
-    found = plan_sweep(request(few), where).search
+    found = plan_sweep(request(few), execution).search
     assert (found.metric, found.mode) == ("stream/t2v/bwf", "min")
 
 
-def test_more_blocks_than_the_tower_has_are_not_searched(few, where):
-    planned = plan_sweep(request(few, method="framefusion_moe"), where)
+def test_more_blocks_than_the_tower_has_are_not_searched(few, execution):
+    planned = plan_sweep(request(few, method="framefusion_moe"), execution)
     assert planned.space["method.ffa_layers"].categories == [1, 2, 3, 4]  # of a tower of four
     assert planned.recommended["method.ffa_layers"] == 4  # 10 are all of them
-    asked = plan_sweep(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), where)
+    asked = plan_sweep(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), execution)
     assert asked.space["method.ffa_layers"].categories == [3, 4]
 
 
-def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_one_trial(few, where):
-    fixed = plan_sweep(request(few, method="framefusion_moe", overrides={"method.num_experts": "2"}), where)
+def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_one_trial(few, execution):
+    fixed = plan_sweep(request(few, method="framefusion_moe", overrides={"method.num_experts": "2"}), execution)
     assert fixed.space["method.top_k"].categories == [1, 2]
     words = (f"{name}={value}" for name, value in fixed.recommended.items() if name != "method.top_k")
     space = (*words, "method.num_experts=1,5")
-    grid = plan_sweep(request(few, method="framefusion_moe", space=space, search={"searcher": "grid"}), where)
+    grid = plan_sweep(request(few, method="framefusion_moe", space=space, search={"searcher": "grid"}), execution)
     pairs = [(1, 1), (5, 1), (5, 2), (5, 4)]
     assert [experts_of(point) for point in grid_points(grid.searched)] == pairs
     assert count_trials(grid.search, grid.searched) == 4
@@ -240,21 +243,21 @@ def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
     return point["method.num_experts"], point["method.top_k"]
 
 
-def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, where):
-    planned = plan_sweep(request(few), where)
-    text = _plan_text(planned, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
+def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, execution):
+    planned = plan_sweep(request(few), execution)
+    text = _plan_text(planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert "the best 2 and the recommended settings over 3 fresh seeds on the same videos" in text
     assert "by 2 queries of 2 val videos in 2 tasks" in text
-    off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), where)
-    text = _plan_text(off, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("small"))
+    off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), execution)
+    text = _plan_text(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert "confirms   nothing: the best trial is believed" in text
     assert (
         "8 by tpe, scheduler none in brackets of 8 (points that train the same model are one trial); 2 at once" in text
     )
 
 
-def test_the_unsearched_candidate_is_the_searchs_first_trial(few, where):
-    planned = plan_sweep(request(few, method="framefusion_moe"), where)
+def test_the_unsearched_candidate_is_the_searchs_first_trial(few, execution):
+    planned = plan_sweep(request(few, method="framefusion_moe"), execution)
     unsearched = planned.unsearched(1)
     assert unsearched.settings == {**planned.experiment.settings, "method.ffa_layers": 4}  # 10 are all four of them
     assert unsearched.evaluation.split == "val"

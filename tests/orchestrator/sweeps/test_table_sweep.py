@@ -43,8 +43,8 @@ def request(few: str, made: TablePreset | None = None, **overrides: object) -> T
 # ------------------------------------------------------------------------------------------- what is asked
 
 
-def test_every_row_is_searched_by_the_same_budget_and_rule(few, where):
-    planned = plan_table(request(few), where)
+def test_every_row_is_searched_by_the_same_budget_and_rule(few, execution):
+    planned = plan_table(request(few), execution)
     assert [row.row.name for row in planned.searched] == ["clip4clip", "tvr_plus_cl"]
     sweeps = [row.sweep for row in planned.searched]
     assert {sweep.search for sweep in sweeps} == {planned.search}
@@ -55,21 +55,21 @@ def test_every_row_is_searched_by_the_same_budget_and_rule(few, where):
     assert planned.rows[2].experiment.method.base == "clip_vip"
 
 
-def test_settings_are_the_tables_then_the_rows_then_the_users(few, where):
+def test_settings_are_the_tables_then_the_rows_then_the_users(few, execution):
     rows = ["clip4clip", {"name": "lwf", "settings": {"optim.epochs": 3, "data.batch_size": 2}}]
     made = preset(rows=rows, settings={"optim.epochs": 5, "optim.lr_scale": 7})
-    first, second = (row.experiment for row in plan_table(request(few, made, **{"data.batch_size": 1}), where).rows)
+    first, second = (row.experiment for row in plan_table(request(few, made, **{"data.batch_size": 1}), execution).rows)
     assert (first.optim.epochs, second.optim.epochs) == (5, 3)
     assert first.optim.lr_scale == second.optim.lr_scale == 7
     assert first.data.batch_size == second.data.batch_size == 1
 
 
-def test_without_trials_every_row_runs_its_recommended_preset(few, where):
-    planned = plan_table(request(few, preset(search={"trials": 0})), where)
+def test_without_trials_every_row_runs_its_recommended_preset(few, execution):
+    planned = plan_table(request(few, preset(search={"trials": 0})), execution)
     assert planned.searched == []
     assert {row.experiment.evaluation.split for row in planned.rows} == {"test"}
     asked = parse_preset({**as_data(preset(search={"trials": 0})), "rows": ["lwf:original"]})
-    assert plan_table(request(few, asked), where).rows[0].experiment.presets == ("original",)
+    assert plan_table(request(few, asked), execution).rows[0].experiment.presets == ("original",)
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,23 @@ def test_without_trials_every_row_runs_its_recommended_preset(few, where):
         ),
     ],
 )
-def test_a_table_that_cannot_run_is_refused_in_one_line(few, where, more, overrides, message):
+def test_a_table_that_cannot_run_is_refused_in_one_line(few, execution, more, overrides, message):
     with pytest.raises(ConfigError, match=message) as error:
-        plan_table(request(few, preset(**more), **overrides), where)
+        plan_table(request(few, preset(**more), **overrides), execution)
     assert "\n" not in str(error.value)
 
 
-def test_a_table_that_exists_is_not_overwritten(few, where):
-    write_plan(trial_plan(where, "t", Tracker("sqlite:///x", where.runs)), where.folder("t"))
+def test_a_table_that_exists_is_not_overwritten(few, execution):
+    write_plan(trial_plan(execution, "t", Tracker("sqlite:///x", execution.runs)), execution.folder("t"))
     with pytest.raises(ConfigError, match="this sweep exists. Write `ctvr sweep --resume t`"):
-        sweep_table(request(few), where)
+        sweep_table(request(few), execution)
 
 
-def test_what_will_happen_is_said_before(few, where):
-    planned = plan_table(request(few), where)
-    text = table_jobs._plan_text(planned, Capacity(2, 0, 2), 0, replace(where, gpus_per_trial=0), where.tracker("few"))
+def test_what_will_happen_is_said_before(few, execution):
+    planned = plan_table(request(few), execution)
+    text = table_jobs._plan_text(
+        planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("few")
+    )
     assert "table t: T, on small, 2 tasks" in text
     assert "searched   clip4clip, tvr_plus_cl" in text
     assert "zero_shot, tvr_plus_cl:untrained (not searched)" in text
@@ -114,17 +116,17 @@ def test_what_will_happen_is_said_before(few, where):
     assert "confirms   nothing: the best trial is believed" in text
     assert "chosen by  R@1 gain over zero-shot on val videos" in text
     assert "all rows over 2 seeds on test videos: 6 runs in one rerun" in text
-    cheap = plan_table(request(few, preset(search={"trials": 0})), where)
-    text = table_jobs._plan_text(cheap, Capacity(2, 0, 2), 0, where, where.tracker("few"))
+    cheap = plan_table(request(few, preset(search={"trials": 0})), execution)
+    text = table_jobs._plan_text(cheap, Capacity(2, 0, 2), 0, execution, execution.tracker("few"))
     assert "none: every row runs its recommended preset" in text
 
 
 # ------------------------------------------------------------------------------------------- how it ends
 
 
-def searched(planned: PlannedTable, where: ExecutionConfig, gains: dict[str, list[float]]) -> tuple[Tracker, str]:
+def searched(planned: PlannedTable, execution: ExecutionConfig, gains: dict[str, list[float]]) -> tuple[Tracker, str]:
     """The table's searches as MLflow has them: gains of the complete trials of each row."""
-    tracker = where.tracker("small")
+    tracker = execution.tracker("small")
     parent = tracker.open_sweep("t", "small", {})
     for row in planned.searched:
         sweep = tracker.open_sweep(row.sweep.request.name, "small", {"search.metric": GAIN})
@@ -146,7 +148,7 @@ def reruns(monkeypatch) -> list:
     """What would be rerun; nothing runs."""
     found: list = []
 
-    def keep(name, runs, where, tracker, settings, again, direction):
+    def keep(name, runs, execution, tracker, settings, again, direction):
         found.append((name, runs, settings, again, direction))
         return "the table"
 
@@ -154,11 +156,11 @@ def reruns(monkeypatch) -> list:
     return found
 
 
-def test_all_winners_and_seeds_are_one_rerun(few, where, reruns):
-    planned = plan_table(replace(request(few), direction="both"), where)
-    tracker, parent = searched(planned, where, {"clip4clip": [1.0, 3.0, 2.0], "tvr_plus_cl": [0.5]})
+def test_all_winners_and_seeds_are_one_rerun(few, execution, reruns):
+    planned = plan_table(replace(request(few), direction="both"), execution)
+    tracker, parent = searched(planned, execution, {"clip4clip": [1.0, 3.0, 2.0], "tvr_plus_cl": [0.5]})
     outcomes = {"clip4clip": outcome(3), "tvr_plus_cl": outcome(1)}
-    text = table_jobs._conclude(planned, outcomes, where, tracker, parent)
+    text = table_jobs._conclude(planned, outcomes, execution, tracker, parent)
     assert text.endswith("the table")
     assert "clip4clip: 3 complete, 0 stopped early, 0 failed; best R@1 gain over zero-shot +3.00" in text
     ((name, runs, settings, again, direction),) = reruns
@@ -197,12 +199,12 @@ def verdict_of(planned: PlannedTable, row: int, is_confirmed: bool) -> Confirmat
     return ConfirmationResult(name, experiment, best, "trial", is_confirmed, Difference(4.0, 1.0, 7.0, 0.01), 1, 3, 4.5)
 
 
-def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(few, where, reruns, monkeypatch):
-    planned = plan_table(request(few, preset(search={"trials": 3, "confirm": 1})), where)
-    tracker, parent = searched(planned, where, {"clip4clip": [1.0, 3.0], "tvr_plus_cl": [0.5, 1.5]})
+def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(few, execution, reruns, monkeypatch):
+    planned = plan_table(request(few, preset(search={"trials": 3, "confirm": 1})), execution)
+    tracker, parent = searched(planned, execution, {"clip4clip": [1.0, 3.0], "tvr_plus_cl": [0.5, 1.5]})
     asked: list = []
 
-    def confirm(name, listed, num_tasks, where, tracker, search, again):
+    def confirm(name, listed, num_tasks, execution, tracker, search, again):
         asked.extend(listed)
         made = tracker.open_sweep("t-confirm", "small", {})
         tracker.open_run("small", "c", {"seed": 2}, made, {CONFIRMS: "t-clip4clip"})
@@ -210,7 +212,9 @@ def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(
         return {verdict.sweep: verdict for verdict in verdicts}
 
     monkeypatch.setattr(table_jobs, "confirm", confirm)
-    text = table_jobs._conclude(planned, {"clip4clip": outcome(2), "tvr_plus_cl": outcome(2)}, where, tracker, parent)
+    text = table_jobs._conclude(
+        planned, {"clip4clip": outcome(2), "tvr_plus_cl": outcome(2)}, execution, tracker, parent
+    )
     assert [(each.sweep, each.name) for each in asked] == [
         ("t-clip4clip", "recommended"),
         ("t-clip4clip", "clip4clip-1"),
@@ -229,43 +233,43 @@ def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(
     assert "t-clip4clip: confirmation: trial against the recommended settings: 4.00" in text
 
 
-def test_a_row_without_a_winner_does_not_end_the_table_and_is_said_in_the_end(few, where, reruns):
-    planned = plan_table(request(few), where)
-    tracker, parent = searched(planned, where, {"clip4clip": [1.0]})
+def test_a_row_without_a_winner_does_not_end_the_table_and_is_said_in_the_end(few, execution, reruns):
+    planned = plan_table(request(few), execution)
+    tracker, parent = searched(planned, execution, {"clip4clip": [1.0]})
     outcomes = {"clip4clip": outcome(1), "tvr_plus_cl": outcome(0)}
     with pytest.raises(RunsFailed, match="the table\nrows without a winner, missing in the table: tvr_plus_cl"):
-        table_jobs._conclude(planned, outcomes, where, tracker, parent)
+        table_jobs._conclude(planned, outcomes, execution, tracker, parent)
     assert {run.tags["ctvr.row"] for run in reruns[0][1]} == {"zero_shot", "clip4clip", "tvr_plus_cl:untrained"}
     found = tracker.find_sweep("t")
     assert found is not None
     assert found.status == "FAILED"
 
 
-def test_an_interrupted_rerun_leaves_the_table_to_be_resumed(few, where, monkeypatch):
+def test_an_interrupted_rerun_leaves_the_table_to_be_resumed(few, execution, monkeypatch):
     def stop(*arguments: object) -> str:
         raise Interrupted("go on")
 
     monkeypatch.setattr(table_jobs, "execute_rerun", stop)
-    planned = plan_table(request(few, preset(search={"trials": 0})), where)
-    tracker, parent = searched(planned, where, {})
+    planned = plan_table(request(few, preset(search={"trials": 0})), execution)
+    tracker, parent = searched(planned, execution, {})
     with pytest.raises(Interrupted, match="go on"):
-        table_jobs._conclude(planned, {}, where, tracker, parent)
+        table_jobs._conclude(planned, {}, execution, tracker, parent)
     found = tracker.find_sweep("t")
     assert found is not None
     assert found.status == "KILLED"
 
 
-def test_a_table_is_resumed_as_it_was_asked_for(few, where, monkeypatch):
+def test_a_table_is_resumed_as_it_was_asked_for(few, execution, monkeypatch):
     made = preset(seeds=4)
-    plan = trial_plan(where, "t", Tracker("sqlite:///x", where.runs))
+    plan = trial_plan(execution, "t", Tracker("sqlite:///x", execution.runs))
     table = {"preset": as_data(made), "stream": few, "overrides": {"optim.epochs": "1"}, "direction": "v2t"}
-    write_plan(plan, where.folder("t"), table=table, where={"address": None, "nodes": 1})
+    write_plan(plan, execution.folder("t"), table=table, where={"address": None, "nodes": 1})
     found: list[PlannedTable] = []
-    monkeypatch.setattr(table_jobs, "_run", lambda planned, where: found.append(planned) or "went on")
-    assert resume("t", where) == "went on"
+    monkeypatch.setattr(table_jobs, "_run", lambda planned, execution: found.append(planned) or "went on")
+    assert resume("t", execution) == "went on"
     assert found[0].request == TableRequest("t", few, made, {"optim.epochs": "1"}, "v2t")
-    _, kept = read_plan(where.folder("t"), "t")
+    _, kept = read_plan(execution.folder("t"), "t")
     assert json.dumps(kept["table"]["preset"]) == json.dumps(as_data(made))
     kept["table"].pop("stream")
     with pytest.raises(ConfigError, match="its plan is of another version"):
-        table_jobs.go_on("t", kept, where)
+        table_jobs.go_on("t", kept, execution)

@@ -45,24 +45,24 @@ def stub(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_mirror_gets_the_numbers_of_mlflow_and_an_error_of_its_own_ends_nothing(stub, runs, manifest, caplog):
-    where = ExecutionConfig(runs=runs)
+    execution = ExecutionConfig(runs=runs)
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1", "tracking.mirror": "wandb"}
-    done = train(settings, (), where)
+    done = train(settings, (), execution)
     rows = [json.loads(line) for line in (runs / "mirror" / "stub.jsonl").read_text().splitlines()]
     assert rows[0]["init"]["mode"] == "offline"
     assert rows[0]["init"]["project"] == "small"
     shown = [(row["step"], row["stream/t2v/r1"]) for row in rows[1:] if "stream/t2v/r1" in row]
-    (run,) = where.tracker().find_runs()
+    (run,) = execution.tracker().find_runs()
     assert shown == run.metrics["stream/t2v/r1"]
     keys = {key for row in rows[1:] for key in row} - {"step"}
     assert {key for key in keys if key.startswith("train/")}
     assert {metric_name(key) for key in keys} <= set(run.metrics)
 
     sys.modules["wandb"].FAILS = True
-    again = train({**settings, "seed": "1"}, (), where)
+    again = train({**settings, "seed": "1"}, (), execution)
     assert "wandb has stopped (no room); the run goes on" in caplog.text
     assert len(again.record.own) == len(done.record.own)
-    assert len(where.tracker().find_runs(tags={"ctvr.complete": "true"})) == 2
+    assert len(execution.tracker().find_runs(tags={"ctvr.complete": "true"})) == 2
 
 
 def test_a_mirror_that_hangs_holds_nobody_up_and_rows_that_do_not_fit_are_counted(tmp_path, monkeypatch, caplog):

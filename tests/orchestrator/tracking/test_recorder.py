@@ -188,9 +188,9 @@ def test_the_cost_of_a_video_is_that_of_a_new_one_where_training_reads_stored_to
     from ctvr.orchestrator.execution import ExecutionConfig
     from ctvr.orchestrator.jobs.load_model import load
 
-    where = ExecutionConfig(runs=learned)
-    model = load("zero_shot", where)
-    run = where.tracker().find_runs(tags={"ctvr.method": "zero_shot"})[0]
+    execution = ExecutionConfig(runs=learned)
+    model = load("zero_shot", execution)
+    run = execution.tracker().find_runs(tags={"ctvr.method": "zero_shot"})[0]
     frames = next(model.frames_of(model.gallery()[0].items[:1]))
     expected = video_cost(model.trained.method, frames).macs / 1e9
     assert expected > 0
