@@ -1,1 +1,1 @@
-"""What runs, searches, records and tabulates methods; the public names are those of `ctvr`."""
+"""Training, search, tracking and tables of methods. The public names are those of `ctvr`."""

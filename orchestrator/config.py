@@ -1,8 +1,8 @@
-"""Settings: `name=value` words become typed, frozen dataclasses here and nowhere else.
+"""Conversion of `name=value` arguments to typed, frozen dataclasses.
 
-The one format of a configuration is a flat dictionary of dotted names and plain values
-(`{"method": "framefusion_moe", "method.beta": 0.6, "optim.epochs": 20}`). It is what stands on the
-command line, what Ray pickles, what MLflow records and what a preset holds.
+A configuration is a flat dictionary of dotted names and plain values
+(`{"method": "framefusion_moe", "method.beta": 0.6, "optim.epochs": 20}`). The command line, Ray's
+pickles, MLflow's records and presets all use this format.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ YAML_BYTES, YAML_VALUES, YAML_LEVELS, YAML_DIGITS = 1 << 20, 10_000, 50, 100  # 
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` when something known is close to `name`, else an empty string."""
+    """Return `" Did you mean 'x'?"` if a known name is close to `name`, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can name a folder on any system: letters, digits, `.`, `_` and `-`, not `.` or `-` first."""
-    device = text.partition(".")[0].lower()  # Windows takes these for devices, whatever ending they have
+    """Return whether a text is a folder name on every system: letters, digits, `.`, `_`, `-`; no leading `.` or `-`."""
+    device = text.partition(".")[0].lower()  # Windows reserves these names with any extension
     is_device = device in {"con", "prn", "aux", "nul"} or re.fullmatch("(com|lpt)[0-9¹²³]", device)
     is_short = len(text) <= 100 and len(text.encode(errors="replace")) <= 200  # file systems count bytes, at most 255
     return not is_device and is_short and re.fullmatch(r"\w[\w.-]*", text) is not None and text[-1] != "."
 
 
 def check_name(text: str, where: str) -> None:
-    """Refuse a name that becomes a folder and could lead out of where it belongs, or be taken for an option.
+    """Refuse a folder name that could escape its parent folder or be parsed as an option.
 
     Raises:
-        ConfigError: `where` says how the user wrote it.
+        ConfigError: the message begins with `where`, the option as the user wrote it.
     """
     if not is_name(text):
         raise ConfigError(
             f"{where} {text[:100]!r}: letters, digits and . _ - only, at most 100 (200 bytes) and not . or - first; it "
-            "names folders. Choose another, not one of Windows' devices (con, nul, com1)."
+            "names folders. Choose another name that is not a Windows device (con, nul, com1)."
         )
 
 
 def parse_overrides(words: Iterable[str]) -> Settings:
-    """Turn `name=value` words into a flat dictionary of strings.
+    """Parse `name=value` arguments into a flat dictionary of strings.
 
     Raises:
-        ConfigError: if a word has no `=`, an empty name, or repeats a name with another value.
+        ConfigError: if an argument has no `=`, has an empty name, or repeats a name with another value.
     """
     settings: Settings = {}
     for word in words:
@@ -74,12 +74,12 @@ def parse_overrides(words: Iterable[str]) -> Settings:
 
 
 def read_settings(path: Path) -> Settings:
-    """Settings of a YAML file, flat and dotted: `optim.epochs: 8`, or `optim:` with `epochs: 8` below it.
+    """Read the settings of a YAML file, flat and dotted: `optim.epochs: 8`, or `optim:` with `epochs: 8` below it.
 
     `method` is a name, or a mapping of the method's settings with its `name` among them.
 
     Raises:
-        ConfigError: if it cannot be read, is no mapping, says a setting twice, or is larger than any settings are.
+        ConfigError: if the file cannot be read, is not a mapping, gives a setting twice, or exceeds the limits on size.
     """
     import yaml
 
@@ -109,7 +109,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> Settings:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Read a document of YAML whose anchors, written out, are not endless."""
+    """Parse a YAML document, with limits on the expansion of its aliases."""
     loader = _bounded_loader()(text)
     try:
         return loader.get_single_data()
@@ -120,7 +120,7 @@ def _parse_yaml(text: str) -> Any:
 def _bounded_loader() -> Any:
     """Return PyYAML's safe loader with limits.
 
-    An alias stands for everything below its anchor: ten lines of them can mean 10^9 values, or contain themselves.
+    An alias expands to everything below its anchor, so ten lines can expand to 10^9 values or contain themselves.
     """
     import yaml
     from yaml.composer import ComposerError
@@ -131,14 +131,14 @@ def _bounded_loader() -> Any:
 
         def __init__(self, stream: str) -> None:
             super().__init__(stream)
-            self.open: set[str] = set()  # anchors of nodes that are not complete
-            self.sizes: dict[int, tuple[int, int]] = {}  # id of a node -> nodes and levels below it, written out
+            self.open: set[str] = set()  # anchors of incomplete nodes
+            self.sizes: dict[int, tuple[int, int]] = {}  # id of a node -> expanded nodes and levels below it
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             event = self.peek_event()
             anchor, mark = getattr(event, "anchor", None), cast(Any, event).start_mark
             if isinstance(event, AliasEvent) and anchor in self.open:
-                raise ComposerError(None, None, f"*{anchor[:60]} stands within its own anchor", mark)
+                raise ComposerError(None, None, f"*{anchor[:60]} is inside its own anchor", mark)
             self.depth += 1
             if self.depth > YAML_LEVELS:
                 raise ComposerError(None, None, f"more than {YAML_LEVELS} levels", mark)
@@ -176,22 +176,22 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def select_prefix(settings: Mapping[str, Any], prefix: str) -> Settings:
-    """The settings below `prefix.`, with the prefix taken off."""
+    """Return the settings below `prefix.`, without the prefix."""
     dot = prefix + "."
     return {name[len(dot) :]: value for name, value in settings.items() if name.startswith(dot)}
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: bool = True) -> T:
-    """Make a frozen dataclass from plain or textual values.
+    """Build a frozen dataclass from plain or textual values.
 
     Args:
         cls: a dataclass whose fields are plain (str, int, float, bool, None, Literal, tuples of these).
         values: field name -> value; text is converted to the field's type.
-        prefix: how the user names this group, for the messages ("method", "optim").
-        dotted: users write `prefix.name`; false where they write options, as `--trials` of a search.
+        prefix: the user's name of this group, for messages ("method", "optim").
+        dotted: users write `prefix.name`. False if they write options, such as `--trials` of a search.
 
     Raises:
-        ConfigError: for an unknown name, a wrong type, or what the class itself refuses.
+        ConfigError: for an unknown name, a wrong type, or a ValueError of the class.
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
@@ -211,11 +211,11 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
 
 
 def qualify_field_names(message: str, names: Iterable[str], prefix: str, otherwise: str = "settings") -> str:
-    """What a dataclass says of its fields, with a field named as the user types it: `optim.lr_scale`, not `lr_scale`.
+    """Prefix the field names in a dataclass's error message as the user types them: `optim.lr_scale`, not `lr_scale`.
 
-    A word is taken for a field's name at the start of the message ("heads and rank must be >= 1"), before `=`, or with
-    `_` in it; elsewhere it may be English. A message that does not start with a field stands behind `prefix`, or
-    behind `otherwise` if that is empty.
+    A word counts as a field name at the start of the message ("heads and rank must be >= 1"), before `=`, or with `_`
+    in it; elsewhere it may be English. A message that does not start with a field is preceded by `prefix`, or by
+    `otherwise` if `prefix` is empty.
     """
     word = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, names)) or '(?!)'})(?!\w)")
     starts = re.match(rf"(?:{word.pattern}(?:, | and | or |(?=[ :=])))+", message)
@@ -230,7 +230,7 @@ def qualify_field_names(message: str, names: Iterable[str], prefix: str, otherwi
 
 
 def check_value(cls: type[Any], name: str, value: Any, prefix: str = "") -> None:
-    """Refuse a field that a dataclass has not, or a value that is none of its type; what else it asks is not asked.
+    """Refuse an unknown field of a dataclass or a value of the wrong type, without the checks of `__post_init__`.
 
     Raises:
         ConfigError: as `build`.
@@ -247,7 +247,7 @@ def _typed(fields: Mapping[str, Any], hints: Mapping[str, Any], name: str, value
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:
-    """One value as the field's type; text as typed on a command line is understood ("none", "true", "1,2")."""
+    """Convert a value to the field's type; text from a command line is parsed ("none", "true", "1,2")."""
     if isinstance(value, str):
         if value.strip().lower() in {"none", "null"} and type(None) in typing.get_args(hint):
             return None
@@ -258,18 +258,18 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         typed = TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True)).validate_python(value)
     except ValidationError as error:
         raise ConfigError(f"{name}: {error.errors()[0]['msg']}, got {value!r:.200}.") from error
-    if isinstance(typed, float) and math.isnan(typed):  # compares as false with every limit
-        raise ConfigError(f"{name}: {value!r:.60} is no number. Write one, or leave the setting out.")
+    if isinstance(typed, float) and math.isnan(typed):  # every comparison with NaN is false, so limits would pass it
+        raise ConfigError(f"{name}: {value!r:.60} is not a number. Give a number, or omit the setting.")
     return typed
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
-    """The JSON schema of a field's type."""
+    """Return the JSON schema of a field's type."""
     return dict(TypeAdapter(hint).json_schema())
 
 
 def flatten(instance: Any, prefix: str = "") -> Settings:
-    """A dataclass as flat dotted settings of plain values; the inverse of `build`."""
+    """Return a dataclass as flat dotted settings of plain values, the inverse of `build`."""
     dot = f"{prefix}." if prefix else ""
     flat: Settings = {}
     for field in dataclasses.fields(instance):

@@ -1,4 +1,4 @@
-"""One line at a time for the person who waits, on stderr; stdout is for results."""
+"""Progress lines on stderr; stdout is reserved for results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ctvr.orchestrator.redaction import redact
 
 
 def escape_unknown_characters() -> None:
-    """Have stdout and stderr write what their encoding lacks as escapes (\\u4e2d): names hold any character.
+    """Set stdout and stderr to escape characters that their encoding lacks (\\u4e2d).
 
-    A terminal of ASCII or Latin-1 (`LC_ALL=C`, `PYTHONIOENCODING`) would end the command with an exception.
+    Otherwise a file name on an ASCII or Latin-1 terminal (`LC_ALL=C`, `PYTHONIOENCODING`) raises an exception.
     """
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         if isinstance(stream, io.TextIOWrapper):
@@ -23,19 +23,19 @@ def escape_unknown_characters() -> None:
 
 
 def say(line: str, with_time: bool = False) -> None:
-    """Write one line to stderr at once, without secrets, after the time of day if `with_time`."""
+    """Write one redacted line to stderr and flush it; `with_time` prepends the time of day."""
     line = redact(line)
     sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n" if with_time else f"{line}\n")
     sys.stderr.flush()
 
 
 def printable(text: str) -> str:
-    """Escape what moves a terminal's cursor or ends a line: names of files may contain line breaks and escape codes."""
+    """Escape control characters: file names may contain line breaks and terminal escape codes."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as a person says them: "5 s", "12 min", "2.0 h"; `n/a` for what is not finite."""
+    """Format seconds as "5 s", "12 min" or "2.0 h"; `n/a` if not finite."""
     if not math.isfinite(seconds):
         return "n/a"
     if seconds < 100:

@@ -1,6 +1,6 @@
-"""SHA-256 of values, of files and of our own sources; those of files are remembered by (path, size, times).
+"""SHA-256 digests of values, files and our sources. File digests are cached by path, size and times.
 
-`python3 orchestrator/digests.py` prints the digest of the sources; it needs no package, not even ours.
+`python3 orchestrator/digests.py` prints the digest of the sources. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = ("orchestrator", "methods", "search_spaces", "sandbox")
-# The folder of the package: in a checkout orchestrator/ lies next to it, and a link leads there
+# The folder of the package `ctvr`. In a checkout it contains links to orchestrator/ and the other folders
 ROOT = Path(__file__).absolute().parents[1]
 ROOT = ROOT / "ctvr" if (ROOT / "ctvr" / "orchestrator").is_dir() else ROOT
-_FRESH_NS = 2 * 10**9  # a file this young may still change without its times changing
-_LINE_LIMIT = 4000  # bytes; appends below a page are not mixed with those of other processes
+_FRESH_NS = 2 * 10**9  # a file this new may still change without a change of its times
+_LINE_LIMIT = 4000  # bytes; appends below a page are atomic between processes
 
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # made once: a stream has a key for each video
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":")
+)  # created once because a stream has a key for each video
 
 Identity = tuple[int, int, int]  # of a file: size in bytes, modification and status-change time in ns
 
 
 def cache_folder() -> Path:
-    """Where this machine keeps what can be made again: $CTVR_CACHE, else $XDG_CACHE_HOME/ctvr, else ~/.cache/ctvr."""
+    """Return this machine's cache folder: $CTVR_CACHE, else $XDG_CACHE_HOME/ctvr, else ~/.cache/ctvr."""
     named = os.environ.get("CTVR_CACHE")
     if named:
         return Path(named)
@@ -40,10 +42,10 @@ def cache_folder() -> Path:
 
 
 def canonical(value: Any) -> str:
-    """The same text for equal values, whatever the order of keys. NaN and infinities are written as Python does.
+    """Encode a value as JSON with sorted keys, so that equal values give equal text. NaN is written as Python does.
 
     Raises:
-        ValueError: for what JSON cannot say (sets, arrays, bytes, objects).
+        ValueError: for values that JSON cannot encode (sets, arrays, bytes, objects).
     """
     try:
         return _ENCODER.encode(value)
@@ -52,7 +54,7 @@ def canonical(value: Any) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 (hex) of a JSON-able value, independent of the order of keys.
+    """Return the SHA-256 (hex) of a JSON-serializable value, independent of the order of keys.
 
     Raises:
         ValueError: as `canonical`.
@@ -61,36 +63,36 @@ def digest_of(value: Any) -> str:
 
 
 def digest_sources(files: Iterable[Path], root: Path = ROOT) -> str:
-    """SHA-256 (hex) of source files: of their paths below `root`, the package `ctvr`, and their contents."""
+    """Return the SHA-256 (hex) of source files: their paths below `root`, the package `ctvr`, and their contents."""
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def list_sources(room: str, root: Path = ROOT) -> list[Path]:
-    """Every Python file below a room such as `methods/layers`."""
-    return sorted((root / room).rglob("*.py"))
+def list_sources(package: str, root: Path = ROOT) -> list[Path]:
+    """Return every Python file below a package such as `methods/layers`."""
+    return sorted((root / package).rglob("*.py"))
 
 
-def list_imported_sources(files: Iterable[Path], room: str, root: Path = ROOT) -> list[Path]:
-    """The files directly in `room` that these are or import, lazily or not, and what those import in turn."""
+def list_imported_sources(files: Iterable[Path], package: str, root: Path = ROOT) -> list[Path]:
+    """Return the files directly in `package` among `files` and their transitive imports, lazy imports included."""
     todo, seen, found = list(files), set[Path](), set[Path]()
     while todo:
         file = todo.pop()
         if file in seen:
             continue
         seen.add(file)
-        if file.parent == root / room:
+        if file.parent == root / package:
             found.add(file)
-        names = _imported(file.read_text(encoding="utf-8"), f"ctvr.{room.replace('/', '.')}")
-        todo += [named for name in names if (named := root / room / f"{name}.py").is_file()]
+        names = _imported(file.read_text(encoding="utf-8"), f"ctvr.{package.replace('/', '.')}")
+        todo += [named for name in names if (named := root / package / f"{name}.py").is_file()]
     return sorted(found)
 
 
 @functools.lru_cache(maxsize=1024)
 def _imported(source: str, package: str) -> tuple[str, ...]:
-    """The modules of `package` that a source imports, by the first name below it."""
+    """Return the modules of `package` that a source imports, by the first name below it."""
     modules = list[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -102,22 +104,22 @@ def _imported(source: str, package: str) -> tuple[str, ...]:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Twelve hexadecimal digits that stand for the sources of this installation: equal on nodes that run the same code.
+    """Return twelve hexadecimal digits of the digest of the installed sources; nodes with the same code have the same.
 
-    Only Python files count, by their paths below `root`, the folder of the package `ctvr`.
+    Covers only Python files, by their paths below `root`, the folder of the package `ctvr`.
     """
     return digest_sources((file for package in SOURCES for file in list_sources(package, root)), root)[:12]
 
 
 def digest_file(path: str | Path, cache: Path | None = None) -> str:
-    """SHA-256 (hex) of a file's bytes; of a folder: of the names and digests of the files directly in it.
+    """Return the SHA-256 (hex) of a file's bytes; for a folder, of the names and digests of the files directly in it.
 
-    A digest is remembered in `cache` (default `cache_folder()`) and reused while path, size, modification and
-    status-change time stay the same. Several processes may share the cache; without a writable one it only works
-    more slowly.
+    The digest is stored in `cache` (default: `cache_folder()`) and reused while path, size, modification and
+    status-change time stay the same. Several processes may share the cache. Without a writable cache every call
+    reads the file.
 
     Raises:
-        FileNotFoundError: if there is nothing at `path`.
+        FileNotFoundError: if `path` does not exist.
     """
     full = os.path.join(os.getcwd(), path) if not os.path.isabs(path) else str(path)
     status = os.stat(full)
@@ -130,7 +132,7 @@ def digest_file(path: str | Path, cache: Path | None = None) -> str:
     while digest is None:
         digest = _hash(Path(full))
         after = identity_of(os.stat(full))
-        if after != before:  # written to while it was read
+        if after != before:  # changed while it was read
             before, digest = after, None
         elif is_settled(before):
             known.add(full, before, digest)
@@ -138,12 +140,12 @@ def digest_file(path: str | Path, cache: Path | None = None) -> str:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """While it stays the same, a file that is settled does."""
+    """Return the size and times that identify the content of a settled file."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def is_settled(identity: Identity) -> bool:
-    """Whether a file is old enough that another change would change its times."""
+    """Return whether a file is old enough that another change would change its times."""
     return time.time_ns() - max(identity[1:]) > _FRESH_NS
 
 
@@ -156,7 +158,7 @@ def _hash(path: Path) -> str:
 
 
 class _FileDigestCache:
-    """Known digests: a file of JSON lines that processes append to; damaged lines are skipped, later ones win."""
+    """A file of JSON lines to which processes append digests; damaged lines are skipped, later lines win."""
 
     _open: dict[Path, _FileDigestCache] = {}
 
@@ -178,23 +180,23 @@ class _FileDigestCache:
     def add(self, path: str, identity: Identity, digest: str) -> None:
         self.known[path] = (identity, digest)
         line = (json.dumps([path, *identity, digest]) + "\n").encode()
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        with contextlib.suppress(OSError):  # a read-only cache only costs time
             self.file.parent.mkdir(parents=True, exist_ok=True)
             if len(line) < _LINE_LIMIT:
                 with self.file.open("ab", buffering=0) as file:
                     file.write(line)
 
     def _catch_up(self) -> None:
-        """Read what other processes appended since the last look."""
+        """Read the lines that other processes appended since the last read."""
         try:
-            if self.file.stat().st_size < self.read_to:  # somebody emptied the cache
+            if self.file.stat().st_size < self.read_to:  # the cache was emptied
                 self.read_to = 0
             with self.file.open("rb") as file:
                 file.seek(self.read_to)
                 data = file.read()
         except OSError:
             return
-        end = data.rfind(b"\n") + 1  # a line still being written waits for the next look
+        end = data.rfind(b"\n") + 1  # an incomplete line is read by the next call
         self.read_to += end
         for line in data[:end].splitlines():
             with contextlib.suppress(ValueError, TypeError):

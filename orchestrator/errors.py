@@ -1,27 +1,27 @@
-"""Every exception of ours that a caller tells apart, each with the exit status that it gives a command.
+"""Exceptions of this project, each with the exit status that it gives a command.
 
     Exception
-    └── CtvrError                            1    one line for the user; the command line prints it without a traceback
-        ├── ConfigError (ValueError)         2    a mistake of the user: a setting, an option, a file
-        │   ├── TrackingUnavailable          2    MLflow's server does not answer
+    └── CtvrError                            1    one line for the user, printed without a traceback
+        ├── ConfigError       (ValueError)   2    a wrong setting, option, file or folder of the user
+        │   ├── TrackingUnavailable          2    MLflow's server does not respond
         │   └── UntrustedCode                2    a file names a class that the user has not named
-        ├── VideoError (ValueError)          1    one video cannot be used
-        ├── IndexDisagrees (ValueError)      1    the decoder shows another frame than the index of a video lists
-        ├── BadRecord (ValueError)           1    a record of the tracking's files that can never be accepted
-        ├── CorruptObject (ValueError)       1    the bytes of an object are not what was stored
-        ├── MissingObject (KeyError)         1    no such object in the store, or it was damaged and has been removed
-        ├── StoreError (RuntimeError)        1    the store cannot do its work: disk full, server away
-        ├── NonFiniteLoss (RuntimeError)     1    the training loss is no number any more
-        ├── CommitConflict (RuntimeError)    1    another process has committed the task, with other numbers
-        ├── OutOfMemory (RuntimeError)       1    a step does not fit the device's memory
-        ├── TrialFailed (RuntimeError)       1    a trial on Ray ended without its result
-        ├── ContractViolation (ValueError)   1    a method does not keep what methods promise
-        ├── RunsFailed (RuntimeError)        1    some runs of a job did not succeed
-        └── Interrupted (RuntimeError)       130  the user stopped a job; it can be resumed
+        ├── VideoError        (ValueError)   1    one video cannot be used
+        ├── IndexDisagrees    (ValueError)   1    the decoder returns another frame than the index of a video lists
+        ├── BadRecord         (ValueError)   1    a tracking record that can never be accepted
+        ├── ContractViolation (ValueError)   1    a method breaks the contract of `Method`
+        ├── CorruptObject     (ValueError)   1    the bytes of an object differ from those stored
+        ├── MissingObject     (KeyError)     1    an object is not in the store, or was damaged and removed
+        ├── StoreError        (RuntimeError) 1    the store failed: disk full, server unreachable
+        ├── NonFiniteLoss     (RuntimeError) 1    the training loss is NaN or infinite
+        ├── CommitConflict    (RuntimeError) 1    another process has committed the task with other numbers
+        ├── OutOfMemory       (RuntimeError) 1    a step does not fit in the device's memory
+        ├── TrialFailed       (RuntimeError) 1    a Ray trial ended without a result
+        ├── RunsFailed        (RuntimeError) 1    some runs of a job failed
+        └── Interrupted       (RuntimeError) 130  the user stopped a job; it can be resumed
 
-The built-in class in brackets is a base too, so code that knows nothing of ours (Ray's retries, `except KeyError`)
-does the right thing. All arguments are in `args`: an exception survives pickling from one process to another.
-What is no CtvrError is a fault of the program and ends in a traceback, but OSError, whose text is for users.
+The built-in class in brackets is also a base, so that foreign code (Ray's retries, `except KeyError`) handles these
+errors correctly. All arguments are in `args`, so that an exception survives pickling between processes. Any other
+exception is a bug and ends in a traceback, except OSError, whose text is for users.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ctvr.orchestrator.redaction import redact
 
 
 class CtvrError(Exception):
-    """Base of the tree. Its text is one line that names what is wrong and what to do; it holds no secret.
+    """Base of all our exceptions. Its text is one line with the problem and the remedy, without secrets.
 
     Attributes:
-        status: exit status of a command that ends with it.
-        is_permanent: the same would happen if the same were tried again, on whatever machine.
+        status: exit status of a command that raises it.
+        is_permanent: a retry would fail in the same way, on any machine.
     """
 
     status: ClassVar[int] = 1
@@ -47,14 +47,14 @@ class CtvrError(Exception):
 
 
 class ConfigError(CtvrError, ValueError):
-    """A mistake in what the user wrote. Its message is one line that names the setting and the remedy."""
+    """A wrong input of the user. Its message is one line that names the setting and the remedy."""
 
     status = 2
     is_permanent = True
 
 
 class TrackingUnavailable(ConfigError):
-    """MLflow's server does not answer: a wrong address, or one that is away for a while."""
+    """MLflow's server does not respond: a wrong address, or a server that is down."""
 
 
 class UntrustedCode(ConfigError):
@@ -72,7 +72,7 @@ class UntrustedCode(ConfigError):
 
 
 class VideoError(CtvrError, ValueError):
-    """One file cannot be used. `path` and `reason` say which and why."""
+    """A video file cannot be used. `path` is the file, `reason` the cause."""
 
     is_permanent = True
 
@@ -85,29 +85,29 @@ class VideoError(CtvrError, ValueError):
 
 
 class IndexDisagrees(CtvrError, ValueError):
-    """The decoder shows another frame than the index of a video lists; the argument is the second at which it does."""
+    """The decoder returns another frame than the index of a video lists; the argument is its time in seconds."""
 
 
 class BadRecord(CtvrError, ValueError):
-    """A record that can never be accepted; its text says why."""
+    """A record that can never be accepted; its text is the reason."""
 
     is_permanent = True
 
 
 class ContractViolation(CtvrError, ValueError):
-    """What a method does against its contract (`ctvr check-method`)."""
+    """A method breaks the contract of `Method` (`ctvr check-method`)."""
 
     is_permanent = True
 
 
 class CorruptObject(CtvrError, ValueError):
-    """The bytes of an object are not what was stored."""
+    """The bytes of an object differ from those stored."""
 
     is_permanent = True
 
 
 class MissingObject(CtvrError, KeyError):
-    """No such object, or it was damaged and has been removed. `kind` and `key` say which."""
+    """An object is not in the store, or was damaged and removed. `kind` and `key` identify it."""
 
     def __init__(self, kind: str, key: str) -> None:
         super().__init__(kind, key)
@@ -118,31 +118,31 @@ class MissingObject(CtvrError, KeyError):
 
 
 class StoreError(CtvrError, RuntimeError):
-    """The store cannot do its work (disk full, server away). It may be able to later."""
+    """The store failed (disk full, server unreachable). A later try may succeed."""
 
 
 class NonFiniteLoss(CtvrError, RuntimeError):
-    """The training loss is no number any more."""
+    """The training loss is NaN or infinite."""
 
     is_permanent = True
 
 
 class CommitConflict(CtvrError, RuntimeError):
-    """Another writer has committed the task, with other numbers: go on from the run's newest commit."""
+    """Another writer has committed the task with other numbers; continue from the run's newest commit."""
 
 
 class OutOfMemory(CtvrError, RuntimeError):
-    """A step does not fit the memory of the device."""
+    """A step does not fit in the memory of the device."""
 
     is_permanent = True
 
 
 class TrialFailed(CtvrError, RuntimeError):
-    """A trial ended without its result.
+    """A trial ended without a result.
 
     Attributes:
         reason: one line.
-        is_permanent: the same would happen again.
+        is_permanent: a retry would fail in the same way.
         traceback_and_log: the worker's traceback and the end of its log; empty if they could not be read.
     """
 
@@ -155,7 +155,7 @@ class TrialFailed(CtvrError, RuntimeError):
 
 
 class RunsFailed(CtvrError, RuntimeError):
-    """Runs were started and did not succeed; those that did are kept."""
+    """Some runs failed; the results of the others are kept."""
 
 
 class Interrupted(CtvrError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Where a command works: folders, servers and resources, none of which a result depends on."""
+"""Execution settings of a command: folders, servers and resources, on which no result depends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Folders, servers and resources: what a result does not depend on."""
+    """Folders, servers and resources, on which no result depends."""
 
     runs: Path = Path("runs")
     store: str = ""
@@ -29,26 +29,26 @@ class ExecutionConfig:
     address: str | None = None  # of a Ray cluster
     nodes: int = 1
     local_cpus: int | None = None
-    ray_storage: str | None = None  # folder or URI of Ray's own state; every node must be able to write it
+    ray_storage: str | None = None  # folder or URI of Ray's own state, writable by every node
     workers: int = 1
     cpus_per_worker: float = 0.9
-    gpus_per_trial: float | None = None  # none: one for each worker if the cluster has GPUs
-    worker_timeout_hours: float = 24.0  # hours that workers of a trial wait for what one does alone
+    gpus_per_trial: float | None = None  # None: one for each worker if the cluster has GPUs
+    worker_timeout_hours: float = 24.0  # hours that the workers of a trial wait for the first one
     max_concurrent: int | None = None
-    max_nodes: int | None = None  # machines that may be asked for
-    reuse_prefixes: bool = True  # take over tasks of other runs where the results cannot differ
+    max_nodes: int | None = None  # upper limit of nodes requested from the autoscaler
+    reuse_prefixes: bool = True  # reuse tasks of other runs if the results cannot differ
 
     def places(self) -> RunPaths:
-        from ctvr.orchestrator.learning.run import RunPaths  # torch, which a command that is refused does not need
+        from ctvr.orchestrator.learning.run import RunPaths  # imports torch, which a refused command does not need
 
         videos = self.videos.resolve() if self.videos else None
         return RunPaths(self.runs.resolve(), absolute(self.store), videos)
 
     def tracker(self, stream: str | None = None) -> Tracker:
-        """The tracker, its database made ready; of a stream, runs that a process which has ended left open are closed.
+        """Open the tracker and create its database. With `stream`, close the stream's runs left open by dead processes.
 
         Raises:
-            ConfigError: if the server does not answer, or the database cannot be written.
+            ConfigError: if the server does not respond, or the database cannot be written.
         """
         self.check()
         uri = default_uri(self.runs)
@@ -59,16 +59,16 @@ class ExecutionConfig:
         return tracker
 
     def existing_tracker(self) -> Tracker:
-        """The tracker of records that are there, for who only reads; nothing is made where there are none.
+        """Open the tracker of existing records. Never creates a database.
 
         Raises:
-            ConfigError: if the runs folder holds no records, or the server does not answer.
+            ConfigError: if the runs folder has no records, or the server does not respond.
         """
         require_records(self.runs)
         return self.tracker()
 
     def existing_store(self) -> Store:
-        """The object store that is there, for who only looks at it.
+        """Open the existing object store. Never creates one.
 
         Raises:
             ConfigError: as `require_store`.
@@ -77,22 +77,20 @@ class ExecutionConfig:
         return self.places().open_store()
 
     def require_store(self) -> None:
-        """Refuse a store that is not there, for commands that only look at it: a misspelt folder is not made.
+        """Refuse a store folder that does not exist, so that a read-only command does not create a misspelt one.
 
         Raises:
             ConfigError: if the folder does not exist.
         """
         place = absolute(self.store) or str(self.runs.resolve() / "store")
         if "://" not in place and not Path(place).is_dir():
-            raise ConfigError(
-                f"--store {self.store or place}: there is no such folder. Name the store of earlier runs."
-            )
+            raise ConfigError(f"--store {self.store or place}: does not exist. Give the store of earlier runs.")
 
     def folder(self, name: str) -> Path:
         return self.runs.resolve() / "sweeps" / name
 
     def check(self) -> None:
-        """Refuse numbers out of range and places that cannot be used, before anything starts.
+        """Refuse numbers out of range and unusable folders or servers, before anything starts.
 
         Raises:
             ConfigError: one line that names the option.
@@ -103,14 +101,14 @@ class ExecutionConfig:
                 raise ConfigError(f"--{option.replace('_', '-')}: must be >= 1, got {value}.")
         if self.max_nodes is not None and self.max_nodes < self.nodes:
             raise ConfigError(
-                f"--max-nodes: {self.max_nodes} machines may be asked for, but --nodes waits for {self.nodes}. Raise "
-                "the first or lower the second."
+                f"--max-nodes: must be >= --nodes, got {self.max_nodes} and {self.nodes}. Raise --max-nodes or lower "
+                "--nodes."
             )
         if self.cpus_per_worker <= 0:
             raise ConfigError(f"--cpus-per-worker: must be > 0, got {self.cpus_per_worker:g}.")
         if not 0 < self.worker_timeout_hours <= 1e4:
             raise ConfigError(
-                f"--worker-timeout-hours: hours above 0 and at most 10000, got {self.worker_timeout_hours:g}. Write 24."
+                f"--worker-timeout-hours: must be > 0 and <= 10000, got {self.worker_timeout_hours:g}. Write 24."
             )
         gpus = self.gpus_per_trial or 0.0
         if gpus < 0:
@@ -118,15 +116,15 @@ class ExecutionConfig:
         share = gpus / self.workers
         if share > 1 and share != int(share):
             raise ConfigError(
-                f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; more than one must be "
-                "a whole number."
+                f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; a share > 1 must be "
+                "a whole number. Change --gpus-per-trial or --workers."
             )
         if self.ray_storage and redact(self.ray_storage, {}) != self.ray_storage:
             raise ConfigError(
-                "--storage: holds a password. Leave it out; keys belong in AWS_* variables of every node."
+                "--storage: contains a password. Remove it, and set AWS_* variables on every node instead."
             )
         if self.videos is not None and not self.videos.is_dir():
-            raise ConfigError(f"--videos: {self.videos} is no folder. Give the folder of the stream's videos.")
+            raise ConfigError(f"--videos: {self.videos} is not a folder. Give the folder of the stream's videos.")
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.runs):
@@ -138,17 +136,17 @@ class ExecutionConfig:
         if self.store:
             from ctvr.orchestrator.store.store import Store
 
-            Store.open(absolute(self.store))  # before videos are rendered for it
+            Store.open(absolute(self.store))  # refuse it before videos are rendered
         check(default_uri(self.runs))
 
 
 def absolute(place: str) -> str:
-    """A folder as every process finds it; URIs as they are."""
+    """Return the absolute path of a folder; a URI is returned unchanged."""
     return place if not place or "://" in place else str(Path(place).resolve())
 
 
 def find_manifest(text: str) -> str:
-    """A stream as every process finds it: a manifest's path becomes absolute."""
+    """Return a stream's name, with the path of a manifest made absolute for other processes."""
     written, order = split_order(text)
     if not Path(written).is_file():
         return text

@@ -1,4 +1,4 @@
-"""A new folder for what a command writes, made before anything costs time."""
+"""Output folder of a command, created before the slow work."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from ctvr.orchestrator.errors import ConfigError
 
 
 def require_empty(folder: Path) -> None:
-    """Refuse a folder that holds something, or is a file.
+    """Refuse a folder that is not empty, or is a file.
 
     Raises:
-        ConfigError: with what to name instead.
+        ConfigError: if it is.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: is there and not empty. Name another folder.")
+        raise ConfigError(f"{folder}: already exists and is not empty. Give another folder.")
 
 
 def create_output_dir(folder: Path) -> None:
-    """Make it, where it may be made.
+    """Create an output folder.
 
     Raises:
-        ConfigError: as `check_new`, and where nothing can be written.
+        ConfigError: as `require_empty`, and if the folder cannot be created.
     """
     require_empty(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made ({error.strerror}). Name another folder.") from error
+        raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Give another folder.") from error

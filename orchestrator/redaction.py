@@ -1,8 +1,8 @@
-"""Secrets are kept out of what is said, logged and recorded: `redact` is applied to every text that leaves.
+"""Redaction of secrets in everything that is printed, logged or recorded.
 
-What is taken for a secret: values of variables of the environment whose names say so; user and password of an
-address; values of parameters, settings and headers that are called like a secret; tokens that their form gives away
-(AWS, Hugging Face, GitHub, JSON web tokens, private keys).
+Secrets are: values of environment variables with telling names; user and password of an address; values of
+parameters, settings and headers with telling names; tokens of a known form (AWS, Hugging Face, GitHub, JSON web
+tokens, private keys).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SECRET_NAME = re.compile(
     r"(?:^|_)(?:PASS|SAS|COOKIE)$|_PWD$",
     re.IGNORECASE,
 )
-_POINTER_NAME = re.compile(r"_(?:PATH|FILE|DIR|URI|URL|MODE)$", re.IGNORECASE)  # says where, not what
-_IN_ADDRESS = re.compile(  # one slash: what pathlib makes of an address; a password may hold @, and / after the colon
+_POINTER_NAME = re.compile(r"_(?:PATH|FILE|DIR|URI|URL|MODE)$", re.IGNORECASE)  # names the place of a secret
+_IN_ADDRESS = re.compile(  # pathlib leaves one slash of an address; a password may contain @, and / after the colon
     r"(:/{1,2})(?:[^\s/\"'<>]{1,512}|[^\s/\"'<>:@]{0,256}:(?!\d{1,5}/)[^\s\"'<>@]{1,256})@"
 )
 _KEY = (
     r"(?:[\w.-]{0,64}[_.-])?(?:token|secret|passwd|password|passphrase|pwd|api[_-]?key|access[_-]?key(?:[_-]?id)?|"
     r"secret[_-]?key|private[_-]?key|account[_-]?key|accesskeyid|accessid|credentials?|signature|authorization|jwt)"
 )
-_PLAIN = r"(?:\d{1,6}|true|false|none|null|\*\*\*)"  # a value that is no secret
+_PLAIN = r"(?:\d{1,6}|true|false|none|null|\*\*\*)"  # a value that is not a secret
 _NAMED = (
     re.compile(rf"([?&;](?:{_KEY}|sig|auth|key|pass)=)[^\s&;#\"'<>)\]]+", re.IGNORECASE),  # in an address
     re.compile(rf"(?<![\w.-])((?:--)?{_KEY}(?:=|(?<==)|\s=\s)[\"']?)(?!{_PLAIN}\b)[^\s\"'<>,;&}})\]]+", re.IGNORECASE),
@@ -73,7 +73,7 @@ _FORMS = re.compile(
 
 
 def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables whose values are secrets: by their name, and long enough not to turn up by chance."""
+    """Return the variables with a telling name whose value is long enough not to occur by chance."""
     return {
         name: value
         for name, value in environment.items()
@@ -82,12 +82,12 @@ def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return a text with `***` for every secret in it."""
+    """Replace every secret in a text by `***`."""
     for value in _wanted(tuple((os.environ if environment is None else environment).items())):
         text = text.replace(value, HIDDEN)
     if "@" in text:
         text = _IN_ADDRESS.sub(rf"\1{HIDDEN}@", text)
-    if any(hint in text.lower() for hint in _HINTS):  # most texts hold none, and some have millions of characters
+    if any(hint in text.lower() for hint in _HINTS):  # most texts contain none, and some have millions of characters
         text = "".join(map(_redact_line, text.splitlines(keepends=True)))
     return _FORMS.sub(HIDDEN, text) if any(hint in text for hint in _FORM_HINTS) else text
 
@@ -101,7 +101,7 @@ def _redact_line(line: str) -> str:
 
 
 def redact_data(value: Any, name: str = "") -> Any:
-    """Return plain data (what JSON can hold) with its texts redacted; `name` is the key under which it stands."""
+    """Redact the texts of JSON-serializable data; `name` is the key of the value."""
     if isinstance(value, dict):
         return {key: redact_data(each, str(key)) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -114,7 +114,7 @@ def redact_data(value: Any, name: str = "") -> Any:
 
 
 def redact_error(error: BaseException) -> None:
-    """Redact the texts of an exception, and of those that it was raised from: it goes to another process or a log."""
+    """Redact the texts of an exception and its causes before it is sent to another process or a log."""
     for each in _chain(error):
         each.args = tuple(redact(arg) if isinstance(arg, str) else arg for arg in each.args)
         if isinstance(each, OSError) and isinstance(each.filename, str):
@@ -125,7 +125,7 @@ def redact_error(error: BaseException) -> None:
 
 
 def hide_secrets() -> None:
-    """From now on no log line and no traceback of this process, of whatever library, holds what `redact` removes."""
+    """Redact all log records and uncaught tracebacks of this process, including those of libraries."""
     make = logging.getLogRecordFactory()
     if getattr(make, "hides_secrets", False):
         return
@@ -150,16 +150,16 @@ def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
     """Redact a record: its message, the traceback of its exception, its stack."""
     try:
         said = record.getMessage()
-    except (TypeError, ValueError, KeyError):  # arguments that do not fit: logging would print them as they are
+    except (TypeError, ValueError, KeyError):  # bad arguments, which logging would print unredacted
         said = f"{record.msg} {record.args!r}"
         record.msg, record.args = said, ()
     shown = redact(said)
     if shown != said:
         record.msg, record.args = shown, ()
     if record.exc_info and record.exc_info[1] is not None:
-        told = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-        hidden = redact(told)
-        if hidden != told:  # a handler shows `exc_text` where there is no `exc_info`
+        text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        hidden = redact(text)
+        if hidden != text:  # a handler prints `exc_text` if `exc_info` is None
             record.exc_text, record.exc_info = hidden, None
     if record.stack_info:
         record.stack_info = redact(record.stack_info)
@@ -167,7 +167,7 @@ def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
 
 
 def _print_redacted(kind: Any, error: BaseException | None, trace: Any) -> None:
-    """Print an exception that nobody caught as Python does, without secrets."""
+    """Print an uncaught exception as Python does, redacted."""
     if kind is not SystemExit and sys.stderr is not None:
         sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
 
@@ -185,7 +185,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @lru_cache(maxsize=4)
 def _wanted(environment: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return the texts to look for, longest first: secret values as they are, in JSON, in an address, line by line."""
+    """Return the texts to search for, longest first: secret values verbatim, in JSON, in a URL, and line by line."""
     found: set[str] = set()
     values = [value.strip() for value in secret_values(dict(environment)).values()]
     values += [password for _, value in environment if "@" in value and (password := _password(value))]
@@ -196,7 +196,7 @@ def _wanted(environment: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def _password(address: str) -> str:
-    """Return the password of an address in a variable, if it is long enough to be looked for."""
+    """Return the password of an address in a variable, if it is long enough to search for."""
     try:
         password = unquote(urlsplit(address).password or "")
     except ValueError:
@@ -205,7 +205,7 @@ def _password(address: str) -> str:
 
 
 def _points(name: str, value: str) -> bool:
-    """Whether a variable says where a secret is: GOOGLE_APPLICATION_CREDENTIALS names a file."""
+    """Return whether a variable names the place of a secret: GOOGLE_APPLICATION_CREDENTIALS is a file path."""
     return bool(_POINTER_NAME.search(name)) or ("CREDENTIAL" in name.upper() and value.startswith(("/", "~")))
 
 

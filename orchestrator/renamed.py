@@ -1,6 +1,6 @@
 """Old names of settings, values, options, commands and hooks, which are read until release 0.4.
 
-Whatever comes from outside passes here once: words of a command, files, plug-ins, and records of former runs.
+Arguments, files, plug-ins and records of earlier runs are translated here before they are used.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _told: set[tuple[str, str]] = set()
 
 
 def setting_name(name: str, quiet: bool = False) -> str:
-    """Return the present name of a setting, with a notice if `name` is an old one."""
+    """Return the current name of a setting, with a notice if `name` is an old one."""
     new = SETTINGS.get(name, name)
     if new == name and name.startswith("base."):
         new = "base." + SETTINGS.get(f"method.{name[5:]}", f"method.{name[5:]}").removeprefix("method.")
@@ -95,7 +95,7 @@ def setting_name(name: str, quiet: bool = False) -> str:
 
 
 def setting_value(name: str, value: Any, quiet: bool = False) -> Any:
-    """Return the present value of the setting that is now called `name`; a list or `a,b` is read value by value."""
+    """Return the current value of the setting that is now called `name`; a list or `a,b` is read value by value."""
     if not VALUES:
         return value
     if isinstance(value, (list, tuple)):
@@ -110,34 +110,34 @@ def setting_value(name: str, value: Any, quiet: bool = False) -> Any:
 
 
 def settings(given: Mapping[str, Any], quiet: bool = False) -> dict[str, Any]:
-    """Return settings under their present names, in the order given.
+    """Return settings under their current names, in the order given.
 
     Args:
-        given: flat dotted settings, such as the user or a file has them.
-        quiet: of a stored record, which the reader cannot edit: without notices.
+        given: flat dotted settings of the user or a file.
+        quiet: print no notices; for a stored record, which the user cannot edit.
 
     Raises:
-        ConfigError: if a setting is given under both names with two values.
+        ConfigError: if a setting has different values under its old and its new name.
     """
     found: dict[str, Any] = {}
     for old, value in given.items():
         name = setting_name(old, quiet)
         value = setting_value(name, value, quiet)
         if name in found and found[name] != value:
-            raise ConfigError(f"{name}: given twice, as {found[name]!r} and {value!r}, once as its old name. Keep one.")
+            raise ConfigError(f"{name}: given twice, as {found[name]!r} and {value!r}, once by its old name. Keep one.")
         found[name] = value
     return found
 
 
 def tags(kept: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of a stored run under their present names."""
+    """Return the tags of a stored run under their current names."""
     return {TAGS.get(name, name): value for name, value in kept.items()}
 
 
 def record(kept: Any) -> Any:
-    """Return a stored record with present names of settings in all its mappings, without notices.
+    """Return a stored record with current names of settings in all its mappings, without notices.
 
-    The settings of a search lie there as `search: {wave: 8}`.
+    The settings of a search are stored as `search: {wave: 8}`.
     """
     if isinstance(kept, list):
         return [record(each) for each in kept]
@@ -151,7 +151,7 @@ def record(kept: Any) -> Any:
 
 
 def search_space(module: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of a plug-in's search space, and the settings that its mappings have, as they are called now."""
+    """Return a plug-in's search space with current names of its variables and of the settings in its mappings."""
     found: dict[str, Any] = {}
     for name, value in module.items():
         new = HOOKS.get(name, name)
@@ -162,7 +162,7 @@ def search_space(module: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def setting_word(word: str) -> str:
-    """Return `name=v1,v2` of an option such as --space under the present name."""
+    """Return `name=v1,v2` of an option such as --space under the current name."""
     name, equals, value = word.partition("=")
     if not equals:
         return word
@@ -171,7 +171,7 @@ def setting_word(word: str) -> str:
 
 
 def arguments(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with the present names of the command and of its options."""
+    """Return a command line with current names of the command and its options."""
     words = list(words)
     at = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
     if at is None:
@@ -187,7 +187,7 @@ def arguments(words: Sequence[str]) -> list[str]:
 
 
 def _option(command: str, pair: list[str]) -> list[str]:
-    """Return an option and the word after it with present names: `--old`, `--old=x`, `--name=old` or `--name old`."""
+    """Return an option and the argument after it with current names: `--old`, `--old=x`, `--name=old`, `--name old`."""
     option, equals, value = pair[0].partition("=")
     if not option.startswith("--"):
         return pair
@@ -208,9 +208,9 @@ def _of(command: str, option: str) -> str:
 
 
 def check_hooks(cls: type) -> None:
-    """Refuse a method of somebody else that defines a member under its old name, which nobody would call.
+    """Refuse a plug-in method that defines a member under its old name, which would never be called.
 
-    A class that defines the new name as well works with both releases.
+    A class that also defines the new name works with both releases.
 
     Raises:
         ConfigError: naming the class, the old and the new name.
@@ -225,7 +225,7 @@ def check_hooks(cls: type) -> None:
 
 
 def _tell(old: str, new: str, quiet: bool = False) -> None:
-    """Say once in a process that an old name was read."""
+    """Print a notice, once per process, that an old name was read."""
     if old != new and not quiet and (old, new) not in _told:
         _told.add((old, new))
         say(f"`{old}` is now `{new}`; the old name is read until {UNTIL}.")

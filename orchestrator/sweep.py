@@ -1,8 +1,8 @@
-"""The entry of `ray submit cluster/a100.yaml orchestrator/sweep.py` and of `python orchestrator/sweep.py`.
+"""Script for `ray submit cluster/a100.yaml orchestrator/sweep.py` and `python orchestrator/sweep.py`.
 
-Ray copies this one file to the head node and runs it there, so it imports the installed package by
-absolute names. Arguments are those of `ctvr sweep`; without any, the main job runs on the embedded stream.
-There the sweep gets a session of its own, so that it goes on where the connection is lost: see
+Ray copies only this file to the head node and runs it there, so it imports the installed package by
+absolute names. It takes the arguments of `ctvr sweep`; without any, it searches FrameFusionMoE on the
+embedded stream. On the head node the sweep runs in its own session and survives a lost connection: see
 orchestrator/cli/detached.py.
 """
 
@@ -15,8 +15,8 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 
 
 def main() -> int:
-    """Hand over to the command line; a source checkout works as well as an installation."""
-    # Run as a script, this file's folder comes first on the path: the home, or modules of ours that would hide others
+    """Run `ctvr sweep` from a source checkout or an installation."""
+    # A script's folder comes first on the path: here the home folder, or modules of ours that would shadow others
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != HERE]
     root = os.path.dirname(HERE)
     if os.path.isfile(os.path.join(root, "ctvr", "orchestrator", "cli", "main.py")) and root not in sys.path:
@@ -25,7 +25,7 @@ def main() -> int:
         from ctvr.__main__ import main as ctvr
         from ctvr.orchestrator.cli.detached import submit
     except ModuleNotFoundError as error:
-        if error.name == "ctvr.__main__":  # a file ctvr.py of the user has no modules
+        if error.name == "ctvr.__main__":  # a user's file ctvr.py shadows the package
             sys.stderr.write(f"sweep.py: {sys.modules['ctvr'].__file__} hides the package ctvr. Rename that file.\n")
             return 2
         sys.stderr.write(
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _is_submitted() -> bool:
-    """Whether this copy stands where `ray submit` puts it: its connection may be lost, and the sweep must not be."""
+    """Return whether `ray submit` copied this file to the home folder; the sweep must survive the connection."""
     return os.path.realpath(os.path.expanduser("~")) == HERE
 
 

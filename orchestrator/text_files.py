@@ -1,6 +1,6 @@
-"""Small files of text that users hand over: opened only if regular and small, decoded, and cut into lines.
+"""Readers of users' text files, which must be regular and of bounded size.
 
-A FIFO or a device does not block and does not fill the memory. UTF-8 is read with and without a mark, UTF-16 with one.
+A FIFO or device neither blocks nor fills the memory. UTF-8 is read with and without a byte order mark, UTF-16 with one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import BinaryIO
 from ctvr.orchestrator.errors import ConfigError
 
 MIB = 1 << 20
-MOST = 1024 * MIB  # a manifest of a million videos has some 300 MB
+MOST = 1024 * MIB  # a manifest of a million videos has about 300 MB
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-_BREAK = re.compile(r"\r\n|\n|\r")  # `str.splitlines` also cuts at U+2028, U+0085, VT and FF, which captions hold
+_BREAK = re.compile(r"\r\n|\n|\r")  # `str.splitlines` also splits at U+2028, U+0085, VT and FF, which occur in captions
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -27,7 +27,7 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         ConfigError: if the file is absent, may not be read, or is a folder, FIFO, socket or device.
     """
-    try:  # a FIFO without a writer would block for as long as nobody writes
+    try:  # opening a FIFO without a writer would block
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL byte in the name
         raise ConfigError(f"{str(path)!r}: cannot be read ({error}). Give the path of a file.") from error
@@ -64,10 +64,10 @@ def _kind(mode: int) -> str:
 
 
 def read_text(path: Path, most: int = MOST) -> str:
-    """Read a file of text as `read_bytes`, decoded and without a mark; line breaks stay as they are.
+    """Read a text file as `read_bytes`, decoded and without a byte order mark; line breaks are not translated.
 
     Raises:
-        ConfigError: as `read_bytes`, or for another encoding; the message names the line and the command that converts.
+        ConfigError: as `read_bytes`, or for another encoding, with the line and the command that converts the file.
     """
     content = read_bytes(path, most)
     encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
@@ -78,7 +78,7 @@ def read_text(path: Path, most: int = MOST) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         if encoding == "utf-16" or b"\0" in content:
-            raise ConfigError(f"{path}: line {line}: is not UTF-8 text. Give a file of text.") from error
+            raise ConfigError(f"{path}: line {line}: is not UTF-8 text. Give a text file.") from error
         where = f"{path}: line {line}: byte 0x{content[error.start]:02x}"
         raise ConfigError(f"{where} is not UTF-8 text. {_convert('latin1', path)}") from error
 
@@ -88,6 +88,6 @@ def _convert(encoding: str, path: Path) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Cut a text at LF, CR LF and CR alone; the last line may end without one."""
+    """Split a text at LF, CR LF and CR; the last line may lack a line break."""
     lines = _BREAK.split(text)
     return lines[:-1] if not lines[-1] else lines

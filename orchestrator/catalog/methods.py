@@ -1,4 +1,4 @@
-"""The list that `ctvr methods` prints. It reads the sources and loads neither them nor torch: it answers at once."""
+"""List of methods for `ctvr methods`, read from the sources without importing them or torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ctvr.orchestrator.tables.verified import equals, of_method
 
 
 def methods_text() -> str:
-    """One line for each method: its name, the first sentence of its file, and what it was checked against."""
+    """Return each method's name, the first sentence of its file, and the code that it was verified against."""
     width = max(map(len, [*EVERY_METHOD, *CONFIGURATIONS]))
     lines = []
     for name in EVERY_METHOD:
@@ -20,24 +20,22 @@ def methods_text() -> str:
         found = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
         lines.append(f"{'':<{width}}    checked against: {found}")
     lines += [f"{name:<{width}}  {method} with preset {own}" for name, (method, own) in CONFIGURATIONS.items()]
-    lines += [f"{name}  {place}, of another package" for name, place in plugins().items()]
-    lines.append(
-        "No published number was reproduced here: neither the pre-trained weights nor the data sets were at hand."
-    )
-    return "\n".join([*lines, "", "Settings of one: ctvr methods NAME"])
+    lines += [f"{name}  {place}, from another package" for name, place in plugins().items()]
+    lines.append("No published number has been reproduced here: pre-trained weights and data sets were not available.")
+    return "\n".join([*lines, "", "Settings of a method: ctvr methods NAME"])
 
 
 def _first_sentence(module: str) -> str:
-    """The first paragraph of a module's docstring, in one line."""
+    """Return the first paragraph of a module's docstring in one line."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
-        return "(its source is not here)"
+        return "(source not available)"
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
     return text.split("\n\n")[0].replace("\n", " ")
 
 
 def all_names() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Names of methods, of streams, and of presets: those of any method and of whole tables. It loads all methods."""
+    """Return the names of methods, streams and presets, including tables. Imports all methods."""
     from ctvr.orchestrator.learning.resolve import presets_of
     from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED
     from ctvr.orchestrator.tables.presets import preset_names

@@ -1,4 +1,4 @@
-"""`ctvr new method`: the files of a method in a package of one's own, which runs and conforms as it is written."""
+"""Template of a new method in its own package, which runs and passes the contract checks (`ctvr new method`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import create_output_dir
 
 MODULE = '''\
-"""CLASS: frozen CLIP whose captions learn one shift of the embedding. Replace this by your method, and this line, too.
+"""CLASS: frozen CLIP with a learned shift of the caption embedding. Replace this method and this line by yours.
 
 q = unit(CLIP(caption) + s),   s (d,) zero at first: the untrained method is zero-shot CLIP
 loss = contrastive + weight * mean(s^2)
 
-`methods/base.py` of ctvr is the whole contract; `ctvr check-method NAME:CLASS` looks whether it is kept.
+`methods/base.py` of ctvr defines the contract; `ctvr check-method NAME:CLASS` checks it.
 Shapes: B pairs, T frames, L text length, d joint embedding.
 """
 
@@ -37,10 +37,10 @@ from ctvr.methods.layers.pooling import mean_pool
 
 @dataclass(frozen=True, kw_only=True)
 class CLASSConfig:
-    """Every field is a setting: method.lr=0.1. Its remark is what `ctvr methods` prints."""
+    """Settings, given as method.lr=0.1. `ctvr methods` prints the comments."""
 
-    lr: float = 1e-2  # of the shift
-    weight: float = 0.1  # of the penalty that keeps the shift small
+    lr: float = 1e-2  # learning rate of the shift
+    weight: float = 0.1  # weight of the penalty on the shift
 
     def __post_init__(self) -> None:
         if not (0 <= self.lr < math.inf and 0 <= self.weight < math.inf):
@@ -48,7 +48,7 @@ class CLASSConfig:
 
 
 class CLASS(Method):
-    """Frozen CLIP and d trained numbers."""
+    """Frozen CLIP with d trained parameters."""
 
     Config = CLASSConfig
     PRESETS = {"free": {"method.weight": 0.0}}  # `--preset free`
@@ -56,7 +56,7 @@ class CLASS(Method):
     def __init__(self, config: CLASSConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.shift = nn.Parameter(torch.zeros(backbone.embed_dim))  # what must survive is a parameter or a buffer
+        self.shift = nn.Parameter(torch.zeros(backbone.embed_dim))  # state must be a parameter or a buffer
 
     def param_groups(self) -> list[ParamGroup]:
         return [{"name": "shift", "params": [self.shift], "lr": self.config.lr}]
@@ -77,7 +77,7 @@ class CLASS(Method):
 '''
 
 SPACE = '''\
-"""What `ctvr sweep --method NAME` searches."""
+"""Search space of `ctvr sweep --method NAME`."""
 
 from ray import tune
 
@@ -85,12 +85,12 @@ SPACE = {
     "method.lr": tune.loguniform(1e-3, 1e-1),
     "method.weight": tune.choice([0.0, 0.1, 1.0]),
 }
-PAPER = {"method.lr": 1e-2, "method.weight": 0.1}  # to begin with
+PAPER = {"method.lr": 1e-2, "method.weight": 0.1}  # tried first
 METRIC, MODE = "stream/t2v/r1_gain", "max"
 '''
 
 TEST = '''\
-"""What NAME promises to the loop, and what is true of it alone."""
+"""Contract checks of NAME, and its own invariants."""
 
 import torch
 
@@ -132,22 +132,22 @@ py-modules = ["NAME", "NAME_space"]
 
 
 def new_method(name: str, into: Path = Path()) -> str:
-    """Write the package of a method called `name` into the new folder `into/name`; returns what to type next.
+    """Write the package of a method called `name` to the new folder `into/name`; return the next commands.
 
     Raises:
-        ConfigError: for a name that Python or ctvr cannot use, or a folder that is there already.
+        ConfigError: for a name that Python or ctvr cannot use, or a folder that already exists.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
-        raise ConfigError(f"new method {name!r}: is no module. Write small letters, digits and _, as my_idea.")
+        raise ConfigError(
+            f"new method {name!r}: is not a module name. Use lower-case letters, digits and _, e.g. my_idea."
+        )
     if name in EVERY_METHOD or name in CONFIGURATIONS or name in plugins() or name == "ctvr":
-        raise ConfigError(f"new method {name!r}: there is one of that name. Choose another.")
+        raise ConfigError(f"new method {name!r}: a method of this name already exists. Choose another name.")
     folder = into / name
     if folder.exists():
-        raise ConfigError(f"new method: {folder} is there already. Choose another name or --into FOLDER.")
+        raise ConfigError(f"new method: {folder} already exists. Choose another name or --into FOLDER.")
     if name in sys.stdlib_module_names or ((found := find_spec(name)) and found.origin):
-        raise ConfigError(
-            f"new method {name!r}: a module of that name is installed, and would be hidden. Choose another."
-        )
+        raise ConfigError(f"new method {name!r}: would shadow an installed module of this name. Choose another name.")
     create_output_dir(folder)
     cls = "".join(part.capitalize() for part in name.split("_")) or "Method"
     files = {"pyproject.toml": PROJECT, f"{name}.py": MODULE, f"{name}_space.py": SPACE, f"test_{name}.py": TEST}

@@ -1,6 +1,6 @@
-"""`ctvr schema`: every setting as a JSON schema, so that an editor completes and checks a `--config` file.
+"""JSON schema of all settings, by which an editor completes and checks a `--config` file (`ctvr schema`).
 
-Read from the dataclasses themselves: types, defaults, and what is said of each field.
+Types, defaults and descriptions are read from the dataclasses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_text(method: str = "") -> str:
-    """The schema as JSON text: of all settings, or of those of one method alone, whose others are then refused.
+    """Return the schema as JSON text, of all settings or of one method's, which then refuses others.
 
     Raises:
         ConfigError: for an unknown method.
@@ -30,10 +30,10 @@ def schema_text(method: str = "") -> str:
 
 
 def schema(method: str = "") -> dict[str, Any]:
-    """As `schema_text`, as plain data."""
+    """Return the schema as plain data (see `schema_text`)."""
     names = [method] if method else [*EVERY_METHOD, *CONFIGURATIONS, *plugins()]
     properties: dict[str, Any] = dict(_fields(RunConfig, ""))
-    properties["preset"] = {"type": "string", "description": "a recipe and changes on top of it, by comma"}
+    properties["preset"] = {"type": "string", "description": "a recipe and changes on top of it, comma-separated"}
     for group, config in GROUPS.items():
         properties |= _fields(config, f"{group}.")
         properties[group] = _mapping(config)
@@ -69,7 +69,7 @@ _OTHERS = {"not": {"pattern": r"^method\."}}
 def _of_method(name: str) -> dict[str, Any]:
     found = dict(_fields(get_method(name).Config, "method."))
     presets = ", ".join(presets_of(name))
-    return {**found, "preset": {"type": "string", "description": f"by comma: {presets}"}}
+    return {**found, "preset": {"type": "string", "description": f"comma-separated: {presets}"}}
 
 
 def _mapping(config: type) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _mapping(config: type) -> dict[str, Any]:
 
 
 def _fields(config: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Dotted name -> schema of each field of a dataclass of settings."""
+    """Yield dotted name and schema of each field of a dataclass of settings."""
     hints, meanings = typing.get_type_hints(config), field_docs(config)
     for each in dataclasses.fields(config):
         kind = schema_of(hints[each.name])

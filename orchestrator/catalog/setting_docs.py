@@ -1,4 +1,4 @@
-"""What a setting means: the remark beside its field in the source, that above it, or the words of this file."""
+"""Descriptions of settings: the comment next to or above the field in the source, or the text in this file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import textwrap
 
-# For fields whose source leaves it to the name. The owner stands before the dot where the name alone is ambiguous
+# Fields without a comment in the source. The class precedes the dot if the name is ambiguous
 WORDS = {
     "RunConfig.method": "a name of `ctvr methods`, or `module:Class`",
     "RunConfig.stream": "a name of `ctvr streams`, or a manifest file",
@@ -17,7 +17,7 @@ WORDS = {
     "OptimConfig.weight_decay": "of the tensors that `optim.decay_parameters` names, times the rate",
     "OptimConfig.betas": "of the moments of AdamW",
     "OptimConfig.eps": "of AdamW's denominator",
-    "OptimConfig.schedule": "of the rates, behind the warm-up: docs/recipes.md",
+    "OptimConfig.schedule": "of the rates, after the warm-up: docs/recipes.md",
     "OptimConfig.warmup_tasks": "which tasks warm up",
     "SearchConfig.trials": "settings that are tried",
     "SearchConfig.metric": "what trials are compared by; a method's search space may name another",
@@ -45,7 +45,7 @@ WORDS = {
     "CAMoEConfig.num_frames": "se and attention have weights for so many; videos may have fewer",
     "merge_to": "as prune_to, for what is merged",
     "AdapterConfig.bottleneck": "width of an adapter",
-    "AdapterConfig.placement": "where it stands in a block",
+    "AdapterConfig.placement": "position in a block",
     "MoEAdapterConfig.bottleneck": "width of an expert",
     "XPoolConfig.dropout": "in X-Pool's pooling",
     "proxy_init": "what the video proxies start from",
@@ -64,7 +64,7 @@ WORDS = {
 
 
 def field_docs(config: type) -> dict[str, str]:
-    """Field -> what it means, for every field of a dataclass of settings of which something is said."""
+    """Return field -> description for the described fields of a dataclass of settings."""
     found: dict[str, str] = {}
     for cls in reversed(config.__mro__):
         if dataclasses.is_dataclass(cls):
@@ -78,7 +78,7 @@ def field_docs(config: type) -> dict[str, str]:
 
 
 def _field_comments(cls: type) -> dict[str, str]:
-    """The remark on the lines of each field, or the lines of remarks right above a field that has none."""
+    """Return the comments on the lines of each field, else those directly above it."""
     source = textwrap.dedent(inspect.getsource(cls))
     lines, found = source.splitlines(), {}
     (node,) = ast.parse(source).body
@@ -86,11 +86,11 @@ def _field_comments(cls: type) -> dict[str, str]:
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
-        beside = [line.partition("  # ")[2] for line in lines[first:last] if "  # " in line]
+        inline = [line.partition("  # ")[2] for line in lines[first:last] if "  # " in line]
         above: list[str] = []
         while first > 0 and lines[first - 1].strip().startswith("# "):
             first -= 1
             above.insert(0, lines[first].strip()[2:])
-        if beside or above:
-            found[statement.target.id] = " ".join(beside or above)
+        if inline or above:
+            found[statement.target.id] = " ".join(inline or above)
     return found

@@ -1,7 +1,7 @@
-"""`ctvr completion`: words for the Tab key of bash, zsh and fish, read from the parsers of the commands themselves.
+"""Command `ctvr completion`: completion scripts for bash, zsh and fish, generated from the argument parsers.
 
-The script is made once and asks nobody afterwards; streams of the present folder's `runs/streams` are looked up by
-the shell. zsh reads the script of bash by its own `bashcompinit`.
+The script does not call ctvr. The shell itself lists the streams in the current folder's `runs/streams`. zsh reads
+the script of bash through `bashcompinit`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 SHELLS = ("bash", "zsh", "fish")
 INSTALL = {
-    "bash": 'eval "$(ctvr completion bash)"   # in ~/.bashrc; or write it into a file there and source that',
-    "zsh": 'eval "$(ctvr completion zsh)"   # in ~/.zshrc, behind compinit',
+    "bash": 'eval "$(ctvr completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(ctvr completion zsh)"   # in ~/.zshrc, after compinit',
     "fish": "ctvr completion fish > ~/.config/fish/completions/ctvr.fish",
 }
 RUNS = "runs/streams"
@@ -23,7 +23,7 @@ RUNS = "runs/streams"
 
 @dataclass(frozen=True)
 class Option:
-    """An option and the words that may follow it; () where that is a file or a number, None where nothing follows."""
+    """An option and the values that may follow it: () for a file or a number, None for a flag."""
 
     names: tuple[str, ...]
     help: str
@@ -33,7 +33,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """A command (`streams import`), what it takes, and the words that stand in the place of its arguments."""
+    """A command (`streams import`), its options, and the values of its arguments."""
 
     path: str
     options: tuple[Option, ...]
@@ -43,14 +43,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Names:
-    """What can be named: methods, streams, presets."""
+    """Names for completion: methods, streams, presets."""
 
     methods: tuple[str, ...]
     streams: tuple[str, ...]
     presets: tuple[str, ...]
 
     def of(self, action: argparse.Action, command: str) -> tuple[str, ...]:
-        """Words that an option or an argument takes by its name."""
+        """Return the values of an option or an argument."""
         if action.choices is not None:
             return tuple(map(str, action.choices))
         if action.dest == "method" or (action.dest == "name" and command in ("methods", "check-method")):
@@ -61,10 +61,10 @@ class Names:
 def add_completion(commands: Any, make_parser: Callable[[], argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "completion",
-        help="print a script by which a shell completes commands, options and names",
+        help="print the completion script of a shell",
         description=" ".join(f"{shell}: {line}." for shell, line in INSTALL.items()),
     )
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="shell")
 
     def run(arguments: argparse.Namespace) -> str:
         from ctvr.orchestrator.catalog.methods import all_names
@@ -75,7 +75,7 @@ def add_completion(commands: Any, make_parser: Callable[[], argparse.ArgumentPar
 
 
 def script(shell: str, parser: argparse.ArgumentParser, names: Names) -> str:
-    """The script for a shell of SHELLS."""
+    """Return the completion script for a shell of SHELLS."""
     commands = list(commands_of(parser, names))
     if shell == "fish":
         return "\n".join(_fish(commands))
@@ -84,7 +84,7 @@ def script(shell: str, parser: argparse.ArgumentParser, names: Names) -> str:
 
 
 def commands_of(parser: argparse.ArgumentParser, names: Names, path: str = "") -> Iterator[Command]:
-    """The parser's command (path "" for `ctvr` itself) and all below it."""
+    """Yield the parser's command (path "" for `ctvr` itself) and its subcommands."""
     options, words, below, has_stream = [], list[str](), dict[str, argparse.ArgumentParser](), False
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -102,7 +102,7 @@ def commands_of(parser: argparse.ArgumentParser, names: Names, path: str = "") -
 
 
 def _steps(commands: Iterable[Command]) -> list[str]:
-    """`path word` of every command that follows another; a blank before those of `ctvr` itself."""
+    """Return `path word` of every subcommand; the path of `ctvr` itself is empty."""
     return [f"{' '.join(c.path.split()[:-1])} {c.path.split()[-1]}" for c in commands if c.path]
 
 
@@ -166,5 +166,5 @@ def _fish(commands: list[Command]) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """A word of fish: in its single quotes only \\ and ' are special."""
+    """Quote a word for fish, where only \\ and ' are special within single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""`ctvr streams` and `ctvr cache`."""
+"""Commands `ctvr streams` and `ctvr cache`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,50 @@ from ctvr.orchestrator.errors import ConfigError
 
 
 def add_streams(commands: Any) -> None:
-    parser = commands.add_parser("streams", help="list streams; import a benchmark's own files; export one")
+    parser = commands.add_parser("streams", help="list streams, import a benchmark's files, or export a stream")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     check = actions.add_parser("check", help="read a stream and list its missing videos")
-    check.add_argument("stream")
+    check.add_argument("stream", metavar="STREAM", help="name of a stream, or a manifest file")
     add_execution_options(check, folders=("runs", "videos"))
     check.set_defaults(run=_streams_check)
-    importer = actions.add_parser("import", help="turn published split and annotation files into a manifest")
-    importer.add_argument("kind", help="msrvtt, actnet, cvlm, cifar-10, cifar-100, tiny-imagenet, csv, features or hf")
+    importer = actions.add_parser("import", help="convert published split and annotation files to a manifest")
     importer.add_argument(
-        "files", nargs="*", metavar="name=FILE", help="see docs/usage.md: e.g. split=MSRVTT_10_dataset.pkl"
+        "kind",
+        metavar="KIND",
+        help="importer: msrvtt, actnet, cvlm, cifar-10, cifar-100, tiny-imagenet, csv, features or hf",
     )
-    importer.add_argument("--name", help="of the stream (default: after the split file)")
+    importer.add_argument(
+        "files",
+        nargs="*",
+        metavar="name=FILE",
+        help="files by name, e.g. split=MSRVTT_10_dataset.pkl; see docs/usage.md",
+    )
+    importer.add_argument("--name", metavar="NAME", help="name of the stream (default: after the split file)")
     add_execution_options(importer, folders=("runs", "videos"))
     importer.set_defaults(run=_streams_import)
     exporter = actions.add_parser("export", help="write a stream's table, frames and features for other programs")
-    exporter.add_argument("stream")
-    exporter.add_argument("folder", type=Path, help="a new folder: table.csv, manifest.json and what is asked for")
-    exporter.add_argument("--frames", action="store_true", help="decoded frames of each video, (T, H, W, 3) uint8")
-    exporter.add_argument("--features", action="store_true", help="the untrained backbone's, of videos and captions")
-    exporter.add_argument("--form", default="npz", help="npy, npz, pt, h5, parquet or tar, a shard of WebDataset (npz)")
-    exporter.add_argument("--hf", action="store_true", help="instead: videos and metadata for Hugging Face's datasets")
-    exporter.add_argument("--license", default="", help="of the videos and captions, for --hf's card (other)")
+    exporter.add_argument("stream", metavar="STREAM", help="name of a stream, or a manifest file")
+    exporter.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="new folder for table.csv, manifest.json and the exported arrays"
+    )
+    exporter.add_argument(
+        "--frames", action="store_true", help="export the decoded frames of each video, (T, H, W, 3) uint8"
+    )
+    exporter.add_argument(
+        "--features", action="store_true", help="export the untrained backbone's features of videos and captions"
+    )
+    exporter.add_argument(
+        "--form",
+        default="npz",
+        metavar="FORM",
+        help="file format: npy, npz, pt, h5, parquet or tar, a WebDataset shard (default: %(default)s)",
+    )
+    exporter.add_argument(
+        "--hf", action="store_true", help="export videos and metadata for Hugging Face's datasets instead of arrays"
+    )
+    exporter.add_argument(
+        "--license", default="", help="license of the videos and captions, for the card of --hf (default: other)"
+    )
     add_execution_options(exporter)
     add_settings(exporter)
     exporter.set_defaults(run=_streams_export)
@@ -75,7 +97,7 @@ def _streams_export(arguments: argparse.Namespace) -> str:
         from ctvr.orchestrator.jobs.export_dataset import export_dataset
 
         if what or settings_of(arguments):
-            raise ConfigError("--hf: writes the videos as they are. Leave out --frames, --features and settings.")
+            raise ConfigError("--hf: exports the videos unchanged. Omit --frames, --features and settings.")
         return export_dataset(arguments.stream, execution, arguments.folder, arguments.license)
     return export_stream(arguments.stream, settings_of(arguments), execution, arguments.folder, arguments.form, what)
 
@@ -84,28 +106,32 @@ def add_cache(commands: Any) -> None:
     parser = commands.add_parser("cache", help="decode a stream into the store; list, check and clean the store")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = actions.add_parser("build", help="decode every video of a stream that is not in the store")
-    build.add_argument("--stream", help=f"({MAIN_JOB['stream']})")
-    build.add_argument("--cluster", action="store_true", help="decode on all nodes of the Ray cluster (or --address)")
+    build.add_argument(
+        "--stream", metavar="NAME", help=f"stream, a name of `ctvr streams` (default: {MAIN_JOB['stream']})"
+    )
+    build.add_argument(
+        "--cluster", action="store_true", help="decode on all nodes of the Ray cluster (implied by --address)"
+    )
     build.add_argument(
         "--features",
         action="store_true",
-        help="keep what the frozen vision blocks of method=NAME (zero_shot) make of the videos, too",
+        help="also store the features of the frozen vision blocks of method=NAME (default: zero_shot)",
     )
     add_execution_options(build, resources=True)
     add_settings(build)
     build.set_defaults(run=_cache_build)
-    listing = actions.add_parser("ls", help="objects and bytes of each kind, and this machine's copies")
+    listing = actions.add_parser("ls", help="list the objects and bytes of each kind, and this machine's copies")
     listing.set_defaults(run=_cache_ls)
     check = actions.add_parser("verify", help="read every object and check its digest")
-    check.add_argument("--yes", action="store_true", help="remove the damaged ones; they will be made again")
+    check.add_argument("--yes", action="store_true", help="remove damaged objects; they are created again when needed")
     check.set_defaults(run=_cache_verify)
-    collect = actions.add_parser("gc", help="find what no commit, stream or recent sweep needs, and remove it")
-    collect.add_argument("--yes", action="store_true", help="remove it; without, only its number and size are told")
+    collect = actions.add_parser("gc", help="find and remove objects that no commit, stream or recent sweep needs")
+    collect.add_argument("--yes", action="store_true", help="remove the objects; without it, only count them")
     collect.add_argument(
         "--older-than",
         type=float,
         metavar="DAYS",
-        help="let go of what streams and runs last used before that, recent sweeps excepted (never)",
+        help="age from which unused objects of streams and runs are removed, except recent sweeps' (default: never)",
     )
     collect.set_defaults(run=_cache_gc)
     for action in (listing, check, collect):

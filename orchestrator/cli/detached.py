@@ -1,9 +1,9 @@
-"""A sweep on a cluster's head that outlives the connection by which it was submitted.
+"""Sweeps on a cluster's head node that survive a lost ssh connection.
 
-`ray submit` runs its script at the end of an ssh connection, and with the connection the script dies. So the submitted
-script starts a driver in a session of its own, and only shows what that says: a lost connection, a closed laptop or
-Ctrl-C ends the showing. `ctvr attach` shows it again, `ctvr attach --stop` ends the driver in order. What it said, its
-command and its exit status stay in ~/ctvr_drivers/TIME.
+`ray submit` runs its script over ssh, and the script dies with the connection. So the submitted script starts a driver
+in a new session and prints its output; a lost connection or Ctrl-C stops only the printing. `ctvr attach` prints the
+output again, `ctvr attach --stop` stops the driver cleanly. Output, command and exit status are kept in
+~/ctvr_drivers/TIME.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ MODULE = "ctvr.orchestrator.cli.detached"
 
 
 def folder() -> Path:
-    """Of all drivers of this user on this machine."""
+    """Return the folder of all drivers of this user on this machine."""
     return Path.home() / "ctvr_drivers"
 
 
 def submit(words: Sequence[str]) -> int:
-    """Start `ctvr sweep WORDS` apart from this connection, show what it says, return its exit status."""
+    """Start `ctvr sweep WORDS` in a new session, print its output, return its exit status."""
     try:
         place = start(run_module("ctvr", "sweep", *words))
-    except OSError as error:  # a home that is read-only, or full
-        _say(f"{folder()}: cannot be written ({error.strerror}). Set HOME to a folder that can be, and run again.")
+    except OSError as error:  # the home folder is read-only, or the disk is full
+        _say(f"{folder()}: cannot be written ({error.strerror}). Set HOME to a writable folder and run again.")
         return ConfigError.status
-    _say("the sweep goes on without this connection; Ctrl-C ends only the watching. Here again: ctvr attach")
+    _say("the sweep survives this connection; Ctrl-C only stops following it. To follow it again: ctvr attach")
     return follow(place)
 
 
 def start(command: Sequence[str]) -> Path:
-    """Run a command in a session of its own; returns the folder that tells of it."""
+    """Run a command in a new session; return the folder of its output and status."""
     place = _new_folder()
     (place / "command").write_text("\0".join(command), encoding="utf-8", errors="surrogateescape")
     with (place / "log").open("wb") as log:
@@ -58,22 +58,22 @@ def start(command: Sequence[str]) -> Path:
 
 
 def _new_folder() -> Path:
-    """A folder named by the time; a second driver in the same second gets a later name."""
+    """Create a folder named by the time; a second driver in the same second gets a later name."""
     at = time.time()
     while True:
         place = folder() / time.strftime("%Y%m%d-%H%M%S", time.localtime(at))
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.mkdir(mode=0o700)  # words of a command may be private
+            place.mkdir(mode=0o700)  # arguments may be private
             return place
         except FileExistsError:
             at += 1
 
 
 def supervise(place: Path) -> int:
-    """The process between: runs the command, hands signals on to it, keeps its exit status."""
+    """Run the command of a driver, forward signals to it, and store its exit status."""
     command = (place / "command").read_text(encoding="utf-8", errors="surrogateescape").split("\0")
-    shown = redact("\0".join(command))  # from here on it is for people
+    shown = redact("\0".join(command))  # from here on it is only for reading
     (place / "command").write_text(shown, encoding="utf-8", errors="surrogateescape")
     running: list[subprocess.Popen[bytes]] = []
 
@@ -81,14 +81,14 @@ def supervise(place: Path) -> int:
         for process in running:
             process.send_signal(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # first: what a shell ignores in the background, a child would too
+    for number in (signal.SIGINT, signal.SIGTERM):  # set first: a child inherits ignored signals
         signal.signal(number, hand_on)
     process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     running.append(process)
     status = process.wait()
     if status < 0:
         name = signal.Signals(-status).name
-        _say(f"the driver was ended by {name}. Finished tasks are kept; go on with: ctvr sweep --resume NAME")
+        _say(f"the driver was killed by {name}. Finished tasks are kept. Resume with: ctvr sweep --resume NAME")
         status = 128 - status
     temporary = place / "status.new"
     temporary.write_text(str(status))
@@ -97,11 +97,11 @@ def supervise(place: Path) -> int:
 
 
 def follow(place: Path) -> int:
-    """Print what a driver said and says until it ends; its exit status. Ctrl-C ends the printing alone."""
+    """Print a driver's output until it exits; return its exit status. Ctrl-C only stops the printing."""
     try:
         with (place / "log").open("rb") as log:
             while True:
-                status = _status(place)  # before the last look, so that nothing said meanwhile is left out
+                status = _status(place)  # read before the log, so that no output is missed
                 while part := log.read(2**16):
                     sys.stdout.buffer.write(part)
                 sys.stdout.flush()
@@ -109,12 +109,12 @@ def follow(place: Path) -> int:
                     return status
                 time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        _say("the sweep goes on. Here again: ctvr attach; end it in order: ctvr attach --stop")
+        _say("the sweep continues. To follow it again: ctvr attach; to stop it: ctvr attach --stop")
         return 0
 
 
 def _status(place: Path) -> int | None:
-    """Exit status of a driver; none while it runs. One that left no status was killed together with its parent."""
+    """Return a driver's exit status, None while it runs. Without a status file it was killed with its parent."""
     is_running = runs(place)
     try:
         return int((place / "status").read_text())
@@ -123,11 +123,11 @@ def _status(place: Path) -> int | None:
 
 
 def runs(place: Path) -> bool:
-    """Whether the process that supervises a driver is there."""
+    """Return whether the process that supervises a driver is running."""
     try:
         process = Path("/proc", (place / "pid").read_text().strip())
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        if not any(words):  # between two programs, as it starts; or dead and not yet buried
+        if not any(words):  # during exec, or a zombie
             return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
@@ -135,21 +135,23 @@ def runs(place: Path) -> bool:
 
 
 def find(name: str | None) -> Path:
-    """The folder of a driver: the one that is named, else the one that runs, else the last.
+    """Return the folder of a driver: the named one, else the running one, else the last.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if no driver is found.
     """
     known = sorted(path for path in folder().glob("*") if (path / "pid").is_file())
     if name is not None:
         known = [path for path in known if path.name == name]
     if not known:
-        raise ConfigError(f"attach: no sweep was submitted to this machine{f' at {name}' if name else ''}.")
+        raise ConfigError(
+            f"attach: no sweep was submitted to this machine{f' at {name}' if name else ''}. Use `ray submit`."
+        )
     return next((path for path in reversed(known) if runs(path)), known[-1])
 
 
 def stop(place: Path) -> int:
-    """End a driver in order, and show how it ends."""
+    """Stop a driver cleanly, and print its output until it exits."""
     if runs(place):
         os.kill(int((place / "pid").read_text()), signal.SIGINT)
     return follow(place)

@@ -1,4 +1,4 @@
-"""`ctvr frames`."""
+"""Command `ctvr frames`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ def add_frames(commands: Any) -> None:
     parser = commands.add_parser(
         "frames",
         help="write the frames of a video as training reads them, or check a folder of videos",
-        description="One line on a video: container, codec, size, number of frames, frames per second, duration, "
-        "decoder. A folder is searched with the folders below it: how many videos can be read, and a line for each "
-        "that cannot.",
+        description="Prints one line for a video: container, codec, size, number of frames, frames per second, "
+        "duration, decoder. For a folder, searched recursively, prints the number of readable videos and a line for "
+        "each unreadable one.",
     )
     parser.add_argument("path", type=Path, metavar="FILE", help="a video, or a folder of videos")
     parser.add_argument(
-        "--num-frames", type=int, default=12, metavar="COUNT", help="frames of each video (default: %(default)s)"
+        "--num-frames", type=int, default=12, metavar="N", help="number of frames of each video (default: %(default)s)"
     )
-    parser.add_argument("--start", type=float, metavar="SECONDS", help="begin of the segment (default: 0)")
+    parser.add_argument("--start", type=float, metavar="SECONDS", help="start of the segment (default: 0)")
     parser.add_argument("--end", type=float, metavar="SECONDS", help="end of the segment (default: the video's end)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=".npz of arrays `frames` and `seconds`, or .png of pictures"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=".npz file of the arrays `frames` and `seconds`, or .png of the frames, to write",
     )
     parser.set_defaults(run=_frames)
 

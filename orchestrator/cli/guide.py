@@ -1,4 +1,4 @@
-"""`ctvr` alone: a map of the commands, and the next sensible one for the present folder."""
+"""Output of `ctvr` without arguments: an overview of the commands, and the next one for the current folder."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from pathlib import Path
 MAP = """\
 ctvr: experiments in continual text-to-video retrieval
 
-  learn       ctvr run --method clip4clip --stream shapes-5       one method, in this process
+  train       ctvr run --method clip4clip --stream shapes-5       one method, in this process
               ctvr sweep                                          search settings, rerun the best over seeds, tabulate
-              ctvr sweep --resume NAME, ctvr rerun --sweep NAME   go on; run winners again
+              ctvr sweep --resume NAME, ctvr rerun --sweep NAME   resume a sweep; rerun its winners
               ctvr reproduce --list                               tables and figures of the papers
-  look        ctvr table --stream shapes-5, ctvr report NAME        numbers; one HTML file to mail
-              ctvr search "a red square" --model best-shapes-5    ask a trained model
-              ctvr plot attention framefusion_moe                 what it attends to, merges, how it scores
-              ctvr ui                                             MLflow's pages
-  know        ctvr methods [NAME], ctvr streams, ctvr schema      what there is, with every setting
+  results     ctvr table --stream shapes-5, ctvr report NAME      tables; a report in one HTML file
+              ctvr search "a red square" --model best-shapes-5    search videos with a trained model
+              ctvr plot attention framefusion_moe                 attention, merged patches, scores, drift
+              ctvr ui                                             MLflow's web interface
+  reference   ctvr methods [NAME], ctvr streams, ctvr schema      methods, streams and all settings
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER
-              ctvr frames FILE, ctvr frames FOLDER                how a video is read; which of a folder cannot be
-  own method  ctvr new method NAME, ctvr check-method NAME             written so that it runs; what a method promises
-  keep well   ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain KEY
+              ctvr frames FILE, ctvr frames FOLDER                frames of a video; unreadable videos of a folder
+  own method  ctvr new method NAME, ctvr check-method NAME        a runnable template; contract checks
+  maintain    ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain KEY
 
-ctvr COMMAND --help says more of each."""
+Details: ctvr COMMAND --help"""
 
 
 def guide(runs: Path) -> str:
-    """The map, then what to type next.
+    """Return the overview and the next command.
 
     Args:
-        runs: folder of everything that is written; it need not exist, and is not made.
+        runs: the runs folder; it need not exist, and is not created.
     """
     return f"{MAP}\n\nnext: {_next(runs)}"
 
@@ -36,10 +36,10 @@ def guide(runs: Path) -> str:
 def _next(runs: Path) -> str:
     more = "" if str(runs) == "runs" else f" --runs {runs}"
     if not (runs / "mlflow.db").is_file():
-        return f"ctvr run --method zero_shot --stream shapes-5{more}   (nothing has run in {runs}/ yet)"
+        return f"ctvr run --method zero_shot --stream shapes-5{more}   (no runs in {runs}/ yet)"
     plans = sorted((runs / "sweeps").glob("*/plan.json"), key=lambda file: file.stat().st_mtime)
     if not plans:
-        return f"ctvr sweep{more}   ({runs}/ holds runs, but no sweep yet)"
+        return f"ctvr sweep{more}   (no sweep in {runs}/ yet)"
     last = plans[-1].parent.name
     if not list((runs / "tables").glob(f"{last}-final-*")):
         return f"ctvr sweep --resume {last}{more}   (it has no table yet)"

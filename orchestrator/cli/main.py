@@ -1,6 +1,6 @@
-"""`ctvr`: parse, call one function, print. No logic here.
+"""Entry point of `ctvr`: parse the arguments, call one function, print its result.
 
-stdout carries results, stderr carries logs. Exit status: 0 done, 1 runs failed, 2 bad usage, 130 stopped.
+stdout is for results, stderr for logs. Exit status: 0 done, 1 runs failed, 2 bad usage, 130 stopped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NoReturn
 
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.cli import supervisor
+from ctvr.orchestrator.cli.attach import add_attach
 from ctvr.orchestrator.cli.completion import add_completion
 from ctvr.orchestrator.cli.data import add_cache, add_streams
 from ctvr.orchestrator.cli.frames import add_frames
@@ -29,7 +30,7 @@ from ctvr.orchestrator.cli.plot import add_plot
 from ctvr.orchestrator.cli.reproduce import add_reproduce
 from ctvr.orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from ctvr.orchestrator.cli.run import add_run
-from ctvr.orchestrator.cli.sweep import add_attach, add_rerun, add_sweep, is_supervised, supervised_command
+from ctvr.orchestrator.cli.sweep import add_rerun, add_sweep, is_supervised, supervised_command
 from ctvr.orchestrator.console import escape_unknown_characters, say
 from ctvr.orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError, TrackingUnavailable
 from ctvr.orchestrator.interpreter import name_every_file, name_home
@@ -39,12 +40,12 @@ log = logging.getLogger(__name__)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Argument parser whose errors are one line."""
 
     exits: ClassVar[bool] = True
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Settings count wherever they stand: argparse gives up on them once an option follows the first words."""
+        """Accept settings anywhere: argparse takes no more positional arguments after an option that follows them."""
         words = renamed.arguments(sys.argv[1:] if args is None else args)
         arguments, rest = self.parse_known_args(words, namespace)
         if hasattr(arguments, "overrides") and all("=" in word and not word.startswith("-") for word in rest):
@@ -54,21 +55,21 @@ class Parser(argparse.ArgumentParser):
         return arguments
 
     def error(self, message: str) -> NoReturn:
-        message = redact(message)  # it repeats words of the command, which may hold a password
+        message = redact(message)  # it repeats arguments, which may contain a password
         if not self.exits:
             raise ConfigError(f"{message}.")
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
 
 
 class RaisingParser(Parser):
-    """Says it as an exception, for those who call from Python."""
+    """Argument parser that raises its errors, for callers in Python."""
 
     exits = False
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; every mistake of the user becomes one line and exit status 2."""
-    if argv is None:  # it was typed
+    """Run one command; a user error is printed as one line and gives exit status 2."""
+    if argv is None:  # called by the shell
         name_every_file()
     name_home()
     supervisor.init_child()
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if not supervisor.is_child():
             raise
-        print(traceback_text(error), file=sys.__stderr__)  # into the log, or to the terminal with --verbose
+        print(traceback_text(error), file=sys.__stderr__)  # to the log, or with --verbose to the terminal
         lines = str(error).strip().splitlines()
         is_unavailable = _is_unavailable(error) or _is_full(error)
         named = lines[:1] if is_unavailable else [type(error).__name__, *lines[:1]]
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _stop(number: int, frame: object) -> None:
-    """End as by Ctrl-C, also where a shell has started us in the background, which ignores that."""
+    """Stop as by Ctrl-C, even if a shell started this process in the background and so ignores SIGINT."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
@@ -98,47 +99,49 @@ def _stop(number: int, frame: object) -> None:
 def _run(argv: list[str] | None) -> int:
     _set_up_logging()
     with contextlib.suppress(ValueError):  # not the main thread
-        for number in (signal.SIGTERM, signal.SIGHUP):  # a scheduler's end, a terminal that is closed
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+        for number in (signal.SIGTERM, signal.SIGHUP):  # sent by a scheduler, by a closed terminal
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, _stop)
     try:
         arguments = make_parser().parse_args(argv)
         if arguments.command is None:
             return _print(guide(Path(os.environ.get("CTVR_RUNS") or "runs")))
         trust_user(arguments, sys.argv[1:] if argv is None else argv)
-        if argv is None and is_supervised(arguments) and not supervisor.is_child():  # it was typed
+        if argv is None and is_supervised(arguments) and not supervisor.is_child():  # called by the shell
             return supervisor.supervise(supervised_command(arguments, sys.argv[1:]), arguments.verbose)
-        # Whatever libraries print is no result; of a driver it goes where they write by themselves
+        # Output of libraries is not a result; in a driver it goes to the log
         with contextlib.redirect_stdout((supervisor.is_child() and sys.__stderr__) or sys.stderr):
             text = arguments.run(arguments)
     except CtvrError as error:
         if supervisor.is_child() and _is_unavailable(error):
-            raise  # the parent waits for it
+            raise  # the parent waits until it responds
         return _fail(error, error.status)
     except OSError as error:
         if supervisor.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
-            raise  # of a cluster that is dying, of a disk that may get room: the parent goes on
+            raise  # a dying cluster, or a full disk that may be cleared: the parent restarts this command
         return _fail(f"{error}. Free some space and run again." if _is_full(error) else error, ConfigError.status)
-    except UnicodeEncodeError as error:  # a path that the system's calls cannot take
+    except UnicodeEncodeError as error:  # a path that the system's encoding cannot express
         name, encoding = str(error.object)[:200], sys.getfilesystemencoding()
-        reason = f"{name!r}: the locale's encoding ({encoding}) cannot name this. Set PYTHONUTF8=1 and run again."
+        reason = (
+            f"{name!r}: the locale's encoding ({encoding}) cannot express this name. Set PYTHONUTF8=1 and run again."
+        )
         return _fail(reason, ConfigError.status)
     except KeyboardInterrupt:
-        return _fail("stopped. Finished tasks are kept; the same command goes on from them.", Interrupted.status)
+        return _fail("stopped. Finished tasks are kept; the same command resumes from them.", Interrupted.status)
     return _print(redact(text)) if text else 0
 
 
 def _print(text: str) -> int:
-    """Print a result; whoever reads it may have had enough: `ctvr methods | head`."""
+    """Print a result; the reader may close the pipe early: `ctvr methods | head`."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the interpreter flushes at its end goes there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what the interpreter flushes at exit
     return 0
 
 
 def _is_unavailable(error: Exception) -> bool:
-    """What the sweep writes to does not answer. A server that never did is a mistake in its address."""
+    """Return whether a store or server does not respond. A server that never responded has a wrong address."""
     return isinstance(error, StoreError) or (isinstance(error, TrackingUnavailable) and supervisor.is_restart())
 
 
@@ -166,7 +169,7 @@ def _version() -> str:
 
 
 def make_parser(exits: bool = True) -> argparse.ArgumentParser:
-    """The parser of all commands; what it cannot parse ends the process, or is a ConfigError where not `exits`."""
+    """Build the parser of all commands. On an error it exits the process, or raises ConfigError if not `exits`."""
     parser = (Parser if exits else RaisingParser)(
         prog="ctvr", description="Continual text-to-video retrieval experiments."
     )

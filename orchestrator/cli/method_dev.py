@@ -1,4 +1,4 @@
-"""`ctvr new` and `ctvr check-method`: a method of one's own, and whether it keeps what a method promises."""
+"""Commands `ctvr new` and `ctvr check-method`: write a new method, check that it keeps the contract."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from ctvr.orchestrator.errors import ConfigError
 
 
 def add_new(commands: Any) -> None:
-    parser = commands.add_parser("new", help="write the files of a method of one's own, in a package that runs at once")
+    parser = commands.add_parser("new", help="write the files of a new method, in a package that runs")
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     method = kinds.add_parser("method", help="module, search space, test and pyproject.toml with its entry points")
-    method.add_argument("name", help="of the module and the method, as my_idea")
-    method.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="make the folder NAME in this one")
+    method.add_argument("name", metavar="NAME", help="name of the module and the method, e.g. my_idea")
+    method.add_argument(
+        "--into",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="parent of the new folder NAME (default: the current folder)",
+    )
     method.set_defaults(run=_new_method)
 
 
@@ -28,11 +34,11 @@ def _new_method(arguments: argparse.Namespace) -> str:
 def add_check_method(commands: Any) -> None:
     parser = commands.add_parser(
         "check-method",
-        help="check that a method keeps what methods promise: losses, leaks, dead settings, resuming",
-        description="On noise and a small random backbone, without a stream, MLflow or Ray. Exit status 1 if a check "
-        "fails.",
+        help="check that a method keeps the contract: losses, leakage, unused settings, resuming",
+        description="Runs on noise and a small random backbone, without a stream, MLflow or Ray. Exit status 1 if a "
+        "check fails.",
     )
-    parser.add_argument("name", help="of a method, or module:Class")
+    parser.add_argument("name", metavar="NAME", help="name of a method, or module:Class")
     add_settings(parser)
     parser.set_defaults(run=_check_method)
 
@@ -41,10 +47,10 @@ def _check_method(arguments: argparse.Namespace) -> str:
     settings = settings_of(arguments)
     for name in settings:
         if not name.startswith(("method.", "base.")):
-            raise ConfigError(f"check-method: {name} is no setting of the method. Write method.* and base.* alone.")
+            raise ConfigError(f"check-method: {name} is not a setting of the method. Give method.* and base.* only.")
     from ctvr.orchestrator.sweeps.preflight import check_arguments
 
-    check_arguments([arguments.name], {}, (), ())  # before torch is loaded
+    check_arguments([arguments.name], {}, (), ())  # before torch is imported
     from ctvr.orchestrator.jobs.check_method import check_method
 
     return "\n".join(check_method(arguments.name, settings, split_commas(arguments.preset)))

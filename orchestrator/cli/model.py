@@ -1,4 +1,4 @@
-"""`ctvr search`, `ctvr report`, `ctvr export` and `ctvr schema`."""
+"""Commands `ctvr search`, `ctvr report`, `ctvr export` and `ctvr schema`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from ctvr.orchestrator.cli.options import add_execution_options, get_execution, 
 def add_search(commands: Any) -> None:
     parser = commands.add_parser(
         "search",
-        help="ask a trained model for the videos that fit a text",
-        description="The videos are those of the stream that the model has learned, or those of --in.",
+        help="find the videos that match a text, with a trained model",
+        description="Searches the videos of the stream that the model was trained on, or those of --gallery.",
     )
-    parser.add_argument("text", nargs="+", help="what is to be seen; each quoted text is a query of its own")
+    parser.add_argument("text", nargs="+", help="queries, each a quoted text")
     parser.add_argument(
         "--model",
         required=True,
-        help="a folder, run id, run, sweep (its best trial), method (its newest run), best-STREAM",
+        help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM",
     )
-    parser.add_argument("--gallery", dest="among", type=Path, metavar="FOLDER", help="search the videos of this folder")
-    parser.add_argument("-k", type=int, default=10, help="how many videos of each query (%(default)s)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures of them, too")
+    parser.add_argument("--gallery", dest="among", type=Path, metavar="FOLDER", help="folder of the videos to search")
+    parser.add_argument(
+        "-k", type=int, default=10, metavar="N", help="number of videos for each query (default: %(default)s)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="HTML page of the results with pictures, to write")
     add_execution_options(parser)
     parser.set_defaults(run=_search)
 
@@ -37,10 +39,10 @@ def _search(arguments: argparse.Namespace) -> str:
 
 def add_page(commands: Any) -> None:
     parser = commands.add_parser(
-        "report", help="write one HTML file of a sweep, a rerun or a stream's runs, to look at and mail"
+        "report", help="write a report of a sweep, a rerun or a stream's runs as one HTML file"
     )
-    parser.add_argument("name", help="of a sweep, a rerun (NAME-final-...) or a stream")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="(<runs>/pages/NAME.html)")
+    parser.add_argument("name", metavar="NAME", help="name of a sweep, a rerun (NAME-final-...) or a stream")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="file to write (default: RUNS/pages/NAME.html)")
     add_execution_options(parser)
     parser.set_defaults(run=_page)
 
@@ -53,12 +55,16 @@ def _page(arguments: argparse.Namespace) -> str:
 
 
 def add_export(commands: Any) -> None:
-    parser = commands.add_parser("export", help="write a trained model as a folder that others can load")
+    parser = commands.add_parser("export", help="write a trained model to a folder that others can load")
     actions = parser.add_subparsers(dest="action", required=True, metavar="FORM")
     hub = actions.add_parser("hf", help="safetensors and a model card for Hugging Face's hub; nothing is uploaded")
-    hub.add_argument("folder", type=Path, help="a new one")
-    hub.add_argument("--model", required=True, help="run id, run, sweep (its best trial), method, best-STREAM")
-    hub.add_argument("--license", default="", help="of the weights (known of tiny-clip's and OpenAI's)")
+    hub.add_argument("folder", type=Path, metavar="FOLDER", help="new folder")
+    hub.add_argument(
+        "--model", required=True, help="model: a run id, run, sweep (its best trial), method or best-STREAM"
+    )
+    hub.add_argument(
+        "--license", default="", help="license of the weights (default: known for tiny-clip's and OpenAI's)"
+    )
     add_execution_options(hub)
     hub.set_defaults(run=_export)
 
@@ -72,7 +78,7 @@ def _export(arguments: argparse.Namespace) -> str:
 
 def add_schema(commands: Any) -> None:
     parser = commands.add_parser("schema", help="print every setting as a JSON schema, for editors of --config files")
-    parser.add_argument("method", nargs="?", default="", help="of this method alone")
+    parser.add_argument("method", nargs="?", default="", metavar="METHOD", help="restrict the schema to this method")
     parser.set_defaults(run=_schema)
 
 

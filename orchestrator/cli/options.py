@@ -1,4 +1,4 @@
-"""Options that several commands share: folders, the cluster, settings; and what is checked before a sweep starts."""
+"""Options shared by several commands (folders, cluster, settings), and the checks before a sweep starts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,25 @@ from ctvr.orchestrator.sweeps.trust import trust_config, trust_named, trust_type
 def add_execution_options(
     parser: argparse.ArgumentParser, resources: bool = False, folders: Sequence[str] = ("runs", "store", "videos")
 ) -> None:
-    """Add an option for each of `folders` that the command reads or writes, and with `resources` those of a cluster."""
+    """Add an option for each of `folders` that the command uses and, with `resources`, those of a cluster."""
     runs, store, videos = (os.environ.get(f"CTVR_{name}") or "" for name in ("RUNS", "STORE", "VIDEOS"))
     options: dict[str, dict[str, Any]] = {
-        "runs": {"type": Path, "default": Path(runs or "runs"), "help": "folder of everything written (%(default)s)"},
-        "store": {"default": store, "help": "object store of frames and commits: a folder or s3://bucket/prefix"},
+        "runs": {
+            "type": Path,
+            "default": Path(runs or "runs"),
+            "metavar": "FOLDER",
+            "help": "runs folder, for everything written (default: %(default)s)",
+        },
+        "store": {
+            "default": store,
+            "metavar": "URI",
+            "help": "object store of frames and commits, a folder or s3://bucket/prefix (default: RUNS/store)",
+        },
         "videos": {
             "type": Path,
             "default": Path(videos) if videos else None,
-            "help": "folder of the videos, if not the manifest's own",
+            "metavar": "FOLDER",
+            "help": "folder of the stream's videos (default: the manifest's)",
         },
     }
     for name in folders:
@@ -36,59 +46,89 @@ def add_execution_options(
     group = parser.add_argument_group("cluster")
     group.add_argument(
         "--address",
-        help="Ray cluster: auto or an address joins, local starts one (joins this machine's if there is one)",
+        help="Ray cluster: auto or an address joins one, local starts one (default: join this machine's, or start one)",
     )
     nodes = _number("CTVR_NODES", 1, int)
     group.add_argument(
-        "--nodes", type=int, default=nodes, help="wait until the cluster has this many nodes (%(default)s)"
+        "--nodes",
+        type=int,
+        default=nodes,
+        metavar="N",
+        help="number of cluster nodes to wait for (default: %(default)s)",
     )
-    group.add_argument("--local-cpus", type=int, help="logical CPUs of a cluster started on this machine")
+    group.add_argument(
+        "--local-cpus",
+        type=int,
+        metavar="N",
+        help="logical CPUs of a cluster started on this machine (default: all)",
+    )
     storage = os.environ.get("CTVR_STORAGE") or None
     group.add_argument(
         "--storage",
         dest="ray_storage",
         metavar="URI",
         default=storage,
-        help="Ray's own state: a folder or s3:// URI that every node can write",
+        help="folder or s3:// URI of Ray's own state, writable by every node (default: RUNS/sweeps/NAME)",
     )
-    group.add_argument("--workers", type=int, default=1, help="data-parallel processes of one trial (1)")
-    group.add_argument("--cpus-per-worker", type=float, default=0.9, help="(0.9)")
+    group.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of data-parallel worker processes of a trial (default: %(default)s)",
+    )
+    group.add_argument(
+        "--cpus-per-worker",
+        type=float,
+        default=0.9,
+        metavar="CPUS",
+        help="logical CPUs of each worker (default: %(default)s)",
+    )
     gpus = _number("CTVR_GPUS_PER_TRIAL", None, float)
     group.add_argument(
         "--gpus-per-trial",
         type=float,
         default=gpus,
-        help="may be a fraction: 0.5 puts two on a GPU (one per worker if there are GPUs)",
+        metavar="GPUS",
+        help="GPUs of a trial; 0.5 puts two trials on a GPU (default: one per worker if the cluster has GPUs)",
     )
     group.add_argument(
         "--worker-timeout-hours",
         type=float,
         default=24.0,
-        help="hours that a trial's workers wait for the first one, which may decode a whole stream (%(default)g)",
+        metavar="HOURS",
+        help="time for which a trial's workers wait for the first, which may decode a stream (default: %(default)g)",
     )
     group.add_argument(
         "--no-reuse",
         dest="reuse_prefixes",
         action="store_false",
-        help="train every task of every trial, also those that another trial has trained with the same settings",
+        help="train every task of every trial, even if another trial has trained it with the same settings",
     )
-    group.add_argument("--max-concurrent", type=int, help="upper limit of trials at once (computed from the cluster)")
+    group.add_argument(
+        "--max-concurrent",
+        type=int,
+        metavar="N",
+        help="upper limit of concurrent trials (default: computed from the cluster)",
+    )
     group.add_argument(
         "--max-nodes",
         type=int,
         default=_number("CTVR_MAX_NODES", None, int),
-        help="upper limit of machines that the cluster is asked for, the head counts (the cluster's own limit)",
+        metavar="N",
+        help="upper limit of nodes requested from the cluster, including the head (default: the cluster's limit)",
     )
     group.add_argument(
         "--budget-hours",
         type=float,
         default=_number("CTVR_BUDGET_HOURS", None, float),
-        help="end in order after so many hours and take the request for machines back; --resume goes on (no limit)",
+        metavar="HOURS",
+        help="time limit, after which the sweep stops cleanly and can be resumed with --resume (default: none)",
     )
 
 
 def add_direction(parser: argparse.ArgumentParser) -> None:
-    text = "of the table: text to video (t2v), video to text, or both with R-Sum"
+    text = "retrieval direction of the table: text to video, video to text, or both with R-Sum (default: t2v)"
     parser.add_argument("--direction", choices=("t2v", "v2t", "both"), help=text)
 
 
@@ -97,30 +137,36 @@ def get_direction(arguments: argparse.Namespace) -> Literal["t2v", "v2t", "both"
 
 
 def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
-    """A number from the environment; what is none is refused by its name."""
+    """Read a number from an environment variable.
+
+    Raises:
+        ConfigError: if it is not a number >= 0.
+    """
     text = os.environ.get(variable, "")
     if not text:
         return default
     with contextlib.suppress(ValueError):
-        if (number := kind(text)) >= 0:  # which no NaN is
+        if (number := kind(text)) >= 0:  # false for NaN
             return number
     what = "whole number" if kind is int else "number"
-    raise ConfigError(f"{variable}={text!r} in the environment is no {what} >= 0. Correct or unset it.")
+    raise ConfigError(f"{variable}={text!r} in the environment is not a {what} >= 0. Correct or unset it.")
 
 
 def add_settings(parser: argparse.ArgumentParser, preset: str = "named settings of the method, e.g. released") -> None:
-    parser.add_argument("--preset", default="", help=f"{preset}; several by comma")
+    parser.add_argument("--preset", default="", metavar="PRESETS", help=f"{preset}; comma-separated")
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings from a YAML file; words here go before it"
+        "--config", type=Path, metavar="FILE", help="YAML file of settings; settings on the command line override it"
     )
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="e.g. optim.epochs=8 method.beta=0.4")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="name=value", help="settings, e.g. optim.epochs=8 method.beta=0.4"
+    )
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of --config with those of the command line over them; `method`, `stream`, `preset` become options.
+    """Return the settings of --config, overridden by the command line; `method`, `stream`, `preset` become options.
 
     Raises:
-        ConfigError: for a word or a file that holds no settings.
+        ConfigError: for an argument or a file that contains no settings.
     """
     settings = read_settings(arguments.config) if arguments.config else {}
     for name in ("method", "stream", "preset"):
@@ -148,10 +194,10 @@ def get_execution(arguments: argparse.Namespace) -> Any:
 
 
 def get_existing_runs(arguments: argparse.Namespace) -> Any:
-    """As `get_execution`, for commands that read what is there.
+    """Return the execution settings of a command that reads existing runs.
 
     Raises:
-        ConfigError: if the runs folder holds no records.
+        ConfigError: if the runs folder has no records.
     """
     from ctvr.orchestrator.tracking.server import require_records
 
@@ -171,15 +217,15 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE:CLASS",
-        help="load this class although only a file names it: a stream, model, record, plan or table; may be repeated",
+        help="class to load although only a file (stream, model, record, plan, table) names it; may be repeated",
     )
 
 
 def trust_user(arguments: argparse.Namespace, words: Sequence[str]) -> None:
-    """Trust the classes that the user names: in the words of the command, by --trust, in the --config file.
+    """Trust the classes that the user names in the command, by --trust or in the --config file.
 
     Raises:
-        ConfigError: for a --trust that names no class, or a --config file that cannot be read.
+        ConfigError: for a --trust value that is not a class, or a --config file that cannot be read.
     """
     trust_typed(words)
     trust_named(getattr(arguments, "trust", []))
@@ -192,22 +238,22 @@ def split_commas(text: str) -> tuple[str, ...]:
 
 
 def check_source_digest(asked: str | None) -> None:
-    """Tell somebody who submits from another machine that this one has not got his edits.
+    """Refuse to run other sources than those of the machine that submitted the command.
 
     Raises:
-        ConfigError: with both digests and what to do.
+        ConfigError: with both digests.
     """
     from ctvr.orchestrator.digests import source_digest
 
     if asked and asked != (here := source_digest()):
         raise ConfigError(
-            f"--expect-sources {asked}: this machine has other sources ({here}), as of the last `ray up`. Run `ray up` "
-            "with the cluster's YAML again, then submit again."
+            f"--expect-sources {asked}: this machine has other sources ({here}), from the last `ray up`. Run `ray up` "
+            "with the cluster's YAML and submit again."
         )
 
 
 def preflight(arguments: argparse.Namespace, stream: str | None) -> None:
-    """What `ctvr doctor` calls an error stops a sweep before it starts; warnings are counted."""
+    """Run the checks of `ctvr doctor` before a sweep: raise the first error, print the number of warnings."""
     from ctvr.orchestrator.doctor.run_checks import blocking, examine
     from ctvr.orchestrator.tracking.server import default_uri
 
@@ -218,4 +264,4 @@ def preflight(arguments: argparse.Namespace, stream: str | None) -> None:
         raise kind(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:
-        say(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); `ctvr doctor` says more")
+        say(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); run `ctvr doctor` for details")

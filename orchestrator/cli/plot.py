@@ -1,4 +1,4 @@
-"""`ctvr plot`."""
+"""Command `ctvr plot`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,33 @@ from ctvr.orchestrator.cli.options import add_execution_options, get_execution, 
 def add_plot(commands: Any) -> None:
     parser = commands.add_parser(
         "plot",
-        help="draw what a trained model attends to, which patches it merges, its scores, or how its queries moved",
-        description="A picture of frames as the model sees them: attention between frames (FFA) and within (CLIP), "
-        "patches that were merged, scores before and after Dual Softmax; or a plot of the first task's queries in "
-        "feature space after every task (drift).",
+        help="plot a trained model's attention, merged patches, scores, or the drift of its queries",
+        description="Plots the model's input frames with attention between frames (FFA) and within (CLIP), with "
+        "merged patches, or with scores before and after Dual Softmax; drift plots the first task's queries in "
+        "feature space after every task.",
     )
-    parser.add_argument("kind", choices=("attention", "merges", "scores", "drift"))
+    parser.add_argument("kind", choices=("attention", "merges", "scores", "drift"), help="kind of plot")
     parser.add_argument(
-        "model", help="a folder, run id, run, sweep (its best trial), method (its newest run), best-STREAM"
+        "model", help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM"
     )
     parser.add_argument(
-        "--inputs", dest="among", type=Path, nargs="+", default=[], metavar="FILE", help="videos, or a folder of them"
+        "--inputs", dest="among", type=Path, nargs="+", default=[], metavar="FILE", help="videos, or a folder of videos"
     )
-    parser.add_argument("--count", type=int, help="how many videos are drawn (2; of scores 12; of drift 40 queries)")
-    parser.add_argument("--block", type=int, help="of attention, from 1 (the last with frame fusion, or the last)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".png or .pdf (<runs>/pages/KIND-MODEL.png)")
+    parser.add_argument(
+        "--count",
+        type=int,
+        metavar="N",
+        help="number of videos to plot, for drift of queries (default: 2; scores: 12; drift: 40)",
+    )
+    parser.add_argument(
+        "--block",
+        type=int,
+        metavar="N",
+        help="block whose attention is plotted, from 1 (default: the last with frame fusion, or the last)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=".png or .pdf file to write (default: RUNS/pages/KIND-MODEL.png)"
+    )
     add_execution_options(parser)
     parser.set_defaults(run=_plot)
 

@@ -1,4 +1,4 @@
-"""`ctvr reproduce`: a paper's table by its number. It hands over to `ctvr sweep --preset TABLE`."""
+"""Command `ctvr reproduce`, which runs a paper's table by its number as `ctvr sweep --preset TABLE`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from ctvr.orchestrator.errors import ConfigError
 def add_reproduce(commands: Any) -> None:
     parser = commands.add_parser(
         "reproduce",
-        help="make a table or figure of a paper, or list them all",
-        description="ctvr reproduce tempme/table2 is the command that --list shows beside it, with the paper's rows.",
+        help="reproduce a table or figure of a paper, or list them all",
+        description="`ctvr reproduce tempme/table2` runs the command that --list prints for this item.",
     )
-    parser.add_argument("item", nargs="?", metavar="PAPER/ITEM", help="e.g. tempme/table2")
-    parser.add_argument("--list", action="store_true", help="every table and figure: the command, or why there is none")
-    parser.add_argument("--plan", action="store_true", help="only say what it takes and what of it is here")
-    parser.add_argument("--stream", help="a name from `ctvr streams` (the table's)")
-    parser.add_argument("--name", help="of the sweep (table, stream and time)")
-    parser.add_argument("--seeds", type=int, help="of every row (the table's)")
+    parser.add_argument("item", nargs="?", metavar="PAPER/ITEM", help="table or figure, e.g. tempme/table2")
+    parser.add_argument(
+        "--list", action="store_true", help="list all tables and figures with their commands, or the reason for none"
+    )
+    parser.add_argument("--plan", action="store_true", help="print what the item requires and what is available")
+    parser.add_argument("--stream", metavar="NAME", help="stream, a name of `ctvr streams` (default: the table's)")
+    parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: TABLE-STREAM-TIME)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds of every row (default: the table's)")
     add_task_orders(parser)
-    parser.add_argument("--trials", type=int, help="of the search of every row (the table's)")
-    parser.add_argument("--rows", default="", help="these rows only, by comma")
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="number of search trials of every row (default: the table's)"
+    )
+    parser.add_argument("--rows", default="", metavar="ROWS", help="rows to run, comma-separated (default: all)")
     add_execution_options(parser, resources=True)
     add_verbose(parser)
     add_settings(parser)
@@ -36,12 +40,12 @@ def _reproduce(arguments: argparse.Namespace) -> str:
 
     if arguments.list:
         if arguments.item:
-            raise ConfigError(f"reproduce: --list names all items. Leave {arguments.item} out.")
+            raise ConfigError(f"reproduce: --list lists all items. Omit {arguments.item}.")
         return text()
     if not arguments.item:
         raise ConfigError("reproduce: name an item, e.g. tempme/table2. All: ctvr reproduce --list.")
     if arguments.preset:
-        raise ConfigError(f"--preset {arguments.preset}: the item names its table. Leave it out.")
+        raise ConfigError(f"--preset {arguments.preset}: the item determines the preset. Omit it.")
     item = find(arguments.item)
     overrides = settings_of(arguments)
     arguments.preset, arguments.direction = item.preset, item.direction

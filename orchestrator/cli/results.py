@@ -1,4 +1,4 @@
-"""`ctvr table`, `methods`, `ui`, `doctor`, `explain`, `sync`: what came out, and whether all is well."""
+"""Commands `ctvr table`, `rebuild`, `methods`, `ui`, `doctor`, `explain` and `sync`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ctvr.orchestrator.interpreter import child_environment
 
 def add_table(commands: Any) -> None:
     parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
-    parser.add_argument("--sweep", help="of the runs of one sweep (a rerun is the sweep NAME-final-...)")
-    parser.add_argument("--stream", help="of the complete runs of a stream, but for trials")
+    parser.add_argument("--sweep", metavar="NAME", help="sweep whose runs are shown (a rerun is NAME-final-...)")
+    parser.add_argument("--stream", metavar="NAME", help="stream whose complete runs are shown, without trials")
     parser.add_argument(
         "--split",
         choices=("test", "val"),
         default="",
-        help="measured on these videos; else test, where runs are",
+        help="videos of the shown metrics (default: test, if runs have them)",
     )
     add_direction(parser)
     add_execution_options(parser, folders=("runs",))
@@ -43,9 +43,9 @@ def _table(arguments: argparse.Namespace) -> str:
 def add_rebuild(commands: Any) -> None:
     parser = commands.add_parser(
         "rebuild",
-        help="make a lost MLflow again, or what one lacks, of what the runs folder and the commits hold",
-        description="Every run with its settings, tags, numbers and JSON files; models are restored from commits by "
-        "those who ask for them. Run ids and times of a run's start are new. What is in MLflow already stays.",
+        help="rebuild lost records of MLflow from the runs folder and the commits",
+        description="Restores every run with its settings, tags, metrics and JSON files; models are loaded from "
+        "commits. Run ids and start times are new. Records that are still in MLflow are kept.",
     )
     add_execution_options(parser, folders=("runs", "store"))
     parser.set_defaults(run=_rebuild)
@@ -59,10 +59,14 @@ def _rebuild(arguments: argparse.Namespace) -> str:
 
 def add_methods(commands: Any) -> None:
     parser = commands.add_parser("methods", help="list the methods, or one method's settings and presets")
-    parser.add_argument("name", nargs="?", help="show this method's settings")
-    parser.add_argument("--preset", metavar="PRESET", help="what it changes of the recommended settings, with sources")
-    parser.add_argument("--verified", action="store_true", help="what equals the authors' code, and by which test")
-    parser.add_argument("--cost", action="store_true", help="multiply-adds and parameters beside the papers' figures")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="method whose settings are shown")
+    parser.add_argument(
+        "--preset", metavar="PRESET", help="preset whose changes to the recommended settings are shown, with sources"
+    )
+    parser.add_argument("--verified", action="store_true", help="show what equals the authors' code, and the tests")
+    parser.add_argument(
+        "--cost", action="store_true", help="show multiply-adds and parameters next to the papers' figures"
+    )
     parser.set_defaults(run=_methods)
 
 
@@ -74,7 +78,7 @@ def _methods(arguments: argparse.Namespace) -> str:
 
         return text()
     if arguments.cost and (arguments.name or arguments.preset):
-        raise ConfigError("methods: --cost is of all methods. Leave the name and --preset out.")
+        raise ConfigError("methods: --cost shows all methods. Omit the name and --preset.")
     if not (arguments.name or arguments.cost or arguments.preset):
         return methods_text()
     from ctvr.orchestrator.sweeps import search_spaces as catalogue
@@ -82,16 +86,20 @@ def _methods(arguments: argparse.Namespace) -> str:
     if arguments.cost:
         return catalogue.cost_text()
     if arguments.preset and not arguments.name:
-        raise ConfigError("methods: --preset is of a method. Write ctvr methods NAME --preset PRESET.")
+        raise ConfigError("methods: --preset requires a method. Write ctvr methods NAME --preset PRESET.")
     if arguments.preset:
         return catalogue.preset_text(arguments.name, arguments.preset)
     return catalogue.method_text(arguments.name)
 
 
 def add_ui(commands: Any) -> None:
-    parser = commands.add_parser("ui", help="open MLflow's pages on this machine")
-    parser.add_argument("--host", default="127.0.0.1", help="address of this machine to answer on (%(default)s)")
-    parser.add_argument("--port", type=int, default=5000, help="to answer on (%(default)s)")
+    parser = commands.add_parser("ui", help="serve MLflow's web interface on this machine")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=5000, metavar="PORT", help="port to listen on (default: %(default)s)"
+    )
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_ui)
 
@@ -101,23 +109,23 @@ def _ui(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
     if not 0 < arguments.port < 65536:
-        raise ConfigError(f"--port {arguments.port}: is no port. Write a number from 1 to 65535.")
+        raise ConfigError(f"--port {arguments.port}: is not a port. Give a number from 1 to 65535.")
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
     create_store(uri, arguments.runs)
     server = f"http://{arguments.host}:{arguments.port}/"
     page = "#/experiments?workflowType=machine_learning"  # else MLflow opens on pages for language models
-    say(f"MLflow: {server}{page} (Ctrl-C ends it)")
+    say(f"MLflow: {server}{page} (stop it with Ctrl-C)")
     for stream, page in Tracker(uri, arguments.runs).pages():
         say(f"  {stream}: {server}{page}")
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # seven processes that nobody needs here
-    # This process becomes the server, so that a signal to it ends the server
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # its seven processes are not needed
+    # This process becomes the server, so that a signal to it stops the server
     os.execve(command[0], command, child_environment())
 
 
 def add_doctor(commands: Any) -> None:
-    parser = commands.add_parser("doctor", help="look for what would go wrong: versions, disk, store, MLflow, videos")
-    parser.add_argument("--stream", help="look at its videos too")
+    parser = commands.add_parser("doctor", help="check versions, disk, store, MLflow and videos")
+    parser.add_argument("--stream", metavar="NAME", help="stream whose videos are checked, too")
     add_execution_options(parser)
     parser.set_defaults(run=_doctor)
 
@@ -135,9 +143,9 @@ def _doctor(arguments: argparse.Namespace) -> str:
 
 
 def add_explain(commands: Any) -> None:
-    parser = commands.add_parser("explain", help="say what a result's key stands for, or what sets two apart")
-    parser.add_argument("key", help="the beginning of a key (tag ctvr.result of a run)")
-    parser.add_argument("other", nargs="?", help="a second key to compare with")
+    parser = commands.add_parser("explain", help="explain the key of a result, or the differences of two keys")
+    parser.add_argument("key", metavar="KEY", help="first characters of a key (tag ctvr.result of a run)")
+    parser.add_argument("other", nargs="?", metavar="KEY", help="second key to compare with")
     add_execution_options(parser, folders=("runs", "store"))
     parser.set_defaults(run=_explain)
 
@@ -153,7 +161,7 @@ def _explain(arguments: argparse.Namespace) -> str:
 
 
 def add_sync(commands: Any) -> None:
-    parser = commands.add_parser("sync", help="send to MLflow what waited while it was away")
+    parser = commands.add_parser("sync", help="send waiting records to MLflow")
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_sync)
 
@@ -163,7 +171,7 @@ def _sync(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.tracking.tracker import Tracker
 
     if not arguments.runs.is_dir():
-        raise ConfigError(f"--runs {arguments.runs}: there is no such folder. Name the folder of earlier runs.")
+        raise ConfigError(f"--runs {arguments.runs}: does not exist. Give the folder of earlier runs.")
     tracker = Tracker(default_uri(arguments.runs), arguments.runs)
     sent, left = tracker.flush()
     if left:

@@ -1,4 +1,4 @@
-"""`ctvr run`."""
+"""Command `ctvr run`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ctvr.orchestrator.errors import ConfigError
 
 def add_run(commands: Any) -> None:
     parser = commands.add_parser("run", help="train one method over one stream in this process")
-    parser.add_argument("--method", help="a name from `ctvr methods`")
-    parser.add_argument("--stream", help="a name from `ctvr streams` or a manifest file")
-    parser.add_argument("--fresh", action="store_true", help="train again what has been finished before")
+    parser.add_argument("--method", metavar="NAME", help="method, a name of `ctvr methods`")
+    parser.add_argument("--stream", metavar="NAME", help="stream, a name of `ctvr streams` or a manifest file")
+    parser.add_argument("--fresh", action="store_true", help="train again, even if the run is finished")
     parser.add_argument("--keep-model", action="store_true", help="upload the trained model to MLflow")
-    parser.add_argument("--smoke", action="store_true", help="1 epoch per task")
+    parser.add_argument("--smoke", action="store_true", help="quick check: 1 epoch per task")
     add_execution_options(parser)
     add_settings(parser)
     parser.set_defaults(run=_run)

@@ -1,13 +1,13 @@
-"""A sweep whose driver may die: this process holds no Ray, starts the one that does, and goes on where that ends.
+"""Supervision of a sweep's driver: a parent process without Ray restarts the driver after a crash.
 
-Much of Ray ends the process that it runs in, past any `except`: the core worker of a driver whose raylet or GCS is
-gone, the kernel when memory runs out. So `ctvr sweep`, `rerun` and `reproduce` run as a child (`python -m
-orchestrator`, told by CTVR_SUPERVISED), and this parent starts it again with --resume while lives finish tasks. One
-line for every event. A full disk and a store that is away are waited for.
+Ray can kill its process past any `except`: the core worker when the raylet or GCS is lost, the kernel when memory
+runs out. So `ctvr sweep`, `rerun` and `reproduce` run as a child process (`python -m ctvr` with CTVR_SUPERVISED set).
+The parent restarts it with --resume as long as restarts finish tasks, and prints one line for every event. It waits
+for a full disk or an unreachable store.
 
-What the child's libraries write to file descriptor 2 (state dumps, C++ lines, tracebacks) goes to a file, its own lines
-to the terminal; `--verbose` lets everything through. Signals are handed on, so Ctrl-C, `ctvr attach --stop` and Slurm's
-end of time end a sweep in order as ever; a parent that is killed takes its child with it.
+Output of the child's libraries on file descriptor 2 (state dumps, C++ lines, tracebacks) goes to a file, its own lines
+to the terminal; `--verbose` shows everything. Signals are forwarded, so that Ctrl-C, `ctvr attach --stop` and Slurm's
+time limit stop a sweep cleanly. A killed parent takes its child with it.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.interpreter import child_environment, run_module
 from ctvr.orchestrator.redaction import redact
 
-CHILD, TOKEN = "CTVR_SUPERVISED", "CTVR_DRIVER"  # variables: of the child alone, and of everything that it starts
-MAX_ATTEMPTS_WITHOUT_PROGRESS = 2  # lives in a row that finish no task, after which nothing is tried any more
+CHILD, TOKEN = "CTVR_SUPERVISED", "CTVR_DRIVER"  # environment variables: of the child only, and of all its descendants
+MAX_ATTEMPTS_WITHOUT_PROGRESS = 2  # consecutive attempts without a finished task before giving up
 MAX_ATTEMPTS = 20
 STOPPED = 130  # exit status
-AWAY_SECONDS, LOOK_SECONDS = 3600.0, 20.0  # how long a disk or store may be away, and how often it is looked at
-ROOM = 500 * 10**6  # bytes that must be free to go on
-GRACE_SECONDS = 10.0  # what the dead driver's processes get to end by themselves
-RESOURCE_WATCHDOG = "ctvr.orchestrator.on_ray.resource_watchdog"  # outlives a driver on purpose, and ends by itself
-# What the log of a dead driver says, the most telling first
+AWAY_SECONDS, LOOK_SECONDS = 3600.0, 20.0  # how long to wait for a disk or store, and how often to check it
+ROOM = 500 * 10**6  # free bytes required to restart
+GRACE_SECONDS = 10.0  # for the dead driver's processes to exit by themselves
+RESOURCE_WATCHDOG = "ctvr.orchestrator.on_ray.resource_watchdog"  # outlives a driver by design, and exits by itself
+# Marks in the log of a dead driver, the most specific first
 CAUSES = (
     ("OutOfMemory", "Ray ended workers because memory ran out"),
     ("low on memory", "Ray ended workers because memory ran out"),
-    ("Failed to connect to GCS", "Ray's GCS does not answer any more"),
+    ("Failed to connect to GCS", "Ray's GCS no longer responds"),
     ("Raylet is terminated", "Ray's raylet has died"),
 )
 
 
 @dataclass
 class SupervisedCommand:
-    """A command that is supervised.
+    """A supervised command.
 
     Attributes:
-        words: of the command.
+        words: the command's arguments.
         runs: the runs folder.
-        store: of its commits, where the user named one.
-        name: of the sweep; empty until it is known.
-        deadline: of --budget-hours, by `time.monotonic`.
-        trust: the options that name the classes which the user has named.
+        store: the store of its commits, if the user gave one.
+        name: the sweep's name; empty until it is known.
+        deadline: the end of --budget-hours, by `time.monotonic`.
+        trust: the --trust options of the classes that the user named.
     """
 
     words: list[str]
@@ -76,7 +76,7 @@ class SupervisedCommand:
 
     @property
     def can_resume(self) -> bool:
-        """Whether there is something to go on with."""
+        """Return whether the command can be resumed."""
         return self.words[0] == "rerun" or bool(self.name and self._plan.is_file())
 
     @property
@@ -85,23 +85,23 @@ class SupervisedCommand:
 
     @property
     def resume_argv(self) -> list[str]:
-        """The words that go on with it; a rerun takes what is finished over by itself."""
+        """Return the arguments that resume the command; a rerun resumes by itself."""
         if self.words[0] == "rerun" or "--resume" in self.words or not self.can_resume:
             return self.words
         place = [] if str(self.runs) == "runs" else ["--runs", str(self.runs)]
         return ["sweep", "--resume", self.name, *place, *self.trust]
 
     def command(self) -> list[str]:
-        """The line of the next life."""
+        """Return the command line of the next attempt."""
         words = self.resume_argv if self.attempts else self.words
-        if self.attempts and self.deadline is not None:  # given last, it is the one that counts
+        if self.attempts and self.deadline is not None:  # argparse takes the last one
             words = [*words, "--budget-hours", f"{max(self.deadline - time.monotonic(), 1) / 3600:.6f}"]
         return run_module("ctvr", *words)
 
 
 @dataclass(frozen=True)
 class DriverExit:
-    """How a life of the driver ended.
+    """The end of one attempt of the driver.
 
     `reported_status` is the one that the driver wrote, None if it wrote none. `why` is for the user. `is_unavailable`:
     a store, disk or server that it writes to did not respond, and may later.
@@ -117,7 +117,7 @@ class DriverExit:
 
 
 def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
-    """Run a job to its end, in as many lives as it takes; the exit status."""
+    """Run a command to its end with as many attempts as needed; return the exit status."""
     fruitless, commits = 0, _commits(job)
     while True:
         with tempfile.TemporaryDirectory(prefix="ctvr-") as folder:
@@ -126,7 +126,7 @@ def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
             if end.reported_status is not None:
                 return end.status
             if job.stopped:
-                say(f"ctvr: {job.what} was stopped; its finished tasks are kept. Go on with: {_said(job)}")
+                say(f"ctvr: {job.what} was stopped; its finished tasks are kept. Resume with: {_said(job)}")
                 return STOPPED
             if end.is_unavailable and not job.can_resume:
                 say(f"ctvr: {end.why}")
@@ -134,31 +134,31 @@ def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
             log = _keep_log(job, Path(folder) / "log")
         before, commits = commits, _commits(job)
         fruitless = 0 if commits - before else fruitless + (not end.is_unavailable)
-        line = f"{job.what}: {end.why}; what is finished is kept ({len(commits)} tasks in the store)"
+        line = f"{job.what}: {end.why}; finished tasks are kept ({len(commits)} in the store)"
         is_late = job.deadline is not None and time.monotonic() >= job.deadline
         if fruitless == MAX_ATTEMPTS_WITHOUT_PROGRESS or job.attempts == MAX_ATTEMPTS or is_late:
-            many = "its time is over" if is_late else f"{fruitless or job.attempts} starts in a row ended so"
-            say(f"ctvr: {line}. Not started again: {many}. Its last words: {log}. Go on with: {_said(job)}")
+            many = "its time limit has passed" if is_late else f"{fruitless or job.attempts} attempts in a row ended so"
+            say(f"ctvr: {line}. Not restarted: {many}. Log: {log}. Resume with: {_said(job)}")
             return end.status
         if end.is_unavailable:
-            say(f"{line}; waiting for it, {AWAY_SECONDS / 60:.0f} min at most", with_time=True)
+            say(f"{line}; waiting up to {AWAY_SECONDS / 60:.0f} min for it", with_time=True)
             if not _comes_back(job):
-                say(f"ctvr: {job.what}: that did not change. What is finished is kept. Go on with: {_said(job)}")
+                say(f"ctvr: {job.what}: still unavailable. Finished tasks are kept. Resume with: {_said(job)}")
                 return end.status
-            say(f"{job.what}: starting again", with_time=True)
+            say(f"{job.what}: restarting", with_time=True)
             continue
-        say(f"{line}; starting again", with_time=True)
+        say(f"{line}; restarting", with_time=True)
 
 
 def _comes_back(job: SupervisedCommand) -> bool:
-    """Wait until store and MLflow answer and the runs folder has room; whether they came to that in time."""
+    """Wait until store and MLflow respond and the runs folder has free space; return whether they did in time."""
     from ctvr.orchestrator.sweeps.committed_tasks import list_committed_tasks
     from ctvr.orchestrator.tracking.server import check, default_uri
 
     until = time.monotonic() + AWAY_SECONDS
     while time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
-        with contextlib.suppress(Exception):  # whatever a store says that is away
+        with contextlib.suppress(Exception):  # any error of an unreachable store
             list_committed_tasks(job.runs, job.name, job.store)
             check(default_uri(job.runs))
             if shutil.disk_usage(job.runs).free >= ROOM:
@@ -167,18 +167,18 @@ def _comes_back(job: SupervisedCommand) -> bool:
 
 
 def _live(job: SupervisedCommand, folder: Path, verbose: bool) -> DriverExit:
-    """One life of the driver, from its start to the end of the last process that it left behind."""
+    """Run one attempt of the driver, and end all processes that it left running."""
     token = secrets.token_hex(16)
     terminal = 2 if verbose else os.dup(2)
     state = {"folder": str(folder), "parent": os.getpid(), "stderr": terminal, "lives": job.attempts}
     environment = {**child_environment(), CHILD: json.dumps(state), TOKEN: token}
     with (folder / "log").open("wb") as log, _signals(job) as waiting:
         kept = [] if verbose else [terminal]
-        process = subprocess.Popen(  # in a session of its own: Ctrl-C reaches it once, handed on by us
+        process = subprocess.Popen(  # in a new session: it receives Ctrl-C once, forwarded by this process
             job.command(), env=environment, stderr=None if verbose else log, pass_fds=kept, start_new_session=True
         )
         waiting.append(process)
-        if job.stopped:  # before there was anybody to hand it on to
+        if job.stopped:  # the signal came before the process existed
             process.send_signal(signal.SIGINT)
         status = process.wait()
     if not verbose:
@@ -191,7 +191,7 @@ def _live(job: SupervisedCommand, folder: Path, verbose: bool) -> DriverExit:
 
 @contextlib.contextmanager
 def _signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Hand signals on to the process in the list that is given."""
+    """Forward signals to the processes in the yielded list."""
     waiting: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: object) -> None:
@@ -201,7 +201,7 @@ def _signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
 
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
             before[number] = signal.signal(number, hand_on)
     try:
         yield waiting
@@ -211,37 +211,37 @@ def _signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def _end_of(status: int, folder: Path) -> DriverExit:
-    """How a driver ended that gave this status."""
-    told, fault = None, ""
+    """Return the end of a driver with this exit status."""
+    reported, fault = None, ""
     with contextlib.suppress(OSError, ValueError):
         said = json.loads((folder / "end").read_text(encoding="utf-8"))
-        told, fault = said["status"], said["fault"]
+        reported, fault = said["status"], said["fault"]
         if said["is_unavailable"]:
             return DriverExit(1, None, fault, is_unavailable=True)
-    if told is not None:  # whatever the interpreter did afterwards
-        return DriverExit(told, told)
+    if reported is not None:  # whatever happened during the interpreter's shutdown
+        return DriverExit(reported, reported)
     log = (folder / "log").read_text(encoding="utf-8", errors="replace")
     cause = next((text for mark, text in CAUSES if mark in f"{fault}\n{log}"), "")
     if status < 0:
         name = signal.Signals(-status).name
-        how = f"the driver was ended by {name}" + (" (memory may have run out)" if name == "SIGKILL" else "")
+        how = f"the driver was killed by {name}" + (" (memory may have run out)" if name == "SIGKILL" else "")
         return DriverExit(128 - status, None, cause or how)
-    return DriverExit(status or 1, None, cause or fault or f"the driver ended with status {status}")
+    return DriverExit(status or 1, None, cause or fault or f"the driver exited with status {status}")
 
 
 def _commits(job: SupervisedCommand) -> set[str]:
-    """Names of the finished tasks in the job's store; none where it cannot be asked."""
+    """Return the names of the finished tasks in the store; empty if it does not respond."""
     from ctvr.orchestrator.sweeps.committed_tasks import list_committed_tasks
 
     try:
         return list_committed_tasks(job.runs, job.name, job.store)
-    except Exception as error:  # a store that is away now may be there for the next life
+    except Exception as error:  # an unreachable store may respond to the next attempt
         say(f"{job.what}: finished tasks could not be counted ({type(error).__name__})")
         return set()
 
 
 def _keep_log(job: SupervisedCommand, log: Path) -> Path:
-    """Keep the last words of a dead driver, without secrets; return where they lie."""
+    """Copy the redacted log of a dead driver to the runs folder; return its path."""
     kept = job.runs / "drivers" / f"{job.name or 'unnamed'}.log"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ def _said(job: SupervisedCommand) -> str:
 
 
 def _end_leftovers(token: str) -> None:
-    """End what a driver left running: processes that have its token, and nothing else."""
+    """End the processes that a driver left running, recognized by its token."""
     left: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + GRACE_SECONDS
@@ -271,7 +271,7 @@ def _end_leftovers(token: str) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process is not over: one that ends loses its environment first, its files and locks only then."""
+    """Return whether a process still exists: an exiting one loses its environment before its files and locks."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:
@@ -279,10 +279,10 @@ def _runs(pid: int) -> bool:
 
 
 def _with_token(token: str) -> list[int]:
-    """Processes of this user that a driver with this token has started, and that are not done."""
+    """Return the running processes of this user that a driver with this token started."""
     mark, found = f"{TOKEN}={token}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone, or of somebody else
+        with contextlib.suppress(OSError):  # exited, or of another user
             if mark not in (folder / "environ").read_bytes().split(b"\0"):
                 continue
             if RESOURCE_WATCHDOG.encode() not in (folder / "cmdline").read_bytes():
@@ -293,12 +293,12 @@ def _with_token(token: str) -> list[int]:
 # ----------------------------------------------------------------------------------------------- the child
 
 
-_life: Path | None = None  # in the child: the folder in which it tells its parent of itself
-_former = 0  # in the child: lives before it
+_life: Path | None = None  # in the child: the folder for reports to its parent
+_former = 0  # in the child: earlier attempts
 
 
 def init_child() -> None:
-    """In the child: own lines to the terminal, whatever else is written to 2 to the log. Elsewhere nothing."""
+    """Send this child's own lines to the terminal and other output on descriptor 2 to the log. No-op elsewhere."""
     global _life, _former
     text = os.environ.pop(CHILD, "")
     if not text:
@@ -318,17 +318,17 @@ def is_child() -> bool:
 
 
 def is_restart() -> bool:
-    """Whether this child goes on with what an earlier one has begun."""
+    """Return whether this child continues an earlier attempt."""
     return is_child() and _former > 0
 
 
 def report_name(name: str) -> None:
-    """In the child: the name that the sweep got."""
+    """Report the sweep's name to the parent."""
     _tell("name", name)
 
 
 def report_exit(status: int, fault: str = "", is_unavailable: bool = False) -> None:
-    """In the child: that the end is in order (no `fault`), or what was raised; `is_unavailable`: as of `End`."""
+    """Report the exit status, or the `fault` that was raised; `is_unavailable` is as in `DriverExit`."""
     _tell("end", json.dumps({"status": None if fault else status, "fault": fault, "is_unavailable": is_unavailable}))
 
 
@@ -339,10 +339,10 @@ def _tell(what: str, text: str) -> None:
 
 
 def _set_parent_death_signal(parent: int) -> None:
-    """Be killed when the parent is: nobody would supervise, and whoever killed it wants the sweep gone."""
+    """Die with the parent (PR_SET_PDEATHSIG): an unsupervised driver must not outlive a killed supervisor."""
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):  # no Linux
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

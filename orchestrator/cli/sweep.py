@@ -1,9 +1,8 @@
-"""The commands `ctvr sweep` and `ctvr rerun`: from options and words to one request."""
+"""Commands `ctvr sweep` and `ctvr rerun`."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,39 +32,69 @@ BASELINES = "zero_shot,clip4clip,upper_bound"
 def add_sweep(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep",
-        help="search a method's settings on the cluster, rerun the best over seeds, tabulate; or a whole table",
+        help="search a method's settings, rerun the best over seeds and tabulate; or run a whole table",
         description="Every argument has a default: without any, FrameFusionMoE is searched on the embedded stream. "
-        "--preset with the name of a table (ctvr-table1, bmu-table2, ..., or a .json file) runs every row of it.",
+        "--preset with the name of a table (ctvr-table1, bmu-table2, ..., or a .json file) runs all its rows.",
     )
-    parser.add_argument("--method", help=f"a name from `ctvr methods` ({MAIN_JOB['method']})")
-    parser.add_argument("--stream", help=f"a name from `ctvr streams` ({MAIN_JOB['stream']}, or the table's)")
-    parser.add_argument("--name", help="of the sweep (method or table, stream and time)")
-    parser.add_argument("--resume", metavar="NAME", help="go on with an interrupted sweep or table")
-    parser.add_argument("--trials", type=int, help="of the search, for each row of a table (8); 0: only reruns")
-    parser.add_argument("--searcher", help="tpe, grouped_tpe, random or grid (tpe; grouped_tpe from 16 trials on)")
-    parser.add_argument("--scheduler", help="halving or none (halving)")
+    parser.add_argument(
+        "--method", metavar="NAME", help=f"method, a name of `ctvr methods` (default: {MAIN_JOB['method']})"
+    )
+    parser.add_argument(
+        "--stream",
+        metavar="NAME",
+        help=f"stream, a name of `ctvr streams` (default: {MAIN_JOB['stream']}, or the table's)",
+    )
+    parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: METHOD-STREAM-TIME)")
+    parser.add_argument("--resume", metavar="NAME", help="name of the interrupted sweep or table to resume")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="number of search trials, for each row of a table; 0 only reruns (default: 8)",
+    )
+    parser.add_argument(
+        "--searcher",
+        metavar="NAME",
+        help="search algorithm: tpe, grouped_tpe, random or grid (default: tpe; grouped_tpe from 16 trials on)",
+    )
+    parser.add_argument("--scheduler", metavar="NAME", help="trial scheduler: halving or none (default: halving)")
     parser.add_argument(
         "--confirm",
         type=int,
-        help="best trials that must beat the recommended settings on validation videos; 0: none (2)",
+        metavar="N",
+        help="number of best trials compared with the recommended settings on validation videos (default: 2)",
     )
-    parser.add_argument("--space", action="append", default=[], metavar="name=v1,v2", help="search these values only")
+    parser.add_argument(
+        "--space", action="append", default=[], metavar="name=v1,v2", help="values to search; may be repeated"
+    )
     parser.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="name=v1,v2",
-        help="run these values of a setting, all else as recommended, and draw R@1 over them; again for other settings",
+        help="values of a setting to run, all else as recommended, with a plot of R@1; may be repeated",
     )
-    parser.add_argument("--top", type=int, default=1, help="winners to rerun (%(default)s)")
-    parser.add_argument("--seeds", type=int, help="of the rerun; 0 only searches (3)")
-    add_task_orders(parser)
-    parser.add_argument("--baselines", help=f"methods beside the winner ({BASELINES} and the method's own controls)")
-    parser.add_argument("--rows", default="", help="of a table: these rows only, by comma")
-    add_direction(parser)
-    parser.add_argument("--smoke", action="store_true", help="1 trial of 1 epoch and 1 seed, to see that all is well")
     parser.add_argument(
-        "--expect-sources", metavar="DIGEST", help="refuse to run other sources (cluster/submit.sh adds it)"
+        "--top", type=int, default=1, metavar="N", help="number of winners to rerun (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="number of seeds of the rerun; 0 skips the rerun (default: 3)"
+    )
+    add_task_orders(parser)
+    parser.add_argument(
+        "--baselines",
+        metavar="METHODS",
+        help=f"methods to run next to the winner, comma-separated (default: {BASELINES} and the method's controls)",
+    )
+    parser.add_argument(
+        "--rows", default="", metavar="ROWS", help="rows of the table to run, comma-separated (default: all)"
+    )
+    add_direction(parser)
+    parser.add_argument("--smoke", action="store_true", help="quick check: 1 trial, 1 epoch, 1 seed")
+    parser.add_argument(
+        "--expect-sources",
+        metavar="DIGEST",
+        help="digest of the sources to run; others are refused (set by cluster/submit.sh)",
     )
     add_execution_options(parser, resources=True)
     add_verbose(parser)
@@ -78,23 +107,24 @@ def add_task_orders(parser: argparse.ArgumentParser) -> None:
         "--task-orders",
         type=int,
         default=1,
-        help="of the stream's tasks in the rerun: its own and drawn ones (%(default)s)",
+        metavar="N",
+        help="number of task orders in the rerun: the stream's own plus random ones (default: %(default)s)",
     )
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="show tracebacks and whatever else Ray writes")
+    parser.add_argument("--verbose", action="store_true", help="show tracebacks and the other output of Ray")
 
 
 def is_supervised(arguments: argparse.Namespace) -> bool:
-    """Whether a command runs trials on Ray, which may take the process that started them with it."""
+    """Return whether a command runs trials on Ray, which can kill the process that started them."""
     if arguments.command == "reproduce":
         return bool(arguments.item) and not (arguments.list or arguments.plan)
     return arguments.command in ("sweep", "rerun")
 
 
 def supervised_command(arguments: argparse.Namespace, words: list[str]) -> supervisor.SupervisedCommand:
-    """A sweep, rerun or table that was typed, for the process that supervises it."""
+    """Return the supervised form of a sweep, rerun or table command."""
     if arguments.command == "sweep":
         name = arguments.resume or arguments.name
     else:
@@ -112,10 +142,10 @@ def _sweep(arguments: argparse.Namespace) -> str:
     check_hours(arguments.budget_hours)
     execution = get_execution(arguments)
     if arguments.resume:
-        if others := _beside_resume(arguments):
+        if others := _not_with_resume(arguments):
             raise ConfigError(
-                f"--resume {arguments.resume}: goes on with the settings of the first command. Leave "
-                f"{others[0]} out, or start a new sweep."
+                f"--resume {arguments.resume}: resumes with the settings of the first command. Omit "
+                f"{others[0]}, or start a new sweep."
             )
         check_resumable(arguments.resume, arguments.runs)
         preflight(arguments, None)
@@ -136,8 +166,8 @@ def _sweep(arguments: argparse.Namespace) -> str:
     return _sweep_method(arguments, search, overrides)
 
 
-def _beside_resume(arguments: argparse.Namespace) -> list[str]:
-    """Words that would change what is resumed."""
+def _not_with_resume(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments that cannot be given together with --resume."""
     options = "config method stream preset rows trials searcher scheduler confirm space vary seeds baselines direction"
     names = options.split()
     orders = ["--task-orders"] if arguments.task_orders != 1 else []
@@ -149,7 +179,7 @@ def _beside_resume(arguments: argparse.Namespace) -> list[str]:
 
 
 def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -> dict[str, Any]:
-    """What was said of the search, by options and by `search.*` words, which are taken out of `overrides`."""
+    """Return the search settings of the options and the `search.*` overrides, which are removed from `overrides`."""
     names = ("trials", "searcher", "scheduler", "confirm")
     search = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     for word in [word for word in overrides if word.startswith("search.")]:
@@ -163,12 +193,14 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     from ctvr.orchestrator.sweeps.preflight import check_arguments, check_settings
 
     if arguments.rows:
-        raise ConfigError(f"--rows {arguments.rows}: is of a table. Name it: --preset ctvr-table1.")
+        raise ConfigError(
+            f"--rows {arguments.rows}: applies to tables only. Add --preset TABLE, for example --preset ctvr-table1."
+        )
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
     check_arguments([method], search, arguments.space, overrides)
     baselines = split_commas(BASELINES if arguments.baselines is None else arguments.baselines)
     if arguments.top < 1 or (arguments.seeds or 0) < 0:
-        raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
+        raise ConfigError(f"--top: must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
     check_arguments(baselines, {}, (), ())
     execution = get_execution(arguments)
     execution.check()
@@ -181,7 +213,9 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
 
     unknown = [word for word in split_commas(arguments.preset) if word not in presets_of(method)]
     if unknown and arguments.method is None:
-        raise ConfigError(f"--preset: {unknown[0]!r} is no table and no preset of {method}. {known_tables(unknown[0])}")
+        raise ConfigError(
+            f"--preset: {unknown[0]!r} is neither a table nor a preset of {method}. {known_tables(unknown[0])}"
+        )
     arguments.stream = stream
     preflight(arguments, arguments.stream)
     check_settings(method, overrides, arguments.space)
@@ -211,7 +245,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
 
 
 def _slug(stream: str) -> str:
-    """A stream as a part of a sweep's name."""
+    """Return a stream's name as a part of a sweep's name."""
     return Path(stream).stem.replace("@", "-order")
 
 
@@ -230,7 +264,7 @@ def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: 
 
 
 def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
-    """What was asked for, as a `TableRequest`; `arguments.stream` becomes the table's where none was named."""
+    """Build the `TableRequest`; sets `arguments.stream` to the table's stream if none was given."""
     from ctvr.orchestrator.sweeps.preflight import check_table
     from ctvr.orchestrator.tables.presets import load_preset, names_table
 
@@ -244,7 +278,9 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
         ("--top", arguments.top, 1),
     ):
         if value != default:
-            raise ConfigError(f"{option}: a table names its rows itself. Leave it out, or write a preset of your own.")
+            raise ConfigError(
+                f"{option}: not applicable, because a table determines its rows. Omit it, or write your own preset."
+            )
     preset = load_preset(arguments.preset).only(split_commas(arguments.rows))
     seeds = preset.seeds if arguments.seeds is None else arguments.seeds
     preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
@@ -259,14 +295,14 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
 
 
 def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
-    """A table of a method, of each value of --vary in it, and of --baselines beside it; nothing is searched."""
+    """Build the request for a table of a method, each value of --vary and --baselines, without a search."""
     from ctvr.orchestrator.sweeps.preflight import ablation_preset, check_arguments, check_settings, check_table
     from ctvr.orchestrator.sweeps.table_plan import TableRequest
 
-    if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke means one trial
-        raise ConfigError(f"--vary: runs each value over seeds and searches nothing. Leave search.{given[0]} out.")
+    if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke sets trials=1
+        raise ConfigError(f"--vary: runs each value over seeds, without a search. Omit search.{given[0]}.")
     if arguments.space or arguments.top != 1 or arguments.rows:
-        raise ConfigError("--vary: searches nothing and has rows of its own. Leave --space, --top and --rows out.")
+        raise ConfigError("--vary: determines its rows, without a search. Omit --space, --top and --rows.")
     method, baselines = arguments.method or MAIN_JOB["method"], split_commas(arguments.baselines or "")
     preset = ablation_preset(method, split_commas(arguments.preset), baselines, arguments.vary)
     check_arguments([method, *baselines], {}, arguments.vary, overrides)
@@ -280,27 +316,20 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
     return TableRequest(name, arguments.stream, preset, overrides, direction, arguments.task_orders)
 
 
-def add_attach(commands: Any) -> None:
-    parser = commands.add_parser("attach", help="watch a sweep that was submitted to this machine, or end it in order")
-    parser.add_argument("name", nargs="?", help="a folder of ~/ctvr_drivers (the sweep that runs, else the last one)")
-    parser.add_argument("--stop", action="store_true", help="end it in order; `ctvr sweep --resume` goes on with it")
-    parser.set_defaults(run=_attach)
-
-
-def _attach(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.cli import detached
-
-    place = detached.find(arguments.name)
-    sys.exit((detached.stop if arguments.stop else detached.follow)(place))
-
-
 def add_rerun(commands: Any) -> None:
-    parser = commands.add_parser("rerun", help="run the best trials of a sweep again over fresh seeds, and tabulate")
-    parser.add_argument("--sweep", required=True, help="name of the sweep")
-    parser.add_argument("--top", type=int, default=1, help="trials to rerun, best first (%(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="(%(default)s)")
+    parser = commands.add_parser("rerun", help="rerun the best trials of a sweep over new seeds, and tabulate")
+    parser.add_argument("--sweep", required=True, metavar="NAME", help="name of the sweep")
+    parser.add_argument(
+        "--top", type=int, default=1, metavar="N", help="number of best trials to rerun (default: %(default)s)"
+    )
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of new seeds (default: %(default)s)")
     add_task_orders(parser)
-    parser.add_argument("--baselines", default="", help="methods beside the winner, by comma")
+    parser.add_argument(
+        "--baselines",
+        default="",
+        metavar="METHODS",
+        help="methods to run next to the winner, comma-separated (default: none)",
+    )
     add_direction(parser)
     add_execution_options(parser, resources=True)
     add_verbose(parser)

@@ -1,14 +1,14 @@
-"""One line of `ctvr doctor`'s report, and how many names a line shows."""
+"""Findings of `ctvr doctor`'s report."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["ok", "note", "warning", "error"]  # a note is worth knowing once, and no reason to act before a sweep
+Level = Literal["ok", "note", "warning", "error"]  # a note requires no action before a sweep
 
 
-SHOWN = 5  # names in one finding
+SHOWN = 5  # maximum number of names in a finding
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,5 @@ class Finding:
 
 
 def listed(names: list[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,4 +1,4 @@
-"""What `ctvr doctor` says of this machine: versions, processors, GPUs, Ray, open ports; without importing torch."""
+"""Checks of this machine by `ctvr doctor`: versions, decoders, processors, memory, GPUs; without importing torch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ctvr.orchestrator.on_ray.memory import free_memory, trials_in_memory
 from ctvr.sandbox.calls import ARCHITECTURES
 from ctvr.sandbox.measure import ALWAYS, COUNT, measure
 
-SAFE_FFMPEG = (8, 1, 2)  # CVE-2026-8461 (MagicYUV, out-of-bounds write) is fixed from here on
-RAY = 1_300_000_000  # bytes that Ray takes when it has started
+SAFE_FFMPEG = (8, 1, 2)  # first version with the fix of CVE-2026-8461 (MagicYUV, out-of-bounds write)
+RAY = 1_300_000_000  # bytes that a started Ray takes
 LOW_MEMORY = 4 * 10**9  # about 2 GB with one small trial
 
 
 def requirements() -> tuple[str, list[str]]:
-    """(Python versions, packages with their minima) of this project: of its source, else of the installed copy."""
+    """Return the required Python versions and packages, from the source tree, else from the installed package."""
     source = Path(__file__).absolute().parents[3] / "pyproject.toml"
     if sys.version_info >= (3, 11) and source.is_file():
         import tomllib
@@ -38,13 +38,13 @@ def requirements() -> tuple[str, list[str]]:
 
 
 def versions() -> Iterator[Finding]:
-    """Packages against the minima of pyproject.toml; nothing is imported."""
+    """Check the installed packages against pyproject.toml, without importing them."""
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
     python, packages = requirements()
     if not SpecifierSet(python).contains(platform.python_version(), prereleases=True):
-        text = f"{platform.python_version()} runs here, {python} is needed"
+        text = f"{platform.python_version()} is running, {python} is required"
         yield Finding("error", "Python", text, "Make a virtual environment of a newer Python and install ctvr in it.")
     found = [f"Python {platform.python_version()}"]
     for requirement in map(Requirement, packages):
@@ -59,12 +59,12 @@ def versions() -> Iterator[Finding]:
             continue
         found.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
-            yield Finding("error", requirement.name, f"is {version}, {requirement.specifier} is needed", remedy)
+            yield Finding("error", requirement.name, f"is {version}, {requirement.specifier} is required", remedy)
     yield Finding("ok", "versions", ", ".join(found))
 
 
 def decoders() -> Iterator[Finding]:
-    """Which FFmpeg reads the videos, and whether its known holes are closed."""
+    """Check the version of FFmpeg for known vulnerabilities."""
     import av
 
     ffmpeg = str(getattr(av, "ffmpeg_version_info", "unknown"))
@@ -75,7 +75,7 @@ def decoders() -> Iterator[Finding]:
             "warning",
             "FFmpeg",
             f"PyAV {av.__version__} decodes with FFmpeg {ffmpeg}; CVE-2026-8461 is fixed from {safe} on",
-            "pip install -U 'av>=18.1', and decode only videos whose makers you trust until then.",
+            "pip install -U 'av>=18.1', and until then decode only videos from trusted sources.",
         )
     else:
         yield Finding("ok", "FFmpeg", f"{ffmpeg} in PyAV {av.__version__}")
@@ -83,69 +83,69 @@ def decoders() -> Iterator[Finding]:
         yield Finding(
             "note",
             "decord",
-            f"{importlib.metadata.version('decord')} brings its own FFmpeg 4.1.6 of 2020, without later security fixes "
+            f"{importlib.metadata.version('decord')} has its own FFmpeg 4.1.6 of 2020, without later security fixes "
             "and built as 'nonfree and unredistributable'",
-            "Do not write data.decoder=decord or auto for videos you do not trust, and do not pass its files on.",
+            "Do not use data.decoder=decord or auto for untrusted videos, and do not redistribute its files.",
         )
     if importlib.util.find_spec("torchcodec") is not None:
-        version = importlib.metadata.version("torchcodec")  # which FFmpeg it finds is known when it is loaded: seconds
+        version = importlib.metadata.version("torchcodec")  # its FFmpeg version is only known after a slow import
         yield Finding("ok", "torchcodec", f"{version}, for data.decoder=torchcodec; decodes with this system's FFmpeg")
 
 
 def sandboxing() -> Iterator[Finding]:
-    """What a file of somebody else could reach if it took the process over that reads it: videos, pickled weights."""
+    """Measure the isolation of the processes that read untrusted videos and pickled weights."""
     if sys.platform != "linux":
-        text = f"children that read videos and pickled weights have limits alone on {sys.platform}"
-        yield Finding("note", "sandboxing", text, "Read only videos and weights whose makers you trust.")
+        text = f"processes that read videos and pickled weights have only resource limits on {sys.platform}"
+        yield Finding("note", "sandboxing", text, "Read only videos and weights from trusted sources.")
         return
     found = measure()
     held = found.isolation
     names = {held.files: held.files, "an own network": held.network, "a filter of system calls": held.calls}
-    means = ", ".join(name for name, stands in names.items() if stands) or "nothing that the kernel offers"
-    text = f"children that read videos and pickled weights are held by {means}; {COUNT} ways out were tried, open: "
+    means = ", ".join(name for name, stands in names.items() if stands) or "no mechanism of the kernel"
+    text = f"processes that read videos and pickled weights are isolated by {means}; {COUNT} escapes tried, open: "
     if not (ways := [way for way in found.open if way not in ALWAYS]):
         yield Finding("ok", "sandboxing", text + (", ".join(found.open) or "none"))
         return
-    remedy = "Read only videos and weights whose makers you trust, or run where the kernel has Landlock (Linux 6.12"
+    remedy = "Read only videos and weights from trusted sources, or use a kernel with Landlock (Linux 6.12"
     if not held.calls:
-        remedy += f") and seccomp on {' or '.join(ARCHITECTURES)}, and the container allows both."
+        remedy += f") and seccomp on {' or '.join(ARCHITECTURES)}, and a container that allows both."
     else:
-        remedy += ") and the container allows it."
+        remedy += ") and a container that allows it."
     yield Finding("note", "sandboxing", text + ", ".join(ways), remedy)
 
 
 def machine(worker: int = 0) -> Iterator[Finding]:
-    """Processors and memory. `worker`: bytes that a worker on processors takes (on_ray/memory.py); 0: not known."""
+    """Check processors and memory. `worker`: memory of a CPU worker in bytes (on_ray/memory.py); 0: unknown."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = free_memory()
     text = f"{processors} processors" + ("" if free is None else f", {free / 1e9:.1f} GB of memory free")
     if free is not None and free < LOW_MEMORY:
-        remedy = "End other programs, or lower --max-concurrent and --workers."
+        remedy = "Stop other programs, or lower --max-concurrent and --workers."
         yield Finding("warning", "machine", f"{text}; Ray and one trial take about 2 GB", remedy)
     else:
         yield Finding("ok", "machine", text)
     trials = trials_in_memory(worker, 1, [{"memory": free - RAY}]) if free is not None and free > RAY else None
     if trials is not None:
-        few = "fewer than processors: a sweep runs no more at once" if trials < processors else "processors bound them"
+        few = "memory limits a sweep's concurrency" if trials < processors else "processors limit them"
         text = f"room for {trials} trials of one worker at once, {worker / 1e9:.1f} GB each; {few}"
         yield Finding("note" if trials < processors else "ok", "memory", text)
 
 
 def home() -> Iterator[Finding]:
-    """The home folder, where libraries keep what they fetch and compile."""
+    """Check the home folder, in which libraries store downloads and compiled code."""
     try:
         folder = Path.home()
-    except RuntimeError:  # a user without a name
+    except RuntimeError:  # an unnamed user
         folder = Path("/nonexistent")
     if folder.is_dir() and os.access(folder, os.W_OK):
         return
     problem = "cannot be written" if folder.is_dir() else "does not exist"
-    text = f"the home folder {folder} {problem}: fetched weights and copies of a remote store's objects have no place"
-    yield Finding("warning", "home", text, "Set HOME to a folder that can be written, or HF_HOME and CTVR_CACHE.")
+    text = f"the home folder {folder} {problem}, so weights and copies of a remote store cannot be stored"
+    yield Finding("warning", "home", text, "Set HOME to a writable folder, or set HF_HOME and CTVR_CACHE.")
 
 
 def gpus() -> Iterator[Finding]:
-    """What nvidia-smi sees."""
+    """Check the GPUs by nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         yield Finding("ok", "GPUs", "none (no nvidia-smi); trials run on processors")
@@ -158,7 +158,7 @@ def gpus() -> Iterator[Finding]:
     if answer.returncode or not rows:
         reason = next(iter((answer.stdout + answer.stderr).strip().splitlines()), "no device")
         yield Finding(
-            "warning", "GPUs", f"nvidia-smi finds none ({reason[:120]})", "Mend the driver, or use processors."
+            "warning", "GPUs", f"nvidia-smi finds none ({reason[:120]})", "Repair the driver, or train on CPUs."
         )
         return
     yield Finding("ok", "GPUs", ", ".join(f"{row[0]} ({row[1]} MiB)" for row in rows))
@@ -172,7 +172,7 @@ def gpus() -> Iterator[Finding]:
 
 
 def _torch_has_cuda() -> bool:
-    """What torch was built for, read from its version file: importing it takes seconds."""
+    """Return whether torch was built with CUDA, from its version file, because importing it takes seconds."""
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).parent / "version.py" if spec is not None and spec.origin else None
     return (

@@ -1,4 +1,4 @@
-"""What `ctvr doctor` says of the network: Ray's cluster and its token, open ports, files of keys."""
+"""Network checks by `ctvr doctor`: proxies, Ray's cluster and its token, open ports, files with secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PORTS = {8265: "Ray's dashboard", 6379: "Ray's control service", 10001: "Ray's c
 
 
 def _answers(address: str) -> bool:
-    """Whether something listens at HOST:PORT (with or without ray://)."""
+    """Return whether a process listens at HOST:PORT (with or without ray://)."""
     host, _, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
     if not port.isdigit():
         host, port = host or port, "6379"
@@ -31,29 +31,29 @@ def _answers(address: str) -> bool:
 
 
 def cluster_address() -> str:
-    """The address in Ray's file of this machine's cluster; empty if there is none."""
+    """Return the address in Ray's file of this machine's cluster; empty without a file."""
     file = cluster_file()
     return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
 def proxies(tracking_uri: str) -> Iterator[Finding]:
-    """A proxy that is asked for this machine or for a server close by, which it cannot reach."""
+    """Check that no proxy is used for this machine or a server in the local network, which it cannot reach."""
     local = [f"{scheme}://{host}" for scheme in ("http", "https") for host in ("127.0.0.1", "localhost")]
     if proxy := next(filter(None, map(proxy_of, local)), ""):
-        text = f"{proxy} is asked for 127.0.0.1 and localhost, too; ctvr excepts them, `ray` and `mlflow` do not"
+        text = f"{proxy} is also used for 127.0.0.1 and localhost; ctvr excludes them, `ray` and `mlflow` do not"
         yield Finding("warning", "proxy", text, f"export no_proxy={exceptions()} NO_PROXY=$no_proxy")
     servers = {"MLFLOW_TRACKING_URI": tracking_uri}
     servers |= {name: os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")}
     for name, address in servers.items():
         host = host_of(address)
         if address.startswith("http") and is_near(host) and (proxy := proxy_of(address)):
-            text = f"{proxy} is asked for {host} ({name})"
-            remedy = f"If it cannot reach that: export no_proxy={exceptions(host)} NO_PROXY=$no_proxy"
+            text = f"{proxy} is used for {host} ({name})"
+            remedy = f"If it cannot reach this host: export no_proxy={exceptions(host)} NO_PROXY=$no_proxy"
             yield Finding("warning", "proxy", text, remedy)
 
 
 def ray_state() -> Iterator[Finding]:
-    """The cluster that a sweep would join, and whether it asks for a token."""
+    """Check the cluster that a sweep would join, and its token authentication."""
     wanted, known = os.environ.get("RAY_ADDRESS", ""), cluster_address()
     joins = wanted not in ("", "local")
     if wanted == "auto" and not known:
@@ -62,19 +62,19 @@ def ray_state() -> Iterator[Finding]:
         )
     elif joins and wanted != "auto" and not _answers(wanted):
         remedy = "Start the cluster, correct the address, or unset RAY_ADDRESS to start one here."
-        yield Finding("error", "Ray", f"nothing answers at RAY_ADDRESS={wanted}", remedy)
+        yield Finding("error", "Ray", f"nothing responds at RAY_ADDRESS={wanted}", remedy)
     if known and not _answers(known):
         level: Level = "error" if wanted == "auto" else "warning"
-        text = f"{cluster_file()} names the cluster {known}, which no longer answers"
+        text = f"{cluster_file()} names the cluster {known}, which no longer responds"
         yield Finding(level, "Ray", text, f"`ray stop`, or remove the file: rm {cluster_file()}")
         known = ""
     if known and not joins and (owner := _owner_of(cluster_file())):
-        text = f"a sweep joins the cluster {known}, which user {owner} has started"
-        yield Finding("warning", "Ray", text, "To start a Ray of your own instead: --address local.")
+        text = f"a sweep joins the cluster {known}, which user {owner} started"
+        yield Finding("warning", "Ray", text, "To start your own cluster instead, use --address local.")
     if joins or known:
         yield from _token()
     else:
-        yield Finding("ok", "Ray", "no cluster here; `ctvr sweep` starts one that only this machine can reach")
+        yield Finding("ok", "Ray", "no cluster; `ctvr sweep` starts one that only this machine can reach")
 
 
 def _owner_of(file: Path) -> str:
@@ -91,12 +91,10 @@ def _owner_of(file: Path) -> str:
 
 
 def ray_folder() -> Iterator[Finding]:
-    """Whether Ray can bind its Unix sockets where it keeps its files: their paths are bounded."""
+    """Check that Ray can bind Unix sockets in its folder, because the length of their paths is limited."""
     folder, problem = usable_folder()
     if problem:
-        text = (
-            f"Ray cannot keep its files in {temporary_folder()}: {problem}; a sweep that starts Ray uses {folder}/ray"
-        )
+        text = f"Ray cannot use {temporary_folder()}: {problem}; a sweep that starts Ray uses {folder}/ray"
         yield Finding("warning", "Ray", text, f"For `ray start` and other programs: export RAY_TMPDIR={folder}")
 
 
@@ -109,20 +107,20 @@ def _token() -> Iterator[Finding]:
     file = token_file()
     secret = "RAY_AUTH_MODE=token on every node, with one ~/.ray/auth_token (`bash cluster/setup.sh secrets`)"
     if not _uses_token():
-        text = "the cluster asks for no token: whoever reaches its ports can run commands as you"
+        text = "the cluster requires no token: anybody who can reach its ports can run commands as you"
         yield Finding("warning", "Ray", text, f"Set {secret}.")
     elif not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
         yield Finding(
-            "error", "Ray", f"RAY_AUTH_MODE=token, but there is no {file}", f"Copy it from the head node; {secret}."
+            "error", "Ray", f"RAY_AUTH_MODE=token, but {file} does not exist", f"Copy it from the head node; {secret}."
         )
     elif file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
-        yield Finding("warning", "Ray", f"others on this machine can read {file}", f"chmod 600 {file}")
+        yield Finding("warning", "Ray", f"other users of this machine can read {file}", f"chmod 600 {file}")
     else:
-        yield Finding("ok", "Ray", "the cluster asks for a token")
+        yield Finding("ok", "Ray", "the cluster requires a token")
 
 
 class Listener(NamedTuple):
-    """A socket that waits for connections from every network."""
+    """A socket that listens on every interface."""
 
     port: int
     user: int
@@ -130,7 +128,7 @@ class Listener(NamedTuple):
 
 
 def public_listeners(table: str) -> list[Listener]:
-    """What listens on every interface: from the text of /proc/net/tcp or tcp6."""
+    """Return the listeners on every interface from the text of /proc/net/tcp or tcp6."""
     found = []
     for line in table.splitlines()[1:]:
         words = line.split()
@@ -142,7 +140,7 @@ def public_listeners(table: str) -> list[Listener]:
 
 
 def owners(inodes: Collection[int]) -> dict[int, str]:
-    """The command line behind each socket, of the processes that we may look into."""
+    """Return the command line of the process of each socket, for processes that this user may inspect."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[int, str] = {}
     for process in Path("/proc").glob("[0-9]*") if wanted else ():
@@ -155,7 +153,7 @@ def owners(inodes: Collection[int]) -> dict[int, str]:
 
 
 def ports() -> Iterator[Finding]:
-    """Services that listen on every interface, as /proc/net/tcp has it."""
+    """Check for services that listen on every interface, from /proc/net/tcp."""
     tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
     if not tables[0].is_file():
         yield Finding("ok", "ports", "not examined: this system has no /proc/net/tcp")
@@ -171,16 +169,18 @@ def ports() -> Iterator[Finding]:
         if has_token and what.startswith("Ray") and each.port != 8265:
             continue
         reported.add(each.port)
-        # whoever reaches Ray without a token runs what he likes
+        # Ray without a token runs commands of anybody who can reach it
         is_open_shell = each.port == 8265 and not has_token and each.user == os.getuid()
         level: Level = "error" if is_open_shell else "warning"
         yield Finding(level, "ports", f"{each.port} ({what}) listens on every interface", _port_remedy(each.port, what))
     if not reported:
-        yield Finding("ok", "ports", "neither Ray nor MLflow listens on every interface, as far as we may look")
+        yield Finding(
+            "ok", "ports", "neither Ray nor MLflow listens on every interface, as far as this user may inspect"
+        )
 
 
 def _service(command: str) -> str:
-    """What a command line is, if it is one of ours."""
+    """Return the service of a command line, empty if it is neither Ray nor MLflow."""
     if re.search(r"\bmlflow\b", command):
         return "MLflow"
     return "Ray" if re.search(r"/ray/|\braylet\b|\bgcs_server\b|^ray::", command) else ""
@@ -199,8 +199,8 @@ SECRET_FILES = (".ctvr_keys", ".ctvr_env", ".mlflow/credentials", ".aws/credenti
 
 
 def secret_files() -> Iterator[Finding]:
-    """Files of keys in the home folder that others on this machine can read."""
+    """Check the permissions of files with secrets in the home folder."""
     for name in SECRET_FILES:
         file = Path.home() / name
         if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
-            yield Finding("warning", "secrets", f"others on this machine can read {file}", f"chmod 600 {file}")
+            yield Finding("warning", "secrets", f"other users of this machine can read {file}", f"chmod 600 {file}")

@@ -1,4 +1,4 @@
-"""What `ctvr doctor` says of a runs folder's records: MLflow, the outbox, unfinished sweeps."""
+"""Checks of a runs folder's records by `ctvr doctor`: MLflow, outbox, unfinished sweeps."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ctvr.orchestrator.tracking.outbox import REFUSED, Outbox
 from ctvr.orchestrator.tracking.server import check
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-MAX_SWEEPS = 30  # newest sweeps that are looked at
+MAX_SWEEPS = 30  # number of newest sweeps that are checked
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What is examined."""
+    """The folders, stream and server that are checked."""
 
     runs: Path
     store: str
     stream_name: str | None
-    stream: Stream | None  # None: not asked for, embedded, or unreadable
+    stream: Stream | None  # None: not requested, embedded, or unreadable
     tracking_uri: str
 
     @property
     def local_store(self) -> Path | None:
-        """The folder of a store that is one."""
+        """Return the folder of a local store, None for a remote one."""
         scheme, separator, rest = self.store.partition("://")
         if separator and scheme != "file":
             return None
@@ -48,7 +48,7 @@ def mlflow(place: Examined) -> Iterator[Finding]:
         address = urlsplit(uri)
         yield open_server(uri, address)
         if address.password:
-            text = "the password stands in MLFLOW_TRACKING_URI, which is shown in process lists and pages"
+            text = "MLFLOW_TRACKING_URI contains the password and is visible in process lists and web pages"
             remedy = "Move it to MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             yield Finding("warning", "MLflow", text, remedy)
         yield from _sweeps(place)
@@ -57,7 +57,7 @@ def mlflow(place: Examined) -> Iterator[Finding]:
     if file.is_file() and (problem := _database_problem(file)):
         yield problem
         return
-    text = f"records in {file} on this machine" if file.is_file() else f"{file} will be made"
+    text = f"records in {file} on this machine" if file.is_file() else f"{file} will be created"
     yield Finding("ok", "MLflow", text)
     if os.environ.get("RAY_ADDRESS", "local") != "local" or network.cluster_address():
         text = "records go to a SQLite file, which other nodes of the cluster cannot write"
@@ -68,29 +68,29 @@ def mlflow(place: Examined) -> Iterator[Finding]:
 
 
 def open_server(uri: str, address: SplitResult) -> Finding:
-    """Whether a server that answers us would answer anybody."""
+    """Check whether a server accepts requests without a password."""
     is_near = address.hostname in ("localhost", "127.0.0.1", "::1")
     if is_near or not address.hostname:
-        return Finding("ok", "MLflow", f"{address.hostname or uri} answers")
+        return Finding("ok", "MLflow", f"{address.hostname or uri} responds")
     bare = address._replace(netloc=address.netloc.rpartition("@")[2], path="/api/2.0/mlflow/experiments/search")
-    proxies = urllib.request.ProxyHandler(proxies_of(uri))  # as MLflow's client has it
+    proxies = urllib.request.ProxyHandler(proxies_of(uri))  # as in MLflow's client
     try:
         with urllib.request.build_opener(proxies).open(bare._replace(query="max_results=1").geturl(), timeout=5):
-            text = f"{address.hostname} asks for no password: whoever reaches it reads and changes every record"
-            return Finding("warning", "MLflow", text, "Start it by cluster/services.sh, which gives it a password.")
+            text = f"{address.hostname} requires no password: anybody who can reach it can read and change every record"
+            return Finding("warning", "MLflow", text, "Start it by cluster/services.sh, which sets a password.")
     except OSError:  # 401 among others
-        return Finding("ok", "MLflow", f"{address.hostname} answers, and asks for a password")
+        return Finding("ok", "MLflow", f"{address.hostname} responds, and requires a password")
 
 
 def _database_problem(file: Path) -> Finding | None:
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=2)) as database:
             database.execute("PRAGMA schema_version").fetchone()
-    except sqlite3.OperationalError as error:  # locked, or not readable
-        remedy = "End the program that holds it, or check who owns it."
+    except sqlite3.OperationalError as error:  # locked, or unreadable
+        remedy = "Stop the program that locks it, or check its owner."
         return Finding("warning", "MLflow", f"{file}: {error}", remedy)
     except sqlite3.DatabaseError as error:
-        return Finding("error", "MLflow", f"{file}: {error}", "Move the file away, or put a copy of it back.")
+        return Finding("error", "MLflow", f"{file}: {error}", "Move the file away, or restore a backup.")
     return None
 
 
@@ -102,9 +102,9 @@ def outbox(place: Examined) -> Iterator[Finding]:
         yield Finding("warning", "outbox", f"{waiting} records wait for MLflow", f"`ctvr sync{_runs_option(place)}`")
     if refused:
         text = f"MLflow refused records of {listed([name.removesuffix(REFUSED) for name in refused])}"
-        yield Finding("warning", "outbox", text, f"Look at {outbox.folder}/*{REFUSED}.jsonl, then remove these files.")
+        yield Finding("warning", "outbox", text, f"Inspect {outbox.folder}/*{REFUSED}.jsonl, then remove these files.")
     if not waiting and not refused:
-        yield Finding("ok", "outbox", "nothing waits for MLflow")
+        yield Finding("ok", "outbox", "no records wait for MLflow")
 
 
 def _runs_option(place: Examined) -> str:
@@ -112,7 +112,7 @@ def _runs_option(place: Examined) -> str:
 
 
 def _sweeps(place: Examined) -> Iterator[Finding]:
-    """Sweeps of the runs folder whose record was never closed; MLflow is known to answer."""
+    """Find sweeps of the runs folder whose record was never closed, after MLflow has responded."""
     folders = [path for path in (place.runs / "sweeps").glob("*") if path.is_dir()]
     folders = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_SWEEPS]
     tracker = Tracker(place.tracking_uri, place.runs)
@@ -126,13 +126,13 @@ def _sweeps(place: Examined) -> Iterator[Finding]:
         again = f"`ctvr sweep --resume {folder.name}{place_option}`"
         if searched := record.settings.get("rerun_of"):
             counts = f"--top {record.settings.get('top', 1)} --seeds {record.settings.get('seeds', 3)}"
-            beside = record.settings.get("baselines", "")
-            counts += f" --baselines {beside}" if beside else ""
+            baselines = record.settings.get("baselines", "")
+            counts += f" --baselines {baselines}" if baselines else ""
             counts += f" --task-orders {record.settings['orders']}" if "orders" in record.settings else ""
             again = f"`ctvr sweep --resume {searched}{place_option}`"
-            if "rows" not in record.settings:  # which a table's rerun has; it is never started by itself
+            if "rows" not in record.settings:  # a table's rerun has `rows`, and is only started by its sweep
                 again += f" if that sweep started it, else `ctvr rerun --sweep {searched} {counts}{place_option}`"
-        state = "was stopped" if record.status == "KILLED" else "is unfinished, or running now"
-        yield Finding("warning", "sweeps", f"{folder.name} {state}", f"Go on with {again}.")
+        state = "was stopped" if record.status == "KILLED" else "is unfinished or running"
+        yield Finding("warning", "sweeps", f"{folder.name} {state}", f"Resume with {again}.")
     if not unfinished:
         yield Finding("ok", "sweeps", "none is unfinished")

@@ -1,6 +1,6 @@
-"""`ctvr doctor`: what would go wrong in a sweep, found in seconds before it starts; every finding has its remedy.
+"""Checks before a sweep, each with a remedy for its problems (`ctvr doctor`).
 
-Nothing is decoded, rendered or trained here, and neither torch nor Ray is imported.
+They take seconds: they do not decode, render or train, and import neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from ctvr.orchestrator.streams.videos import missing_videos
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-EMBEDDED_BYTES = 500 * 10**6  # videos and frames of the embedded streams, generously
-NUM_FRAMES, IMAGE_SIZE = 12, 224  # where the stream recommends none: the default of data.num_frames, CLIP's image
-BATCH, BACKBONE = 8, "ViT-B-32"  # likewise
-LOW_DISK, NO_DISK = 5 * 10**9, 500 * 10**6  # bytes free, besides what the stream needs
-STORE_SECONDS = 6.0  # how long a store may take to answer
-CLOCK_SECONDS = 5.0  # how far a shared folder's clock may be off
+EMBEDDED_BYTES = 500 * 10**6  # upper estimate of videos and frames of the embedded streams
+NUM_FRAMES, IMAGE_SIZE = 12, 224  # defaults if the stream recommends none: of data.num_frames, CLIP's image size
+BATCH, BACKBONE = 8, "ViT-B-32"  # defaults if the stream recommends none
+LOW_DISK, NO_DISK = 5 * 10**9, 500 * 10**6  # free bytes, in addition to those for the stream
+STORE_SECONDS = 6.0  # response time of a store
+CLOCK_SECONDS = 5.0  # deviation of a shared folder's clock
 
 
 def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tracking_uri: str) -> list[Finding]:
-    """Look at everything a sweep depends on. Never raises: a check that fails is a finding.
+    """Check everything that a sweep depends on. Never raises: a failed check is a finding.
 
     Args:
         runs: the runs folder; need not exist.
         store: URI of the object store; empty = `<runs>/store`.
-        stream: name or manifest of the stream that will be learned; None leaves data out.
+        stream: name or manifest of the stream; None skips the checks of videos.
         videos: base folder of the manifest's videos, if not the manifest's own.
-        tracking_uri: of MLflow: `tracking.default_uri(runs)`.
+        tracking_uri: URI of MLflow, `tracking.default_uri(runs)`.
     """
     runs = Path(runs).resolve()
     loaded: list[Stream] = []
 
     def read_stream() -> Iterator[Finding]:
         if stream in RENDERED:
-            yield Finding("ok", "stream", f"{stream} is embedded; its videos are rendered when they are first needed")
+            yield Finding("ok", "stream", f"{stream} is embedded; its videos are rendered at first use")
         elif stream is not None:
             loaded.append(load_stream(stream, runs, videos))
             yield from _videos(loaded[0])
@@ -88,12 +88,12 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
 
 
 def blocking(findings: list[Finding]) -> list[Finding]:
-    """The findings that should stop a sweep before it starts."""
+    """Return the findings that stop a sweep before it starts."""
     return [finding for finding in findings if finding.level == "error"]
 
 
 def to_text(findings: list[Finding]) -> str:
-    """The report for a person: one line per finding, the remedy below it, a summary last."""
+    """Format the report: one line for each finding, its remedy below, a summary at the end."""
     lines = []
     for finding in findings:
         lines.append(f"{finding.level:<8}{finding.subject}: {finding.text}")
@@ -102,23 +102,23 @@ def to_text(findings: list[Finding]) -> str:
     errors = len(blocking(findings))
     warnings = sum(finding.level == "warning" for finding in findings)
     if not errors and not warnings:
-        return "\n".join([*lines, "nothing stands in the way of a sweep"])
+        return "\n".join([*lines, "ready for a sweep"])
     counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((errors, "error"), (warnings, "warning")) if n]
     return "\n".join([*lines, " and ".join(counts)])
 
 
 def _guarded(subject: str, examination: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """The findings of one check, whatever happens in it."""
+    """Return the findings of one check; an exception in it is a finding."""
     found: list[Finding] = []
     try:
         for finding in examination():
             found.append(finding)
     except ConfigError as error:
         found.append(_of_error(subject, error))
-    except Exception as error:  # a doctor that dies of one organ says nothing of the others
+    except Exception as error:  # a failed check must not prevent the others
         log.debug("doctor: %s", subject, exc_info=True)
         reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
-        found.append(Finding("warning", subject, f"could not be examined ({reason})", "Look at it by hand."))
+        found.append(Finding("warning", subject, f"could not be checked ({reason})", "Check it manually."))
     return found
 
 
@@ -127,7 +127,7 @@ def _code() -> Iterator[Finding]:
 
 
 def _of_error(subject: str, error: ConfigError) -> Finding:
-    """Our one-line errors end with their remedy."""
+    """Convert an error to a finding; its last sentence is the remedy."""
     text, dot, remedy = str(error).rpartition(". ")
     remedy = remedy if dot else "Correct this and run `ctvr doctor` again."
     return Finding("error", subject, text or str(error), remedy, isinstance(error, TrackingUnavailable))
@@ -137,12 +137,12 @@ def _of_error(subject: str, error: ConfigError) -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the closest one above it that is there."""
+    """Return the folder, or its closest existing parent."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def frame_bytes(stream: Stream) -> int:
-    """Bytes of a stream's decoded frames: videos x frames x size x size x 3."""
+    """Return the bytes of a stream's decoded frames: videos x frames x size x size x 3."""
     settings = stream.settings
     videos = sum(len(getattr(task, split)) for task in stream.tasks for split in SPLITS)
     size = settings.get("data.image_size") or image_size(str(settings.get("backbone.name", ""))) or IMAGE_SIZE
@@ -150,7 +150,7 @@ def frame_bytes(stream: Stream) -> int:
 
 
 def worker_of(stream: Stream | None) -> int:
-    """Bytes of a worker that trains on a stream with what it recommends, on processors; 0 without a stream."""
+    """Return the memory in bytes of a CPU worker with the stream's recommended settings; 0 without a stream."""
     if stream is None:
         return 0
     recommended = {"data.num_frames": NUM_FRAMES, "data.batch_size": BATCH, **stream.settings}
@@ -186,7 +186,7 @@ def _disk_of(what: str, folder: Path, need: int) -> Finding:
     text = f"{what} {folder}: {free / 1e9:.1f} GB free"
     if need:
         text += f", the stream's frames take up to {need / 1e9:.2g} GB"
-    remedy = f"{elsewhere}, or make room."
+    remedy = f"{elsewhere}, or free some space."
     if free < NO_DISK:
         return Finding("error", "disk", text, remedy)
     if free < need + LOW_DISK:
@@ -204,8 +204,8 @@ def _videos(stream: Stream) -> Iterator[Finding]:
             "error",
             "videos",
             f"{stream.name}: {len(missing)} of {len(items)} are missing: {listed([item.video for item in missing])}",
-            f"Put them in place (`ctvr streams check {stream.name}` says where they are looked for), or leave them out "
-            "with data.skip_missing=true: numbers are then not comparable with the paper.",
+            f"Put them in place (`ctvr streams check {stream.name}` lists their paths), or skip them "
+            "with data.skip_missing=true; results are then not comparable with the paper.",
         )
     if empty:
         names = listed([item.video for item in empty])
@@ -217,14 +217,14 @@ def _videos(stream: Stream) -> Iterator[Finding]:
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """The result of `work`, or TimeoutError; what it does afterwards no longer matters."""
+    """Return the result of `work`, or raise TimeoutError and let it run on in its thread."""
     result: list[T] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
             result.append(work())
-        except Exception as error:  # handed over to the caller
+        except Exception as error:  # raised in the caller
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -240,16 +240,16 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
 def _store(place: Examined) -> Iterator[Finding]:
     local = place.local_store
     if local is not None and not local.exists():
-        yield Finding("ok", "store", f"{local} will be made")  # whether it can be: see disk
+        yield Finding("ok", "store", f"{local} will be created")  # `_disk` checks that it can be
         return
     try:
         store = _within(STORE_SECONDS, lambda: Store.open(place.store))
         store.check_writable()
     except TimeoutError:
-        text = f"{place.store}: does not answer within {STORE_SECONDS:.0f} s"
+        text = f"{place.store}: does not respond within {STORE_SECONDS:.0f} s"
         yield Finding("error", "store", text, "Check AWS_ENDPOINT_URL, the network and the bucket's region.")
         return
-    yield Finding("ok", "store", f"{store.uri} can be written, and keeps the first of two writers")
+    yield Finding("ok", "store", f"{store.uri} can be written, and keeps the first of two concurrent writes")
 
 
 def _clock(place: Examined) -> Iterator[Finding]:
@@ -258,10 +258,10 @@ def _clock(place: Examined) -> Iterator[Finding]:
         probe.flush()
         ahead = os.fstat(probe.fileno()).st_mtime - time.time()
     if time.gmtime().tm_year < 2025:
-        text = f"this machine believes it is {time.strftime('%Y-%m-%d')}"
+        text = f"this machine's date is {time.strftime('%Y-%m-%d')}"
         yield Finding("error", "clock", text, "Set the clock (timedatectl set-ntp true): certificates fail otherwise.")
     elif abs(ahead) > CLOCK_SECONDS:
-        text = f"files in {place.runs} are stamped {ahead:+.0f} s from this machine's clock"
+        text = f"files in {place.runs} have times {ahead:+.0f} s from this machine's clock"
         yield Finding("warning", "clock", text, "Synchronise the clocks of this machine and the file server (NTP).")
     else:
         yield Finding("ok", "clock", f"agrees with that of {place.runs}")

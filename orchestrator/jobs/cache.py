@@ -1,4 +1,4 @@
-"""The jobs behind `ctvr cache`: fill the store, list it, check it, throw away what nobody needs. Each returns text."""
+"""Functions of `ctvr cache`: fill, list, verify and clean the store. Each returns text."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tracking.left import is_left
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-SHOWN = 20  # damaged objects and broken videos that are listed
+SHOWN = 20  # maximum number of listed objects or videos
 
 
 def build_cache(
     stream_name: str, overrides: Settings, execution: ExecutionConfig, on_cluster: bool = False, features: bool = False
 ) -> str:
-    """Decode every video of a stream into the store, as a run with these settings would find them.
+    """Decode every video of a stream into the store, for runs with these settings.
 
-    What is there already is not decoded again, so that an interrupted job goes on where it was.
+    Videos in the store are not decoded again, so that an interrupted job resumes.
 
     Args:
-        stream_name: a name or a manifest.
+        stream_name: name of a stream, or a manifest file.
         overrides: flat settings, as of `ctvr run`.
-        execution: with `address`, or if `on_cluster`, all nodes of that Ray cluster work; else this machine does.
-        features: keep what the frozen vision blocks of the method make of the videos, too.
+        execution: with `address`, or if `on_cluster`, all nodes of that Ray cluster decode; else this machine does.
+        on_cluster: whether to use the nodes of the Ray cluster.
+        features: whether to store the features of the method's frozen vision blocks, too.
 
     Raises:
-        ConfigError: at the end, with every broken video and its reason, unless `data.skip_missing` is set.
+        ConfigError: at the end, with all broken videos and their reasons, unless `data.skip_missing` is set.
     """
     execution.check()
     places = execution.places()
@@ -80,7 +81,7 @@ def build_cache(
 
 
 def _lost(done: Prepared) -> dict[str, str]:
-    """Videos without frames, each with its reason."""
+    """Return the videos without frames, each with its reason."""
     lost = {item.video: f"{item.path}: no such file" for item in done.missing}
     return lost | {item.video: str(error) for item, error in done.broken}
 
@@ -88,10 +89,10 @@ def _lost(done: Prepared) -> dict[str, str]:
 def _report(
     stream: Stream, done: Prepared, lost: Mapping[str, str], made: str, execution: ExecutionConfig, skip_missing: bool
 ) -> str:
-    """What was decoded and what could not be, then what was `made` of the rest.
+    """Report decoded and unusable videos, then `made`, the text on features.
 
     Raises:
-        ConfigError: with the same text, if videos are lost and may not be.
+        ConfigError: with the same text, if videos are unusable and `skip_missing` is false.
     """
     text = f"stream {stream.name}: {done.decoded} videos decoded, {done.known} were in the store"
     if lost:
@@ -109,7 +110,7 @@ def _report(
 
 
 def list_cache(execution: ExecutionConfig) -> str:
-    """Number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
+    """List number and bytes of the objects of each kind, and of this machine's copies of a remote store."""
     store = execution.existing_store()
     entries = store.entries()
     lines = [_line(kind, size) for kind, size in by_kind(entries).items()]
@@ -124,14 +125,14 @@ def verify_cache(execution: ExecutionConfig, remove: bool = False) -> str:
     """Read every object and check its digest.
 
     Raises:
-        ConfigError: with the damaged objects, if there are any and they are not removed.
+        ConfigError: if objects are damaged and not removed, with their names.
     """
     store = execution.existing_store()
     found = list(store.verify(remove))
     bad = [f"{name}: {problem}" for name, problem in found if problem]
     if not bad:
-        return f"all {len(found)} objects are sound"
-    done = "removed; they will be made again" if remove else "add --yes to remove them; they will be made again"
+        return f"all {len(found)} objects are intact"
+    done = "removed; they are created again when needed" if remove else "add --yes to remove them"
     text = f"{len(bad)} of {len(found)} objects are damaged ({done}){_listed(bad)}"
     if not remove:
         raise ConfigError(f"cache: {text}")
@@ -139,15 +140,15 @@ def verify_cache(execution: ExecutionConfig, remove: bool = False) -> str:
 
 
 def collect_garbage(execution: ExecutionConfig, older_than: float | None = None, remove: bool = False) -> str:
-    """Find, and if asked remove, what no commit, stream or recent sweep needs.
+    """Find and, with `remove`, delete objects that no commit, stream or recent sweep needs.
 
     Args:
-        execution: whose MLflow says which sweeps are recent.
-        older_than: days after which commits and uses by streams are let go, but for recent sweeps.
-        remove: without it nothing is changed.
+        execution: the runs folder, whose MLflow records identify recent sweeps.
+        older_than: age in days from which commits and frames of streams are unneeded, except in recent sweeps.
+        remove: whether to delete the objects.
     """
     if older_than is not None and older_than < 1:
-        raise ConfigError(f"--older-than: must be >= 1 day, got {older_than:g}.")
+        raise ConfigError(f"--older-than: must be >= 1 day, got {older_than:g}. Write 30.")
     store = execution.existing_store()
     recent = recent_runs(execution.existing_tracker(), older_than) if older_than is not None else set()
     garbage = find_garbage(store, older_than, recent)
@@ -163,7 +164,7 @@ def collect_garbage(execution: ExecutionConfig, older_than: float | None = None,
 
 
 def recent_runs(tracker: Tracker, days: float) -> set[str]:
-    """Keys of the results of all runs that are going on or began within `days`, and of their sweeps' other runs."""
+    """Return the result keys of all runs that are running or began within `days`, and of their sweeps' other runs."""
     runs = tracker.find_runs()
     begin = (time.time() - days * DAY) * 1000
     recent = [run for run in runs if run.started >= begin or (run.status == "RUNNING" and not is_left(tracker, run))]

@@ -1,4 +1,4 @@
-"""`ctvr check-method`: every promise of a method, looked at on noise and a small random backbone; no stream, no Ray."""
+"""Contract checks of a method on noise and a small random backbone, without a stream or Ray (`ctvr check-method`)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from ctvr.orchestrator.method_checks.setting_sensitivity import check_settings_m
 from ctvr.orchestrator.method_checks.subject import Subject
 
 CHECKS: dict[str, tuple[Callable[[Subject], str | None], str]] = {
-    "losses": (checks.check_losses, "finite, and a step moves nothing but what is handed over"),
-    "rows": (checks.check_batch_independence, "features of a video or caption depend on no other"),
-    "frozen": (checks.check_frozen, "what is called frozen is"),
-    "leaks": (leakage.check_leakage, "evaluations see no later task, no order, no task number, and leave no trace"),
-    "forgetting": (check_forgetting, "an untrained model forgets nothing"),
-    "settings": (check_settings_matter, "every number changes something"),
-    "resume": (checks.check_resume, "interrupted after every task = unbroken, equal bits"),
+    "losses": (checks.check_losses, "losses are finite, and a step changes only the parameters of `param_groups`"),
+    "rows": (checks.check_batch_independence, "features of a video or caption do not depend on the others in a batch"),
+    "frozen": (checks.check_frozen, "parameters declared as frozen do not change"),
+    "leaks": (
+        leakage.check_leakage,
+        "evaluation uses no later task, no order and no task number, and changes no state",
+    ),
+    "forgetting": (check_forgetting, "an untrained model has no forgetting"),
+    "settings": (check_settings_matter, "every numeric setting has an effect"),
+    "resume": (checks.check_resume, "a run resumed after every task equals an uninterrupted one, bit for bit"),
 }
 _WIDTH = max(map(len, CHECKS))
 
 
 def check_method(name: str, settings: Mapping[str, Any] | None = None, presets: Sequence[str] = ()) -> list[str]:
-    """Check a method; returns one line for each check.
+    """Check a method; return one line for each check.
 
     Args:
-        name: of a method, or `module:Class`.
-        settings: `method.*` and `base.*`.
-        presets: of the method.
+        name: name of a method, or `module:Class`.
+        settings: settings `method.*` and `base.*`.
+        presets: presets of the method.
 
     Raises:
         ConfigError: for an unknown method or setting.
@@ -49,12 +52,12 @@ def check_method(name: str, settings: Mapping[str, Any] | None = None, presets: 
         text = f"{meaning} ({said})" if said and not wrong else said or meaning
         lines.append(f"{check:<{_WIDTH}}  {'wrong' if wrong else 'ok':<5}  {text}")
     if failed:
-        raise CtvrError("\n".join([f"conform {name}: {failed} of {len(CHECKS)} checks failed", *lines]))
+        raise CtvrError("\n".join([f"check-method {name}: {failed} of {len(CHECKS)} checks failed", *lines]))
     return lines
 
 
 def _result(look: Callable[[Subject], str | None], subject: Subject) -> tuple[bool, str]:
-    """Whether a check failed, and what it says. What a method raises by itself is a failure, too."""
+    """Return whether a check failed, and its message. Any exception of the method is a failure."""
     try:
         return False, look(subject) or ""
     except ContractViolation as fault:
@@ -65,7 +68,7 @@ def _result(look: Callable[[Subject], str | None], subject: Subject) -> tuple[bo
 
 
 def _place(error: Exception) -> str:
-    """The last line of a method's own among those that led to an error."""
+    """Return the last line of the method's own code in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = Path(checks.__file__).parent
     own = [f for f in frames if Path(f.filename).parent not in (ours, Path(__file__).parent)]

@@ -1,7 +1,7 @@
-"""`ctvr explain KEY`: what a key of the store stands for, and what makes two of them differ.
+"""Explanation of a store key, and comparison of two keys (`ctvr explain`).
 
-A key is a digest and cannot be read back. What went into it stands in MLflow (tag `ctvr.result` = key, params =
-settings, tag `ctvr.stream_digest`), and is put together again here to see whether it still gives the same key.
+A key is a digest and cannot be inverted. Its inputs are recorded in MLflow (tag `ctvr.result` = key, params = settings,
+tag `ctvr.stream_digest`). The key is computed from them again to check whether it is still the same.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 log = logging.getLogger(__name__)
 
 RESULT = "ctvr.result"
-PROVENANCE = "ctvr.provenance"  # tag: what the key was made of besides the settings, by name
+PROVENANCE = "ctvr.provenance"  # tag: inputs of the key other than the settings, by name
 PARTS = "settings, stream, frames, backbone weights, code, versions of torch and open_clip, device"
-WIDTH = 12  # of the names in the left column
-SHOWN = 5  # runs, candidates
+WIDTH = 12  # characters of the left column
+SHOWN = 5  # maximum number of listed runs or keys
 
 
 def explain(key_prefix: str, store: Store, tracker: Tracker | None = None) -> str:
-    """What a key is made of and what is stored under it.
+    """Describe the inputs of a key and the objects stored under it.
 
     Args:
-        key_prefix: of a result's key (64 hex digits; `zero-...` for a zero-shot curve) or of the key of a video's
-            frames: as many characters as make it unique.
-        store: where finished tasks and frames are.
-        tracker: where the runs' settings are; without it only the store is read.
+        key_prefix: unique prefix of a result's key (64 hex digits; `zero-...` for a zero-shot curve) or of the key of
+            a video's frames.
+        store: the store of finished tasks and frames.
+        tracker: the records of runs; without it only the store is read.
 
     Raises:
-        ConfigError: if no key begins so, or several do.
+        ConfigError: if no key, or several keys, have the prefix.
     """
     prefix = _checked(key_prefix)
     keys = _result_keys(prefix, store, tracker)
@@ -59,7 +59,7 @@ def explain(key_prefix: str, store: Store, tracker: Tracker | None = None) -> st
 
 
 def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
-    """Why two results have different keys: settings, stream, frames, weights, code, versions or device, by name.
+    """List the differences of two results' keys: settings, stream, frames, weights, code, versions or device, by name.
 
     Raises:
         ConfigError: if a key is unknown, or no run in MLflow records its settings.
@@ -79,7 +79,7 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
     parts = _differing_parts(_made_of(first), _made_of(second))
     lines += parts
     if not decisive and not parts:
-        lines.append("settings and stream are the same: the code or the backbone's weights have changed in between")
+        lines.append("settings and stream are the same: the code or the backbone's weights have changed")
     commits = [run.tags.get("ctvr.commit", "unknown")[:12] for run in (first, second)]
     if commits[0] != commits[1]:
         lines.append(f"commit      a: {commits[0]}  b: {commits[1]}")
@@ -92,18 +92,18 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
 
 
 def _checked(prefix: str) -> str:
-    """The part of a key that names a result, in lower case."""
+    """Return the part of a key that identifies a result, in lower case."""
     text = prefix.strip().lower().partition("/")[0]
     if not re.fullmatch(r"(?:zero-)?[0-9a-f]{4,64}(?:-[0-9a-f]{1,8})?", text):
         raise ConfigError(
-            f"key {prefix!r}: is none. Give 4 or more of its hexadecimal digits: MLflow's tag {RESULT}, or a name "
+            f"key {prefix!r}: is not a key. Give 4 or more hexadecimal digits of MLflow's tag {RESULT}, or of a name "
             "below `commits` or `frames` of the store."
         )
     return text
 
 
 def _result_keys(prefix: str, store: Store, tracker: Tracker | None) -> list[str]:
-    """Keys that begin so, of finished tasks in the store and of runs in MLflow (which may have finished none)."""
+    """Return the keys with a prefix, of finished tasks in the store and of runs in MLflow without a finished task."""
     keys = {name.partition("/")[0] for name in store.list("commits", prefix)}
     if not keys and tracker is not None:
         if len(prefix) == 64:
@@ -119,17 +119,17 @@ def _only(prefix: str, keys: Sequence[str]) -> str:
         return prefix
     if not keys:
         raise ConfigError(
-            f"key {prefix!r}: nothing in the store or in MLflow begins so. MLflow's tag {RESULT} has a run's key; "
-            "give the --store and --runs that it was made with."
+            f"key {prefix!r}: no key in the store or in MLflow has this prefix. MLflow's tag {RESULT} is a run's key; "
+            "give the --store and --runs of that run."
         )
     if len(keys) > 1:
         some = ", ".join(key[:16] for key in keys[:SHOWN])
-        raise ConfigError(f"key {prefix!r}: {len(keys)} keys begin so ({some}, ...). Give more characters.")
+        raise ConfigError(f"key {prefix!r}: {len(keys)} keys have this prefix ({some}, ...). Give more characters.")
     return keys[0]
 
 
 def _runs_of(key: str, tracker: Tracker | None) -> list[RunRecord]:
-    """The runs with this result, oldest first. A run trained again (`--fresh`) has a suffix in the store only."""
+    """Return the runs with this result, oldest first. A run repeated with `--fresh` has a suffix in the store only."""
     if tracker is None or key.startswith("zero-"):
         return []
     return tracker.find_runs(tags={RESULT: key.partition("-")[0]})
@@ -143,7 +143,7 @@ def _why_unknown(key: str, tracker: Tracker | None) -> str:
     return "no run in MLflow records them"
 
 
-# ---------------------------------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------------------------------- text
 
 
 def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
@@ -167,7 +167,7 @@ def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _split(settings: Mapping[str, Any]) -> tuple[Settings, Settings]:
-    """Settings that are part of a key, and those that change no result."""
+    """Split settings into those that are part of a key, and those that change no result."""
     from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS  # torch takes seconds to import
 
     idle = {name: value for name, value in settings.items() if name in NON_IDENTITY_SETTINGS}
@@ -175,7 +175,7 @@ def _split(settings: Mapping[str, Any]) -> tuple[Settings, Settings]:
 
 
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """One line for each decisive setting that differs; the names of others that do."""
+    """Return one line for each differing setting of the key, and the names of other differing settings."""
     names = [name for name in sorted({*first, *second}) if first.get(name, "-") != second.get(name, "-")]
     decisive, idle = _split(dict.fromkeys(names))
     lines = [f"{name:<{WIDTH}} a: {first.get(name, '-')}  b: {second.get(name, '-')}" for name in decisive]
@@ -183,7 +183,7 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[l
 
 
 def _made_of(run: RunRecord) -> dict[str, str]:
-    """What a run's key was made of besides its settings; of a run of an older version the stream alone is known."""
+    """Return the inputs of a run's key other than its settings; older versions recorded only the stream."""
     try:
         return {str(name): str(part) for name, part in json.loads(run.tags.get(PROVENANCE, "")).items()}
     except (ValueError, AttributeError, RecursionError):
@@ -191,7 +191,7 @@ def _made_of(run: RunRecord) -> dict[str, str]:
 
 
 def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
-    """One line for each part that two keys do not share. Of an older run, whose parts are unknown, nothing is said."""
+    """Return one line for each input in which two keys differ. Inputs that an older run did not record are skipped."""
     why = {"stream": " (other videos, captions or order)"}
     both_whole = len(first) > 1 and len(second) > 1
     names = [name for name in {**first, **second} if both_whole or (name in first and name in second)]
@@ -203,7 +203,7 @@ def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> lis
 
 
 def _today(key: str, run: RunRecord) -> str:
-    """Whether the code, weights and versions here give the key, from the run's settings and stream digest."""
+    """Describe whether the code, weights and versions here give the same key for the run's settings and stream."""
     from ctvr.orchestrator.learning.resolve import named_in, resolve  # torch takes seconds to import
 
     digest = run.tags.get("ctvr.stream_digest")
@@ -216,7 +216,7 @@ def _today(key: str, run: RunRecord) -> str:
         about = (stream, run.tags.get("ctvr.frames", ""), then.get("device", "cpu"))
         now = experiment.key(*about)
     except (ConfigError, OSError) as error:
-        return f"this version cannot make it again: {error}"
+        return f"this version cannot compute it: {error}"
     if now == key.partition("-")[0]:
         return "the code, the weights and the environment here give the same key"
     here = experiment.environment_digests(*about) | experiment.file_digests()
@@ -226,7 +226,7 @@ def _today(key: str, run: RunRecord) -> str:
 
 
 def _as_typed(value: Any) -> Any:
-    """MLflow keeps text; a list may stand in brackets."""
+    """Convert MLflow's text to the form of the command line; a list may have brackets."""
     text = str(value)
     return text.strip("[]") if text.startswith("[") else text
 
@@ -241,7 +241,7 @@ def _tasks(key: str, store: Store) -> list[str]:
         try:
             commit = store.get_json("commits", name)
         except MissingObject:
-            lines.append(f"  {name.partition('/')[2]}  damaged; it will be trained again")
+            lines.append(f"  {name.partition('/')[2]}  damaged; the task will be trained again")
             continue
         lines.append(f"  {name.partition('/')[2]}  {_task_text(commit, store)}")
         reads = set(commit.get("reads", ()))
@@ -265,7 +265,7 @@ def _task_text(commit: Mapping[str, Any], store: Store) -> str:
 
     gone = [f"{kind}/{name}" for kind, name in objects_of(commit) if not store.has(kind, name)]
     if gone:
-        words.append(f"{len(gone)} of its objects are gone, so it will be trained again")
+        words.append(f"{len(gone)} of its objects are missing, so the task will be trained again")
     return ", ".join(words)
 
 

@@ -1,4 +1,4 @@
-"""`ctvr streams export`: a stream as files that other programs read: its table, manifest, frames and features.
+"""Export of a stream for other programs: table, manifest, frames and features (`ctvr streams export`).
 
 Shapes: T frames, d joint embedding.
 """
@@ -35,32 +35,32 @@ WHAT = ("table", "frames", "features")
 def export_stream(
     name: str, overrides: Settings, execution: ExecutionConfig, out: Path, form: str, what: list[str]
 ) -> str:
-    """Write a stream into a folder; returns what was written, and how it is read again.
+    """Write a stream to a folder; return the written files and the command that imports them.
 
     Args:
-        name: a name or a manifest.
-        overrides: flat settings; `backbone.*` and `data.num_frames` decide frames and features.
-        execution: runs folder, videos.
-        out: the folder.
-        form: one of FORMS, of frames and features.
-        what: of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`. frames: (T, H, W, 3) uint8 of
-            each video. features: (T, d) of each video and (d,) of each caption by the untrained backbone.
+        name: name of a stream, or a manifest file.
+        overrides: flat settings; `backbone.*` and `data.num_frames` determine frames and features.
+        execution: runs folder and videos.
+        out: the new folder.
+        form: file format of frames and features, one of FORMS.
+        what: parts of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`. frames: (T, H, W, 3)
+            uint8 of each video. features: (T, d) of each video and (d,) of each caption by the untrained backbone.
 
     Raises:
         ConfigError: for an unknown form, a folder that is not empty, or videos that are missing.
     """
     if form not in FORMS:
-        raise ConfigError(f"--form: {form!r} is none of {', '.join(FORMS)}.")
+        raise ConfigError(f"--form: {form!r} is not a known format. Choose one of {', '.join(FORMS)}.")
     require_empty(out)
     if "frames" in what and form == "parquet":
-        raise ConfigError("--form: parquet holds vectors, and frames are pictures. Write npz, npy, pt or h5.")
+        raise ConfigError("--form: parquet cannot store frames. Write npz, npy, pt or h5.")
     places, manifest = execution.places(), find_manifest(name)
     stream = load_stream(manifest, places.root, places.videos, render=False)
     if stream.has_features and "frames" in what:
-        raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Leave it out.")
+        raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Omit it.")
     experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
     create_output_dir(out)
-    stream = load_stream(manifest, places.root, places.videos)  # now that nothing is wrong, videos may be rendered
+    stream = load_stream(manifest, places.root, places.videos)  # renders videos, after all checks
     lines = [f"{_write_table(stream, out)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
     if "frames" not in what and "features" not in what:
         return lines[0]
@@ -70,7 +70,7 @@ def export_stream(
     stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing)
     items = [item for _, _, item in iter_items(stream)]
     if "frames" in what:
-        frames = ((item.video, source.load(item)) for item in items)  # one at a time: they are gigabytes
+        frames = ((item.video, source.load(item)) for item in items)  # one at a time, because all are gigabytes
         lines.append(f"frames of {len(items)} videos: {write_arrays(out / f'frames.{form}', frames)}")
     if "features" in what:
         torch.set_num_threads(experiment.run.threads)
@@ -91,14 +91,14 @@ def _write_features(data: StreamData, items: list[Item], clip: Any, out: Path, f
     written = write_arrays(out / f"features.{form}", videos)
     lines = [f"features of {len(items)} videos: {written}"]
     in_order = np.stack([texts[caption] for item in items for caption in item.captions])
-    np.save(out / "text_features.npy", in_order, allow_pickle=False)  # in every form: captions are no names of files
+    np.save(out / "text_features.npy", in_order, allow_pickle=False)  # in every format: captions are not file names
     lines.append(f"features of {len(in_order)} captions, a row for each line of the table: {out / 'text_features.npy'}")
     words = f"table={out / 'table.csv'} features={written} text={out / 'text_features.npy'}"
-    return [*lines, f"to read them again: ctvr streams import features {words} --name NAME"]
+    return [*lines, f"import them with: ctvr streams import features {words} --name NAME"]
 
 
 def _write_table(stream: Stream, out: Path) -> int:
-    """`table.csv` and `manifest.json`; returns the number of captions."""
+    """Write `table.csv` and `manifest.json`; return the number of captions."""
     lines = 0
     with (out / "table.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

@@ -1,9 +1,9 @@
-"""`ctvr streams export STREAM FOLDER --hf`: a stream as a folder that Hugging Face's `datasets` reads.
+"""Export of a stream to a folder for Hugging Face's `datasets` (`ctvr streams export STREAM FOLDER --hf`).
 
-The form is that of its VideoFolder: `train/`, `validation/` and `test/` with a file for each video and one
-`metadata.jsonl`, whose lines name the file beside them and say the rest; `README.md` is the card, with the splits.
-`stream.json` holds what no line can say (protocol, order of tasks and categories, recommended settings), so that the
-folder comes back as the stream that it was (importers/hf_dataset.py).
+The format is that of its VideoFolder: `train/`, `validation/` and `test/` with a file for each video and a
+`metadata.jsonl` with a line for each file. `README.md` is the card, with the splits. `stream.json` contains the
+protocol, the order of tasks and categories, and the recommended settings, so that the folder can be imported as the
+same stream (importers/hf_dataset.py).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ctvr.orchestrator.streams.videos import FOLDERS, METADATA, STREAM, missing_
 
 
 def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: str = "") -> str:
-    """Write a stream into a folder; returns what was written and how it is read again.
+    """Write a stream to a folder; return the written files and the command that imports them.
 
-    Videos are hard links to those of the stream where the disk allows it, else copies: two items that are segments of
-    one video have a file each, since a line of metadata stands for a file.
+    Videos are hard links to those of the stream if the disk allows it, else copies. Two items that are segments of one
+    video have a file each, because a line of metadata describes a file.
 
     Args:
-        name: a stream, or a manifest.
-        execution: runs folder, videos.
-        out: the folder, new.
-        licence: of videos and captions, as the hub names it; "" leaves the line `license: other`.
+        name: name of a stream, or a manifest file.
+        execution: runs folder and videos.
+        out: the new folder.
+        licence: licence of videos and captions by the hub's name; "" writes `license: other`.
 
     Raises:
         ConfigError: for a folder that is not empty, a stream of images or features, videos that are missing or are
@@ -45,12 +45,12 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
     stream = load_stream(manifest, places.root, places.videos, render=False)
     if stream.domain == "images" or stream.has_features:
         kind = "images" if stream.domain == "images" else "features"
-        raise ConfigError(f"--hf: stream {stream.name} has {kind}, and the folder is one of videos. Leave --hf out.")
+        raise ConfigError(f"--hf: stream {stream.name} has {kind} instead of videos. Omit --hf.")
     create_output_dir(out)
-    stream = load_stream(manifest, places.root, places.videos)  # now that nothing is wrong, videos may be rendered
+    stream = load_stream(manifest, places.root, places.videos)  # renders videos, after all checks
     if missing := missing_videos(stream):
         raise ConfigError(
-            f"--hf: {len(missing)} videos of {stream.name} are missing, {missing[0].path} for example. "
+            f"--hf: {len(missing)} videos of {stream.name} are missing, for example {missing[0].path}. "
             f"`ctvr streams check {stream.name}` lists them."
         )
     lines: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
@@ -65,31 +65,33 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         (out / STREAM).write_text(json.dumps(_about(stream), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         (out / "README.md").write_text(_card(stream, lines, licence), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{out}: cannot be written ({error.strerror}). Name a folder with more room.") from error
+        raise ConfigError(
+            f"{out}: cannot be written ({error.strerror}). Give a folder with more free space."
+        ) from error
     counts = ", ".join(f"{FOLDERS[split]} {len(rows)}" for split, rows in lines.items() if rows)
     return (
         f"written: {out} ({counts} videos)\n"
-        f"elsewhere: datasets.load_dataset({str(out)!r}); here again: ctvr streams import hf folder={out} --name NAME\n"
-        f"upload it by yourself: hf upload OWNER/NAME {out} --repo-type dataset"
+        f"load it: datasets.load_dataset({str(out)!r}); import it: ctvr streams import hf folder={out} --name NAME\n"
+        f"upload it: hf upload OWNER/NAME {out} --repo-type dataset"
     )
 
 
 def _files(items: list[tuple[StreamTask, Item]], folder: Path) -> Iterator[dict[str, Any]]:
-    """Put each item's video into the folder of its split; its line of the metadata."""
+    """Link or copy each item's video to the folder of its split; yield its line of the metadata."""
     if items:
         folder.mkdir()
     taken: set[str] = set()
     for task, item in items:
         source = Path(item.path)
         if not source.is_file():
-            raise ConfigError(f"--hf: {item.path} is a folder of frames, not a video. Leave --hf out.")
+            raise ConfigError(f"--hf: {item.path} is a folder of frames, not a video. Omit --hf.")
         stem = re.sub(r"[^\w.@-]", "_", item.video).lstrip(".") or "video"
         stem = stem.removesuffix(source.suffix)
         file = next(name for name in _names(stem, source.suffix) if name.casefold() not in taken)
         taken.add(file.casefold())
         try:
             os.link(source.resolve(), folder / file)
-        except OSError:  # another disk, or one without links
+        except OSError:  # another disk, or a file system without links
             shutil.copyfile(source, folder / file)
         start, end = item.segment or (None, None)
         yield {
@@ -126,7 +128,7 @@ def _about(stream: Stream) -> dict[str, Any]:
 
 
 def _card(stream: Stream, lines: dict[str, list[dict[str, Any]]], licence: str) -> str:
-    """README.md: what the hub reads at its head, then what a person does."""
+    """Return README.md: the hub's metadata, then a description."""
     splits = [split for split, rows in lines.items() if rows]
     files = "\n".join(f"  - split: {FOLDERS[split]}\n    path: {FOLDERS[split]}/**" for split in splits)
     counts = "\n".join(

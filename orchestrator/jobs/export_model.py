@@ -1,6 +1,6 @@
-"""`ctvr export hf`: a trained model as a folder for Hugging Face's hub: safetensors, its settings, and a card.
+"""Export of a trained model for Hugging Face's hub: safetensors, settings and a card (`ctvr export hf`).
 
-The card says what was measured and on what; nothing in it is written by hand. Uploading is left to the user.
+The card is generated from the run's record. Uploading is left to the user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
-# The licence under which weights of this kind were published; others are known to the user alone
+# Licences of known backbone weights; the user must give others
 LICENCES = {"shipped": "apache-2.0", "random": "apache-2.0", "openai": "mit"}
 SHOWN = {
     "stream/t2v/r1": "R@1, text to video (%)",
@@ -38,13 +38,13 @@ WITHOUT_SEED = (
 
 
 def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str = "") -> str:
-    """Write a model, `README.md` as its card, and what `ctvr.load(folder)` reads.
+    """Write a model in the form of `ctvr.load(folder)`, with `README.md` as its card.
 
     Args:
-        folder: a new one.
-        name: of a complete run, as of `jobs.load_model.find_run`.
+        folder: the new folder.
+        name: a complete run, as for `jobs.load_model.find_run`.
         execution: the runs folder.
-        licence: of the weights, as the hub names it; "" where that of the backbone's weights is known.
+        licence: licence of the weights by the hub's name; "" if that of the backbone's weights is known.
 
     Raises:
         ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
@@ -54,14 +54,19 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     weights = str(run.settings.get("backbone.weights", ""))
     licence = licence or LICENCES.get(weights, "")
     if not licence:
-        raise ConfigError(f"--license: that of backbone.weights={weights} is not known here. Write it: --license mit.")
+        raise ConfigError(
+            f"--license: the licence of backbone.weights={weights} is unknown. Give it, for example --license mit."
+        )
     create_output_dir(folder)
     model = load(run.run_id, execution)
     stream = model.stream
     if stream is None:
-        raise ConfigError(f"model {name}: its stream {run.settings['stream']} is not here, and the card describes it.")
+        raise ConfigError(
+            f"model {name}: its stream {run.settings['stream']} does not exist here, and the card describes it. "
+            "Restore its manifest and videos."
+        )
     tasks: list[dict[str, Any]] = [vars(task_of(stream, index)) for index in range(len(stream.tasks))]
-    settings = {**model.settings, "stream": stream.name}  # no path of this machine
+    settings = {**model.settings, "stream": stream.name}  # without paths of this machine
     for setting in ("backbone.weights", "backbone.sha256", "backbone.vocabulary"):
         if "/" in (named := str(settings.get(setting, ""))):
             settings[setting] = Path(named).name
@@ -77,13 +82,13 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     (folder / "provenance.json").write_text(run.tags.get("ctvr.provenance", "{}"), encoding="utf-8")
     return (
         f"written: {folder} (model.safetensors, model.json, provenance.json, README.md), licence {licence}\n"
-        f"read it: ctvr search 'a text' --model {folder}\n"
-        f"upload it by yourself: hf upload OWNER/NAME {folder}"
+        f"use it: ctvr search 'a text' --model {folder}\n"
+        f"upload it: hf upload OWNER/NAME {folder}"
     )
 
 
 def _seeds(run: RunRecord, execution: ExecutionConfig) -> dict[int, float]:
-    """Seed -> R@1 of the complete runs that differ from this one in the seed alone."""
+    """Return seed -> R@1 of the complete runs that differ from this one only in the seed."""
     alike = {key: run.tags.get(key) for key in ("ctvr.method", "ctvr.stream_digest", "ctvr.split", "ctvr.provenance")}
     found = execution.existing_tracker().find_runs(tags={"ctvr.complete": "true"})
     plain = _plain(run)

@@ -1,4 +1,4 @@
-"""`ctvr frames`: the frames of a video as training reads them, or which videos of a folder can be read.
+"""Frames of a video as training reads them, and the readable videos of a folder (`ctvr frames`).
 
 Shapes: T frames of height H and width W.
 """
@@ -31,9 +31,14 @@ _CONTAINERS = {
     "mpeg": "MPEG-PS",
     "mpegts": "MPEG-TS",
 }
-_MOST = 10_000  # frames that one file is asked for; of native size they are gigabytes
+_MOST = 10_000  # maximum number of frames; at native size they take gigabytes
 _MOST_DRAWN = 400
-_SIDE, _GAP, _LINE, _COLUMNS = 240, 6, 16, 4  # pixels of a drawn frame, between frames, of a line of text
+_SIDE, _GAP, _LINE, _COLUMNS = (
+    240,
+    6,
+    16,
+    4,
+)  # pixels of a drawn frame, between frames, of a line of text; number of columns
 
 
 def frames(
@@ -43,15 +48,16 @@ def frames(
     end: float | None = None,
     out: Path | None = None,
 ) -> str:
-    """Decode `num_frames` frames of a video, or of each video of a folder, in bounded children; return what was found.
+    """Decode `num_frames` frames of a video, or of each video of a folder, in child processes; return a report.
 
     Args:
-        path: a video, or a folder that is searched with the folders below it.
-        num_frames: chosen as in training: the middle of each of as many equal parts; of too few the last repeats.
+        path: a video, or a folder that is searched recursively.
+        num_frames: number of frames, sampled as in training at the middle of equal parts; if the video is shorter, the
+            last frame repeats.
         start: seconds since the first frame; None: the beginning.
         end: seconds since the first frame; None: the end of the video.
-        out: of one video: a .npz with `frames` (T, H, W, 3) uint8 at native size and `seconds` (T,), or a .png that
-            shows them with their seconds.
+        out: for one video, a .npz with `frames` (T, H, W, 3) uint8 at native size and `seconds` (T,), or a .png that
+            shows them with their times.
 
     Raises:
         ConfigError: for a path that does not exist, an option out of range, or a file that cannot be written.
@@ -59,12 +65,12 @@ def frames(
     """
     segment = _segment(start, end)
     if not 1 <= num_frames <= _MOST:
-        raise ConfigError(f"--num-frames: must be 1 to {_MOST}, got {num_frames}.")
+        raise ConfigError(f"--num-frames: must be 1 to {_MOST}, got {num_frames}. Write 12.")
     if not path.exists():
-        raise ConfigError(f"{printable(str(path))}: does not exist. Name a video or a folder of videos.")
+        raise ConfigError(f"{printable(str(path))}: does not exist. Give a video or a folder of videos.")
     if path.is_dir():
         if out is not None:
-            raise ConfigError(f"--out: belongs to one video, and {printable(str(path))} is a folder. Leave it out.")
+            raise ConfigError(f"--out: applies to one video, and {printable(str(path))} is a folder. Omit it.")
         return _folder(path, Sampling(num_frames), segment)
     write = _writer(out, num_frames)
     with Decoder(1) as decoder:
@@ -93,9 +99,9 @@ def _segment(start: float | None, end: float | None) -> tuple[float, float] | No
 
 
 def _facts(clip: Frames) -> str:
-    """Container, codec, size, frames, rate, duration and decoder of a video, in one line."""
+    """Format container, codec, size, frames, rate, duration and decoder of a video in one line."""
     info = clip.info
-    assert info is not None  # of a file
+    assert info is not None  # present for a file
     said = [
         f"{_CONTAINERS[info.container]}, {info.codec}, {info.width}x{info.height}",
         f"{info.frames} {'frame' if info.frames == 1 else 'frames'}, {info.fps:.6g} frames/s, {info.seconds:.2f} s",
@@ -110,7 +116,7 @@ def _facts(clip: Frames) -> str:
 
 
 def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | None) -> str:
-    """Decode the videos of a folder, return how many can be read and a line for each that cannot."""
+    """Decode the videos of a folder; return the number of readable ones and a line for each unreadable one."""
     found = find_videos(folder)
     if not found.videos and not found.unreadable:
         raise ConfigError(
@@ -127,32 +133,34 @@ def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | Non
     lines = [f"{printable(str(video))}: {printable(refused[video])}" for video in sorted(refused)]
     lines += [f"{printable(str(error.filename))}: cannot be listed ({error.strerror})" for error in found.unreadable]
     if found.others:
-        head += f"; {found.others} other {'file does' if found.others == 1 else 'files do'} not end like a video"
+        head += f"; {found.others} other {'file does' if found.others == 1 else 'files do'} not have a video's suffix"
     return "\n".join([head, *lines])
 
 
-# -- files that are written
+# -- output files
 
 
 def _writer(out: Path | None, num_frames: int) -> Callable[[Frames, str], bytes]:
-    """Check --out before anything costs time; return what makes the bytes of the file."""
+    """Check --out before the slow work; return the function that encodes the file."""
     if out is None or out.suffix.lower() == ".npz":
         write = _arrays
     elif out.suffix.lower() == ".png":
         write = _sheet
         if num_frames > _MOST_DRAWN:
-            raise ConfigError(f"--num-frames: at most {_MOST_DRAWN} are drawn, got {num_frames}. Write a .npz.")
+            raise ConfigError(
+                f"--num-frames: must be at most {_MOST_DRAWN} for a .png, got {num_frames}. Write a .npz."
+            )
     else:
         raise ConfigError(f"--out: must end in .npz or .png, got {printable(str(out))}.")
     if out is not None and out.is_dir():
-        raise ConfigError(f"--out: {printable(str(out))} is a folder. Name a file.")
+        raise ConfigError(f"--out: {printable(str(out))} is a folder. Give a file.")
     if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out: the folder {printable(str(out.parent))} does not exist. Make it, or name another.")
+        raise ConfigError(f"--out: the folder {printable(str(out.parent))} does not exist. Create it, or give another.")
     return write
 
 
 def _write_whole(out: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
@@ -169,7 +177,7 @@ def _arrays(clip: Frames, title: str) -> bytes:
 
 
 def _sheet(clip: Frames, title: str) -> bytes:
-    """Draw frames in rows with the second of each below it."""
+    """Draw frames in rows, each with its time below it."""
     pictures = [Image.fromarray(frame) for frame in clip.frames]
     for picture in pictures:
         picture.thumbnail((_SIDE, _SIDE))

@@ -1,4 +1,4 @@
-"""A trained model by what a person calls it: a folder, a run of MLflow, a sweep, a method, `best-STREAM`."""
+"""Trained models by name: a folder, an MLflow run, a sweep, a method, or `best-STREAM`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ BEST = "best-"
 
 
 def load(name: str, execution: ExecutionConfig) -> Model:
-    """A trained model, ready to be asked.
+    """Load a trained model for queries.
 
     Args:
-        name: a folder that holds a saved model; or the beginning of an MLflow run id; the name of a run; `best-STREAM`,
-            what searches chose on validation videos (best.py), and with a warning the run of the highest R@1 where none
-            has chosen yet; the name of a sweep: its best trial; the name of a method: its newest complete run.
+        name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, the
+            model that searches chose on validation videos (sweeps/best.py) or, with a warning, the run of the highest
+            R@1 if none has chosen; the name of a sweep: its best trial; the name of a method: its newest complete run.
         execution: the runs folder, and the folder of the videos.
 
     Raises:
-        ConfigError: if nothing is called so, or what it left is gone.
+        ConfigError: if no model has this name, or its weights are missing.
     """
     folder = Path(name).expanduser()
     if (folder / "model.json").is_file():
@@ -57,35 +57,37 @@ def load(name: str, execution: ExecutionConfig) -> Model:
 
 
 def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Model]:
-    """The model of a run after its first task, its second, and so on to the last, each read when it is asked for.
+    """Yield the model of a run after each task, loaded lazily.
 
-    `name`, `execution`: as `load`'s, but for a folder, which holds the model after the last task alone.
+    `name`, `execution`: as for `load`, except that a folder is refused, which has only the model after the last task.
 
     Raises:
-        ConfigError: if nothing is called so, or its commits are gone.
+        ConfigError: if no run has this name, or its commits are missing.
     """
     if (Path(name).expanduser() / "model.json").is_file():
-        raise ConfigError(f"model {name}: a folder holds the model after its last task alone. Name a run or a method.")
+        raise ConfigError(f"model {name}: a folder has only the model after its last task. Give a run or a method.")
     run = find_run(name, execution)
     stream = _stream_of(run, execution)
     if stream is None:
-        raise ConfigError(f"model {name}: the stream of run {run.name} is not here, or has changed. Run it again.")
+        raise ConfigError(
+            f"model {name}: the stream of run {run.name} does not exist here, or has changed. Run it again."
+        )
     _check_run(name, run)
     for done in range(1, len(stream.tasks) + 1):
         try:
             yield Model(name, _restored(run, execution, stream, done), execution.places().open_store(), stream)
         except MissingObject as error:
             raise ConfigError(
-                f"model {name}: run {run.name} has kept no model after task {done}. Train it with --fresh and "
+                f"model {name}: run {run.name} has no model after task {done}. Train it with --fresh and "
                 "tracking.keep_checkpoints=true."
             ) from error
 
 
 def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
-    """The complete run that `name` stands for (see `load`).
+    """Find the complete run with a name (see `load`).
 
     Raises:
-        ConfigError: with what there is.
+        ConfigError: if no run has this name, with the known names.
     """
     tracker = execution.existing_tracker()
     complete = tracker.find_runs(tags={"ctvr.complete": "true"})
@@ -104,7 +106,7 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
     known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]
     known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
     raise ConfigError(
-        f"model: {name!r} is no folder with a model.json, run id, run, sweep or method of {execution.runs}."
+        f"model: {name!r} is not a folder with a model.json, run id, run, sweep or method of {execution.runs}."
         f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'nothing yet'}."
     )
 
@@ -116,14 +118,14 @@ def _best(name: str, complete: list[RunRecord]) -> RunRecord:
     own = [run for run in complete if run.tags.get("ctvr.stream") == stream]
     if not own:
         streams = ", ".join(sorted({run.tags.get("ctvr.stream", "") for run in complete})) or "none yet"
-        raise ConfigError(f"model {name}: no complete run is of stream {stream!r}. Streams with runs: {streams}.")
+        raise ConfigError(f"model {name}: stream {stream!r} has no complete run. Streams with runs: {streams}.")
     kept = [run for run in own if can_be_asked(run)]
     if not kept:
-        raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be asked. Name a run.")
+        raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be queried. Give a run.")
     on_test = [run for run in kept if split_of(run) == "test"]
     highest = max(on_test or kept, key=lambda run: last_value(run, "stream/t2v/r1"))
     log.warning(
-        "%s: no search has chosen a model of %s on validation videos; the run with the highest R@1 is taken, %s",
+        "%s: no search has chosen a model of %s on validation videos; using the run with the highest R@1, %s",
         name,
         stream,
         highest.name,
@@ -136,12 +138,12 @@ def _stream_of(run: RunRecord, execution: ExecutionConfig) -> Stream | None:
     try:
         stream = load_stream(str(run.settings["stream"]), places.root, places.videos)
     except ConfigError:
-        return None  # a manifest that was moved: one's own videos can still be searched
+        return None  # the manifest was moved; the user's own videos can still be searched
     return stream if stream.digest == run.tags.get("ctvr.stream_digest") else None
 
 
 def _of_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -> TrainedModel:
-    """What a run has left: its commits in the store, else the model that it uploaded (--keep-model)."""
+    """Load a run's model from its commits in the store, else the uploaded one (--keep-model)."""
     tracker = execution.existing_tracker()
     if stream is not None:
         try:
@@ -153,13 +155,17 @@ def _of_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -
             return _read(tracker.download(run.run_id, "model"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"model: run {run.name} has left none: its commits are not in the store, or its stream has changed, and it "
+            f"model: run {run.name} has no model: its commits are not in the store, or its stream has changed, and it "
             "ran without --keep-model. Run it again."
         ) from error
 
 
 def _restored(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: int) -> TrainedModel:
-    """What the commit of a run's `done`-th task holds; MissingObject if it is gone."""
+    """Restore the model from the commit of a run's `done`-th task.
+
+    Raises:
+        MissingObject: if the commit is missing.
+    """
     settings = read_json(execution.existing_tracker().download(run.run_id, "config.json"))
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
@@ -176,13 +182,13 @@ def _check_run(name: str, run: RunRecord) -> None:
 
 
 def _check_searches(name: str, method: str) -> None:
-    """Refuse what a method learned that searches no videos."""
+    """Refuse a method that does not retrieve videos."""
     learned = {
-        "images": "images without captions, so it cannot be asked",
-        "questions": "questions and searches nothing",
+        "images": "images without captions, so it cannot be queried",
+        "questions": "questions, so it cannot be queried",
     }
     if what := learned.get(get_method(method).domain):
-        raise ConfigError(f"model {name}: {method} learned from {what}. Name a run of a retriever.")
+        raise ConfigError(f"model {name}: {method} learned from {what}. Give a run of a retriever.")
 
 
 def _read(folder: Path) -> TrainedModel:
@@ -190,7 +196,7 @@ def _read(folder: Path) -> TrainedModel:
         return load_trained(folder)
     except ConfigError:
         raise
-    except (ValueError, KeyError, TypeError) as error:  # a field of a task that is missing, or of another kind
+    except (ValueError, KeyError, TypeError) as error:  # a missing field of a task, or one of another type
         raise ConfigError(f"model {folder}: {error}. Save the model again.") from error
 
 
@@ -203,7 +209,7 @@ def _make_model(name: str, trained: TrainedModel, execution: ExecutionConfig, st
             stream = None
     if root.is_dir():
         return Model(name, trained, execution.places().open_store(), stream)
-    folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a folder alone makes no runs folder
+    folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a model folder needs no runs folder
     model = Model(name, trained, Store.open(folder.name), stream)
     model.__dict__["_folder"] = folder  # removed with the model
     return model

@@ -1,4 +1,4 @@
-"""`ctvr plot`: a picture of what a trained model does: where it attends, what it merges, how it scores and moves."""
+"""Plots of a trained model's attention, merged patches, scores and query drift (`ctvr plot`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ctvr.orchestrator.retrieval.model import Model, videos_of
 from ctvr.orchestrator.streams.stream import Item
 
 Kind = Literal["attention", "merges", "scores", "drift"]
-COUNTS = {"attention": 2, "merges": 2, "scores": 12, "drift": 40}  # what is drawn unless --count says otherwise
+COUNTS = {"attention": 2, "merges": 2, "scores": 12, "drift": 40}  # defaults of --count
 FORMS = (".png", ".pdf")
 
 
@@ -30,33 +30,33 @@ def plot(
     block: int | None = None,
     out: Path | None = None,
 ) -> str:
-    """Draw what the model that `name` stands for (`jobs.load_model.load`) does.
+    """Plot the model called `name` (`jobs.load_model.load`).
 
     Args:
         kind: `attention` of a block over the patches of frames (CTVR, figures 5 and 7), `merges` of patches (TempMe,
             figures 4 and 7), `scores` before and after calibration (CAMoE, figure 5), `drift` of the first task's
             queries from task to task (CTVR, figure 3).
-        among: videos, or a folder of them; none: the first test videos of the stream's last task.
-        count: how many videos are drawn, of `drift` queries of a task, >= 1; None: as in `COUNTS`.
-        block: of `attention`, counted from 1.
-        out: the file, .png or .pdf; None: <runs>/pages/KIND-NAME.png.
+        among: videos, or a folder of videos; empty: the first test videos of the stream's last task.
+        count: number of videos, for `drift` of queries of a task, >= 1; None: as in `COUNTS`.
+        block: block of `attention`, counted from 1.
+        out: the file, .png or .pdf; None: RUNS/pages/KIND-NAME.png.
 
     Raises:
-        ConfigError: for an unknown model, one that does none of this, or a file that cannot be written.
+        ConfigError: for an unknown model, one without this property, or a file that cannot be written.
     """
     file = out or execution.runs / "pages" / f"{kind}-{Path(name).name}.png"
     if file.suffix.lower() not in FORMS:
-        raise ConfigError(f"look: --out {file} is neither a .png nor a .pdf.")
+        raise ConfigError(f"plot: --out {file} is neither a .png nor a .pdf. Give one of these.")
     count = COUNTS[kind] if count is None else count
     if count < 1:
         counted = "queries" if kind == "drift" else "videos"
-        raise ConfigError(f"look: --count counts {counted} and must be >= 1, got {count}.")
+        raise ConfigError(f"plot: --count must be >= 1, got {count}. Give a number of {counted}.")
     if block is not None and kind != "attention":
-        raise ConfigError(f"plot {kind}: --block belongs to attention. Leave it out.")
+        raise ConfigError(f"plot {kind}: --block applies to attention only. Omit it.")
     if among and kind in ("scores", "drift"):
-        raise ConfigError(f"plot {kind}: captions and their videos are those of the stream. Leave --inputs out.")
+        raise ConfigError(f"plot {kind}: uses the captions and videos of the stream. Omit --inputs.")
     if not file.parent.is_dir() and out is not None:
-        raise ConfigError(f"look: there is no folder {file.parent}. Make it, or name another --out.")
+        raise ConfigError(f"plot: the folder {file.parent} does not exist. Create it, or give another --out.")
     form = file.suffix.lower()[1:]
     drawn = (
         _drift(name, execution, count, form)
@@ -67,7 +67,7 @@ def plot(
     try:
         file.write_bytes(drawn)
     except OSError as error:
-        raise ConfigError(f"look: {file} cannot be written: {error.strerror}.") from error
+        raise ConfigError(f"plot: {file} cannot be written ({error.strerror}). Give another --out.") from error
     say(f"written: {file}")
     return str(file)
 
@@ -89,7 +89,7 @@ def _items(model: Model, among: Sequence[Path]) -> tuple[Item, ...]:
     if among:
         return videos_of(among)
     if model.stream is None:
-        raise ConfigError(f"model {model.name}: its stream is not here. Name videos: --inputs FILE.")
+        raise ConfigError(f"model {model.name}: its stream does not exist here. Give videos: --inputs FILE.")
     return tuple(model.stream.items(len(model.stream.tasks) - 1, model.trained.experiment.evaluation.split))
 
 
@@ -108,8 +108,8 @@ def _drift(name: str, execution: ExecutionConfig, count: int, form: str) -> byte
     found = text_drift(load_task_checkpoints(name, execution), count)
     tasks, queries = found.points.shape[:2]
     title = (
-        f"{name}: {queries} queries of task 1 as each task has been learned, {found.explained:.0%} of whose variance "
-        "is drawn; their mean cosine with themselves after task 1 stands beside each state"
+        f"{name}: {queries} queries of task 1 after each task ({found.explained:.0%} of their variance), with their "
+        "mean cosine to their features after task 1"
     )
     labels = [f"after task {number} ({cosine:.3f})" for number, cosine in enumerate(found.cosines, 1)]
     return in_form(draw_drift(found.points, found.others, labels, title, f"queries of task {tasks}"), form)

@@ -1,4 +1,4 @@
-"""`ctvr search`: the videos that fit a text, as a list and as a page with pictures."""
+"""Search for videos that match a text, as a list and as a page with pictures (`ctvr search`)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def run_query(
     among: Path | None = None,
     html: Path | None = None,
 ) -> str:
-    """Ask the model that `name` stands for (`jobs.load_model.load`) for the k videos that fit each text best.
+    """Return the k best videos for each text by the model called `name` (`jobs.load_model.load`).
 
     Args:
         among: a folder of videos to search; None: the videos of the model's stream.
-        html: a file to write the contact sheet to, too.
+        html: a file for the contact sheet; None: no contact sheet.
 
     Raises:
-        ConfigError: for an unknown model, an empty text, videos that are not there, or a file that cannot be written.
+        ConfigError: for an unknown model, an empty text, missing videos, or a file that cannot be written.
     """
     if html is not None:
         check_page(html)
@@ -41,7 +41,7 @@ def run_query(
 
 
 def hits_text(text: str, hits: Sequence[Hit]) -> str:
-    """A query and what was found, one line each."""
+    """Format a query and its hits, one line each."""
     width = max(len(hit.video) for hit in hits)
     lines = [f"{hit.rank:4}  {hit.score:6.3f}  {hit.video:<{width}}  {_said(hit)}".rstrip() for hit in hits]
     return "\n".join([f"{text!r}", *lines])

@@ -1,4 +1,4 @@
-"""`ctvr report`: what a sweep, a rerun or a stream's runs have shown, as one HTML file that needs nothing else."""
+"""Report of a sweep, a rerun or a stream's runs as one self-contained HTML file (`ctvr report`)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SEARCHED = ("method.", "base.", "optim.", "data.")
 
 
 def make_report(name: str, execution: ExecutionConfig, html: Path | None = None) -> str:
-    """Write the page of a sweep, of a rerun, or of all complete runs of a stream; returns where it is.
+    """Write the report of a sweep, of a rerun, or of all complete runs of a stream; return its path.
 
     Args:
-        name: of a sweep, a rerun (NAME-final-...) or a stream.
-        html: the file; None: `<runs>/pages/<name>.html`.
+        name: name of a sweep, a rerun (NAME-final-...) or a stream.
+        html: the file; None: `RUNS/pages/NAME.html`.
 
     Raises:
-        ConfigError: if nothing of that name is complete, or the file cannot be written.
+        ConfigError: if no complete run is found, or the file cannot be written.
     """
     if html is not None:
         check_page(html)
@@ -47,12 +47,12 @@ def make_report(name: str, execution: ExecutionConfig, html: Path | None = None)
     text = report(name, facts, tables, memories, names, _search(name, sweep, tracker))
     file = write_page(html or execution.runs / "pages" / f"{Path(name).stem}.html", text)
     if sweep is not None:
-        tracker.log_artifacts(sweep.run_id, [file], into="page")  # beside the sweep on MLflow's pages
+        tracker.log_artifacts(sweep.run_id, [file], into="page")  # an artifact of the sweep in MLflow
     return f"written: {file}"
 
 
 def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[str, str]]:
-    """The question, the budget, the winner and its confirmation, as far as MLflow has them."""
+    """Return question, budget, winner and confirmation from MLflow's records."""
     if sweep is None:
         return [("Shown", f"the complete runs of the stream {name} on one split, but for trials of searches")]
     settings, stream = sweep.settings, sweep.tags.get("ctvr.stream", "")
@@ -72,21 +72,21 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
 
 
 def _search(name: str, sweep: RunRecord | None, tracker: Tracker) -> str:
-    """The complete trials of a sweep as a drawing; empty for a rerun, a stream, or a table of several searches."""
+    """Return the plot of a sweep's complete trials; empty for a rerun, a stream, or a table of several searches."""
     if sweep is None or "ctvr.trials" not in sweep.tags:
         return ""
     metric, mode = selection_metric(sweep)
     found = [(run.settings, last_value(run, metric)) for run in best_trials(tracker, name, None)]
     judged = [(settings, value) for settings, value in found if not math.isnan(value)]
-    told = sorted({key for settings, _ in judged for key in settings if key.startswith(SEARCHED)})
-    trials = [Trial({key: str(settings.get(key, "")) for key in told}, value) for settings, value in judged]
+    shown = sorted({key for settings, _ in judged for key in settings if key.startswith(SEARCHED)})
+    trials = [Trial({key: str(settings.get(key, "")) for key in shown}, value) for settings, value in judged]
     return trials_html(trials, METRIC_LABELS.get(metric, metric), mode)
 
 
 def _memories(
     tables: Sequence[Table], tracker: Tracker, execution: ExecutionConfig
 ) -> tuple[list[ModelHistory], Sequence[str]]:
-    """What the first run of each row has lost; rows of the first table's stream alone."""
+    """Return the forgotten queries of the first run of each row in the first table."""
     runs = {run.run_id: run for run in tracker.find_runs(tags={"ctvr.complete": "true"})}
     memories, names = [], list[str]()
     for row in tables[0].rows:
@@ -100,7 +100,7 @@ def _memories(
             memories.append(
                 ModelHistory(label, 0, (), "its commits are no longer in the store, so nothing is known of it")
             )
-        except CtvrError as error:  # a class that this command does not name, too: the other rows can be shown
+        except CtvrError as error:  # also an untrusted class; the other rows are shown
             memories.append(ModelHistory(label, 0, (), str(error)))
     return memories, names
 
@@ -123,7 +123,7 @@ def _memory(label: str, model: Model, run: RunRecord, execution: ExecutionConfig
     for name in lost:
         task, item, text = queries[name]
         row = scores[rows[name]].clone()
-        if model.stream is not None and model.stream.protocol == "cvlm":  # a query searches its own task's videos
+        if model.stream is not None and model.stream.protocol == "cvlm":  # the gallery of a query is its own task
             row[[place for place, (index, _) in enumerate(places) if index != task]] = -float("inf")
         winner_task, winner = places[int(row.argmax())]
         listed.append(LostQuery(text, item, task, history[-1][name], winner, winner_task))

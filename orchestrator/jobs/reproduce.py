@@ -1,4 +1,4 @@
-"""What it takes to make a paper's table or figure: rows and runs, videos and weights, and what of them is there."""
+"""Requirements of a paper's table or figure: rows, runs, videos and weights, and which are available."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ctvr.orchestrator.tables.paper_numbers import benchmarks
 
 
 def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> str:
-    """The plan of an item, checked row by row as the sweep itself would; nothing is run or written to MLflow.
+    """Return the plan of an item, checked like a sweep; nothing is run or written to MLflow.
 
     Raises:
-        ConfigError: for a setting that a row refuses, and for a stream that is no benchmark and not here.
+        ConfigError: for a setting that a row refuses, and for an unknown stream.
     """
     lines = [f"{item.item}: {item.shows}", f"  table     {request.preset.title}"]
     if printed := benchmarks(item.preset):
@@ -32,10 +32,10 @@ def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> 
     except ConfigError as error:
         name = split_order(request.stream)[0]
         if name not in BENCHMARKS or (Path(places.root) / "streams" / f"{name}.json").is_file():
-            raise  # a name that nobody knows, or a manifest that breaks the format: no import would help
+            raise  # an unknown name, or an invalid manifest, which an import cannot mend
         rows = [row.name for row in request.preset.rows]
-        lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not here: {error}"]
-        return "\n".join([*lines, "  weights   known when the stream is here"])
+        lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not available: {error}"]
+        return "\n".join([*lines, "  weights   known when the stream is available"])
     planned = plan_table(request, execution)
     lines += _runs(planned)
     lines += ["  videos    " + _videos(stream).replace("\n", "\n            ")]
@@ -45,12 +45,12 @@ def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> 
 
 def _videos(stream: Stream) -> str:
     if stream.name in RENDERED and (missing := len(missing_videos(stream))):
-        return f"{stream.name}: embedded; a run renders the {missing} videos that are not here"
+        return f"{stream.name}: embedded; a run renders the {missing} missing videos"
     return check_videos(stream)
 
 
 def _runs(planned: PlannedTable) -> list[str]:
-    """How many runs; not how long they take: no time of a step is known before one was taken."""
+    """Describe the number of runs; their time is unknown before a step was measured."""
     rows, seeds = planned.rows, planned.request.preset.seeds
     trials = planned.search.trials * len(planned.searched)
     names = [row.row.name for row in rows]
@@ -67,7 +67,7 @@ def _weights(planned: PlannedTable) -> list[str]:
     settings = [row.experiment.backbone for row in planned.rows]
     counted = Counter((backbone.name, backbone.weights) for backbone in settings)
     return [
-        f"{name}, {weights}: {'here' if are_here(name, weights) else 'not here; a run fetches them or names a file'}"
+        f"{name}, {weights}: {'available' if are_here(name, weights) else 'missing; a run downloads them'}"
         f" ({rows} row{'s' * (rows != 1)})"
         for (name, weights), rows in counted.items()
     ]

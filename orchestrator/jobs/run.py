@@ -1,4 +1,4 @@
-"""`ctvr run`: one method over one stream, in this process."""
+"""Training of one method over one stream in this process (`ctvr run`)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ctvr.orchestrator.tracking.recorder import Recorder
 
 @dataclass(frozen=True)
 class CompleteRun:
-    """A complete run: what was run, its record, and where MLflow has it."""
+    """A complete run: experiment, record and MLflow run id."""
 
     experiment: Experiment
-    stream: str  # its name
+    stream: str  # name
     record: RunState
     run_id: str
-    what: str = "videos"  # or images
+    what: str = "videos"  # or images, questions
 
 
 def run(
@@ -41,10 +41,12 @@ def run(
     fresh: bool = False,
     keep_model: bool = False,
 ) -> str:
-    """Train one method over one stream in this process, tracked by MLflow; returns its last metrics as text."""
+    """Train one method over one stream in this process, tracked by MLflow; return its last metrics as text."""
     done = train(settings, presets, execution, fresh, keep_model)
     if done.what == "videos":
-        say(f"ask it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(execution)}{trust_text()}")
+        say(
+            f"query it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(execution)}{trust_text()}"
+        )
     last = done.record.metrics[-1]
     lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
     experiment = done.experiment
@@ -65,14 +67,14 @@ def train(
     """Train one method over one stream in this process, tracked by MLflow.
 
     Args:
-        settings: flat dotted names, `method` and `stream` among them.
+        settings: flat dotted settings, including `method` and `stream`.
         presets: a recipe, and changes on top of it.
         execution: folders.
-        fresh: train what had been finished before, too.
+        fresh: train again, even if tasks are finished.
         keep_model: upload the trained model to MLflow.
 
     Raises:
-        ConfigError: for whatever could not run, before anything is trained.
+        ConfigError: for a setting, stream or folder that cannot be used, before training.
     """
     execution.check()
     execution.places().open_store().check_writable()
@@ -80,7 +82,7 @@ def train(
     get_method(str(settings.get("method", "")))
     if (recommended := embedded_settings(settings["stream"])) is not None:
         chosen = with_recipe(str(settings["method"]), presets, recommended)
-        resolve(settings, recommended, chosen)  # mistakes are told before videos are rendered
+        resolve(settings, recommended, chosen)  # reports mistakes before videos are rendered
     places = execution.places()
     stream = load_stream(settings["stream"], places.root, places.videos)
     check_domain(str(settings["method"]), stream)
@@ -95,8 +97,8 @@ def train(
 
     def report_task(task: Task, record: RunState, seconds: float) -> None:
         recorder.report(task, record, seconds)
-        told = progress_text(record.metrics[task.index])
-        say(f"task {task.index + 1}/{task.num_tasks}  {told}  {seconds:.1f} s")
+        progress = progress_text(record.metrics[task.index])
+        say(f"task {task.index + 1}/{task.num_tasks}  {progress}  {seconds:.1f} s")
 
     try:
         result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)
@@ -106,5 +108,5 @@ def train(
         recorder.stop(error)
         raise
     if result.resumed == len(result.stream.tasks):
-        say("every task had been finished before; nothing was trained (--fresh trains again)")
+        say("all tasks were already finished; nothing was trained (--fresh trains again)")
     return CompleteRun(experiment, stream.name, result.record, recorder.run_id, stream.domain)

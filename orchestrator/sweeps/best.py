@@ -1,8 +1,8 @@
-"""`best-STREAM`: the model that a search chose on validation videos. It stays until another is better on the same ones.
+"""Promotion of the best model of a stream, `best-STREAM`, by its results on validation videos.
 
-A run becomes the best of its stream at the end of a rerun. Tags of the run keep when (`ctvr.best`) and by which
-comparison (`ctvr.best_by`); the aliases of MLflow's model registry follow them. Test videos decide nothing where a
-stream has validation videos.
+A run becomes the best of its stream at the end of a rerun, if it beats the present best on the same validation videos.
+Its tags record the time (`ctvr.best`) and the comparison (`ctvr.best_by`); aliases in MLflow's model registry follow
+them. Test videos are not used if a stream has validation videos.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ FREE = {
     "evaluation.query_chunk",
     "data.prefetch_threads",
 }
-FREE |= {"tracking.mirror", "tracking.keep_checkpoints"}  # settings in which runs of one candidate may differ
+FREE |= {"tracking.mirror", "tracking.keep_checkpoints"}  # settings that may differ between runs of one candidate
 
 
 def best_of(stream: str, complete: Sequence[RunRecord]) -> RunRecord | None:
-    """The run that is the best of its stream; None where no search has chosen one yet.
+    """Return the best run of a stream, None if no search has chosen one.
 
-    A run whose method cannot be loaded here is passed over; the best before it stands again.
+    A run whose method cannot be loaded here is skipped; then the previous best counts.
     """
     known = [run for run in complete if run.tags.get(SINCE) and run.tags.get("ctvr.stream") == stream]
     return max(filter(can_be_asked, known), key=lambda run: float(run.tags[SINCE]), default=None)
 
 
 def can_be_asked(run: RunRecord) -> bool:
-    """Whether a run kept to the protocol, which an upper bound does not, by a method that can be loaded here."""
+    """Return whether a run's method can be loaded here and keeps the protocol, unlike an upper bound."""
     try:
         with named_in(f"run {run.name}"):
             return not get_method(str(run.settings["method"])).reencodes_gallery
@@ -57,10 +57,10 @@ def can_be_asked(run: RunRecord) -> bool:
 
 
 def promote(tracker: Tracker, chosen: RunRecord) -> tuple[bool, str]:
-    """Make what a search chose the best of its stream, if it beats the present one on the videos that chose both.
+    """Promote a search's chosen run if it beats the present best on the videos by which both were chosen.
 
     Returns:
-        Whether it is the best now, and the sentence that says by which comparison.
+        Whether it is the best now, and a sentence on the comparison.
     """
     stream = chosen.tags.get("ctvr.stream", "")
     complete = tracker.find_runs(stream=stream, tags={"ctvr.complete": "true"})
@@ -88,9 +88,9 @@ def _beats(tracker: Tracker, chosen: RunRecord, holder: RunRecord, complete: Seq
 
 
 def evidence(run: RunRecord, complete: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs by which a run's settings were chosen: of a confirmation, or else trials and runs on validation videos.
+    """Return the runs that chose a run's settings: a confirmation's, else trials and runs on validation videos.
 
-    The confirmation's seeds are fresh; a trial's was chosen together with its settings.
+    A confirmation is preferred because its seeds are new; a trial's seed was selected together with its settings.
     """
     alike = [other for other in complete if _candidate(other) == _candidate(run)]
     alike = [other for other in alike if split_of(other) == "val" or any(other.tags.get(tag) for tag in CHOSE)]

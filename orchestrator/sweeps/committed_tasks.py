@@ -1,4 +1,4 @@
-"""How far a sweep is, asked of its store alone: for the process that holds neither Ray nor torch."""
+"""Progress of a sweep, read from its store by a process that imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ctvr.orchestrator.streams.manifest import read_json
 
 
 def list_committed_tasks(runs: Path, name: str, store: str = "") -> set[str]:
-    """Names of all finished tasks in the store of a sweep; other sweeps may share it.
+    """Return the names of all finished tasks in the store of a sweep, which other sweeps may share.
 
     Args:
         runs: the runs folder.
-        name: of the sweep, whose plan names its store.
-        store: the store that the user named, if any.
+        name: name of the sweep; its plan contains its store.
+        store: the store that the user gave, if any.
 
     Raises:
         CtvrError: if the store cannot be used.
     """
     place = store
-    with contextlib.suppress(ConfigError, KeyError, TypeError):  # no plan: the store of the runs folder
+    with contextlib.suppress(ConfigError, KeyError, TypeError):  # without a plan: the store of the runs folder
         place = place or str(read_json(runs / "sweeps" / name / "plan.json")["plan"]["store"] or "")
     place = place or str(runs / "store")
     if "://" not in place and not Path(place).is_dir():

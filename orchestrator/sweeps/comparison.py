@@ -1,7 +1,7 @@
-"""Whether a challenger beats the recommended settings, and how large a difference can be seen at all.
+"""Comparison of a search's best trials with the recommended settings, and its minimum detectable effect.
 
-R@1 of both is compared over videos and seeds (tables/intervals.py), for the best of the challengers. The
-difference must be to the better at 5 %. Otherwise the recommended settings keep their place: docs/search.md.
+R@1 of the best challenger is compared over videos and seeds (tables/intervals.py). It wins if it is significantly
+better at 5 %. Otherwise the recommended settings are kept: docs/search.md.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from ctvr.orchestrator.tracking.run_record import RunRecord
 
 RECOMMENDED = "recommended"
 GAINED = "ctvr.gained"  # tag of reruns
-BY_RANKS = {GAIN, MEAN, "stream/t2v/r1"}  # metrics that are R@1, whose queries can be compared one by one
+BY_RANKS = {GAIN, MEAN, "stream/t2v/r1"}  # R@1 metrics, which can be compared query by query
 POWER = 0.8
 
 
 def last_value(run: RunRecord, key: str) -> float:
-    """A metric's value at its last step; NaN if it was never recorded."""
+    """Return a metric's value at its last step; NaN if it was never recorded."""
     last = run.last(key)
     return last[1] if last else float("nan")
 
 
 def experiment_of(run: RunRecord) -> Experiment:
-    """The configuration of a complete trial, as MLflow has it."""
+    """Return the configuration of a complete trial from its MLflow record."""
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     with named_in(f"run {run.name}"):
         return resolve(_as_given(run.settings), None, presets)
 
 
 def _as_given(settings: Mapping[str, Any]) -> Settings:
-    """Settings as MLflow keeps them, lists written as on the command line."""
+    """Convert lists in MLflow's settings to the form of the command line."""
     return {name: str(value).strip("[]") if str(value).startswith("[") else value for name, value in settings.items()}
 
 
 @dataclass(frozen=True)
 class ConfirmationResult:
-    """What the confirmation of a search says."""
+    """Result of the confirmation of a search."""
 
     sweep: str
     recommended: Experiment
-    searched: Experiment  # the best challenger: the winner, or what failed to win
-    trial: str  # its name
+    searched: Experiment  # the best challenger, confirmed or not
+    trial: str  # name of the challenger
     is_confirmed: bool
-    against: Difference  # the challenger's metric minus the recommended one's, on validation videos
+    against: Difference  # metric of the challenger minus that of the recommended settings, on validation videos
     challengers: int
     seeds: int
-    detectable: float  # difference that the comparison would see in 80 % of cases
+    detectable: float  # minimum detectable effect at a power of 80 %
 
     @property
     def chosen(self) -> Experiment:
@@ -70,7 +70,7 @@ class ConfirmationResult:
 
     @property
     def kept(self) -> str:
-        """The candidate that is chosen, as its runs are tagged."""
+        """Return the tag of the chosen candidate's runs."""
         return self.trial if self.is_confirmed else RECOMMENDED
 
     @property
@@ -79,7 +79,7 @@ class ConfirmationResult:
 
     @property
     def text(self) -> str:
-        """What happened, for a person."""
+        """Return the result as one sentence for the user."""
         many = f", for the best of {self.challengers} challengers" if self.challengers > 1 else ""
         said = f"{self.trial} against the recommended settings: {self.on_validation}{many}"
         end = "it takes their place" if self.is_confirmed else "not confirmed: the recommended settings keep theirs"
@@ -89,14 +89,14 @@ class ConfirmationResult:
         return f"confirmation: {said}; {end} ({sight})"
 
     def tags(self, is_searched: bool) -> dict[str, str]:
-        """What the reruns of the searched row, or of the recommended one, say of themselves."""
+        """Return the tags for the reruns of the searched row or of the recommended one."""
         if not is_searched:
             return {CHOICE: RECOMMENDED, "ctvr.note": "the recommended settings, which were not searched"}
         return {CHOICE: "searched", "ctvr.note": self.note, GAINED: self.on_validation}
 
     @property
     def note(self) -> str:
-        """The footnote of the searched row."""
+        """Return the footnote of the searched row."""
         word = "confirmed" if self.is_confirmed else "NOT confirmed: the recommended settings keep their place"
         return f"{word}; against them {self.on_validation}"
 
@@ -114,7 +114,7 @@ def compare_candidates(
         groups: candidate -> its runs, one a seed.
         ranks: run id -> final ranks on validation videos.
         rule: metric and mode of the search.
-        order: names of trials, the best first: of equal challengers the first.
+        order: names of trials, the best first; decides between equal challengers.
     """
     base = groups[RECOMMENDED]
     names = [name for name in order if name in groups]
@@ -139,7 +139,7 @@ def compare_candidates(
 def compare(
     base: Sequence[RunRecord], others: Sequence[Sequence[RunRecord]], ranks: Mapping[str, Ranks], rule: tuple[str, str]
 ) -> list[Difference]:
-    """Return the metric of each of `others` minus that of `base`, over videos and seeds; not R@1: over seeds alone."""
+    """Return the metric of each of `others` minus that of `base`, over videos and seeds; if not R@1, over seeds."""
     rows = [base, *others]
     if rule[0] not in BY_RANKS or any(run.run_id not in ranks for row in rows for run in row):
         return compare_over_seeds([[last_value(run, rule[0]) for run in row] for row in rows], 0, is_chosen=False)[1:]
@@ -152,14 +152,14 @@ def compare(
     return differences(found, 0, videos, tasks, fixed=fixed, is_chosen=False)[1:]
 
 
-# ----------------------------------------------------------------------------------------------- what can be seen
+# --------------------------------------------------------------------------------------- minimum detectable effect
 
 
 def observed_mde(seen: Difference) -> float:
-    """The true difference that a comparison of this spread calls one in 4 of 5 cases (5 %, two-sided).
+    """Return the true difference that a comparison of this spread detects with power 80 % (5 %, two-sided).
 
-    The half width of the interval is t(5 %) standard errors; the difference must lie t(20 %, one-sided) beyond it.
-    For many degrees of freedom that is 2.80 / 1.96 half widths, and less for few; the larger number is said.
+    The half width of the interval is t(5 %) standard errors; the difference must be t(20 %, one-sided) beyond it. For
+    many degrees of freedom that is 2.80 / 1.96 half widths, and less for few; the larger number is returned.
     """
     return (seen.high - seen.low) / 2 * _beyond()
 
@@ -169,11 +169,11 @@ def _beyond() -> float:
 
 
 def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.2) -> float:
-    """The difference of R@1 in points that so many videos can show, before anything was measured.
+    """Estimate the minimum detectable difference of R@1 in points, before anything is measured.
 
     Args:
-        queries, videos: of the split. Captions of one video count as one draw.
-        disagreeing: share of queries that one of both finds first and the other does not.
+        queries, videos: numbers in the split. Captions of one video count as one draw.
+        disagreeing: share of queries that only one of both candidates ranks first.
     """
     independent = min(queries, videos)
     if not independent:
@@ -182,7 +182,7 @@ def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.
 
 
 def describe_mde(stream: Stream, split: str) -> str:
-    """How large a difference the videos that a search chooses by can show."""
+    """Describe the minimum detectable effect of a search on a split."""
     items = [item for task in range(len(stream.tasks)) for item in stream.items(task, split)]
     queries, videos = sum(len(item.captions) for item in items), len({item.video for item in items})
     return (
@@ -196,7 +196,7 @@ def describe_mde(stream: Stream, split: str) -> str:
 
 
 def gain_notes(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> list[str]:
-    """What a search gained on validation and on test videos: the searched row against the recommended one."""
+    """Describe a search's gain on validation and on test videos, searched row against recommended row."""
     of: dict[str, list[RunRecord]] = {}
     for run in runs:
         if run.tags.get("ctvr.complete") == "true" and run.tags.get(CHOICE):

@@ -1,11 +1,11 @@
-"""A winner is confirmed before it is believed.
+"""Confirmation of a search's best trials against the recommended settings.
 
-The best of many trials is partly the luckiest: one seed, on the videos that it was chosen by. So the best few and the
-recommended settings run again on *validation* videos, over seeds that neither the trials had nor the rerun on test
-videos will have. The recommendation keeps its place unless a challenger wins (verdict.py).
+The best of many trials has a selection bias: it ran with one seed, on the videos by which it was chosen. So the best
+trials and the recommended settings run again on *validation* videos, over seeds that neither the trials nor the rerun
+on test videos use. The recommended settings are kept unless a challenger wins (comparison.py).
 
-Everything is read back from MLflow (tags `ctvr.confirmation` of the sweep, `ctvr.confirms` and `ctvr.candidate` of the
-runs), so that `ctvr rerun` knows it too.
+The result is stored in MLflow (tags `ctvr.confirmation` of the sweep, `ctvr.confirms` and `ctvr.candidate` of the
+runs), where `ctvr rerun` reads it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from ctvr.orchestrator.tables.significance import read_ranks
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-CONFIRMS = "ctvr.confirms"  # tag of a confirmation's runs: the sweep
+CONFIRMS = "ctvr.confirms"  # tag of a confirmation's runs: name of the sweep
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is confirmed: the recommended settings, or a trial."""
+    """A candidate of a confirmation: the recommended settings, or a trial."""
 
     sweep: str
     name: str  # RECOMMENDED, or the trial's
@@ -64,7 +64,7 @@ class Candidate:
 
 
 def candidates(tracker: Tracker, sweep_name: str, recommended: Experiment, search: SearchConfig) -> list[Candidate]:
-    """The recommended settings, then the best trials of a search that are others; nothing if there is no other."""
+    """Return the recommended settings and the best trials that differ from them; empty if no trial differs."""
     found = [Candidate(sweep_name, RECOMMENDED, recommended)]
     known = {digest_of(recommended.settings)}
     for run in best_trials(tracker, sweep_name, None):
@@ -84,16 +84,16 @@ def confirm(
     search: SearchConfig,
     again: str,
 ) -> dict[str, ConfirmationResult]:
-    """Run candidates of one search, or of all rows of a table, over fresh seeds on validation videos.
+    """Run candidates of one search, or of all rows of a table, over new seeds on validation videos.
 
     Args:
-        name: of the sweep or table.
-        listed: of every search the recommended settings and its challengers.
-        num_tasks: of their stream.
-        again: the command that goes on after an interruption; what is complete is not run again.
+        name: name of the sweep or table.
+        listed: the recommended settings and the challengers of every search.
+        num_tasks: number of tasks of their stream.
+        again: the command that resumes after an interruption; complete runs are kept.
 
     Returns:
-        Sweep -> verdict; searches whose recommended settings or challengers all failed are missing.
+        Sweep -> result; searches whose recommended settings or challengers all failed are missing.
     """
     if not listed:
         return {}
@@ -108,7 +108,7 @@ def confirm(
     parent = tracker.open_sweep(parent_name, stream_name, settings, {"ctvr.role": "confirmation"})
     with interruptible(f"confirmation {parent_name}", again, execution, tracker, [parent]):
         left = incomplete_runs(runs, parent_name, tracker)
-        say(f"confirmation {parent_name}: {len(runs)} runs, {len(runs) - len(left)} of them complete already")
+        say(f"confirmation {parent_name}: {len(runs)} runs, {len(runs) - len(left)} of them already complete")
         failed = 0
         if left:
             with ray_cluster(execution, tracker) as execution:
@@ -118,7 +118,7 @@ def confirm(
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
-            f"{waiting} records wait because MLflow does not answer, so nothing is confirmed. Start it again, then: "
+            f"{waiting} records wait because MLflow does not respond, so nothing is confirmed. Restart MLflow, then: "
             f"ctvr sync; {again}"
         )
     for sweep in sweeps:
@@ -131,11 +131,11 @@ def confirm(
     return verdicts
 
 
-# ----------------------------------------------------------------------------------------------- the verdict
+# ----------------------------------------------------------------------------------------------- the result
 
 
 def read_verdict(tracker: Tracker, sweep_name: str) -> ConfirmationResult | None:
-    """What the confirmation of a sweep says, as MLflow has it; None where there was none, or it failed."""
+    """Read the result of a sweep's confirmation from MLflow; None if there was none, or it failed."""
     sweep = tracker.find_sweep(sweep_name)
     if sweep is None or "ctvr.confirmation" not in sweep.tags:
         return None

@@ -1,4 +1,4 @@
-"""The lock of a sweep's driver: of two drivers of one sweep the second is refused."""
+"""Lock of a sweep's driver, which refuses a second driver of the same sweep."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ctvr.orchestrator.errors import ConfigError
 
 @contextmanager
 def only_driver(folder: Path, name: str) -> Iterator[None]:
-    """Hold `driver.lock` in a sweep's folder. The system gives it back when the process ends, however it ends.
+    """Hold `driver.lock` in a sweep's folder. The system releases it when the process ends.
 
-    It holds on this machine, and between machines where their file system carries locks (NFS 4, Lustre with flock). A
-    file system without locks lets every driver in.
+    The lock also works between machines if the file system supports it (NFS 4, Lustre with flock). Without such support
+    every driver is admitted.
 
     Raises:
-        ConfigError: if another driver holds it, with its host and process.
+        ConfigError: if another driver holds it; the message contains its host and process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "driver.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -32,8 +32,8 @@ def only_driver(folder: Path, name: str) -> Iterator[None]:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise ConfigError(
-                    f"sweep {name}: {_holder(descriptor)} drives it already. Wait for that process, or end it, before "
-                    "you write the command again."
+                    f"sweep {name}: {_holder(descriptor)} already runs it. Wait for that process, or stop it, before "
+                    "you run the command again."
                 ) from None
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
                 raise
@@ -48,5 +48,5 @@ def _holder(descriptor: int) -> str:
     try:
         held = json.loads(os.pread(descriptor, 1000, 0))
         return f"process {int(held['pid'])} on {held['host']}"
-    except (ValueError, KeyError, TypeError):  # it writes this very moment
+    except (ValueError, KeyError, TypeError):  # it is being written
         return "another process"

@@ -1,6 +1,6 @@
-"""A sweep and its rerun as MLflow's pages show them: names that tell trials apart, a note, numbers, tables, the winner.
+"""Annotation of a sweep and its rerun for MLflow's pages: run names, a note, metrics, tables, the winner.
 
-Nothing here decides or is read by a command; a server that goes away in the middle ends no sweep.
+No command reads these annotations. A server that fails meanwhile does not stop the sweep.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ MODEL = "ctvr"  # name of the registered model; one version for the winner of ea
 def write_sweep_note(
     tracker: Tracker, parent: str, name: str, question: str, config: SearchConfig, space: Mapping[str, Any]
 ) -> None:
-    """The note of a sweep that begins: what is asked, how much is spent on it, how to go on with it."""
+    """Write the note of a starting sweep: question, budget, command that resumes it."""
     lines = [
         f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
         f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; best by "
         f"{METRIC_LABELS.get(config.metric, config.metric)}",
-        f"- go on after an interruption: `{resume_command(name)}`",
+        f"- resume after an interruption: `{resume_command(name)}`",
     ]
     tracker.set_tags(parent, {NOTE: "\n\n".join([f"**{plain(question)}**", "\n".join(lines)])})
 
 
 def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], metric: str) -> None:
-    """The end of a search: its trials' short names, its numbers and its winner on the parent run."""
+    """Annotate a finished search: short names of its trials; metrics and winner on the parent run."""
     with _best_effort():
         trials = tracker.find_runs(sweep=name)
         unlike = [key for key in space if len({str(run.settings.get(key)) for run in trials}) > 1]
@@ -79,7 +79,7 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
 
 
 def append_confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> None:
-    """What the confirmation said, in the note of the sweep."""
+    """Append the results of the confirmation to the note of the sweep."""
     with _best_effort():
         if texts:
             note = tracker.client.get_run(parent).data.tags.get(NOTE, "")
@@ -90,9 +90,9 @@ def append_confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> 
 def annotate_confirmation_runs(
     tracker: Tracker, parent: str, name: str, sweeps: Sequence[str], texts: Sequence[str], kept: Sequence[str] = ()
 ) -> None:
-    """The end of a confirmation: its runs' short names, and on its own run what it said.
+    """Annotate a finished confirmation: short names of its runs; its results on its parent run.
 
-    `kept` are the candidates that won; the first seed of one that is alone gives the parent its numbers.
+    `kept` are the chosen candidates. If there is one, the metrics of its first seed become the parent's.
     """
     with _best_effort():
         trials = [run for sweep in sweeps for run in tracker.find_runs(sweep=sweep)]
@@ -112,13 +112,13 @@ def annotate_confirmation_runs(
 
 
 def _first(run: RunRecord) -> str:
-    """R@1 of a run; of a stream of images or questions, accuracy."""
+    """Format R@1 of a run, or accuracy for a stream of images or questions."""
     value, counted = last_value(run, R1), last_value(run, ANSWERED if run.last(ANSWERED) else ACCURACY)
     return f"R@1 {value:.1f}" if math.isfinite(value) else f"acc {counted:.1f}"
 
 
 def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, execution: ExecutionConfig) -> None:
-    """The end of a rerun: its runs' short names, table and figures, its note, the winner as a version of a model."""
+    """Annotate a finished rerun: short names, table, figures and note; register the winner as a model version."""
     with _best_effort():
         runs = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
         for run in runs:
@@ -143,7 +143,7 @@ def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, execution:
 
 
 def _what(runs: Sequence[RunRecord]) -> str:
-    """What they were tested on."""
+    """Return what the runs were tested on."""
     for metric, what in ((ACCURACY, "images"), (ANSWERED, "questions")):
         if any(run.last(metric) is not None for run in runs):
             return what
@@ -151,9 +151,9 @@ def _what(runs: Sequence[RunRecord]) -> str:
 
 
 def selected_run(runs: Sequence[RunRecord]) -> RunRecord | None:
-    """The first seed of what a search chose, as its confirmation on validation videos says; no test video decides.
+    """Return the first seed of the candidate that the confirmation on validation videos chose.
 
-    None where nothing was searched, or several rows were.
+    None if nothing was searched, or several rows were.
     """
     confirmed = [
         run for run in runs if run.tags.get(CHOICE) == "searched" and "NOT" not in run.tags.get("ctvr.note", "")
@@ -167,10 +167,10 @@ def selected_run(runs: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
-    """Keep a run's model as a version; the aliases move to it where it becomes the best of its stream (best.py).
+    """Register a run's model as a version; move the aliases to it if it becomes the best of its stream (best.py).
 
     Returns:
-        The version, None without a model; the sentence on `best-STREAM`, empty for an upper bound.
+        The version, None without a model; a sentence on `best-STREAM`, empty for an upper bound.
     """
     if get_method(str(run.settings["method"])).reencodes_gallery:
         return None, ""
@@ -182,7 +182,7 @@ def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
 
 
 def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:
-    """What the protocol measures of the best run as the parent's own metrics, after as many tasks."""
+    """Log the best run's final metrics on the parent run."""
     points = {key: best.last(key) for key in (R1, GAIN, BWF, ACCURACY, FORGETTING, ANSWERED)}
     step = max((point[0] for point in points.values() if point), default=0)
     values = {key: point[1] for key, point in points.items() if point and math.isfinite(point[1])}
@@ -190,7 +190,7 @@ def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str
 
 
 def _add_note(tracker: Tracker, parent: str, lines: Sequence[str]) -> None:
-    """Put the winner between the question and the rest: MLflow's page folds all but the first lines."""
+    """Insert the winner after the question: MLflow's page folds all but the first lines."""
     parts = tracker.client.get_run(parent).data.tags.get(NOTE, "").split("\n\n")
     tracker.set_tags(parent, {NOTE: "\n\n".join([parts[0], "\n".join(lines), parts[-1]])})
 
@@ -203,5 +203,5 @@ def _experiment(tracker: Tracker, run: RunRecord) -> str:
 def _best_effort() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # what is only for eyes must not end hours of work
-        say(f"tracking: MLflow's pages lack something of this ({type(error).__name__}: {error})")
+    except Exception as error:  # annotations must not stop hours of work
+        say(f"tracking: some annotations in MLflow are missing ({type(error).__name__}: {error})")

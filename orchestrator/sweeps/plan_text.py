@@ -11,23 +11,23 @@ from ctvr.orchestrator.on_ray.search import is_grouped
 
 
 def describe_confirmation(search: SearchConfig) -> str:
-    """What happens to the best trials before one is believed."""
+    """Describe how the best trials are confirmed."""
     if not search.confirm:
-        return "nothing: the best trial is believed"
+        return "nothing: the best trial is accepted without a test"
     return (
-        f"the best {search.confirm} and the recommended settings over {search.confirm_seeds} fresh seeds on the same "
-        "videos; the recommendation keeps its place unless one wins"
+        f"the best {search.confirm} and the recommended settings over {search.confirm_seeds} new seeds on the same "
+        "videos; the recommended settings are kept unless a trial wins"
     )
 
 
 def describe_scheduler(search: SearchConfig) -> str:
-    """How trials are run and stopped."""
+    """Describe how trials are run and stopped."""
     size = search.bracket_size
     return f"scheduler {search.scheduler} in brackets of {size} (points that train the same model are one trial)"
 
 
 def describe_decoding(decoded: int) -> str:
-    return f"{decoded} decoded now, the rest was in the store" if decoded else "0 decoded: all are in the store"
+    return f"{decoded} decoded, the others were in the store" if decoded else "0 decoded: all are in the store"
 
 
 def describe_groups(search: SearchConfig, searched: SearchSpace) -> str:

@@ -1,6 +1,6 @@
-"""What a command's words can be refused for before torch and Ray are loaded, which takes seconds.
+"""Cheap argument checks, run before torch and Ray are imported.
 
-Everything here is checked again, with whatever depends on more than one setting, where a sweep is planned.
+Planning a sweep repeats these checks, together with those that depend on several settings.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ MAX_HOURS = 10_000  # more than a year
 
 
 def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[str], names: Iterable[str]) -> None:
-    """Refuse unknown methods, settings of the search that cannot be, words of --space that list nothing, and a seed.
+    """Refuse unknown methods, invalid search settings, --space arguments without values, and a seed.
 
     Args:
-        methods: a name, or rows `method:preset` as --baselines has them.
-        search: of SearchConfig.
-        space: words `name=v1,v2`.
-        names: of the settings that are given.
+        methods: a name, or rows `method:preset` as in --baselines.
+        search: settings of SearchConfig.
+        space: arguments `name=v1,v2`.
+        names: names of the given settings.
 
     Raises:
         ConfigError: at the first thing wrong.
     """
     for number, word in enumerate(methods):
         if any(":" in earlier and not is_place(earlier) for earlier in methods[:number]):
-            break  # from here on it may be a preset of the row before it
+            break  # from here on a word may be a preset of the row before it
         try:
             place_of(word if is_place(word) else word.partition(":")[0])
         except ValueError as error:
@@ -48,15 +48,15 @@ class _Trials:
 
     def __post_init__(self) -> None:
         if self.trials < 0:
-            raise ValueError(f"trials must be >= 0, got {self.trials}. 0 reruns the recommended presets alone.")
+            raise ValueError(f"trials must be >= 0, got {self.trials}. 0 reruns only the recommended presets.")
 
 
 def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[SearchConfig, int]:
-    """How the rows of a table are searched, and in how many trials each (0: not at all).
+    """Return how the rows of a table are searched, and the number of trials of each (0: no search).
 
     Args:
-        search: of SearchConfig; here no trials are allowed too.
-        names: of the settings that are given.
+        search: settings of SearchConfig; here 0 trials are allowed, too.
+        names: names of the given settings.
 
     Raises:
         ConfigError: at the first thing wrong.
@@ -65,21 +65,24 @@ def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[Sea
         raise ConfigError(f"--seeds: must be >= 0, got {seeds}.")
     trials = build(_Trials, {"trials": search.get("trials", SearchConfig().trials)}, "search", dotted=False).trials
     if not trials and not seeds:
-        raise ConfigError("table: without trials and without seeds nothing is run. Write --seeds 3.")
+        raise ConfigError("table: --trials 0 and --seeds 0 leave nothing to run. Write --seeds 3.")
     forbid_seed(names)
     made = build(SearchConfig, {**search, "trials": trials or 1}, "search", dotted=False)
     if made.searcher == "grid":
-        raise ConfigError("search.searcher: the rows of a table get equally many trials. Write tpe or random.")
+        raise ConfigError(
+            "search.searcher: grid is not applicable, because all rows of a table get the same number of trials. "
+            "Write tpe or random."
+        )
     return made, trials
 
 
 def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str]) -> None:
-    """Refuse settings that a method and its data do not have, and values of another type. Loads torch, but not Ray.
+    """Refuse unknown settings of a method and its data, and values of a wrong type. Imports torch, but not Ray.
 
-    The settings of a wrapped retriever are not looked at: which one it is may be the search space's word.
+    The settings of a wrapped retriever are not checked, because the search space may determine the retriever.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: with the name of the setting.
     """
     from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
     from ctvr.orchestrator.learning.resolve import get_method
@@ -100,16 +103,16 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
             check_value(RunConfig, name, value)
 
 
-def ablation_preset(method: str, presets: Sequence[str], beside: Sequence[str], words: Sequence[str]) -> TablePreset:
-    """The table of `ctvr sweep --vary`: a method, methods beside it, and a row for each value of each setting.
+def ablation_preset(method: str, presets: Sequence[str], baselines: Sequence[str], words: Sequence[str]) -> TablePreset:
+    """Build the table of `ctvr sweep --vary`: a method, its baselines, and a row for each value of each setting.
 
     Args:
-        presets: of the method.
-        beside: rows `method:preset`, which vary in nothing.
-        words: `name=v1,v2`.
+        presets: presets of the method.
+        baselines: rows `method:preset` that do not vary.
+        words: arguments `name=v1,v2`.
 
     Raises:
-        ConfigError: for a setting that is listed twice, or a row that is.
+        ConfigError: for a setting or a row that is listed twice.
     """
     values: dict[str, list[Any]] = {}
     for word in words:
@@ -118,7 +121,7 @@ def ablation_preset(method: str, presets: Sequence[str], beside: Sequence[str], 
             raise ConfigError(f"--vary {word}: {name} is listed twice. List all its values once.")
         values[name] = listed
     row = {"name": ":".join([method, ",".join(presets)]) if presets else method, "searched": False}
-    rows = [row, *({"name": each, "searched": False} for each in beside)]
+    rows = [row, *({"name": each, "searched": False} for each in baselines)]
     title = (
         f"{method}, one of {', '.join(values)} at a time" if len(values) > 1 else f"{method} over {next(iter(values))}"
     )
@@ -128,31 +131,32 @@ def ablation_preset(method: str, presets: Sequence[str], beside: Sequence[str], 
 
 
 def check_resumable(name: str, runs: Path) -> None:
-    """Refuse to go on with a sweep that this runs folder does not have.
+    """Refuse to resume a sweep that this runs folder does not have.
 
     Raises:
-        ConfigError: with those that it has.
+        ConfigError: with the sweeps that it has.
     """
     read_plan(runs.resolve() / "sweeps" / name, name)
 
 
 def check_hours(hours: float | None) -> None:
-    """Refuse a budget that is no time; None is no budget.
+    """Refuse a time limit out of range; None means no limit.
 
     Raises:
         ConfigError: with the limits.
     """
     if hours is not None and not 0 < hours < MAX_HOURS:
-        raise ConfigError(f"--budget-hours: must be > 0 and at most {MAX_HOURS}, got {hours:g}.")
+        raise ConfigError(f"--budget-hours: must be > 0 and < {MAX_HOURS}, got {hours:g}.")
 
 
 def forbid_seed(words: Iterable[str]) -> None:
-    """Refuse `seed` among what is set or searched: a winner must not be its seed's luck, and a rerun takes fresh ones.
+    """Refuse `seed` among the fixed or searched settings: a search must not select a seed, and a rerun uses new ones.
 
     Raises:
-        ConfigError: if it is there.
+        ConfigError: if `seed` is given.
     """
     if "seed" in words:
         raise ConfigError(
-            "seed: all trials of a sweep have seed 0, its reruns others. Leave it out; --seeds says how many."
+            "seed: not applicable, because all trials have seed 0 and reruns use new seeds. Omit it; --seeds sets the "
+            "number of seeds."
         )

@@ -1,4 +1,4 @@
-"""A stream made ready before several processes need it: its frames in the store, its zero-shot curve computed once."""
+"""Preparation of a stream before several processes use it: frames in the store, zero-shot curve."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ctvr.orchestrator.streams.stream import Stream
 class PreparedStream:
     """A stream whose frames are in the store."""
 
-    stream: Stream  # as it will be used: `data.skip_missing` may have left videos out
-    decoded: int  # videos that were not there before
+    stream: Stream  # without the videos that `data.skip_missing` dropped
+    decoded: int  # number of newly decoded videos
     frames: str  # digest of all frames
 
 
@@ -34,12 +34,17 @@ def prepare_run(
     curve: bool = True,
     on_cluster: bool = False,
 ) -> PreparedStream:
-    """Decode what is missing and compute the zero-shot curve once, before several processes need them.
+    """Decode missing videos and compute the zero-shot curve once, before several processes need them.
 
-    `splits` are decoded besides those that the experiment reads; `on_cluster`: by all nodes of the connected one.
+    Args:
+        experiment: the run to prepare.
+        execution: the runs folder, store and videos.
+        splits: splits to decode in addition to those of the experiment.
+        curve: whether to compute the zero-shot curve.
+        on_cluster: whether to decode on all nodes of the connected cluster.
 
     Raises:
-        ConfigError: if the stream lacks what the experiment asks for, or pairs to deal out to its workers.
+        ConfigError: if the stream lacks data of the experiment, or has fewer pairs than workers.
     """
     places = execution.places()
     stream = load_stream(experiment.run.stream, places.root, places.videos)
@@ -73,10 +78,10 @@ def prepare_run(
 def prepare_all(
     runs: Sequence[Experiment], execution: ExecutionConfig, splits: Sequence[str], curve: bool, on_cluster: bool = False
 ) -> list[PreparedStream]:
-    """Decode what any of the runs needs; they mostly need the same.
+    """Decode the videos of several runs, once for runs with the same data.
 
     Args:
-        curve: compute the zero-shot curves here. Workers with GPUs do it faster than this process.
+        curve: whether to compute the zero-shot curves here; workers with GPUs are faster than this process.
         on_cluster: see `prepare_run`.
     """
     made: dict[str, PreparedStream] = {}
@@ -91,5 +96,5 @@ def prepare_all(
 
 
 def searched_splits(stream: Stream) -> tuple[str, ...]:
-    """What a search and its rerun read."""
+    """Return the splits that a search and its rerun read."""
     return ("train", "val", "test") if stream.has_val else ("train", "test")

@@ -1,8 +1,8 @@
-"""The rerun: winners of searches and baselines run again over fresh seeds, on test videos; tables are made of that.
+"""Reruns of search winners and baselines over new seeds on test videos, from which tables are made.
 
-A rerun is an MLflow parent run `NAME-final-...`, whose name is a digest of all that decides its results: the
-same winners, seeds, code and data are the same rerun. One that was interrupted goes on, and what is
-complete is not run again.
+A rerun is an MLflow parent run `NAME-final-...`, whose name ends in a digest of everything that determines its
+results: the same winners, seeds, code and data are the same rerun. An interrupted rerun is resumed, without running
+its complete runs again.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from ctvr.orchestrator.tables.presets import split_row
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-OVERRIDES = "ctvr.overrides"  # tag of a sweep's parent run: what its user gave, as JSON
+OVERRIDES = "ctvr.overrides"  # tag of a sweep's parent run: the user's settings as JSON
 
 
 def shared_overrides(overrides: Mapping[str, Any]) -> Settings:
-    """The settings that a user gave for a sweep and that hold for its baselines too: all but the method's own."""
+    """Return a user's settings of a sweep that also apply to its baselines: all but the method's own."""
     return {
         name: value
         for name, value in overrides.items()
@@ -61,10 +61,10 @@ def shared_overrides(overrides: Mapping[str, Any]) -> Settings:
 
 
 def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, workers: int) -> Experiment:
-    """A method named as `method` or `method:preset,preset`, under the settings that a sweep's user gave.
+    """Return the experiment of a baseline `method` or `method:preset,preset` with the user's settings of a sweep.
 
     Raises:
-        ConfigError: if there is no such method or preset.
+        ConfigError: if the method or a preset does not exist.
     """
     method, presets = split_row(word)
     get_method(method)
@@ -74,13 +74,13 @@ def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, work
 
 
 def baseline_rows(words: Sequence[str]) -> list[str]:
-    """Baselines that were listed by comma: a word that is a preset of the row before it belongs to that row.
+    """Return the rows of comma-separated baselines: a preset of the row before it belongs to that row.
 
-    `lwf:original,framefusion_moe:no-ffa,no-tame` are two rows. To list a method that has the name of such a preset,
-    put it first.
+    `lwf:original,framefusion_moe:no-ffa,no-tame` are two rows. To list a method with the name of such a preset, put it
+    first.
 
     Raises:
-        ConfigError: if there is no such method.
+        ConfigError: if a method does not exist.
     """
     rows: list[str] = []
     for word in words:
@@ -93,7 +93,7 @@ def baseline_rows(words: Sequence[str]) -> list[str]:
 
 
 def searched_tags(method: str, trials: Sequence[RunRecord], metric: str) -> dict[str, str]:
-    """What a winner's reruns say of its search: how many trials it had, how long they took, how it was chosen."""
+    """Return the tags of a winner's reruns: number of trials, their total time, selection rule."""
     split = next((run.tags["ctvr.split"] for run in trials if "ctvr.split" in run.tags), "val")
     return {
         "ctvr.searched": f"{method}:{len(trials)}",
@@ -103,12 +103,12 @@ def searched_tags(method: str, trials: Sequence[RunRecord], metric: str) -> dict
 
 
 def unsearched_tags(method: str) -> dict[str, str]:
-    """What the reruns of a configuration that was not searched say: nothing was chosen."""
+    """Return the tags for reruns of a configuration that was not searched."""
     return {"ctvr.searched": f"{method}:0"}
 
 
 def _row_tag(experiment: Experiment) -> dict[str, str]:
-    """Return the row name of a baseline that is a method with changes, so that it is not taken for the method."""
+    """Return the row name of a baseline with changes, which distinguishes it from the unchanged method."""
     known = presets_of(experiment.name)
     changes = [preset for preset in experiment.presets if isinstance(known.get(preset), Override)]
     return {ROW: f"{experiment.name}:{','.join(changes)}"} if changes else {}
@@ -124,11 +124,11 @@ def with_baselines(
     verdict: ConfirmationResult | None = None,
     confirmation: Sequence[RunRecord] = (),
 ) -> list[Rerun]:
-    """Every run of a sweep's rerun, each over its seeds: baselines, recommended settings, winners among `trials`.
+    """Return all runs of a sweep's rerun over their seeds: baselines, recommended settings, winners among `trials`.
 
     Args:
-        verdict: of the sweep's confirmation. Without one there is no row of the recommended settings.
-        confirmation: its runs, none of whose seeds is taken.
+        verdict: result of the sweep's confirmation. Without one there is no row of the recommended settings.
+        confirmation: runs of the confirmation, whose seeds are not used again.
     """
     found = [Rerun(each, {**unsearched_tags(each.name), **_row_tag(each)}) for each in baselines]
     chosen = [experiment_of(run) for run in winners]
@@ -155,7 +155,7 @@ def rerun(
     orders: int = 1,
     keep_model: bool = True,
 ) -> str:
-    """Run the best trials of a sweep and the baselines again, over fresh seeds, on test videos; then tabulate."""
+    """Rerun the best trials of a sweep and the baselines over new seeds on test videos; return their table."""
     if top < 1 or seeds < 1:
         raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
     tracker = execution.existing_tracker()
@@ -169,15 +169,15 @@ def rerun(
     given = _overrides_of(sweep, execution)
     if given is None and baselines:
         raise ConfigError(
-            f"--baselines {','.join(baselines)}: it is not known which settings sweep {sweep_name} was given, so they "
-            "would train with others than its winners. Rerun it where it was started, or without --baselines."
+            f"--baselines {','.join(baselines)}: no settings of sweep {sweep_name} are recorded here, so they "
+            "would not be comparable. Rerun it in its own runs folder, or omit --baselines."
         )
     shared = shared_overrides(given or {})
-    beside = [baseline(word, stream, stream_name, shared, execution.workers) for word in baseline_rows(baselines)]
+    compared = [baseline(word, stream, stream_name, shared, execution.workers) for word in baseline_rows(baselines)]
     trials = tracker.find_runs(sweep=sweep_name)
     verdict, confirmation = read_verdict(tracker, sweep_name), tracker.find_runs(tags={CONFIRMS: sweep_name})
     runs = with_baselines(
-        beside, winners, trials, selection_metric(sweep)[0], seeds, execution.workers, verdict, confirmation
+        compared, winners, trials, selection_metric(sweep)[0], seeds, execution.workers, verdict, confirmation
     )
     runs = expand_task_orders(runs, orders)
     again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"
@@ -200,17 +200,17 @@ def execute_rerun(
     direction: Direction = "t2v",
     keep_model: bool = True,
 ) -> str:
-    """Run a list in parallel, less what is complete already, and write the table of it.
+    """Execute the incomplete runs of a rerun in parallel, and write its table.
 
     Args:
-        sweep_name: what is rerun.
-        runs: of one stream.
-        settings: of the parent run.
-        again: the command that goes on after an interruption.
-        direction: what the table shows.
+        sweep_name: the sweep that is rerun.
+        runs: runs of one stream.
+        settings: settings of the parent run.
+        again: the command that resumes after an interruption.
+        direction: retrieval direction of the table.
 
     Raises:
-        FailedRuns: with the table of the others, if some failed.
+        RunsFailed: if runs failed, with the table of the others.
     """
     experiments = [run.experiment for run in runs]
     ready = prepare_all(experiments, execution, ("train", "test"), curve=False)
@@ -224,7 +224,7 @@ def execute_rerun(
     failed = 0
     with interruptible(f"rerun {name}", again, execution, tracker, [parent]):
         left = incomplete_runs(runs, name, tracker)
-        say(f"rerun {name}: {len(runs)} runs, {len(runs) - len(left)} of them complete already")
+        say(f"rerun {name}: {len(runs)} runs, {len(runs) - len(left)} of them already complete")
         if left:
             with ray_cluster(execution, tracker) as execution:
                 if not execution.gpus_per_trial:
@@ -237,7 +237,7 @@ def execute_rerun(
     tracker.close(parent, "FAILED" if failed else "FINISHED")
     if waiting := flush_outbox(tracker):
         raise RunsFailed(
-            f"{waiting} records wait because MLflow does not answer, so there is no table. Start it again, then: "
+            f"{waiting} records wait because MLflow does not respond, so no table is written. Restart MLflow, then: "
             f"ctvr sync; {again}"
         )
     if failed == len(runs):
@@ -245,12 +245,12 @@ def execute_rerun(
     text = table(execution, sweep=name, direction=direction)
     mlflow_notes.annotate_rerun(tracker, parent, name, sweep_name, execution)
     if failed:
-        raise RunsFailed(f"{text}\n{failed} runs failed and are missing in the table. `ctvr ui` shows why.")
+        raise RunsFailed(f"{text}\n{failed} runs failed and are missing from the table. `ctvr ui` shows why.")
     return text
 
 
 def _overrides_of(sweep: RunRecord, execution: ExecutionConfig) -> Settings | None:
-    """What the user gave for a sweep: as its parent run has it, else this machine's plan of it; None if unknown."""
+    """Return the user's settings of a sweep from its parent run, else from its plan on this machine, else None."""
     if OVERRIDES in sweep.tags:
         try:
             return dict(json.loads(sweep.tags[OVERRIDES]))

@@ -1,4 +1,4 @@
-"""`ctvr sweep --resume`: reads what an interrupted sweep or table kept, and hands over to it."""
+"""Resumption of an interrupted sweep or table from its plan (`ctvr sweep --resume`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ctvr.orchestrator.sweeps.session import restore_execution
 
 
 def resume(name: str, execution: ExecutionConfig) -> str:
-    """Go on with an interrupted sweep or table.
+    """Resume an interrupted sweep or table.
 
     Raises:
-        ConfigError: if there is none of that name, or another version kept it.
+        ConfigError: if it does not exist, or another version wrote its plan.
     """
     check_name(name, "--resume")
     plan, kept = read_plan(execution.folder(name), name)
@@ -23,5 +23,5 @@ def resume(name: str, execution: ExecutionConfig) -> str:
     execution = restore_execution(execution, plan, kept)
     with only_driver(execution.folder(name), name), named_in(f"sweep {name}, plan.json"):
         if "table" in kept:
-            return table_sweep.go_on(name, kept, execution)
+            return table_sweep.resume_table(name, kept, execution)
         return sweep.resume_sweep(name, plan, kept, execution)

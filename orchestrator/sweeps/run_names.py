@@ -1,4 +1,4 @@
-"""Names of runs and sweeps that the user did not name."""
+"""Generated names of runs and sweeps."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 
 
 def generate_name(what: str) -> str:
-    """`what`, when, and four hex digits, as in shapes-5-1125-093101-7be2.
+    """Return `what`, the time and four random hex digits, e.g. shapes-5-1125-093101-7be2.
 
-    The digits are drawn: a loop in a shell or a cluster's job array starts several in one second, and MLflow, folders
-    and `--resume` tell them apart by name alone.
+    The digits separate sweeps that a shell loop or a job array starts in the same second, since the name is the only
+    key in MLflow, folders and `--resume`.
     """
     return f"{what}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"

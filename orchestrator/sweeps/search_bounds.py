@@ -1,4 +1,4 @@
-"""What a search draws is what can be built, and no two of its values are the same model."""
+"""Restriction of a search space to values that can be built and give distinct models."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ctvr.orchestrator.sweeps.search_spaces import depth_settings, upper_bounds
 def clip_to_backbone(
     method: str, space: dict[str, Any], experiment: Experiment, listed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A space without values that exceed what they count, or a setting that bounds them and is not searched.
+    """Remove values above the number of blocks, or above a bounding setting that is not searched.
 
     Args:
-        method: whose search space has DEPTHS and UPPER_BOUNDS.
+        method: the method; its search space has DEPTHS and UPPER_BOUNDS.
         space: setting -> domain of Ray Tune.
-        experiment: of a trial, but for what is searched.
-        listed: words of `--space`, which are refused if they cannot be and never left out.
+        experiment: a trial's experiment, except the searched settings.
+        listed: arguments of `--space`, which are refused if invalid and never dropped.
     """
     own = {word.partition("=")[0].strip() for word in listed}
     changed = dict(space)

@@ -1,6 +1,6 @@
-"""Methods by their names: what `ctvr methods` prints of them, their search spaces, the presets a stream recommends.
+"""Texts of `ctvr methods`, search spaces of methods, and the presets that a stream recommends.
 
-What is printed is read from the code itself.
+The texts are generated from the code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ctvr.orchestrator.streams.stream import Stream
 
 
 def method_text(name: str) -> str:
-    """A method's settings with defaults and presets."""
+    """Return a method's docstring, settings with defaults, and presets as text."""
     cls = get_method(name)
     module = inspect.getmodule(cls)
     lines = [(inspect.getdoc(module) or "").strip(), "", "settings"]
@@ -41,8 +41,8 @@ def method_text(name: str) -> str:
         defaults |= flatten(config(), group)
     presets = presets_of(name)
     for title, is_change in (
-        ("recipes: one of them; unless one is named, the one that the stream recommends", False),
-        ("changes: any of them, on top of a recipe", True),
+        ("recipes: choose one (default: the stream's recommendation)", False),
+        ("changes: any number, on top of a recipe", True),
     ):
         found = {preset: values for preset, values in presets.items() if isinstance(values, Override) == is_change}
         lines += [title] if found else []
@@ -55,9 +55,9 @@ def method_text(name: str) -> str:
 
 
 def preset_text(name: str, preset: str) -> str:
-    """What a preset makes different from the recommended settings, line by line, each with its source.
+    """Return the differences between a preset and the recommended settings, one a line, with their sources.
 
-    Recommended is what `ctvr run` takes on a stream that recommends the recipe `paper`.
+    The recommended settings are those of `ctvr run` on a stream that recommends the recipe `paper`.
 
     Raises:
         ConfigError: for an unknown method or preset.
@@ -67,30 +67,30 @@ def preset_text(name: str, preset: str) -> str:
     chosen = resolve(plain, {}, with_recipe(name, (preset,), {"preset": "paper"})).settings
     values = presets_of(name).get(preset, {})
     sources = values.sources if isinstance(values, Recipe) else {}
-    unsaid = "our default: its recipe does not say" if isinstance(values, Recipe) else ""
+    unsaid = "our default: not given by its recipe" if isinstance(values, Recipe) else ""
     release = values.release if isinstance(values, Recipe) else f"methods/{configured(name, ())[0]}.py"
     differing = [key for key in chosen if chosen[key] != recommended.get(key)]
     width = min(48, max([len(f"{key}={chosen[key]}") for key in differing] or [0]))
-    lines = [f"{name}, preset {preset}: {release}", "", "different from what is recommended (in brackets)"]
+    lines = [f"{name}, preset {preset}: {release}", "", "different from the recommended settings (in brackets)"]
     for key in differing:
         setting = f"{key}={chosen[key]}"
         lines.append(f"  {setting:<{width}}  ({recommended.get(key, 'not set')})  {sources.get(key, unsaid)}".rstrip())
     same = [f"{key}={chosen[key]}" for key in values if key not in differing]
-    lines += ["", "set, and the same in both: " + ", ".join(same)] if same else []
+    lines += ["", "set, with the recommended value: " + ", ".join(same)] if same else []
     if isinstance(values, Recipe) and values.left_out:
-        lines += ["", "of the command, but without a counterpart here", *(f"  {text}" for text in values.left_out)]
+        lines += ["", "options of the command without a counterpart here", *(f"  {text}" for text in values.left_out)]
     return "\n".join(lines)
 
 
 def cost_text() -> str:
-    """Multiply-adds and parameters of the towers at the papers' sizes, beside the printed figures."""
+    """Return the table of the towers' multiply-adds and parameters at the papers' sizes, next to printed figures."""
     from ctvr.orchestrator.learning import cost
 
     return cost.cost_table()
 
 
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """FIXED, SPACE and PAPER of search_spaces/<method>.py; a configuration has its own in its method's file.
+    """Return FIXED, SPACE and PAPER of search_spaces/<method>.py; a configuration has its own in its method's file.
 
     Raises:
         ConfigError: if the method has no search space.
@@ -100,10 +100,10 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
 
 
 def default_metric(method: str, protocol: str) -> Settings:
-    """`metric` and `mode` of a search that was not told: METRIC and MODE of the method's search space.
+    """Return the default `metric` and `mode` of a search, from METRIC and MODE of the method's search space.
 
-    The gain over zero-shot is in the union of all galleries. The CVLM protocol searches each task's own, so there a
-    search goes by the mean R@1 that its table shows; with images it goes by the mean accuracy.
+    The gain over zero-shot is defined in the union of all galleries. The CVLM protocol uses each task's own gallery, so
+    its metric is the mean R@1 of the table; with images it is the mean accuracy.
 
     Raises:
         ConfigError: if the method has no search space.
@@ -114,17 +114,17 @@ def default_metric(method: str, protocol: str) -> Settings:
 
 
 def depth_settings(method: str) -> tuple[str, ...]:
-    """DEPTHS of the method's search space: settings that count blocks of the vision tower."""
+    """Return DEPTHS of the method's search space: settings that count blocks of the vision tower."""
     return tuple(_search_file(method).get("DEPTHS", ()))
 
 
 def upper_bounds(method: str) -> dict[str, str]:
-    """UPPER_BOUNDS of the method's search space: setting -> the setting that it must not exceed."""
+    """Return UPPER_BOUNDS of the method's search space: setting -> the setting that it must not exceed."""
     return dict(_search_file(method).get("UPPER_BOUNDS", {}))
 
 
 def later_task_settings(method: str) -> tuple[str, ...]:
-    """LATER_TASKS of the method's search space: settings that no task before the second reads."""
+    """Return LATER_TASKS of the method's search space: settings that only tasks after the first read."""
     return tuple(_search_file(method).get("LATER_TASKS", ()))
 
 
@@ -137,15 +137,17 @@ def _search_file(method: str) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         if error.name != f"ctvr.search_spaces.{method}":
             raise
-        raise ConfigError(f"method: {method} has nothing to search (no search_spaces/{method}.py).") from error
+        raise ConfigError(
+            f"method: {method} has no search space (search_spaces/{method}.py). Use `ctvr run`."
+        ) from error
     return {**vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
 
 
 def _plugin_search_space(method: str) -> dict[str, Any]:
-    """What a method of another package searches: SPACE and what else a file of search_spaces/ has.
+    """Return the search space of a plug-in method: SPACE and the other variables of a file in search_spaces/.
 
-    It is a module of its own, so that running the method does not load Ray: what the entry point
-    `ctvr.search_spaces` of the method's name says, else `<module of the class>_space`, else that module itself.
+    Its module is the entry point `ctvr.search_spaces` of the method's name, else `<module of the class>_space`, else
+    the class's module. A separate module avoids the import of Ray by a plain run.
     """
     own = inspect.getmodule(get_method(method))
     points = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.search_spaces")}
@@ -154,16 +156,18 @@ def _plugin_search_space(method: str) -> dict[str, Any]:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name or method in points:
-            raise ConfigError(f"method: the search space {name} of {method} cannot be imported ({error}).") from error
-        module = own or inspect  # no SPACE
+            raise ConfigError(
+                f"method: the search space {name} of {method} cannot be imported ({error}). Correct it."
+            ) from error
+        module = own or inspect  # has no SPACE
     found = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", **renamed.search_space(vars(module))}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(
-            f"method: {method} has nothing to search. Write {name} with SPACE (see search_spaces/), or --space."
+            f"method: {method} has no search space. Write {name} with SPACE (see search_spaces/), or give --space."
         )
     return found
 
 
 def default_presets(method: str, stream: Stream, asked: Sequence[str]) -> tuple[str, ...]:
-    """The presets asked for, on top of the recipe that the stream recommends unless they name one themselves."""
+    """Return the requested presets, with the stream's recommended recipe unless they include one."""
     return with_recipe(method, asked, stream.settings)

@@ -1,7 +1,7 @@
-"""What is run again: the best trials of a search, over which seeds, as one list of runs.
+"""Selection of the best trials of a search, and the list of runs that repeat them over new seeds.
 
-Trials have seed 0, reruns on test videos 1, 2, 3 and so on, confirmations on validation videos those from 1001 on. A
-seed that was used in between is left out, so that nothing is judged by a seed that it was chosen by.
+Trials have seed 0, reruns on test videos seeds from 1 on, confirmations on validation videos seeds from 1001 on. A
+seed that was used before is skipped, so that no candidate is evaluated by a seed that selected it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METRIC_LABELS = {GAIN: "R@1 gain over zero-shot", MEAN: "R@1, the mean over task
 
 @dataclass(frozen=True)
 class Rerun:
-    """One run of a rerun, and what its record says beside the settings."""
+    """One run of a rerun, and the tags of its record."""
 
     experiment: Experiment
     tags: dict[str, str] = field(default_factory=dict)
@@ -47,12 +47,12 @@ class Rerun:
 
 
 def selection_metric(sweep: RunRecord) -> tuple[str, str]:
-    """What a sweep's winner is the best by: (metric, "max" or "min")."""
+    """Return the metric and mode ("max" or "min") by which a sweep's winner is selected."""
     return str(sweep.settings.get("search.metric", GAIN)), str(sweep.settings.get("search.mode", "max"))
 
 
 def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunRecord]:
-    """The best complete trials of a sweep (None: all), by the metric it was searched for, after the last task.
+    """Return the best complete trials of a sweep (None: all), by the search's metric after the last task.
 
     Raises:
         ConfigError: if the sweep is unknown or has no complete trial.
@@ -60,7 +60,7 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
     sweep = tracker.find_sweep(sweep_name)
     if sweep is None:
         raise ConfigError(
-            f"sweep: none is called {sweep_name!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
+            f"sweep: {sweep_name!r} does not exist in {tracker.uri.split('@')[-1]}. `ctvr ui` lists the sweeps."
         )
     complete = tracker.find_runs(sweep=sweep_name, tags={"ctvr.complete": "true"})
     if not complete:
@@ -68,7 +68,7 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
     metric, mode = selection_metric(sweep)
 
     def best_first(run: RunRecord) -> tuple[float, str]:
-        """Of equal trials the one that was suggested first."""
+        """Return the sort key: value of the metric, then order of suggestion."""
         value = last_value(run, metric)
         rank = math.inf if math.isnan(value) else value if mode == "min" else -value
         settings = digest_of({name: str(setting) for name, setting in run.settings.items()})
@@ -81,19 +81,19 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
 
 
 def used_seeds(trials: Sequence[RunRecord]) -> frozenset[int]:
-    """The seeds of trials."""
+    """Return the seeds of trials."""
     return frozenset(int(run.settings["seed"]) for run in trials if "seed" in run.settings)
 
 
 def fresh_seeds(count: int, used: frozenset[int], first: int = FIRST_SEED) -> list[int]:
-    """So many seeds from `first` on, none of which was used."""
+    """Return `count` unused seeds from `first` on."""
     return list(itertools.islice((seed for seed in itertools.count(first) if seed not in used), count))
 
 
 def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozenset[int] = frozenset()) -> list[Rerun]:
-    """Each over fresh seeds on test videos, once where nothing is trained; what is listed twice runs once.
+    """Repeat each run over new seeds on test videos, or once if nothing is trained; drop duplicates.
 
-    `used` are the seeds of the trials that were chosen among: none of them is taken.
+    `used` are the seeds of the trials that were compared, which are skipped.
     """
     fresh_ones = fresh_seeds(seeds, used)
     runs: dict[str, Rerun] = {}
@@ -101,18 +101,18 @@ def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozens
         for seed in fresh_ones if has_training(each.experiment) else fresh_ones[:1]:
             fresh = {"evaluation.split": "test", "seed": seed, "workers": workers}
             made = resolve({**each.experiment.settings, **fresh}, None, each.experiment.presets)
-            runs[digest_of(made.settings)] = replace(each, experiment=made)  # a winner's tags stay, not a baseline's
+            runs[digest_of(made.settings)] = replace(each, experiment=made)  # a winner's tags replace a baseline's
     return list(runs.values())
 
 
 def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
-    """Each in so many orders of the stream's tasks: its own, and those that the numbers from 1 on draw.
+    """Repeat each run in several task orders: the stream's own, and random ones numbered from 1.
 
     Raises:
-        ConfigError: for less than one order.
+        ConfigError: for fewer than one order.
     """
     if orders < 1:
-        raise ConfigError(f"--task-orders must be >= 1, got {orders}. 1 is the stream's own order of tasks alone.")
+        raise ConfigError(f"--task-orders: must be >= 1, got {orders}. Write 1 for the stream's own order only.")
     made = list(runs)
     for order in range(1, orders):
         for each in runs:
@@ -124,16 +124,16 @@ def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
 
 
 def run_all(plan: TrialPlan, runs: Sequence[Rerun], num_tasks: int, execution: ExecutionConfig) -> int:
-    """Run experiments on the connected cluster; returns how many failed."""
+    """Run experiments on the connected cluster; return the number of failed ones."""
     listed = [run.listed() for run in runs]
     outcome = run_specs(plan, num_tasks, listed, execution.max_concurrent)
-    if outcome.is_interrupted:  # Ray Tune ends in order on Ctrl-C, and returns
+    if outcome.is_interrupted:  # on Ctrl-C Ray Tune stops cleanly and returns
         raise KeyboardInterrupt
     return outcome.failed
 
 
 def incomplete_runs(runs: Sequence[Rerun], name: str, tracker: Tracker) -> list[Rerun]:
-    """The runs of the rerun `name` that have no complete record."""
+    """Return the runs of the rerun `name` without a complete record."""
     complete = tracker.find_runs(sweep=name, tags={"ctvr.complete": "true"})
     done = {run.tags.get("ctvr.trial") for run in complete}
     return [run for run in runs if f"{name}-{run.label}" not in done]

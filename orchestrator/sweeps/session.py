@@ -1,4 +1,4 @@
-"""What the jobs on a cluster share: the plan of their trials, their resources, and what an interruption leaves."""
+"""Functions shared by jobs on a cluster: trial plans, resources, interruption and resumption."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from ctvr.orchestrator.sweeps.preflight import check_hours
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for a server that is away
+MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for an unreachable server
 
 
 @contextmanager
 def interruptible(
     what: str, again: str, execution: ExecutionConfig, tracker: Tracker, parents: Sequence[str]
 ) -> Iterator[None]:
-    """Turns Ctrl-C into the one line that says how to go on; runs that were open are marked as killed."""
+    """Convert Ctrl-C to `Interrupted` with the command that resumes; mark open runs as killed."""
     try:
         yield
     except KeyboardInterrupt:
         place = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
         _close_open_runs(tracker, parents)
-        raise Interrupted(f"{what} is not finished; its finished tasks are kept. Go on with: {again}{place}") from None
+        raise Interrupted(f"{what} is not finished; its finished tasks are kept. Resume with: {again}{place}") from None
 
 
 def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
@@ -49,12 +49,12 @@ def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
                 if run.status == "RUNNING":
                     tracker.close(run.run_id, "KILLED")
             tracker.close(parent, "KILLED")
-    except Exception as error:  # nothing of this may hide the line that says how to go on
-        say(f"tracking: some runs of the sweep stay open ({type(error).__name__})")
+    except Exception as error:  # must not hide the line with the command that resumes
+        say(f"tracking: some runs of the sweep remain open ({type(error).__name__})")
 
 
 def flush_outbox(tracker: Tracker) -> int:
-    """Send what workers could not send to MLflow; a server that was restarted gets a while. Returns what is left."""
+    """Send the workers' unsent records to MLflow, with retries while it restarts; return how many are left."""
     until = time.monotonic() + MLFLOW_SECONDS
     while (left := tracker.flush()[1]) and time.monotonic() < until:
         time.sleep(2)
@@ -62,10 +62,10 @@ def flush_outbox(tracker: Tracker) -> int:
 
 
 def warn_unsent(tracker: Tracker) -> None:
-    """Workers' warnings are in Ray's logs: what they could not send to MLflow is sent or told here."""
+    """Send the workers' unsent records to MLflow, or warn about them; workers' own warnings are only in Ray's logs."""
     _, left = tracker.flush()
     if left:
-        say(f"tracking: {left} records wait because MLflow did not answer. Send them later: ctvr sync")
+        say(f"tracking: {left} records wait because MLflow did not respond. Send them later: ctvr sync")
 
 
 # ------------------------------------------------------------------------------------- plans and resources
@@ -74,7 +74,7 @@ def warn_unsent(tracker: Tracker) -> None:
 def trial_plan(
     execution: ExecutionConfig, name: str, tracker: Tracker, experiments: Sequence[Experiment] = ()
 ) -> TrialPlan:
-    """What the trials of the sweep `name` share as to places and resources; memory as the largest experiment needs."""
+    """Return the folders and resources shared by the trials of a sweep, with the memory of the largest experiment."""
     places = execution.places()
     return TrialPlan(
         sweep=name,
@@ -103,7 +103,7 @@ def _worker_bytes(experiment: Experiment, execution: ExecutionConfig) -> int:
 
 
 def check_machine(execution: ExecutionConfig, name: str) -> None:
-    """Refuse a plan that this machine cannot hold before any video is rendered or decoded."""
+    """Refuse a plan that exceeds this machine before any video is rendered or decoded."""
     check_local(
         trial_plan(execution, name, Tracker(default_uri(execution.runs), execution.runs)),
         execution.address,
@@ -113,23 +113,23 @@ def check_machine(execution: ExecutionConfig, name: str) -> None:
 
 @contextmanager
 def ray_cluster(execution: ExecutionConfig, tracker: Tracker) -> Iterator[ExecutionConfig]:
-    """Ray for the length of a `with` block; gives `execution` with the number of GPUs that a trial gets."""
+    """Connect to Ray inside a `with` block; yield `execution` with the number of GPUs of a trial."""
     with cluster(execution.address, execution.local_cpus, execution.nodes, trial_plan(execution, "any", tracker)):
         yield replace(execution, gpus_per_trial=choose_gpus(execution.gpus_per_trial, execution.workers))
 
 
 def resume_options(execution: ExecutionConfig) -> Settings:
-    """What a resumed sweep takes from the first command, if it is not given anew."""
+    """Return the options that a resumed sweep takes from the first command unless they are given again."""
     names = ("address", "nodes", "local_cpus", "max_concurrent", "max_nodes")
     return {name: getattr(execution, name) for name in names}
 
 
 @contextmanager
 def within_budget(hours: float | None) -> Iterator[None]:
-    """Ends what is inside after so many hours, in order, as Ctrl-C does: what is finished is kept.
+    """Stop the block cleanly after a number of hours, like Ctrl-C; finished tasks are kept.
 
     Raises:
-        ConfigError: for a number of hours that is no time.
+        ConfigError: for a number of hours out of range.
     """
     if hours is None:
         yield
@@ -145,12 +145,12 @@ def within_budget(hours: float | None) -> Iterator[None]:
 
 
 def _end_of_budget(hours: float) -> None:
-    say(f"--budget-hours: the {hours:g} hours are over, so this ends in order", with_time=True)
+    say(f"--budget-hours: the limit of {hours:g} hours has passed; stopping", with_time=True)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping[str, Any]) -> ExecutionConfig:
-    """Where an interrupted sweep goes on: its own trials, on the cluster that is there now."""
+    """Return the execution settings of a resumed sweep: its trials' resources, on the present cluster."""
     first = dict(kept.get("where", {}))
     first = {name: value for name, value in first.items() if getattr(execution, name) in (None, 1)}
     return replace(
@@ -166,7 +166,7 @@ def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping
 
 
 def resources_text(execution: ExecutionConfig, room: Capacity) -> str:
-    """What a trial takes of the cluster."""
+    """Describe the resources of a trial and of the cluster."""
     gpus = f" and {execution.gpus_per_trial:g} GPUs" if execution.gpus_per_trial else ""
     cpus = execution.workers * execution.cpus_per_worker
     return (
@@ -175,20 +175,20 @@ def resources_text(execution: ExecutionConfig, room: Capacity) -> str:
 
 
 def precision_lines(execution: ExecutionConfig, precisions: Iterable[str]) -> list[str]:
-    """Return the plan's line on full float32, where GPUs would compute in it; else none."""
+    """Return the plan's line on full float32 if GPUs would compute in it, else nothing."""
     if not execution.gpus_per_trial or "fp32" not in precisions:
         return []
     return [
-        "  precision  fp32, without TF32: a fraction of the rate of an A100 or a newer GPU (peak of an A100: 19.5 "
+        "  precision  fp32, without TF32: a fraction of the speed of an A100 or a newer GPU (peak of an A100: 19.5 "
         "TFLOP/s; 156 in tf32, 312 in bf16). precision=tf32 or precision=bf16 is faster and changes the key"
     ]
 
 
 def describe_concurrency(room: Capacity) -> str:
-    """How many trials run at once, and what bounds them where it is not the processors."""
+    """Describe the number of concurrent trials, and whether memory limits it."""
     if not room.memory_binds:
         return f"{room.concurrent} at once"
     return (
-        f"{room.concurrent} at once: memory bounds them, at {room.memory_per_worker / 1e9:.1f} GB for a worker; the "
-        f"processors have room for {room.by_processors} (--max-concurrent says another number)"
+        f"{room.concurrent} at once, limited by memory at {room.memory_per_worker / 1e9:.1f} GB for a worker; the "
+        f"processors have room for {room.by_processors} (--max-concurrent overrides this)"
     )

@@ -1,6 +1,6 @@
-"""Search a method's settings. A sweep `NAME` is an MLflow parent run with one child per trial.
+"""Search of a method's settings. A sweep `NAME` is an MLflow parent run with one child per trial.
 
-The winners are rerun over fresh seeds by `sweeps.rerun`; tables are `sweeps.table_sweep`; resuming is `sweeps.resume`.
+`sweeps.rerun` repeats the winners over new seeds, `sweeps.table_sweep` searches tables, `sweeps.resume` resumes both.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What `ctvr sweep` was asked for."""
+    """Request of `ctvr sweep`."""
 
     method: str
     stream: str
@@ -88,32 +88,32 @@ class SweepRequest:
     top: int = 1
     seeds: int = 0  # > 0: rerun the winners and tabulate
     baselines: tuple[str, ...] = ()
-    direction: Direction = "t2v"  # of the table
-    orders: int = 1  # of the tasks, for the rerun
+    direction: Direction = "t2v"  # retrieval direction of the table
+    orders: int = 1  # number of task orders in the rerun
 
 
 @dataclass(frozen=True)
 class PlannedSweep:
-    """A request that was checked: what its trials are made of."""
+    """A checked request with the components of its trials."""
 
     request: SweepRequest
     stream: Stream
-    experiment: Experiment  # of a trial, but for what is searched
-    fixed_settings: Settings  # what all trials share, as the user and the search space gave it
+    experiment: Experiment  # a trial's experiment, except the searched settings
+    fixed_settings: Settings  # settings shared by all trials, from the user and the search space
     space: dict[str, Any]
     paper_point: dict[str, Any]
     search: SearchConfig
 
     @property
     def recommended(self) -> dict[str, Any]:
-        """The point of the space that a run without a search would have; more blocks than there are is all of them."""
+        """Return the recommended point of the space; numbers of blocks are limited to those of the tower."""
         point = {name: self.experiment.settings[name] for name in self.space}
         for name in point.keys() & set(depth_settings(self.request.method)):
             point[name] = min(point[name], max(self.space[name].categories))
         return point
 
     def unsearched(self, workers: int) -> Experiment:
-        """The recommended settings as the search's first trial has them."""
+        """Return the experiment of the recommended settings, as in the search's first trial."""
         full = {**self.fixed_settings, **self.recommended, "workers": workers}
         return resolve(full, self.stream.settings, self.experiment.presets)
 
@@ -125,17 +125,17 @@ class PlannedSweep:
 
 
 def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSweep:
-    """Check everything that a sweep is made of before anything starts.
+    """Check a sweep's request before anything starts.
 
     Raises:
-        ConfigError: for whatever could not run.
+        ConfigError: for a setting, preset or baseline that cannot run.
     """
     get_method(request.method)
     forbid_seed([*request.overrides, *(word.partition("=")[0].strip() for word in request.space)])
     if request.top < 1 or request.seeds < 0:
-        raise ConfigError(f"--top must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
+        raise ConfigError(f"--top: must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
     expand_task_orders((), request.orders)
-    # A mistake is said before an embedded stream is rendered.
+    # Report a mistake before an embedded stream is rendered
     build(SearchConfig, request.search or {}, "search", dotted=False)
     places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
@@ -149,17 +149,16 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
     presets = default_presets(request.method, stream, request.presets)
     space, paper, given = _searched(request, stream, presets)
     if not space:
-        raise ConfigError(f"sweep: every setting of {request.method} is fixed, nothing is searched. Use `ctvr run`.")
+        raise ConfigError(f"sweep: all settings of {request.method} are fixed, so none is searched. Use `ctvr run`.")
     full = {**given, "workers": execution.workers}
     experiment = resolve(full, stream.settings, presets)
     check_mirror(experiment.tracking.mirror)
     if stream.has_val and experiment.evaluation.split == "test":
         raise ConfigError(
-            f"evaluation.split=test: a sweep chooses settings, and {stream.name} has validation videos for that. Leave "
-            "it out: the rerun is on test videos."
+            f"evaluation.split=test: a sweep selects settings on the validation videos of {stream.name}. Omit it."
         )
     space = clip_to_backbone(request.method, space, experiment, request.space)
-    given["method"] = experiment.run.method  # of a named configuration: the method, its preset is among the presets
+    given["method"] = experiment.run.method  # for a named configuration the method; its preset is in `presets`
     bounds = upper_bounds(request.method)
     bounded = {name: experiment.settings[name] for name in {*bounds, *bounds.values()} & space.keys()}
     for name, domain in space.items():
@@ -173,10 +172,9 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
 def _searched(
     request: SweepRequest, stream: Stream, presets: tuple[str, ...]
 ) -> tuple[dict[str, Any], dict[str, Any], Settings]:
-    """What is searched, the paper's point in it, and the settings that all trials share.
+    """Return the searched space, the paper's point in it, and the settings that all trials share.
 
-    What the user fixes is not searched, nor what a change sets: an ablation stays one. What a recipe says goes before
-    the search space's own fixed settings.
+    Settings that the user or an ablation fixes are not searched. A recipe overrides the space's fixed settings.
     """
     fixed, space, paper = search_space(request.method)
     space = override_space(space, request.space)
@@ -192,38 +190,38 @@ def _searched(
 
 
 def sweep(request: SweepRequest, execution: ExecutionConfig) -> str:
-    """Search a method's settings, then rerun the winners beside the baselines if asked to."""
+    """Search a method's settings, then rerun the winners and the baselines if requested."""
     require_free_name(request.name, execution)
     execution.check()
     request = replace(request, stream=find_manifest(request.stream))
     check_machine(execution, request.name)
     planned = plan_sweep(request, execution)
     with only_driver(execution.folder(request.name), request.name):
-        require_free_name(request.name, execution)  # again: another driver of the same name may have been quicker
+        require_free_name(request.name, execution)  # again: another driver may have been faster
         return _search(planned, execution, None)
 
 
 def require_free_name(name: str, execution: ExecutionConfig) -> None:
-    """Refuse a name that names no folder, or one that is taken.
+    """Refuse an invalid name, or one that is taken.
 
     Raises:
-        ConfigError: with the command that goes on with the sweep of that name.
+        ConfigError: if the name is taken, with the command that resumes that sweep.
     """
     check_name(name, "--name")
     if not name.isascii():
         raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders. Use the letters a to z.")
     if (execution.folder(name) / "plan.json").exists():
         raise ConfigError(
-            f"--name {name}: this sweep exists. Write `ctvr sweep --resume {name}` to go on with it, "
+            f"--name {name}: this sweep already exists. Resume it with `ctvr sweep --resume {name}`, "
             "or choose another name."
         )
 
 
 def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
-    """A request as `write_plan` kept it: JSON has no tuples.
+    """Restore a request from a plan, with lists as tuples.
 
     Raises:
-        ConfigError: if another version kept it.
+        ConfigError: if another version wrote the plan.
     """
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()}
     try:
@@ -233,20 +231,20 @@ def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
 
 
 def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], execution: ExecutionConfig) -> str:
-    """Go on with an interrupted sweep: unfinished trials first, then what was to follow.
+    """Resume an interrupted sweep with its unfinished trials.
 
     Args:
-        plan, kept: what `on_ray.plan.read_plan` found of it.
-        execution: as the first command had it, on the cluster of today.
+        plan, kept: the sweep's plan, read by `on_ray.plan.read_plan`.
+        execution: settings of the first command, on the present cluster.
 
     Raises:
-        ConfigError: if another version kept it.
+        ConfigError: if another version wrote the plan.
     """
     return _search(plan_sweep(read_request(name, kept["request"]), execution), execution, plan)
 
 
 def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan | None) -> str:
-    """The search of a checked sweep, and what follows it. `plan`: of an interrupted one."""
+    """Run the search of a checked sweep, then its confirmation and rerun. `plan`: that of an interrupted sweep."""
     request, stream = planned.request, planned.stream
     tracker = execution.tracker(stream.name)
     with ray_cluster(execution, tracker) as execution:
@@ -273,7 +271,7 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
         again = resume_command(request.name)
         with interruptible(f"sweep {request.name}", again, execution, tracker, [parent]):
             outcome = run_search(plan, len(stream.tasks), planned.search, planned.searched, execution.max_concurrent)
-            if outcome.is_interrupted:  # Ray Tune ends a search in order on Ctrl-C, and returns
+            if outcome.is_interrupted:  # on Ctrl-C Ray Tune stops cleanly and returns
                 raise KeyboardInterrupt
             return _conclude(planned, execution, tracker, outcome, parent)
 
@@ -281,7 +279,7 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
 def _conclude(
     planned: PlannedSweep, execution: ExecutionConfig, tracker: Tracker, outcome: SearchOutcome, parent: str
 ) -> str:
-    """The end of a search: the parent run is closed, the winner named and rerun."""
+    """Close the parent run of a search, select the winner, confirm it and rerun it."""
     request, metric = planned.request, planned.search.metric
     close_search(tracker, parent, outcome)
     lines = [
@@ -291,11 +289,11 @@ def _conclude(
     ]
     if not outcome.complete:
         warn_unsent(tracker)
-        raise RunsFailed("\n".join([*lines, "no trial is complete, so there is no winner. `ctvr ui` shows why."]))
+        raise RunsFailed("\n".join([*lines, "no trial is complete, so no winner is selected. `ctvr ui` shows why."]))
     if waiting := flush_outbox(tracker):
         lines += [
-            f"{waiting} records wait because MLflow does not answer, so no winner can be named.",
-            f"Start it again, then: ctvr sync; ctvr rerun --sweep {request.name}",
+            f"{waiting} records wait because MLflow does not respond, so no winner can be selected.",
+            f"Restart MLflow, then: ctvr sync; ctvr rerun --sweep {request.name}",
         ]
         raise RunsFailed("\n".join(lines))
     best = best_trials(tracker, request.name, 1)[0]
@@ -307,7 +305,7 @@ def _conclude(
     mlflow_notes.annotate_search(tracker, parent, request.name, planned.space, planned.search.metric)
     if planned.search.confirm:
         listed = candidates(tracker, request.name, planned.unsearched(execution.workers), planned.search)
-        say("\n".join(lines) if listed else "confirmation: the search has no complete trial but the recommended one")
+        say("\n".join(lines) if listed else "confirmation: skipped, because only the recommended trial is complete")
         again = resume_command(request.name)
         verdicts = confirm(request.name, listed, len(planned.stream.tasks), execution, tracker, planned.search, again)
         lines += [verdict.text for verdict in verdicts.values()]
@@ -319,7 +317,7 @@ def _conclude(
 
 
 def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
-    """Write how a search ended on its parent run."""
+    """Record the outcome of a search on its parent run."""
     tracker.set_tags(parent, {"ctvr.trials": str(outcome.trials), "ctvr.complete_trials": str(outcome.complete)})
     tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")
 
@@ -327,7 +325,7 @@ def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
 def _plan_text(
     planned: PlannedSweep, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker
 ) -> str:
-    """What will happen, before it does."""
+    """Describe the sweep before it starts."""
     request, stream, search = planned.request, planned.stream, planned.search
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
     trials = f"{count_trials(search, planned.searched)} by {search.searcher}{describe_groups(search, planned.searched)}"
@@ -343,7 +341,7 @@ def _plan_text(
         f"  stream     recommends {recommended or 'nothing'}",
         f"  videos     {describe_decoding(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
-        f"  then       {describe_rerun(request.top, request.seeds, request.baselines)}",
+        f"  rerun      {describe_rerun(request.top, request.seeds, request.baselines)}",
         "  time       known when the first trial is complete",
     ]
     if mark := stream.table_caveat:

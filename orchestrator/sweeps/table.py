@@ -1,4 +1,4 @@
-"""`ctvr table`: complete runs, as MLflow has them, beside the papers' numbers."""
+"""Tables of complete runs from MLflow, next to the papers' numbers (`ctvr table`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
-# protocol -> what a run off the papers' benchmarks is compared with
+# protocol -> benchmark that a run on another stream is compared with
 BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10", "qa": "msrvtt-qa"}
 
 
@@ -37,9 +37,9 @@ def table(
     direction: Direction = "t2v",
     split: str = "",
 ) -> str:
-    """Write and return the table of a sweep's complete runs (or of the complete runs of a stream) on one split.
+    """Write and return the table of a sweep's complete runs (or of a stream's complete runs) on one split.
 
-    As Markdown, or aligned where a person reads it in a terminal.
+    The returned text is Markdown, or aligned columns for a terminal.
     """
     made = made_tables(execution, sweep, stream, direction, split)
     files = write(made, execution.runs.resolve() / "tables" / (sweep or stream or "all"))
@@ -54,25 +54,25 @@ def made_tables(
     direction: Direction = "t2v",
     split: str = "",
 ) -> list[Table]:
-    """The tables of a sweep's complete runs, or of those of a stream; one for each stream, of one split each.
+    """Build the tables of a sweep's or a stream's complete runs, one for each stream, each on one split.
 
     Args:
         execution: the runs folder.
-        sweep: its runs.
-        stream: all runs of a stream but trials and confirmations of searches.
-        direction: of the search.
-        split: `test` or `val`; empty: test where runs were measured on it.
+        sweep: name of the sweep whose runs are shown.
+        stream: name of the stream whose runs are shown, except trials and confirmations.
+        direction: retrieval direction.
+        split: `test` or `val`; empty: `test` if runs were evaluated on it.
 
     Raises:
-        ConfigError: if there are no such runs, or none of them is complete.
+        ConfigError: if no run, or no complete run, is found.
     """
     if not sweep and not stream:
-        raise ConfigError("table: of what? Add --sweep NAME or --stream NAME.")
+        raise ConfigError("table: give --sweep NAME or --stream NAME.")
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if not runs:
         raise ConfigError(
-            f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists them."
+            f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists all runs."
         )
     made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction, split, sweep is None)]
     ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
@@ -81,7 +81,7 @@ def made_tables(
 
 
 def papers_of(run: RunRecord) -> list[PaperRun]:
-    """What papers ran that a run is compared with, the printed row that it was meant to be first."""
+    """Return the papers' runs that a run is compared with; the printed row that it reproduces comes first."""
     benchmark, method = run.tags.get("ctvr.paper", ""), method_of(run)
     found: list[PaperRun] = []
     own = row_of(run.tags.get(TABLE_NAME, ""), run.tags.get(ROW, ""), benchmark)
@@ -101,15 +101,15 @@ def _resolved(method: str, recommended: str, presets: tuple[str, ...], given: st
 
 
 def printed_settings(row: PublishedRow) -> Settings:
-    """Every setting that a printed row had on its benchmark."""
+    """Return all settings of a printed row on its benchmark."""
     return _resolved(row.method, json.dumps(row.recommended), row.presets, json.dumps(row.settings))
 
 
 def paper_settings(run: RunRecord) -> Settings | None:
-    """Every setting that a run's method has in its paper on the run's benchmark; None for a method that is not known.
+    """Return all settings of a run's method in its paper on the run's benchmark; None for an unknown method.
 
-    Off the papers' benchmarks these are the method's settings of its paper, with the data and the optimiser that it
-    names, or else those of MSRVTT, on a stream of CVLM's protocol those of CVLM, of images those of CIFAR-10.
+    On other streams these are the settings of the paper for MSRVTT, on a stream of CVLM's protocol those for CVLM, of
+    images those for CIFAR-10, of questions those for MSRVTT-QA.
     """
     benchmark = run.tags.get("ctvr.paper", "") or BENCHMARK.get(run.tags.get("ctvr.protocol", ""), "")
     method, recommended = method_of(run), of_benchmark(benchmark)

@@ -1,4 +1,4 @@
-"""What a table was asked for, and every row of it checked before anything starts."""
+"""Request of a table, and the check of all its rows before anything starts."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from ctvr.orchestrator.tables.presets import TablePreset, TableRow
 
 @dataclass(frozen=True)
 class TableRequest:
-    """What `ctvr sweep --preset TABLE` was asked for. Words of the command line are in the preset already."""
+    """Request of `ctvr sweep --preset TABLE`. The preset already contains the options of the command line."""
 
     name: str
     stream: str
     preset: TablePreset
-    overrides: Settings  # of all rows
-    direction: Direction = "t2v"  # what the table shows
-    orders: int = 1  # of the tasks, for the rerun
+    overrides: Settings  # for all rows
+    direction: Direction = "t2v"  # retrieval direction of the table
+    orders: int = 1  # number of task orders in the rerun
 
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A row that was checked."""
+    """A checked row."""
 
     row: TableRow
-    experiment: Experiment  # of a trial, but for what is searched; of a rerun, where nothing is
+    experiment: Experiment  # a trial's, except the searched settings; the rerun's for a row without a search
     sweep: PlannedSweep | None  # None: not searched
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A request that was checked."""
+    """A checked request."""
 
     request: TableRequest
     stream: Stream
-    search: SearchConfig  # of no meaning where no row is searched
+    search: SearchConfig  # unused if no row is searched
     rows: tuple[PlannedRow, ...]
 
     @property
@@ -66,14 +66,14 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
     """Check every row before anything starts.
 
     Raises:
-        ConfigError: for whatever could not run; the message names the row.
+        ConfigError: for a row that cannot run; the message names the row.
     """
     preset = request.preset
     expand_task_orders((), request.orders)
     search, trials = check_table(preset.search, preset.seeds, request.overrides)
     places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
-    if "metric" not in preset.search:  # one rule for all rows
+    if "metric" not in preset.search:  # one metric for all rows
         search = replace(search, metric=SEARCHED[stream.protocol])
     if preset.protocol not in {"any", stream.protocol}:
         raise ConfigError(
@@ -102,7 +102,7 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
 
 
 def _deduplicate(rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
-    """Rows of one table that varies settings: of those with the same settings the first, which is the recommended."""
+    """Drop rows with the settings of an earlier row; the recommended one comes first."""
     found: dict[str, PlannedRow] = {}
     for row in rows:
         found.setdefault(digest_of(row.experiment.settings), row)
@@ -110,7 +110,7 @@ def _deduplicate(rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
 
 
 def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
-    """Varied settings that count blocks of the vision tower, where they count more than there are: then all of them."""
+    """Return the varied numbers of blocks that exceed the vision tower's depth, limited to it."""
     counts = [name for name in depth_settings(experiment.run.method) if name in varies]
     if not counts:
         return {}
@@ -123,7 +123,7 @@ def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
 def clamp_values(
     full: Settings, varies: Sequence[str], recommended: Mapping[str, Any], presets: tuple[str, ...]
 ) -> Settings:
-    """What a varied setting bounds, where a recipe and not the user says more than that: then as much."""
+    """Return the recipe's settings that exceed a varied setting that bounds them, limited to it; not the user's."""
     bounds = {name: bound for name, bound in upper_bounds(full["method"]).items() if name not in full}
     if not any(bound in full for bound in bounds.values() if bound in varies):
         return {}
@@ -133,7 +133,7 @@ def clamp_values(
 
 
 def stream_names(stream: Stream) -> list[str]:
-    """What a stream is called, and the published benchmark that it is."""
+    """Return the name of a stream and of its published benchmark, if it is one."""
     return [stream.name, *([stream.paper] if stream.paper else [])]
 
 
@@ -155,7 +155,7 @@ def _plan_row(
         sweep = plan_sweep(asked, execution)
         return PlannedRow(row, sweep.experiment, sweep)
     if given := [name for name in request.preset.varies if name in request.overrides]:
-        raise ConfigError(f"{given[0]}: the table varies it. Leave it out.")
+        raise ConfigError(f"{given[0]}: the table varies this setting. Omit it.")
     full = {**overrides, "method": row.method, "stream": request.stream, "workers": execution.workers}
     presets = default_presets(row.method, stream, row.presets)
     full |= clamp_values(full, request.preset.varies, stream.settings, presets)

@@ -1,8 +1,8 @@
-"""A whole table: every row searched by one budget and one rule, then all winners and seeds in one rerun.
+"""Search of a whole table: all rows with the same budget and metric, then one rerun of all winners.
 
-A table `NAME` is an MLflow parent run, a sweep `NAME-ROW` for each row that is searched, and the rerun
-`NAME-final-...`. Trials of all rows share one cluster and take turns, so that no row's last trial keeps it
-waiting. A row that fails does not end the table.
+A table `NAME` is an MLflow parent run, a sweep `NAME-ROW` for each searched row, and the rerun
+`NAME-final-...`. Trials of all rows are interleaved on one cluster, so that no row's last trial leaves it
+idle. A failed row does not stop the table.
 """
 
 from __future__ import annotations
@@ -60,26 +60,27 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 
 
 def sweep_table(request: TableRequest, execution: ExecutionConfig) -> str:
-    """Search every row, rerun all winners and seeds, write the table."""
+    """Search every row, rerun all winners over all seeds, write the table."""
     require_free_name(request.name, execution)
     execution.check()
     request = replace(request, stream=find_manifest(request.stream))
     check_machine(execution, request.name)
     planned = plan_table(request, execution)
     with only_driver(execution.folder(request.name), request.name):
-        require_free_name(request.name, execution)  # again: another driver of the same name may have been quicker
+        require_free_name(request.name, execution)  # again: another driver may have been faster
         return _run(planned, execution)
 
 
-def go_on(name: str, kept: Mapping[str, Any], execution: ExecutionConfig) -> str:
-    """Go on with an interrupted table; rows that are finished are not searched again.
+def resume_table(name: str, kept: Mapping[str, Any], execution: ExecutionConfig) -> str:
+    """Resume an interrupted table; finished rows are not searched again.
 
     Args:
-        kept: what `on_ray.plan.read_plan` found of it.
-        execution: as the first command had it, on the cluster of today.
+        name: name of the table.
+        kept: its plan, read by `on_ray.plan.read_plan`.
+        execution: settings of the first command, on the present cluster.
 
     Raises:
-        ConfigError: if another version kept it.
+        ConfigError: if another version wrote the plan.
     """
     try:
         table = kept["table"]
@@ -127,14 +128,14 @@ def _run(planned: PlannedTable, execution: ExecutionConfig) -> str:
                 close_search(tracker, rows[name].plan.parent or "", outcome)
             if waiting := flush_outbox(tracker):
                 raise RunsFailed(
-                    f"{waiting} records wait because MLflow does not answer, so no winner can be named. Start it "
-                    f"again, then: ctvr sync; {again}"
+                    f"{waiting} records wait because MLflow does not respond, so no winner can be selected. "
+                    f"Restart MLflow, then: ctvr sync; {again}"
                 )
             return _conclude(planned, outcomes, execution, tracker, parent)
 
 
 def _row_plan(row: PlannedRow, plan: TrialPlan, stream: str, table: PlannedTable, tracker: Tracker) -> RowPlan:
-    """The search of a row, below an MLflow parent of its own."""
+    """Return the search plan of a row, with its own MLflow parent run."""
     assert row.sweep is not None
     name = row.sweep.request.name
     settings = {**row.experiment.settings, **flat_search(table.search)}
@@ -157,7 +158,7 @@ def _conclude(
     tracker: Tracker,
     parent: str,
 ) -> str:
-    """What the searches found and what was confirmed, then the rerun of all rows and their table."""
+    """Summarize the searches, confirm their winners, rerun all rows and return their table."""
     lines, failed, best = [], [], {}
     for row in planned.searched:
         assert row.sweep is not None
@@ -169,7 +170,7 @@ def _conclude(
             found += f"; best {METRIC_LABELS.get(planned.search.metric, planned.search.metric)} {value}"
         else:
             failed.append(row.row.name)
-            found += "; no trial is complete, so there is no winner"
+            found += "; no trial is complete, so no winner is selected"
         lines.append(f"{row.row.name}: {found}")
     say("\n".join(lines))
     try:
@@ -192,7 +193,7 @@ def _conclude(
 def _confirm(
     planned: PlannedTable, best: Mapping[str, RunRecord], execution: ExecutionConfig, tracker: Tracker
 ) -> dict[str, ConfirmationResult]:
-    """Of every row with a winner, in one list of runs: the best trials and the recommended settings."""
+    """Confirm the best trials of all rows against the recommended settings, in one list of runs."""
     name, search = planned.request.name, planned.search
     listed = []
     for row in planned.searched:
@@ -208,7 +209,7 @@ def _rerun_of(
     verdicts: Mapping[str, ConfirmationResult],
     tracker: Tracker,
 ) -> Rerun | None:
-    """A row as it is rerun: its winner, or the recommended settings where they kept their place; None without one."""
+    """Return the rerun of a row: its winner, or the recommended settings if these were kept; None without a winner."""
     row = planned.rows[place]
     tags = {"ctvr.place": f"{place:03d}", "ctvr.table": planned.request.preset.title}
     preset = planned.request.preset
@@ -233,7 +234,7 @@ def _rerun_of(
 
 
 def _used(planned: PlannedTable, tracker: Tracker) -> frozenset[int]:
-    """Every seed that a trial or a confirmation had."""
+    """Return all seeds of trials and confirmations."""
     found = frozenset[int]()
     for row in planned.searched:
         assert row.sweep is not None
@@ -249,20 +250,20 @@ def _rerun(planned: PlannedTable, runs: list[Rerun], execution: ExecutionConfig,
         return ""
     if not runs:
         warn_unsent(tracker)
-        raise RunsFailed(f"table {name}: no row has a winner, so there is no table. `ctvr ui` shows why.")
+        raise RunsFailed(f"table {name}: no row has a winner, so no table is written. `ctvr ui` shows why.")
     settings = {"rerun_of": name, "seeds": seeds, "rows": len({run.tags["ctvr.place"] for run in runs})}
     again = resume_command(name)
     return execute_rerun(name, runs, execution, tracker, settings, again, planned.request.direction)
 
 
 def _failures(rows: list[str]) -> list[str]:
-    return [f"rows without a winner, missing in the table: {', '.join(rows)}"] if rows else []
+    return [f"rows without a winner, missing from the table: {', '.join(rows)}"] if rows else []
 
 
 def _plan_text(
     planned: PlannedTable, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker
 ) -> str:
-    """What will happen, before it does."""
+    """Describe the table before it starts."""
     request, search, searched = planned.request, planned.search, planned.searched
     unsearched = [row.row.name for row in planned.rows if row.sweep is None]
     budget = "none: every row runs its recommended preset"
@@ -280,7 +281,7 @@ def _plan_text(
         f"  trials     {budget}",
         f"  chosen by  {METRIC_LABELS.get(search.metric, search.metric)} on {split} videos",
         f"  confirms   {describe_confirmation(search) if searched else 'nothing is searched'}",
-        f"  then       all rows over {request.preset.seeds} seeds{orders} on test videos: {len(runs)} runs in one "
+        f"  rerun      all rows over {request.preset.seeds} seeds{orders} on test videos: {len(runs)} runs in one "
         "rerun",
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [row.experiment.run.precision for row in planned.rows]),

@@ -1,6 +1,6 @@
-"""Classes `module:Class` that the user names: in a command, in its --config file, by --trust, in a call from Python.
+"""Trusted classes `module:Class`: those that the user names in a command, its --config file, --trust or Python.
 
-`methods.find_method` loads no others. Streams, models, MLflow's records, plans and tables may come from elsewhere.
+`methods.find_method` loads no others, because streams, models, MLflow's records, plans and tables may be foreign.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ctvr.orchestrator.errors import ConfigError
 
 
 def trust_typed(words: Iterable[str]) -> None:
-    """Trust the classes in the words of a command.
+    """Trust the classes in the arguments of a command.
 
-    A word that is the name of a file does not count: a shell's `*` may have typed it.
+    An argument that is the name of an existing file is ignored, because it may come from a shell's `*`.
     """
     trust(word for word in words if not os.path.lexists(word))
 
@@ -31,7 +31,7 @@ def trust_named(names: Iterable[str]) -> None:
     """
     for name in names:
         if named_classes([name]) != [name]:
-            raise ConfigError(f"--trust: {name!r} is not a class. Write MODULE:CLASS, as the message names it.")
+            raise ConfigError(f"--trust: {name!r} is not a class. Write MODULE:CLASS, as in the error message.")
         trust([name])
 
 
@@ -45,15 +45,15 @@ def trust_config(file: Path) -> None:
 
 
 def trust_options() -> list[str]:
-    """Return the options by which a command trusts what this process trusts."""
+    """Return the --trust options for the classes that this process trusts."""
     return [word for name in trusted() for word in ("--trust", name)]
 
 
 def trust_text() -> str:
-    """Return these options as they stand at the end of a printed command; empty if there are none."""
+    """Return the --trust options as the end of a printed command; empty if there are none."""
     return "".join(f" {shlex.quote(word)}" for word in trust_options())
 
 
 def resume_command(name: str) -> str:
-    """Return the command that goes on with a sweep."""
+    """Return the command that resumes a sweep."""
     return f"ctvr sweep --resume {name}{trust_text()}"

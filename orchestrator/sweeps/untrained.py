@@ -1,7 +1,7 @@
-"""The control `NAME:untrained`: a method that trains nothing, by its own score.
+"""Control rows `NAME:untrained`: a method without training, evaluated by its own score.
 
-The row of zero-shot CLIP is where a method begins only if both score alike. Where they do not, tables that show
-zero-shot CLIP as the reference show the method's own beginning, too.
+Zero-shot CLIP is a method's starting point only if both have the same score. Otherwise tables that contain zero-shot
+CLIP as the reference also contain the untrained method.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ NOTE = "a control of ours: {names} before any training, by its own score"
 
 
 def without_epochs(settings: Settings, presets: Collection[str]) -> Settings:
-    """Return settings of all rows as they are for one: the control `untrained` keeps its 0 epochs."""
+    """Return the common settings of all rows for one row, without `optim.epochs` for the control `untrained`."""
     dropped = {"optim.epochs"} if UNTRAINED in presets else set()
     return {name: value for name, value in settings.items() if name not in dropped}
 
 
 def untrained_rows(rows: Sequence[tuple[TableRow, Experiment]]) -> list[tuple[TableRow, TableRow]]:
-    """Return (row, its control) for each row of a table that begins at another score than zero-shot CLIP.
+    """Return (row, its control) for each row of a table whose untrained score differs from zero-shot CLIP.
 
-    Rows that begin alike share the control of the first. A table without zero-shot CLIP, and one that lists a control
-    itself, gets none for it.
+    Rows with equal untrained scores share the control of the first. Nothing is added to a table without zero-shot CLIP,
+    or for a row whose control is listed.
     """
     if not any(row.method == "zero_shot" for row, _ in rows):
         return []
@@ -52,7 +52,7 @@ def untrained_rows(rows: Sequence[tuple[TableRow, Experiment]]) -> list[tuple[Ta
     return [(row, _control(row, names)) for row, names, _, _ in found]
 
 
-# Of `data`, `backbone` and `evaluation`, what an untrained model's R@1 depends on
+# Settings of `data` and `backbone` on which an untrained model's R@1 depends
 _SEEN = {"backbone.name", "backbone.weights", "data.num_frames", "data.sampling", "data.max_tokens"}
 
 
@@ -65,7 +65,7 @@ def _control(row: TableRow, names: Sequence[str]) -> TableRow:
 
 
 def untrained_baselines(method: str, presets: Sequence[str], baselines: Sequence[str]) -> tuple[str, ...]:
-    """Return the baseline `METHOD:untrained` of a search beside zero-shot CLIP, if its method begins elsewhere."""
+    """Return the baseline `METHOD:untrained` of a search if the untrained score differs from zero-shot CLIP."""
     if "zero_shot" not in baselines or get_method(method).domain != "videos":
         return ()
     recommended = {"preset": "paper"}

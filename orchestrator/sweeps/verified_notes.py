@@ -1,4 +1,4 @@
-"""Adds footnotes to table rows: which release their method equals, and in which settings its recipe differs."""
+"""Footnotes of table rows: the release that a method equals, and the settings in which its recipe differs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.verified import Verified, equals, of_method
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
-SHOWN = 6  # settings of a footnote
+SHOWN = 6  # number of settings in a footnote
 
 
 def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
-    """The table with a footnote below each row whose method was held against its authors' code."""
+    """Add a footnote to each row whose method was verified against its authors' code."""
     by_id = {run.run_id: run for run in runs}
     rows = []
     for row in table.rows:
@@ -28,14 +28,14 @@ def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
 
 
 def verified_note(run: RunRecord) -> str:
-    """What a table says below a run: what equals which release, and what of its recipe does not; empty without one."""
+    """Return the footnote of a run: the release that its method equals, and its recipe's differences; empty without."""
     return "; ".join(f"{equals(entry)}; {_recipe(run, entry)}" for entry in of_method(method_of(run)))
 
 
 def _recipe(run: RunRecord, entry: Verified) -> str:
     try:
         recipe = presets_of(entry.method).get(entry.preset, {})
-    except ConfigError:  # a record of a method that is gone
+    except ConfigError:  # a record of a removed method
         recipe = {}
     known = {name: value for name, value in recipe.items() if name in run.settings}
     pairs = {name: (as_text(run.settings[name]), as_text(value)) for name, value in known.items()}

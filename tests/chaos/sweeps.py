@@ -246,7 +246,7 @@ class Sweeps:
             return
         if "Traceback" in said:
             yield "a traceback was shown"
-        again, engines = said.count("; starting again"), sum(kill.victim in FILES for kill in kills)
+        again, engines = said.count("; restarting"), sum(kill.victim in FILES for kill in kills)
         is_told = again or any(kill.victim == "driver" for kill in kills)  # two deaths may end one life
         if again > engines or (engines and not is_told):
             yield f"Ray was killed {engines} times and {again} lines said so"

@@ -57,7 +57,7 @@ def test_flatten_is_the_inverse_of_build():
         ({"kind": "c"}, "optim.kind: .*'a' or 'b'.*got 'c'"),
         ({"count": 0}, "optim.count must be >= 1, got 0. Use 1."),
         ({"limit": "x"}, "optim.limit: .*got 'x'"),
-        ({"rate": "nan"}, "optim.rate: 'nan' is no number"),
+        ({"rate": "nan"}, "optim.rate: 'nan' is not a number"),
     ],
 )
 def test_a_mistake_is_one_line_with_name_value_and_remedy(values, message):
@@ -101,9 +101,9 @@ def test_a_setting_given_twice_with_two_values_is_refused():
 HOSTILE_YAML = {
     "a key twice": ("optim.lr: 1\noptim.lr: 2\n", "'optim.lr' is given twice"),
     "a key twice, nested and dotted": ("optim:\n  lr: 1\noptim.lr: 2\n", "optim.lr is given twice"),
-    "a cycle": ("a: &a\n  b: *a\n", "stands within its own anchor"),
-    "a cycle of lists": ("a: &a [*a]\n", "stands within its own anchor"),
-    "a cycle of merges": ("a: &a {<<: *a}\n", "stands within its own anchor"),
+    "a cycle": ("a: &a\n  b: *a\n", "is inside its own anchor"),
+    "a cycle of lists": ("a: &a [*a]\n", "is inside its own anchor"),
+    "a cycle of merges": ("a: &a {<<: *a}\n", "is inside its own anchor"),
     "lists of lists": (
         "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)),
         "more than 10000 values",

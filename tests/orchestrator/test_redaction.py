@@ -135,7 +135,7 @@ def test_a_token_is_known_by_its_form(form):
     [
         "method.prompt_tokens=8 data.num_frames=4",
         "password: Leave it out.",
-        "--storage: holds a password. Leave it out; keys belong in AWS_* variables of every node.",
+        "--storage: contains a password. Remove it, and set AWS_* variables on every node instead.",
         "Ray's token: is readable by others",
         "basic settings, bearer of news, key: 0123456789abcdef",
         "http://host:8080/a@b small@3",

@@ -68,5 +68,5 @@ def test_a_driver_is_ended_in_order_and_one_that_was_killed_says_so(home, capfdb
     assert b"in order" in capfdbinary.readouterr().out
     place = detached.start([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
     assert detached.follow(place) == 128 + signal.SIGKILL
-    assert b"ended by SIGKILL. Finished tasks are kept" in capfdbinary.readouterr().out
+    assert b"killed by SIGKILL. Finished tasks are kept" in capfdbinary.readouterr().out
     assert detached.find(place.name) == place

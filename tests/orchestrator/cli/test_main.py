@@ -54,13 +54,13 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
             ["sweep", "--expect-sources", "0123456789ab"],
             "--expect-sources 0123456789ab: this machine has other sources (",
         ),
-        (["sweep", "--storage", "s3://key:hidden@bucket/x"], "--storage: holds a password. Leave it out"),
+        (["sweep", "--storage", "s3://key:hidden@bucket/x"], "--storage: contains a password. Remove it"),
         (["sweep", "--name", "a/b"], "--name 'a/b': letters, digits"),
         (["sweep", "--resume", "monday"], "sweep: none is called 'monday'. Known: none yet."),
-        (["sweep", "--resume", "monday", "optim.epochs=2"], "goes on with the settings of the first command"),
+        (["sweep", "--resume", "monday", "optim.epochs=2"], "resumes with the settings of the first command"),
         (["rerun", "--sweep", "monday"], "--runs runs: holds no runs (no mlflow.db)"),
         (["rerun"], "the following arguments are required: --sweep"),
-        (["table"], "table: of what? Add --sweep NAME or --stream NAME"),
+        (["table"], "table: give --sweep NAME or --stream NAME"),
         (["table", "--sweep", "monday"], "--runs runs: holds no runs (no mlflow.db)"),
         (["search", "a square", "--model", "best-shapes-5"], "--runs runs: holds no runs (no mlflow.db)"),
         (["report", "shapes-5"], "--runs runs: holds no runs (no mlflow.db)"),
@@ -80,23 +80,23 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--space", "bta=1,2"], "bta: no such setting. Settings without a group: "),
         (["sweep", "--space", "method.beta=a,b"], "method.beta: Input should be a valid number"),
         (["sweep", "--space", "method.beta=0.1,7"], "beta weighs two losses and must lie in [0, 1], got 7"),
-        (["sweep", "--space", "seed=1,2"], "seed: all trials of a sweep have seed 0"),
+        (["sweep", "--space", "seed=1,2"], "seed: not applicable"),
         (["sweep", "--baselines", "lwf:nope"], "preset: lwf has none called 'nope'"),
-        (["sweep", "--budget-hours", "-1"], "--budget-hours: must be > 0 and at most 10000, got -1"),
-        (["sweep", "--max-nodes", "1", "--nodes", "3"], "--max-nodes: 1 machines may be asked for"),
-        (["sweep", "--worker-timeout-hours", "0"], "--worker-timeout-hours: hours above 0"),
-        (["sweep", "--top", "0"], "--top must be >= 1 and --seeds >= 0, got 0"),
+        (["sweep", "--budget-hours", "-1"], "--budget-hours: must be > 0 and < 10000, got -1"),
+        (["sweep", "--max-nodes", "1", "--nodes", "3"], "--max-nodes: must be >= --nodes, got 1 and 3"),
+        (["sweep", "--worker-timeout-hours", "0"], "--worker-timeout-hours: must be > 0"),
+        (["sweep", "--top", "0"], "--top: must be >= 1 and --seeds >= 0, got 0"),
         (["run", "--config", "."], "--config .: cannot be read (it is a folder)"),
         (["run", "--method", "no.such:Thing", "--stream", "shapes-5"], "no.such cannot be imported"),
-        (["methods", "clip4clip", "--cost"], "methods: --cost is of all methods"),
+        (["methods", "clip4clip", "--cost"], "methods: --cost shows all methods"),
         (
             ["cache", "ls", "--runs", "nowhere"],
-            "nowhere/store: there is no such folder. Name the store of earlier runs",
+            "nowhere/store: does not exist. Give the store of earlier runs",
         ),
-        (["cache", "gc", "--store", "nope", "--older-than", "3"], "--store nope: there is no such folder"),
-        (["cache", "verify"], "runs/store: there is no such folder"),
+        (["cache", "gc", "--store", "nope", "--older-than", "3"], "--store nope: does not exist"),
+        (["cache", "verify"], "runs/store: does not exist"),
         (["explain", "abcd"], "--runs runs: holds no runs (no mlflow.db)"),
-        (["sync", "--runs", "nowhere"], "--runs nowhere: there is no such folder"),
+        (["sync", "--runs", "nowhere"], "--runs nowhere: does not exist"),
         (["attach", "monday"], "attach: no sweep was submitted to this machine at monday"),
         (
             ["streams", "import", "csv", "none.csv"],
@@ -197,7 +197,7 @@ def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch)
     monkeypatch.setenv("CTVR_NODES", "two")
     status, _, err = ctvr(capsys, "methods")
     assert status == 2
-    assert "CTVR_NODES='two' in the environment is no whole number" in err
+    assert "CTVR_NODES='two' in the environment is not a whole number" in err
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch)
         (
             KeyboardInterrupt(),
             130,
-            "ctvr: stopped. Finished tasks are kept; the same command goes on from them.",
+            "ctvr: stopped. Finished tasks are kept; the same command resumes from them.",
         ),
     ],
 )
@@ -300,4 +300,4 @@ def test_the_settings_of_a_node_are_the_defaults(monkeypatch, capsys):
         monkeypatch.setenv("CTVR_GPUS_PER_TRIAL", wrong)
         status, _, err = ctvr(capsys, "sweep")
         assert status == 2
-        assert f"CTVR_GPUS_PER_TRIAL='{wrong}' in the environment is no number" in err
+        assert f"CTVR_GPUS_PER_TRIAL='{wrong}' in the environment is not a number" in err

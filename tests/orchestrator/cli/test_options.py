@@ -38,7 +38,7 @@ def test_nodes_and_gpus_of_a_cluster_file_are_defaults(monkeypatch):
 )
 def test_what_is_no_number_is_refused_by_its_name(monkeypatch, variable, text, what):
     monkeypatch.setenv(f"CTVR_{variable}", text)
-    with pytest.raises(ConfigError, match=f"CTVR_{variable}='{text}' in the environment is no {what}"):
+    with pytest.raises(ConfigError, match=f"CTVR_{variable}='{text}' in the environment is not a {what}"):
         parse()
 
 

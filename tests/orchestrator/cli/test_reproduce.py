@@ -32,7 +32,7 @@ def stream(tmp_path):
 def test_the_plan_of_an_embedded_stream_renders_nothing(tmp_path, capsys):
     words = ["reproduce", "tempme/table2", "--plan", "--stream", "shapes-5", "--runs", str(tmp_path)]
     assert main(words) == 0
-    assert "videos    shapes-5: embedded; a run renders the 960 videos that are not here" in capsys.readouterr().out
+    assert "videos    shapes-5: embedded; a run renders the 960 missing videos" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.mp4"))
 
 
@@ -44,7 +44,7 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
     assert "14 rows x 2 seeds = 28 runs of 1 task\n" in shown
     assert "not on mine: MV-Adapter, ViT-B/16, VoP^F+C, ViT-B/16, DGL^L, ViT-B/16, TempMe, ViT-B/16" in shown
     assert "1 of 2 videos are missing" in shown
-    assert "tiny-clip, shipped: here (14 rows)" in shown
+    assert "tiny-clip, shipped: available (14 rows)" in shown
     assert "rows without a method here: RAP, ViT-B/16" in shown
     assert "RAP's code is not public" in shown
     assert not (tmp_path / "runs" / "mlflow.db").exists()
@@ -82,7 +82,7 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
     rows = ["framefusion_moe", *blocks, *experts, *betas, "data.num_frames=6", "data.num_frames=18"]
     assert f"{len(rows)}: {', '.join(rows)}\n" in capsys.readouterr().out
     assert main([*words[:2], "method.beta=0.1", *words[2:]]) == 2
-    assert "method.beta: the table varies it" in capsys.readouterr().err
+    assert "method.beta: the table varies this setting" in capsys.readouterr().err
 
     asked = []
     (tmp_path / "two.mp4").write_bytes(b"0")
@@ -97,9 +97,9 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
     for more, message in (
         (["--vary", "method.lamda1=1"], "method.lamda1: no such setting. Did you mean 'lambda1'"),
         (["--vary", "method.lambda1"], "--vary 'method.lambda1': write name=VALUE,VALUE"),
-        (["--vary", "seed=1,2"], "seed: all trials of a sweep have seed 0"),
-        (["--vary", "method.lambda1=1", "--trials", "4"], "searches nothing. Leave search.trials out"),
-        (["--vary", "method.lambda1=1", "--space", "method.lambda2=1,2"], "Leave --space, --top and --rows out"),
+        (["--vary", "seed=1,2"], "seed: not applicable"),
+        (["--vary", "method.lambda1=1", "--trials", "4"], "without a search. Omit search.trials"),
+        (["--vary", "method.lambda1=1", "--space", "method.lambda2=1,2"], "Omit --space, --top and --rows"),
     ):
         capsys.readouterr()
         assert main([*vary, *more]) == 2
@@ -114,9 +114,9 @@ def test_the_list_and_every_mistake_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr(paper_items, "read", lambda: (papers, (*items, missing)))
     for words, message in (
         ([], "name an item, e.g. tempme/table2"),
-        (["--list", "bmu/table1"], "--list names all items"),
+        (["--list", "bmu/table1"], "--list lists all items"),
         (["camoe/fig9"], "camoe/fig9 (a film) does not run: its videos are not public"),
-        (["bmu/table1", "--preset", "paper"], "--preset paper: the item names its table"),
+        (["bmu/table1", "--preset", "paper"], "--preset paper: the item determines the preset"),
     ):
         assert main(["reproduce", *words]) == 2
         assert message in capsys.readouterr().err

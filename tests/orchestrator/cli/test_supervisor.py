@@ -83,12 +83,10 @@ os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 3
     assert said[0].endswith(
-        "sweep s: the driver was ended by SIGKILL (memory may have run out); what is finished is kept (1 tasks in the "
-        "store); starting again"
+        "sweep s: the driver was killed by SIGKILL (memory may have run out); finished tasks are kept (1 in the "
+        "store); restarting"
     )
-    assert said[1].endswith(
-        "sweep s: Ray's raylet has died; what is finished is kept (2 tasks in the store); starting again"
-    )
+    assert said[1].endswith("sweep s: Ray's raylet has died; finished tasks are kept (2 in the store); restarting")
     assert said[2] == "a line of ours"
     assert (tmp_path / "words0").read_text() == "sweep --method lwf"
     assert (tmp_path / "words2").read_text() == f"sweep --resume s --runs {tmp_path}"
@@ -118,13 +116,11 @@ print("Trace", file=sys.__stderr__)
     made.name = ""
     assert supervise(made) == 1
     first, last = capfd.readouterr().err.splitlines()
-    assert first.endswith(
-        "sweep named: RuntimeError: Caught; what is finished is kept (0 tasks in the store); starting again"
-    )
+    assert first.endswith("sweep named: RuntimeError: Caught; finished tasks are kept (0 in the store); restarting")
     log = tmp_path / "drivers" / "named.log"
     assert last == (
-        "ctvr: sweep named: RuntimeError: Caught; what is finished is kept (0 tasks in the store). Not started again: "
-        f"2 starts in a row ended so. Its last words: {log}. Go on with: ctvr sweep --method lwf 'a b=1'"
+        "ctvr: sweep named: RuntimeError: Caught; finished tasks are kept (0 in the store). Not restarted: "
+        f"2 attempts in a row ended so. Log: {log}. Resume with: ctvr sweep --method lwf 'a b=1'"
     )
     assert log.read_text() == "Trace\n"
 
@@ -140,10 +136,9 @@ supervisor.report_exit(*((0,) if life else (1, "s3://b: is away. Try later.", Tr
     assert supervise(job(tmp_path, script, "begun")) == 0
     first, second = capfd.readouterr().err.splitlines()
     assert first.endswith(
-        "sweep s: s3://b: is away. Try later.; what is finished is kept (1 tasks in the store); waiting for it, 60 min "
-        "at most"
+        "sweep s: s3://b: is away. Try later.; finished tasks are kept (1 in the store); waiting up to 60 min at most"
     )
-    assert second.endswith("sweep s: starting again")
+    assert second.endswith("sweep s: restarting")
     assert supervise(job(tmp_path / "other", script)) == 1
     assert capfd.readouterr().err == "ctvr: s3://b: is away. Try later.\n"
     monkeypatch.setattr(supervisor, "AWAY_SECONDS", 0.05)
@@ -151,7 +146,7 @@ supervisor.report_exit(*((0,) if life else (1, "s3://b: is away. Try later.", Tr
     assert supervise(job(tmp_path, script, "begun")) == 1
     last = capfd.readouterr().err.splitlines()[-1]
     assert last == (
-        "ctvr: sweep s: that did not change. What is finished is kept. Go on with: ctvr sweep --resume s --runs "
+        "ctvr: sweep s: still unavailable. Finished tasks are kept. Resume with: ctvr sweep --resume s --runs "
         f"{tmp_path}"
     )
 

@@ -112,27 +112,33 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
     [
         (
             ["--preset", "ctvr-tabel1"],
-            "--preset: 'ctvr-tabel1' is no table and no preset of framefusion_moe. Did you mean 'ctvr-table1'? "
+            "--preset: 'ctvr-tabel1' is neither a table nor a preset of framefusion_moe. Did you mean 'ctvr-table1'? "
             "Tables: bmu-fig4, ",
         ),
-        (["--preset", "mine.json"], "--preset: table 'mine.json' does not exist."),
-        (["--preset", "ctvr-table1", "--rows", "lfw"], "--rows: row 'lfw' does not exist. Did you mean 'lwf'?"),
-        (["--preset", "ctvr-table1", "--method", "lwf"], "--method: a table names its rows itself"),
-        (["--preset", "ctvr-table1", "--baselines", "lwf"], "--baselines: a table names its rows itself"),
-        (["--preset", "ctvr-table1", "--space", "a=1"], "--space: a table names its rows itself"),
-        (["--preset", "ctvr-table1", "--top", "2"], "--top: a table names its rows itself"),
-        (["--preset", "ctvr-table1", "--searcher", "grid"], "rows of a table get equally many trials"),
+        (["--preset", "mine.json"], "--preset: there is no table 'mine.json'."),
+        (["--preset", "ctvr-table1", "--rows", "lfw"], "--rows: the table has no row 'lfw'. Did you mean 'lwf'?"),
+        (
+            ["--preset", "ctvr-table1", "--method", "lwf"],
+            "--method: not applicable, because a table determines its rows",
+        ),
+        (
+            ["--preset", "ctvr-table1", "--baselines", "lwf"],
+            "--baselines: not applicable, because a table determines its rows",
+        ),
+        (["--preset", "ctvr-table1", "--space", "a=1"], "--space: not applicable, because a table determines its rows"),
+        (["--preset", "ctvr-table1", "--top", "2"], "--top: not applicable, because a table determines its rows"),
+        (["--preset", "ctvr-table1", "--searcher", "grid"], "all rows of a table get the same number of trials"),
         (["--preset", "ctvr-table1", "--trials", "-1"], "search: trials must be >= 0, got -1"),
         (["--preset", "ctvr-table1", "--seeds", "-1"], "--seeds: must be >= 0, got -1"),
         (
             ["--preset", "ctvr-table1", "--trials", "0", "--seeds", "0"],
-            "without trials and without seeds nothing is run",
+            "--trials 0 and --seeds 0 leave nothing to run",
         ),
         (["--preset", "ctvr-table1", "search.metrik=x"], "search.metrik: no such setting. Did you mean 'metric'"),
-        (["--rows", "lwf"], "--rows lwf: is of a table"),
-        (["--resume", "n", "--trials", "3"], "goes on with the settings of the first command. Leave --trials out"),
-        (["--resume", "n", "--preset", "ctvr-table1"], "Leave --preset out"),
-        (["--resume", "n", "--direction", "both"], "Leave --direction out"),
+        (["--rows", "lwf"], "--rows lwf: applies to tables only"),
+        (["--resume", "n", "--trials", "3"], "resumes with the settings of the first command. Omit --trials"),
+        (["--resume", "n", "--preset", "ctvr-table1"], "Omit --preset"),
+        (["--resume", "n", "--direction", "both"], "Omit --direction"),
         (["--trials", "3", "search.trials=4"], "search.trials: given twice, as 3 and '4'"),
     ],
 )

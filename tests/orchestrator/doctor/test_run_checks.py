@@ -129,7 +129,7 @@ def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(runs, monkeypatch
 def test_the_report_puts_the_remedy_below_and_counts_at_the_end():
     text = to_text([Finding("ok", "clock", "agrees"), Finding("error", "store", "away", "start it")])
     assert text.splitlines() == ["ok      clock: agrees", "error   store: away", "        -> start it", "1 error"]
-    assert to_text([Finding("ok", "clock", "agrees")]).endswith("nothing stands in the way of a sweep")
+    assert to_text([Finding("ok", "clock", "agrees")]).endswith("ready for a sweep")
 
 
 # --- this machine
@@ -233,7 +233,7 @@ def test_a_store_that_does_not_answer_is_given_up(runs, monkeypatch):
 
     monkeypatch.setattr(doctor, "STORE_SECONDS", 0.05)
     monkeypatch.setattr(doctor.Store, "open", lambda uri: threading.Event().wait(5))
-    assert "does not answer" in about(look(runs, store="s3://bucket/x"), "store", "error")[0].text
+    assert "does not respond" in about(look(runs, store="s3://bucket/x"), "store", "error")[0].text
 
 
 def test_a_clock_that_disagrees_with_the_file_server_is_found(runs, monkeypatch):
@@ -300,7 +300,7 @@ def test_a_proxy_that_is_asked_for_this_machine_or_for_a_server_close_by_is_name
     monkeypatch.setenv("http_proxy", "http://me:hidden@proxy.corp:3128")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio:9000")
     here, mlflow, store = network.proxies("http://10.1.2.3:5000")
-    assert "proxy.corp:3128 is asked for 127.0.0.1" in here.text
+    assert "proxy.corp:3128 is also used for 127.0.0.1" in here.text
     assert "10.1.2.3 (MLFLOW_TRACKING_URI)" in mlflow.text
     assert "minio (AWS_ENDPOINT_URL)" in store.text
     assert "hidden" not in str([here, mlflow, store])
@@ -367,7 +367,7 @@ def test_a_note_is_told_by_the_doctor_and_stands_in_nobodys_way(runs):
         assert notes[0].subject == "decord"
         assert notes[0].remedy
     text = to_text([Finding("note", "decord", "is old", "do this")])
-    assert text.splitlines() == ["note    decord: is old", "        -> do this", "nothing stands in the way of a sweep"]
+    assert text.splitlines() == ["note    decord: is old", "        -> do this", "ready for a sweep"]
 
 
 def test_files_of_keys_that_others_can_read_are_named(runs, tmp_path):
@@ -438,7 +438,7 @@ def test_unfinished_sweeps_say_how_to_go_on(runs):
     whole = f"`ctvr rerun --sweep done --top 1 --seeds 3 --baselines zero_shot,lwf:shapes --runs {runs}`"
     assert (
         found["done-final-1"]
-        == f"Go on with `ctvr sweep --resume done --runs {runs}` if that sweep started it, else {whole}."
+        == f"Resume with `ctvr sweep --resume done --runs {runs}` if that sweep started it, else {whole}."
     )
     assert f"`ctvr rerun --sweep done --top 2 --seeds 3 --runs {runs}`" in found["done-final-2"]
-    assert found["table-final-1"] == f"Go on with `ctvr sweep --resume table --runs {runs}`."
+    assert found["table-final-1"] == f"Resume with `ctvr sweep --resume table --runs {runs}`."

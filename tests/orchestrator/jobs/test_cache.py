@@ -76,7 +76,7 @@ def test_damage_is_told_and_removed_on_demand(execution, manifest, quiet):
     spoil_frames(execution)
     with pytest.raises(ConfigError, match=r"cache: 1 of \d+ objects are damaged \(add --yes"):
         verify_cache(execution)
-    assert "removed; they will be made again" in verify_cache(execution, remove=True)
+    assert "removed; they are created again when needed" in verify_cache(execution, remove=True)
     assert verify_cache(execution).startswith("all ")
     assert build_cache(manifest, {}, execution) == "stream small: 1 videos decoded, 29 were in the store"
 

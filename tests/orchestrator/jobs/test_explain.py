@@ -114,7 +114,7 @@ def test_settings_that_this_version_does_not_know_are_said(store, tracker):
     key = "f0" * 32
     tags = {RESULT: key, "ctvr.stream_digest": DIGEST}
     tracker.open_run("small", "old", {**GIVEN, "optim.gone": 1}, None, tags)
-    assert "cannot make it again: optim.gone: no such setting" in explain(key, store, tracker)
+    assert "cannot compute it: optim.gone: no such setting" in explain(key, store, tracker)
 
 
 def test_without_mlflow_the_store_still_tells_the_tasks(store):
@@ -123,7 +123,7 @@ def test_without_mlflow_the_store_still_tells_the_tasks(store):
     store.delete("weights", f"{key}/w")
     text = explain(key, store)
     assert "unknown without MLflow" in text
-    assert "1 of its objects are gone, so it will be trained again" in text
+    assert "1 of its objects are missing, so the task will be trained again" in text
     commit(store, f"zero-{key}", tasks=1)
     assert "method zero_shot" in explain(f"zero-{key}", store)
 
@@ -152,7 +152,7 @@ def test_what_is_no_key_is_refused_in_one_line(store, tracker, prefix):
 
 
 def test_an_unknown_and_an_ambiguous_prefix_are_refused(store, tracker):
-    with pytest.raises(ConfigError, match="nothing in the store or in MLflow begins so"):
+    with pytest.raises(ConfigError, match="no key in the store or in MLflow has this prefix"):
         explain("0123abcd", store, tracker)
     for end in ("0", "1"):
         commit(store, "beef" + end * 60, tasks=1)

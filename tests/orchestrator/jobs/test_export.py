@@ -168,8 +168,8 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     assert import_features(exported, f"table={out / 'table.csv'}", f"features={tmp_path / 'good.npz'}", texts) == 2
     assert "captions have features of shape (1, 5), videos of 3 numbers" in capsys.readouterr().err
     for folder, words, message in (
-        (out, (), "is there and not empty"),
-        (Path("/proc/x"), (), "/proc/x: cannot be made (No such file or directory). Name another folder."),
+        (out, (), "already exists and is not empty"),
+        (Path("/proc/x"), (), "/proc/x: cannot be created (No such file or directory). Give another folder."),
         (tmp_path / "e", ("data.num_frames=0", "--features"), "num_frames must be >= 1, got 0"),
         (tmp_path / "e", ("--features", "data.num_frames=0"), "num_frames must be >= 1, got 0"),
     ):  # before anything is rendered
@@ -200,7 +200,7 @@ def test_an_exported_model_finds_what_the_run_finds_and_its_card_says_what_was_m
     assert str(learned) not in written
     capsys.readouterr()
     for words, message in (
-        ([str(out), "--model", "framefusion_moe"], "is there and not empty. Name another folder"),
+        ([str(out), "--model", "framefusion_moe"], "already exists and is not empty. Give another folder"),
         ([str(tmp_path / "b"), "--model", "framefusion"], "Did you mean 'framefusion_moe'"),
     ):
         assert main(["export", "hf", *words, *runs]) == 2

@@ -68,7 +68,7 @@ def test_segments_of_one_video_have_a_file_each(small_stream, manifest, runs, tm
 
 def test_what_cannot_be_written_is_one_line(manifest, runs, tmp_path, exported):
     execution = ExecutionConfig(runs=runs)
-    with pytest.raises(ConfigError, match="is there and not empty"):
+    with pytest.raises(ConfigError, match="already exists and is not empty"):
         export_dataset(manifest, execution, exported)
     data = json.loads(Path(manifest).read_text())
     data["tasks"][0]["train"][0]["path"] = "gone.mp4"

@@ -76,7 +76,7 @@ def test_a_sheet_shows_every_frame_in_rows(videos, tmp_path):
 def test_a_folder_is_counted_and_what_is_refused_is_named_in_one_line(videos, capsys):
     assert main(["frames", str(videos)]) == 0
     head, *refused = capsys.readouterr().out.splitlines()
-    assert head == f"{videos}: 2 of 4 videos can be read; 1 other file does not end like a video"
+    assert head == f"{videos}: 2 of 4 videos can be read; 1 other file does not have a video's suffix"
     assert [line.split(": ")[1] for line in refused] == ["is cut short", "no such file"]
     assert refused[0].startswith(f"{videos}/below/bad\\n\\x1b[31mred.mp4: ")
 
@@ -99,8 +99,8 @@ def test_a_name_with_a_line_break_is_printed_in_one_line(videos, capsys):
         (["good.mp4", "--out", "a.jpg"], "--out: must end in .npz or .png, got a.jpg"),
         (["good.mp4", "--out", "absent/a.npz"], "--out: the folder absent does not exist"),
         (["good.mp4", "--out", "folder.npz"], "--out: folder.npz is a folder"),
-        (["absent.mp4"], "absent.mp4: does not exist. Name a video or a folder of videos"),
-        ([".", "--out", "a.npz"], "--out: belongs to one video, and . is a folder"),
+        (["absent.mp4"], "absent.mp4: does not exist. Give a video or a folder of videos"),
+        ([".", "--out", "a.npz"], "--out: applies to one video, and . is a folder"),
         (["folder.npz"], "folder.npz: contains no video: none of its 0 files ends in .mp4"),
     ],
 )

@@ -19,7 +19,7 @@ OF_MLFLOW = "mlflow."  # tags: of the process that writes, and ids
 
 
 def test_a_folder_in_which_nothing_was_told_is_refused_in_one_line(execution):
-    with pytest.raises(ConfigError, match="told holds nothing that MLflow was told. Name the folder"):
+    with pytest.raises(ConfigError, match="has no event log. Give the folder"):
         rebuild(execution)
 
 

@@ -185,7 +185,7 @@ def test_methods_and_streams_of_other_kinds_are_one_line(manifest, tmp_path):
 def test_a_folder_with_a_model_of_questions_is_not_asked(manifest, whole, tmp_path):
     result, root = whole
     export_model(result.method, experiment_on(manifest), data_at(manifest, root), tmp_path / "model")
-    with pytest.raises(ConfigError, match="umt_qa learned from questions and searches nothing"):
+    with pytest.raises(ConfigError, match="umt_qa learned from questions, so it cannot be queried"):
         load(str(tmp_path / "model"), ExecutionConfig(runs=root))
 
 

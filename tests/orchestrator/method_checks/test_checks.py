@@ -110,10 +110,10 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: new_method("my-idea"), "new method 'my-idea': is no module"),
-        (lambda: new_method("torch"), "new method 'torch': a module of that name is installed, and would be hidden"),
-        (lambda: new_method("idea", Path("/proc")), "/proc/idea: cannot be made (No such file or directory). Name"),
-        (lambda: new_method("lwf"), "there is one of that name"),
+        (lambda: new_method("my-idea"), "new method 'my-idea': is not a module name"),
+        (lambda: new_method("torch"), "new method 'torch': would shadow an installed module of this name"),
+        (lambda: new_method("idea", Path("/proc")), "/proc/idea: cannot be created (No such file or directory). Give"),
+        (lambda: new_method("lwf"), "a method of this name already exists"),
         (lambda: check_method("lwff"), "no method called 'lwff'. Did you mean lwf?"),
         (
             lambda: check_method("image_si"),

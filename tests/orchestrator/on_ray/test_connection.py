@@ -94,7 +94,7 @@ def test_memory_bounds_trials_unless_their_number_was_said(monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity.ray.cluster_resources", lambda: there[0]["Resources"])
     large = replace(plan(), memory_per_worker=2 * GB)
     said = describe_concurrency(capacity(large))
-    assert said.startswith("4 at once: memory bounds them, at 2.1 GB for a worker; the processors have room for 8")
+    assert said.startswith("4 at once, limited by memory at 2.1 GB for a worker; the processors have room for 8")
     assert describe_concurrency(capacity(large, 6)) == "6 at once"
     assert describe_concurrency(capacity(plan())) == "8 at once"
     record_free_memory(5 * GB)  # as when this process started Ray here, beside programs that have the rest

@@ -153,7 +153,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
 
     # The same rerun again has nothing to do, and makes the same table
     again = rerun("s", execution, 1, 1, ("zero_shot",))
-    assert "3 runs, 3 of them complete already" in capsys.readouterr().err  # zero-shot, recommended, searched
+    assert "3 runs, 3 of them already complete" in capsys.readouterr().err  # zero-shot, recommended, searched
     assert again in text
 
     # One file to mail, of the sweep and of its rerun: what was asked, found and believed, and what was forgotten
@@ -297,9 +297,9 @@ def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_
     # Without a raylet trials finish what they have begun, so the search may be over and its confirmation be stopped
     first_words = r"ctvr: (sweep s|confirmation s-confirm-\w+) is not finished; its finished tasks are kept. "
     assert re.match(first_words, err.splitlines()[-1])
-    assert err.endswith(f"Go on with: ctvr sweep --resume s --runs {execution.runs}\n")
+    assert err.endswith(f"Resume with: ctvr sweep --resume s --runs {execution.runs}\n")
     assert "Traceback" not in err
-    assert err.count("starting again") == 1
+    assert err.count("restarting") == 1
     assert "core_worker" not in err
 
     third = start(execution, ray_folder, "--resume", "s")

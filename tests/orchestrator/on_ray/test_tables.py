@@ -24,7 +24,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     rows = [LOST, {"name": "clip4clip", "notes": ["as in its paper"]}, {"name": "zero_shot", "searched": False}]
     preset = parse_preset({**data, "search": {"trials": 3, "bracket_size": 3, "min_survivors": 1}, "rows": rows})
     request = TableRequest("t", manifest, preset, {"optim.epochs": "1"})
-    with pytest.raises(RunsFailed, match="rows without a winner, missing in the table: lora") as ended:
+    with pytest.raises(RunsFailed, match="rows without a winner, missing from the table: lora") as ended:
         sweep_table(request, execution)
     text, said = str(ended.value), capsys.readouterr().err
 
@@ -61,7 +61,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     with pytest.raises(RunsFailed) as again:
         resume("t", execution)
     said = capsys.readouterr().err
-    assert "2 runs, 2 of them complete already" in said
+    assert "2 runs, 2 of them already complete" in said
     assert "clip4clip  task" not in said
     assert str(again.value) == text
     assert len(tracker.find_runs(sweep="t-clip4clip")) == 3

@@ -86,8 +86,8 @@ def test_every_name_of_a_run_leads_to_it(execution, tmp_path, monkeypatch, caplo
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("zero_shto", r"model: 'zero_shto' is no folder .* Did you mean 'zero_shot'\? Known: .*best-small"),
-        ("best-smal", r"model best-smal: no complete run is of stream 'smal'. Streams with runs: small\."),
+        ("zero_shto", r"model: 'zero_shto' is not a folder .* Did you mean 'zero_shot'\? Known: .*best-small"),
+        ("best-smal", r"model best-smal: stream 'smal' has no complete run. Streams with runs: small\."),
         ("lora", "model: no run of lora is complete. Train one: ctvr run --method lora"),
     ],
 )

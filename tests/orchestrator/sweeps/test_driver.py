@@ -26,7 +26,7 @@ def test_a_second_driver_is_refused_until_the_first_is_gone_however_it_ends(tmp_
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"held\n"
-        refused = pytest.raises(ConfigError, match=f"sweep u: process {first.pid} on .* drives it already. Wait")
+        refused = pytest.raises(ConfigError, match=f"sweep u: process {first.pid} on .* already runs it. Wait")
         with refused, only_driver(tmp_path / "u", "u"):
             pytest.fail("two drivers")
         first.kill()

@@ -157,5 +157,5 @@ def test_runs_over_images_are_shown_with_their_accuracy_and_cannot_be_asked(tmp_
     assert "ctvr search" not in searched.tags[NOTE]
     (run,) = tracker.find_runs(sweep="s-final-1")
     assert tracker.client.get_run(run.run_id).info.run_name == "image_finetune s3 acc 71.2"
-    with pytest.raises(ConfigError, match="learned from images without captions, so it cannot be asked"):
+    with pytest.raises(ConfigError, match="learned from images without captions, so it cannot be queried"):
         load(run.run_id, execution)

@@ -39,7 +39,7 @@ def test_a_preset_is_shown_as_what_it_changes_with_its_source():
     assert [line.split() for line in lines if line.strip().startswith("optim.name")] == [
         ["optim.name=bert_adam", "(adamw)", "modules/optimization.py"]
     ]
-    assert "set, and the same in both: " in text
+    assert "set, with the recommended value: " in text
     assert "  tightTransf" in lines
     changed = {line.split("=")[0].strip() for line in lines if "  (" in line}
     assert {
@@ -54,7 +54,7 @@ def test_a_preset_is_shown_as_what_it_changes_with_its_source():
         shown = preset_text(name, "original").partition("\n\n")[2].partition("\n\n")[0].splitlines()[1:]
         assert shown
         assert [line for line in shown if not re.search(r"\)  \S.*\S$", line)] == [], name
-    assert "optim.decay_parameters=matrices  (all)  our default: its recipe does not say" in preset_text(
+    assert "optim.decay_parameters=matrices  (all)  our default: not given by its recipe" in preset_text(
         "tome", "original"
     )
     assert "method.sim_header=seqLSTM" in preset_text("clip4clip", "seqLSTM")
@@ -64,7 +64,7 @@ def test_a_preset_is_shown_as_what_it_changes_with_its_source():
 
 def test_a_method_without_a_search_space_cannot_be_searched(monkeypatch):
     monkeypatch.setitem(EVERY_METHOD, "newcomer", EVERY_METHOD["clip4clip"])
-    with pytest.raises(ConfigError, match="newcomer has nothing to search"):
+    with pytest.raises(ConfigError, match="newcomer has no search space"):
         search_space("newcomer")
     with pytest.raises(ConfigError, match="no method called 'nothing'"):
         search_space("nothing")

@@ -41,7 +41,7 @@ def test_ctrl_c_says_how_to_go_on_and_closes_open_runs(execution):
     left, done = tracker.open_run("few", "a", {}, parent), tracker.open_run("few", "b", {}, parent)
     tracker.close(done)
     with (
-        pytest.raises(Interrupted, match=f"Go on with: ctvr sweep --resume s --runs {execution.runs}"),
+        pytest.raises(Interrupted, match=f"Resume with: ctvr sweep --resume s --runs {execution.runs}"),
         interruptible("sweep s", "ctvr sweep --resume s", execution, tracker, [parent]),
     ):
         raise KeyboardInterrupt

@@ -111,13 +111,13 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execu
         ({"search": {"searcher": "bayes"}}, "searcher: 'bayes' is none of"),
         ({"baselines": ("zero_shto",)}, "no method called 'zero_shto'. Did you mean zero_shot"),
         ({"baselines": ("clip4clip:none",)}, "clip4clip has none called 'none'"),
-        ({"top": 0}, "--top must be >= 1"),
-        ({"overrides": {"seed": "2"}}, "seed: all trials of a sweep have seed 0, its reruns others"),
-        ({"space": ("seed=1,2",)}, "seed: all trials of a sweep have seed 0"),
-        ({"overrides": {"evaluation.split": "test"}}, "evaluation.split=test: .* small has validation videos"),
+        ({"top": 0}, "--top: must be >= 1"),
+        ({"overrides": {"seed": "2"}}, "seed: not applicable, because all trials have seed 0 and reruns use new seeds"),
+        ({"space": ("seed=1,2",)}, "seed: not applicable"),
+        ({"overrides": {"evaluation.split": "test"}}, "evaluation.split=test: .* on the validation videos of small"),
         ({"seeds": -1}, "--seeds >= 0"),
         ({"stream": "shapse-5"}, "shapse-5.* Did you mean"),
-        ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, "nothing is searched"),
+        ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, "none is searched"),
     ],
 )
 def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, execution, more, message):
@@ -148,7 +148,7 @@ def test_a_tracking_server_that_is_down_is_said_before_anything_is_rendered(exec
 
 def test_a_sweep_that_exists_is_not_overwritten(few, execution):
     write_plan(trial_plan(execution, "s", Tracker("sqlite:///x", execution.runs)), execution.folder("s"))
-    with pytest.raises(ConfigError, match="this sweep exists. Write `ctvr sweep --resume s`"):
+    with pytest.raises(ConfigError, match="this sweep already exists. Resume it with `ctvr sweep --resume s`"):
         sweep(request(few), execution)
 
 
@@ -186,8 +186,8 @@ def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_aw
         _conclude(planned, execution, tracker, outcome, parent)
     said = str(error.value).splitlines()
     assert said[2:] == [
-        "4 records wait because MLflow does not answer, so no winner can be named.",
-        "Start it again, then: ctvr sync; ctvr rerun --sweep s",
+        "4 records wait because MLflow does not respond, so no winner can be selected.",
+        "Restart MLflow, then: ctvr sync; ctvr rerun --sweep s",
     ]
 
 
@@ -246,11 +246,11 @@ def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
 def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, execution):
     planned = plan_sweep(request(few), execution)
     text = _plan_text(planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
-    assert "the best 2 and the recommended settings over 3 fresh seeds on the same videos" in text
+    assert "the best 2 and the recommended settings over 3 new seeds on the same videos" in text
     assert "by 2 queries of 2 val videos in 2 tasks" in text
     off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), execution)
     text = _plan_text(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
-    assert "confirms   nothing: the best trial is believed" in text
+    assert "confirms   nothing: the best trial is accepted without a test" in text
     assert (
         "8 by tpe, scheduler none in brackets of 8 (points that train the same model are one trial); 2 at once" in text
     )

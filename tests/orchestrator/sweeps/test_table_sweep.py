@@ -100,7 +100,7 @@ def test_a_table_that_cannot_run_is_refused_in_one_line(few, execution, more, ov
 
 def test_a_table_that_exists_is_not_overwritten(few, execution):
     write_plan(trial_plan(execution, "t", Tracker("sqlite:///x", execution.runs)), execution.folder("t"))
-    with pytest.raises(ConfigError, match="this sweep exists. Write `ctvr sweep --resume t`"):
+    with pytest.raises(ConfigError, match="this sweep already exists. Resume it with `ctvr sweep --resume t`"):
         sweep_table(request(few), execution)
 
 
@@ -113,7 +113,7 @@ def test_what_will_happen_is_said_before(few, execution):
     assert "searched   clip4clip, tvr_plus_cl" in text
     assert "zero_shot, tvr_plus_cl:untrained (not searched)" in text
     assert "3 for each row, 6 in all, by tpe, scheduler halving in brackets of 8 (points that train" in text
-    assert "confirms   nothing: the best trial is believed" in text
+    assert "confirms   nothing: the best trial is accepted without a test" in text
     assert "chosen by  R@1 gain over zero-shot on val videos" in text
     assert "all rows over 2 seeds on test videos: 6 runs in one rerun" in text
     cheap = plan_table(request(few, preset(search={"trials": 0})), execution)
@@ -237,7 +237,7 @@ def test_a_row_without_a_winner_does_not_end_the_table_and_is_said_in_the_end(fe
     planned = plan_table(request(few), execution)
     tracker, parent = searched(planned, execution, {"clip4clip": [1.0]})
     outcomes = {"clip4clip": outcome(1), "tvr_plus_cl": outcome(0)}
-    with pytest.raises(RunsFailed, match="the table\nrows without a winner, missing in the table: tvr_plus_cl"):
+    with pytest.raises(RunsFailed, match="the table\nrows without a winner, missing from the table: tvr_plus_cl"):
         table_jobs._conclude(planned, outcomes, execution, tracker, parent)
     assert {run.tags["ctvr.row"] for run in reruns[0][1]} == {"zero_shot", "clip4clip", "tvr_plus_cl:untrained"}
     found = tracker.find_sweep("t")
@@ -272,4 +272,4 @@ def test_a_table_is_resumed_as_it_was_asked_for(few, execution, monkeypatch):
     assert json.dumps(kept["table"]["preset"]) == json.dumps(as_data(made))
     kept["table"].pop("stream")
     with pytest.raises(ConfigError, match="its plan is of another version"):
-        table_jobs.go_on("t", kept, execution)
+        table_jobs.resume_table("t", kept, execution)
