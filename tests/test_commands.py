@@ -27,7 +27,7 @@ from tests.test_documents import targets
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RESULTS.md", "REPRODUCIBILITY.md")]
-DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "results").glob("*.md"))]
 OURS = {*RENDERED, *BENCHMARKS, "mine", "any"}  # streams; `mine` is the tutorial's
 PLACE = re.compile(r"[A-Z][A-Z_.\-]*$")  # NAME, FILE: the reader's word
 PARSER = make_parser(exits=False)

@@ -28,12 +28,27 @@ DOCUMENTS = [
     "docs/troubleshooting.md",
     "docs/faq.md",
     "docs/gpu.md",
+    "RESULTS.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*.md")),
 ]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "REPRODUCIBILITY.md", "RESULTS.md")]
+PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "results").glob("*.md"))]
+GENERATED = ("settings.md", "methods.md", "papers.md", "papers/")  # pages of docs/ that `make docs` makes
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def links_of(path: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if ":" not in link]
+
+
+def anchors_of(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -62,12 +77,44 @@ def test_the_typed_queries_mean_clips_that_are_there_and_are_no_captions(tmp_pat
     captions = {item.video: item.captions for task in stream.tasks for item in task.test}
     assert len(module.QUERIES) == len(set(module.QUERIES.values()) & captions.keys()) == 10
     assert not set(module.QUERIES) & {caption for found in captions.values() for caption in found}
-    rows = re.findall(r"^\| (.+) \| (\w+) \| \d+ \| \d+ \| \d+ \|$", (ROOT / "docs/usage.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+) \| (\w+) \| \d+ \| \d+ \| \d+ \|$", (ROOT / "results/typed-queries.md").read_text(), re.M
+    )
     assert dict(rows) == module.QUERIES
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+LIMITS = {"README.md": 150, "RESULTS.md": 50}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_first_screen_is_short(name):
+    assert len((ROOT / name).read_text().splitlines()) <= LIMITS[name]
+
+
+def test_results_names_the_best_value_of_each_printed_table_and_links_all_pages():
+    page = ROOT / "RESULTS.md"
+    rows = re.findall(r"^\| .+ \| (?:R@1|accuracy) (\S+) \| \[.+?\]\((\S+)\)", page.read_text(), re.MULTILINE)
+    assert len(rows) == 14
+    assert [link for value, link in rows if f"**{value}**" not in (ROOT / link).read_text()] == []
+    assert {f"results/{each.name}" for each in (ROOT / "results").glob("*.md")} <= set(links_of(page))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_of_a_page_lead_to_files_and_headings(path):
+    for link in links_of(path):
+        target, _, anchor = link.partition("#")
+        found = (path.parent / target).resolve() if target else path
+        if found.is_relative_to(ROOT / "docs") and found.relative_to(ROOT / "docs").as_posix().startswith(GENERATED):
+            continue
+        assert found.exists(), link
+        assert not anchor or anchor in anchors_of(found), link
+
+
+def test_every_page_of_the_site_is_in_its_navigation():
+    named = (ROOT / "mkdocs.yml").read_text()
+    docs = [path.relative_to(ROOT / "docs").as_posix() for path in PAGES if path.is_relative_to(ROOT / "docs")]
+    results = [f"results/{path.name}" for path in (ROOT / "results").glob("*.md")]
+    assert [page for page in [*docs, *results] if page not in named] == []
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
