@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
+.PHONY: help setup sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -17,6 +17,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
 	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'
 	@touch $@
+
+setup: $(READY)  ## make the environment, and print the line that activates it
+	@echo "source $(BIN)/activate"
 
 sweep: $(READY)  ## the main job on the embedded stream: search, rerun over seeds, table (ARGS="--trials 12")
 	$(BIN)/python orchestrator/sweep.py $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import shlex
@@ -29,11 +30,21 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RESULTS.md", "REPRODUCIBILITY.md")]
 DOCUMENTS += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "results").glob("*.md"))]
 OURS = {*RENDERED, *BENCHMARKS, "mine", "any"}  # streams; `mine` is the tutorial's
+OTHER_TOOLS = {
+    "cluster.md",
+    "gpu.md",
+    "recipes.md",
+    "protocol.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+}  # have options of others
+SETTING = re.compile(r"`((?:backbone|base|data|evaluation|method|optim|search|tracking)\.[a-z]\w*)(=[^`\s]+)?`")
 PLACE = re.compile(r"[A-Z][A-Z_.\-]*$")  # NAME, FILE: the reader's word
 PARSER = make_parser(exits=False)
 COMMANDS = {action for part in PARSER._subparsers._group_actions for action in part.choices}
 OTHERS = (
-    "aws,bash,brew,cd,curl,docker,export,git,kubectl,pip,python,python3,ray,sbatch,squeue,scancel,ssh,apptainer,tail"
+    "aws,bash,brew,cd,curl,docker,export,git,kubectl,pip,python,python3,ray,sbatch,source,squeue,scancel,ssh,"
+    "apptainer,tail"
 )
 
 
@@ -145,6 +156,27 @@ def test_every_command_of_a_document_parses_and_names_what_is_there(document):
                 check(words)
             except (ConfigError, AssertionError, ValueError, SystemExit) as error:
                 pytest.fail(f"{document.name}: {line.strip()}\n  {error}")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_settings_and_options_that_a_document_names_exist(document):
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for name, value in SETTING.findall(text):
+        try:
+            check_setting(name.replace("base.", "method.", 1) + (value or "=X"), None)
+        except (ConfigError, AssertionError) as error:
+            pytest.fail(f"{document.name}: {name}{value}\n  {error}")
+    if document.name not in OTHER_TOOLS:
+        assert set(re.findall(r"`(--[a-z][\w-]*)", text)) - options_of(PARSER) == set()
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the long options of a parser and of its commands."""
+    found = {option for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for part in action.choices.values() for option in options_of(part)}
+    return found
 
 
 def blocks_of(document: Path, language: str) -> list[str]:

@@ -31,7 +31,7 @@ from tests.test_commands import DOCUMENTS, ROOT, blocks_of, commands_of, lines_o
 _spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks" / "execute.py")
 notebooks: Any = importlib.util.module_from_spec(_spec)  # type: ignore[arg-type]
 _spec.loader.exec_module(notebooks)  # type: ignore[union-attr]
-FIRST = ("docs/tutorial.md", "README.md", "docs/usage.md")  # the others ask for what these leave
+FIRST = ("docs/tutorial.md", "README.md", "docs/usage.md", "docs/python.md")  # the others need their runs
 WHY_NOT = {
     "make .*": "a target of make; those that check or build have jobs of their own in CI",
     r"ctvr sweep( .*)?|ctvr rerun( .*)?|python orchestrator/sweep.py": "Ray: tests/orchestrator/on_ray",
@@ -125,8 +125,6 @@ def test_every_command_of_the_documents_runs_or_says_why_not(place, monkeypatch,
     failed, seen, used = [], set[str](), set[str]()
     for document in [*order, *(each for each in DOCUMENTS if each not in order)]:
         monkeypatch.chdir(place)
-        if document.name == "README.md":
-            run_python(document)
         for line in lines_of(document.read_text(encoding="utf-8")):
             for words in typed(line):
                 text = " ".join(words)
@@ -140,7 +138,7 @@ def test_every_command_of_the_documents_runs_or_says_why_not(place, monkeypatch,
                     seen.add(text)
                     if wrong := run(words, capsys):
                         failed.append(f"{document.name}: {wrong}")
-        if document.name == "tutorial.md":
+        if document.name in ("tutorial.md", "python.md"):
             run_python(document)
     assert not failed, "\n".join(failed)
     assert used == set(WHY_NOT.values()), "a reason that no command has"

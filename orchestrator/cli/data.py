@@ -28,7 +28,7 @@ def add_streams(commands: Any) -> None:
         "files",
         nargs="*",
         metavar="name=FILE",
-        help="files by name, e.g. split=MSRVTT_10_dataset.pkl; see docs/usage.md",
+        help="files by name, e.g. split=MSRVTT_10_dataset.pkl; see docs/own-videos.md",
     )
     importer.add_argument("--name", metavar="NAME", help="name of the stream (default: after the split file)")
     add_execution_options(importer, folders=("runs", "videos"))
