@@ -101,6 +101,12 @@ def test_a_first_screen_is_short(name):
     assert len((ROOT / name).read_text().splitlines()) <= LIMITS[name]
 
 
+def test_changes_of_the_next_release_are_short():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    unreleased = text[text.index("## Unreleased") : re.search(r"^## \d", text, re.MULTILINE).start()]  # type: ignore[union-attr]
+    assert len([line for line in unreleased.splitlines() if line]) <= 60
+
+
 def test_results_names_the_best_value_of_each_printed_table_and_links_all_pages():
     page = ROOT / "RESULTS.md"
     rows = re.findall(r"^\| .+ \| (?:R@1|accuracy) (\S+) \| \[.+?\]\((\S+)\)", page.read_text(), re.MULTILINE)
