@@ -1,6 +1,6 @@
-"""Making a manifest (the format is in streams.py): finding the videos, counting, checking, writing it whole.
+"""Construction of manifests (format: streams/manifest.py): finds the videos, counts, checks, writes atomically.
 
-What the importers of all benchmarks share.
+All importers use it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Captions = dict[str, list[str]]  # video id -> its captions, in the order of the
 
 BACKBONE = {"data.image_size": 224, "backbone.name": "ViT-B-32-quickgelu", "backbone.weights": "openai"}
 MAX_NAMED = 4  # files in a message
-MAX_IDS = 1_000_000  # of one pickle: references to one list may repeat, and a small file could ask for endless work
+MAX_IDS = 1_000_000  # per pickle: repeated references to one list could make a small file ask for endless work
 
 
 class VideoFolder:
-    """Where each id's video, or folder of frames, lies below one folder; the tree is listed once."""
+    """Finds each id's video, or folder of frames, in one folder; the tree is listed once."""
 
     def __init__(self, folder: Path, depth: int = 5) -> None:
         self.folder = Path(folder)
@@ -45,11 +45,11 @@ class VideoFolder:
             for name in sorted(names, key=_by_ending):
                 path = os.path.normpath(os.path.join(inside, name))
                 stems = (video_stem(name), path) if is_video_name(name) else ()
-                for key in (name, *stems):  # a file that is named exactly as an id is taken whatever its ending
+                for key in (name, *stems):  # a file with exactly the name of an id is used with any extension
                     self.files.setdefault(key, path)
 
     def find(self, video: str) -> tuple[str, bool]:
-        """(path below the folder, whether it is a clip cut to its segment); `<id>.mp4` where nothing is there."""
+        """Return (path below the folder, whether it is a clip cut to its segment); `<id>.mp4` if nothing exists."""
         stem = video_stem(video)
         for path in (self.files.get(video), self.files.get(stem), self.frames.get(stem)):
             if path is not None:
@@ -60,7 +60,7 @@ class VideoFolder:
 
 
 def _by_ending(name: str) -> tuple[int, str]:
-    """Order the files of a folder: of several with one id, the first ending of VIDEO_SUFFIXES is taken."""
+    """Return the sort key of a folder's files: of several with one id, the first in VIDEO_SUFFIXES is used."""
     suffix = os.path.splitext(name)[1].lower()
     return (VIDEO_SUFFIXES.index(suffix) if suffix in VIDEO_SUFFIXES else len(VIDEO_SUFFIXES), name)
 
@@ -70,10 +70,10 @@ def empty_task() -> dict[str, Any]:
 
 
 class Builder:
-    """Makes items and tasks, and at last the manifest.
+    """Makes items and tasks, and finally the manifest.
 
     Args:
-        videos: the folder below which the videos lie.
+        videos: the folder of the videos.
         out: the manifest to write; None writes nothing.
     """
 
@@ -85,7 +85,7 @@ class Builder:
     def item(
         self, video: str, category: str, captions: list[str], segment: Sequence[float] | None = None, below: str = ""
     ) -> dict[str, Any]:
-        """An item of a task; with `below`, its id and its path start with that folder of `videos`."""
+        """Return an item of a task; with `below`, its id and its path start with that subfolder of `videos`."""
         if below not in self.folders:
             self.folders[below] = VideoFolder(self.videos / below)
         path, is_cut = self.folders[below].find(video)
@@ -107,12 +107,12 @@ class Builder:
         published: Mapping[str, int] | None = None,
         held_out: int = 0,
     ) -> tuple[Manifest, str]:
-        """Number the tasks, check the manifest as loading it will, write it, and report.
+        """Number the tasks, check the manifest as loading does, write it, and report.
 
         Args:
-            published: videos per split in the paper's table that `name` stands beside; if the counts differ, the
-                stream stands beside no paper and the report says so.
-            held_out: training videos of every category that are its validation split.
+            published: videos per split in the paper's table for `name`; if the counts differ, the stream is compared
+                with no paper, and the report says so.
+            held_out: training videos per category that form its validation split.
         """
         sources = [Path(source) for source in sources]
         for number, task in enumerate(tasks, start=1):
@@ -138,21 +138,21 @@ class Builder:
         lines = _report(stream)
         if published is not None and not is_published:
             wanted = ", ".join(f"{split} {n}" for split, n in published.items())
-            lines.append(f"Not the published stream, which has {wanted}: no paper's numbers are put beside it.")
+            lines.append(f"Not the published stream, which has {wanted}: it is compared with no paper.")
         return manifest, "\n".join(lines)
 
     def _videos_entry(self) -> str:
-        """The folder of videos: relative where it lies below the manifest's own folder, so that both can move."""
+        """Return the folder of videos: relative if it is below the manifest's own folder, so that both can move."""
         videos = self.videos.resolve()
         parent = None if self.out is None else self.out.resolve().parent
         return str(videos.relative_to(parent)) if parent and videos.is_relative_to(parent) else str(videos)
 
 
 def check_and_write(manifest: Manifest, source: str, videos: Path, out: Path | None) -> str:
-    """Check a whole manifest as loading it will, write it, and report.
+    """Check a complete manifest as loading does, write it, and report.
 
     Args:
-        source: what messages call it.
+        source: its name in messages.
         videos: the folder of its videos.
         out: the manifest to write; None writes nothing.
     """
@@ -178,10 +178,10 @@ def _sha256(path: Path) -> str:
 
 
 def write_manifest(manifest: Manifest, out: Path) -> None:
-    """Write a manifest whole or not at all.
+    """Write a manifest atomically.
 
     Raises:
-        ConfigError: if the place cannot be written, or its name does not end in .json.
+        ConfigError: if the file cannot be written, or its name does not end in .json.
     """
     if out.suffix != ".json":
         raise ConfigError(f"out: {out} does not end in .json. Write for example streams/{out.stem}.json.")

@@ -1,4 +1,4 @@
-"""Readers of the captions files that data sets publish; each refuses a wrong file in one line."""
+"""Readers of the caption files that data sets publish; each rejects a wrong file with a one-line error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctvr.orchestrator.text_files import lines_of, read_text
 
 
 def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
-    """Captions per video from any published MSR-VTT annotation file, known by its content.
+    """Return captions per video from any published MSR-VTT annotation file, recognised by its content.
 
     `{"sentences": [{"caption", "video_id"}]}` (MSRVTT_data, *_videodatainfo) or COCO-like
     `{"annotations": [{"caption", "image_id"}]}` (MSR_VTT).
@@ -37,12 +37,12 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
                 raise ConfigError(f"{path}: {found[0]}[{number}] lacks {id_key!r} or 'caption'. Download it again.")
             of_file.setdefault(video, []).append(caption)
         for video, texts in of_file.items():
-            captions.setdefault(video, clean(texts))  # two files that overlap do not double the captions
+            captions.setdefault(video, clean(texts))  # overlapping files do not duplicate captions
     return captions
 
 
 def read_msrvtt_splits(path: Path) -> dict[str, str]:
-    """Video -> train, validate or test, of MSRVTT_data.json."""
+    """Return video -> train, validate or test, from MSRVTT_data.json."""
     data = read_json(path)
     videos = data.get("videos") if isinstance(data, dict) else None
     splits: dict[str, str] = {}
@@ -56,14 +56,14 @@ def read_msrvtt_splits(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Narration:
-    """Sentences of one video, stripped, and the stretch of time (seconds) of each, as published."""
+    """Sentences of one video, stripped, and the segment (seconds) of each, as published."""
 
     segments: list[list[float]]
     sentences: list[str]
 
 
 def read_narrations(path: Path) -> Iterator[tuple[str, Narration]]:
-    """Videos of a file in the schema of ActivityNet Captions, sentences stripped."""
+    """Yield the videos of a file in the schema of ActivityNet Captions, with stripped sentences."""
     data = read_json(path)
     if not isinstance(data, dict) or not data:
         raise ConfigError(f"{path}: is not video id -> timestamps and sentences. Give ActivityNet's own JSON file.")
@@ -83,7 +83,7 @@ def _is_list_of(kind: type, value: Any) -> bool:
 
 
 def read_entries(path: Path, id_key: str, text_key: str, kind: type) -> Iterator[tuple[str, Any]]:
-    """(id, captions) of every object in a JSON list."""
+    """Yield (id, captions) of every object in a JSON list."""
     data = read_json(path)
     if not isinstance(data, list) or not data:
         raise ConfigError(f"{path}: is not a list of videos. Give the data set's own JSON file.")
@@ -105,5 +105,5 @@ def read_lines(path: Path) -> list[str]:
 
 
 def clean(captions: Iterable[str]) -> list[str]:
-    """Captions stripped; empty ones left out."""
+    """Return the captions stripped, without empty ones."""
     return [text for caption in captions if (text := caption.strip())]

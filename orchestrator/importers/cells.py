@@ -1,4 +1,4 @@
-"""Rows of tables as text: .csv of any program, and JSON lines."""
+"""Rows of tables as text, from .csv files of any program and from JSON lines."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read a .csv file with a header: (line number, column -> stripped text). Other columns are left out.
+    """Read a .csv file with a header: yield (line number, column -> stripped text). Other columns are ignored.
 
-    Cells stand between commas; between `;`, tabs or `|` where the header then has the required columns. Capitals in
-    the header do not count where no other column has the name.
+    Cells are separated by commas, or by `;`, tabs or `|` if the header then has the required columns. Letter case of
+    the header is ignored unless another column has the same name.
 
     Raises:
-        ConfigError: if the file is absent or not text, a column is missing, or a required cell is empty.
+        ConfigError: if the file is missing or not text, a column is missing, or a required cell is empty.
     """
     table = open_table(path, required)
     if missing := [name for name in required if name not in table.header]:
@@ -46,7 +46,7 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
 
 @dataclass(frozen=True)
 class Table:
-    """A .csv file: its header, and its rows as (line number, column -> text as it stands)."""
+    """A .csv file: its header, and its rows as (line number, column -> unchanged text)."""
 
     separator: str
     header: list[str]
@@ -57,7 +57,7 @@ def open_table(path: Path, wanted: Sequence[str]) -> Table:
     """Read the header of a .csv file.
 
     Args:
-        wanted: the separator is that which finds most of these columns; the comma where none finds more.
+        wanted: the separator is the one that finds most of these columns; the comma if none finds more.
     """
     text = read_text(path)
     csv.field_size_limit(MOST)
@@ -99,10 +99,10 @@ def _no_csv(path: Path, error: csv.Error) -> ConfigError:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read a file of JSON lines: (line number, object). Blank lines are passed over, as everybody does.
+    """Read a file of JSON lines: yield (line number, object). Blank lines are skipped.
 
     Raises:
-        ConfigError: if the file is absent or not text, or a line is not an object.
+        ConfigError: if the file is missing or not text, or a line is not an object.
     """
     for number, text in enumerate(lines_of(read_text(path)), start=1):
         if not text.strip():
@@ -112,11 +112,11 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: line {number}: not JSON ({error}). Correct this line.") from error
         if not isinstance(row, dict):
-            raise ConfigError(f'{path}: line {number}: holds no object. Write {{"file_name": ...}}.')
+            raise ConfigError(f'{path}: line {number}: is not an object. Write {{"file_name": ...}}.')
         yield number, row
 
 
 def in_order(tasks: Iterable[str]) -> list[str]:
-    """Sort the names of tasks as numbers (1.0, 2.0, 10.0: pandas' column with a hole in it) where all are numbers."""
+    """Sort task names; numerically if all are numbers (also 1.0, 2.0, 10.0: a pandas column with missing values)."""
     names = list(tasks)
     return sorted(names, key=Decimal) if all(_NUMBER.fullmatch(name) for name in names) else names

@@ -1,10 +1,10 @@
-"""`ctvr streams import`: picks the importer of a benchmark's own files and the manifest's place.
+"""`ctvr streams import`: selects the importer of a benchmark's files and the location of the manifest.
 
-CTVR (papers 000 and 002) is in `importers.ctvr`, CVLM (paper 003) in `importers.cvlm`, a table of one's own in
-`importers.table`, the same with features in the place of videos in `importers.features`, a folder in the form of
-Hugging Face's datasets in `importers.datasets`, labelled images (Table 4 of paper 003) in `importers.images`,
-questions (Table 7 of paper 004) in `importers.questions`. Every importer checks its result as `load_stream` will,
-writes it to `out` and returns it with a short report; videos that are not there are counted, not refused. The format is
+CTVR (papers 000 and 002) is in `importers.ctvr`, CVLM (paper 003) in `importers.cvlm`, a user's table in
+`importers.csv_table`, the same with features instead of videos in `importers.features`, a folder in the layout of
+Hugging Face's datasets in `importers.hf_dataset`, labelled images (Table 4 of paper 003) in `importers.images`,
+questions (Table 7 of paper 004) in `importers.msrvtt_qa`. Every importer checks its result as `load_stream` does,
+writes it to `out` and returns it with a short report; missing videos are counted, not rejected. The format is
 in streams/manifest.py.
 """
 
@@ -30,7 +30,7 @@ from ctvr.orchestrator.importers.msrvtt_qa import NAME as QUESTIONS
 from ctvr.orchestrator.importers.msrvtt_qa import import_questions
 from ctvr.orchestrator.streams.load import RENDERED
 
-# What each kind is made of: word -> an example of what to write, and which words may be left out
+# The arguments of each kind: word -> an example, and which words may be omitted
 KINDS: dict[str, dict[str, str]] = {
     "msrvtt": {
         "split": "MSRVTT_10_dataset.pkl",
@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, str]] = {
     "features": {"table": "TABLE.csv", "features": "FEATURES.npz", "text": "TEXTS.npy"},
 }
 OPTIONAL = {"datasets", "text", "tasks", "held_out", "classes"}
-NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # they say themselves where everything lies
+NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # their own arguments give all locations
 
 
 # ------------------------------------------------------------------------------------ the command line
@@ -63,26 +63,26 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
 
     Args:
         kind: one of KINDS.
-        files: word -> file, as the kind needs them; several annotation files stand in one word, by comma.
-        videos: the folder below which the videos lie. cvlm has them in its own folder.
+        files: word -> file, as the kind requires; several annotation files in one word are separated by commas.
+        videos: the folder of the videos. cvlm has them in its own folder.
         root: the runs folder.
-        name: of the stream; default is the kind and its number of tasks (`msrvtt-10`), `cvlm` when all five data
-            sets are there, and a table's own file name.
+        name: the name of the stream; default: the kind and its number of tasks (`msrvtt-10`), `cvlm` if all five data
+            sets exist, and a table's own file name.
 
     Returns:
-        The importer's report, where the manifest is, and what to type next.
+        The importer's report, the path of the manifest, and the next command.
 
     Raises:
-        ConfigError: for an unknown kind, a word too few or too many, or what the importer refuses.
+        ConfigError: for an unknown kind, a missing or unknown word, or an error of the importer.
     """
     _check_words(kind, files, videos)
     if videos is not None and not videos.is_dir():
-        raise ConfigError(f"--videos {videos}: is not a folder. Give the folder below which the videos lie.")
+        raise ConfigError(f"--videos {videos}: is not a folder. Give the folder that contains the videos.")
     if name is None:
         name = _default_name(kind, files)
     check_name(name, "--name")
     if name in RENDERED:
-        raise ConfigError(f"--name {name!r}: is an embedded stream. Choose another.")
+        raise ConfigError(f"--name {name!r}: is an embedded stream. Choose another name.")
     out = Path(root) / "streams" / f"{name}.json"
     manifest, report = _import_kind(kind, files, videos, out, name)
     if manifest["name"] != name:
@@ -100,7 +100,7 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
 
 
 def parse_file_arguments(kind: str, words: Sequence[str]) -> dict[str, str]:
-    """The words of a command line: `name=FILE` each. Where a kind is made of one file, its bare name will do."""
+    """Parse the arguments `name=FILE`. If a kind has only one file, its bare name suffices."""
     needed = [word for word in KINDS.get(kind, {}) if word not in OPTIONAL]
     if len(words) == 1 and len(needed) == 1 and "=" not in words[0]:
         return {needed[0]: words[0]}
@@ -119,7 +119,7 @@ def _usage(kind: str) -> str:
 
 def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> None:
     if kind not in KINDS:
-        raise ConfigError(f"streams import: {kind!r} is no kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
+        raise ConfigError(f"streams import: {kind!r} is not a kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
     words = KINDS[kind]
     usage = _usage(kind)
     for word in files:
@@ -131,7 +131,7 @@ def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> No
     if kind not in NO_VIDEOS and videos is None:
         raise ConfigError(f"streams import {kind}: --videos is missing. {usage}")
     if kind in NO_VIDEOS and videos is not None:
-        place = "features= stands for them" if kind == "features" else "all lies in folder="
+        place = "features= replaces them" if kind == "features" else "folder= contains everything"
         raise ConfigError(f"streams import {kind}: --videos {videos} is not needed: {place}. {usage}")
 
 
@@ -187,7 +187,7 @@ def _held_out(files: Mapping[str, str]) -> int:
     word = files.get("held_out", "0")
     if not word.isascii() or not word.isdigit():
         raise ConfigError(
-            f"held_out={word}: is not a number of videos of every category. Write held_out=2, or leave it out."
+            f"held_out={word}: is not a number of videos per category. Write held_out=2, or leave it out."
         )
     return int(word)
 

@@ -1,4 +1,4 @@
-"""A table of one's own, one line for each caption -> a manifest."""
+"""Importer of a user's table, one line per caption -> a manifest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CSV_TIMES = ("start", "end")
 
 
 def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
-    """A table of one's own: columns video, caption, category, split (train, val, test), task[, start, end].
+    """Import a user's table with columns video, caption, category, split (train, val, test), task[, start, end].
 
-    Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks stand
-    in the order of their numbers, or else of their first appearance. `video` is an id or a path below `videos`; start
-    and end are seconds.
+    Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
+    ordered by their numbers, or else by their first appearance. `video` is an id or a path below `videos`; start and
+    end are in seconds.
 
     Returns and raises as `import_msrvtt`.
     """
@@ -57,13 +57,13 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
 
 
 def ids_of(table: Path) -> list[str]:
-    """The ids that `import_csv` gives the videos of a table, in the order of its lines."""
+    """Return the ids that `import_csv` gives the videos of a table, in the order of its lines."""
     rows = ((row["video"], _row_segment(table, line, row)) for line, row, _ in read_table(table))
     return list(_ids(rows).values())
 
 
 def _ids(rows: Iterable[tuple[str, Any]]) -> dict[tuple[str, Any], str]:
-    """Video and segment -> id, which names the segment where the video has several."""
+    """Return (video, segment) -> id, which names the segment if the video has several."""
     keys = list(dict.fromkeys(rows))
     counts = Counter(video for video, _ in keys)
     return {
@@ -73,10 +73,10 @@ def _ids(rows: Iterable[tuple[str, Any]]) -> dict[tuple[str, Any], str]:
 
 
 def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
-    """Read the rows of a table of one's own: line number, cells, and the captions of the row.
+    """Read the rows of a user's table: yield line number, cells, and the captions of the row.
 
     Raises:
-        ConfigError: as `read_csv`, or for a caption that is missing.
+        ConfigError: as `read_csv`, or for a missing caption.
     """
     for line, row in read_csv(table, CSV_COLUMNS, CSV_TIMES):
         try:

@@ -1,4 +1,4 @@
-"""CTVR (papers 000 and 002): released splits of MSR-VTT and ActivityNet Captions, with captions -> manifests."""
+"""Importers of CTVR (papers 000 and 002): released splits of MSR-VTT and ActivityNet Captions -> manifests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ctvr.orchestrator.importers.pickles import read_pickle
 MSRVTT_SETTINGS = {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
 
 
-# The papers print values of their own for ActivityNet; methods keep them in a preset of this name
+# The papers print separate values for ActivityNet; methods keep them in a preset of this name
 ACTNET_SETTINGS = {
     "preset": "paper-actnet",
     "data.num_frames": 24,
@@ -33,14 +33,14 @@ ACTNET_SETTINGS = {
 }
 
 
-Split = dict[str, list[dict[str, list[str]]]]  # part -> of each task: category -> ids of videos
+Split = dict[str, list[dict[str, list[str]]]]  # part -> for each task: category -> ids of videos
 
 
 def read_split(path: Path) -> Split:
     """Read a CTVR split file: {"train" | "val": per task, in order: {category: [video id]}}.
 
     Raises:
-        ConfigError: if the file is no such pickle (see `read_pickle`), or tasks and categories do not agree.
+        ConfigError: if the file is not such a pickle (see `read_pickle`), or tasks and categories do not agree.
     """
     data = read_pickle(path)
     if not isinstance(data, dict) or set(data) != {"train", "val"}:
@@ -68,7 +68,7 @@ def _split_tasks(tasks: Any, where: str) -> list[dict[str, list[str]]]:
         if left < 0:
             raise ConfigError(f"{where}: more than {MAX_IDS} ids. Give the benchmark's own *_dataset.pkl.")
         if not all(isinstance(video, str) for ids in task.values() for video in ids):
-            raise ConfigError(f"{where}: task {number} holds something that is not an id. Download the file again.")
+            raise ConfigError(f"{where}: task {number} contains a value that is not an id. Download the file again.")
         found.append({str(category): ids for category, ids in task.items()})
     return found
 
@@ -76,11 +76,11 @@ def _split_tasks(tasks: Any, where: str) -> list[dict[str, list[str]]]:
 def hold_out(split: Split, number: int, source: Path) -> Split:
     """Move `number` training videos of every category into a part "held", which becomes the validation split.
 
-    The benchmark's own "val" stays the test split. A digest of the id chooses, so the order of the file and the number
-    of tasks do not matter.
+    The benchmark's own "val" stays the test split. A digest of the id selects them, so that the order of the file and
+    the number of tasks have no effect.
 
     Raises:
-        ConfigError: naming a category that would have no training video left.
+        ConfigError: if a category would have no training video left; the message names it.
     """
     left: list[dict[str, list[str]]] = []
     held: list[dict[str, list[str]]] = []
@@ -109,22 +109,22 @@ def import_msrvtt(
     out: Path | None,
     held_out: int = 0,
 ) -> tuple[Manifest, str]:
-    """CTVR on MSR-VTT: every caption of a train video is a pair, one caption per test video.
+    """Import CTVR on MSR-VTT: every caption of a training video is a pair, one caption per test video.
 
     Args:
         split_pkl: `MSRVTT_10_dataset.pkl` or `MSRVTT_20_dataset.pkl`.
         annotations: one or more of `MSRVTT_data.json`, `train_val_videodatainfo.json`, `test_videodatainfo.json`,
-            `MSR_VTT.json`; which schema it is, is seen from the content.
+            `MSR_VTT.json`; the schema is recognised by the content.
         test_csv: `MSRVTT_CL_validation.csv` (columns video_id, sentence).
-        videos: the folder below which videos, or folders of their frames, lie.
+        videos: the folder that contains the videos, or folders of their frames.
         out: the manifest to write; None writes nothing.
-        held_out: training videos of every category that become the validation split (`hold_out`).
+        held_out: training videos per category that become the validation split (`hold_out`).
 
     Returns:
         The manifest and a report: counts of each task and split, missing videos.
 
     Raises:
-        ConfigError: if a file is not what it should be, or a video of the split has no caption.
+        ConfigError: if a file is malformed, or a video of the split has no caption.
     """
     paths = [annotations] if isinstance(annotations, str | Path) else list(annotations)
     train = read_msrvtt_captions(paths)
@@ -145,7 +145,7 @@ def import_msrvtt(
 
 
 def ctvr_name(kind: str, tasks: int, held_out: int) -> str:
-    """Return what a stream is called: the published name, or another where videos are held out."""
+    """Return the name of a stream: the published one, or another if videos are held out."""
     return f"{kind}-{tasks}" + (f"-val{held_out}" if held_out else "")
 
 
@@ -157,12 +157,12 @@ def _read(split_pkl: Path, held_out: int) -> Split:
 def import_actnet(
     split_pkl: Path, train_queries: Path, val_queries: Path, videos: Path, out: Path | None, held_out: int = 0
 ) -> tuple[Manifest, str]:
-    """CTVR on ActivityNet Captions: one segment and one caption per video, as the benchmark chose them.
+    """Import CTVR on ActivityNet Captions: one segment and one caption per video, as the benchmark selected them.
 
     Args:
         split_pkl: `ACTNET_10_dataset.pkl` or `ACTNET_20_dataset.pkl`.
         train_queries, val_queries: the benchmark's `train_queries.json`, `val_queries.json`.
-        videos: the folder below which whole videos lie, or the benchmark's `Activity_Clip_Frames`; a folder
+        videos: the folder that contains whole videos, or the benchmark's `Activity_Clip_Frames`; a folder
             `<id>_1` of frames is cut already, so its item gets no segment.
         out: the manifest to write; None writes nothing.
 
@@ -175,7 +175,7 @@ def import_actnet(
         for video, entry in read_narrations(path):
             if len(entry.sentences) != 1:
                 raise ConfigError(
-                    f"{path}: {video!r} has {len(entry.sentences)} sentences, the benchmark one; its choice of "
+                    f"{path}: {video!r} has {len(entry.sentences)} sentences, the benchmark one; its selected "
                     "segment cannot be derived from ActivityNet Captions. Give the benchmark's train_queries.json / "
                     "val_queries.json."
                 )
@@ -197,7 +197,7 @@ def _ctvr_tasks(
     sources: Mapping[str, str],
     segments: Mapping[str, Sequence[float]],
 ) -> list[dict[str, Any]]:
-    """The tasks of a CTVR split. Its "val" is what the papers report on: our test. Its "held", if any, is our val."""
+    """Return the tasks of a CTVR split. Its "val", on which the papers report, is our test; its "held" is our val."""
     captions, sources = {**captions, "held": captions["train"]}, {**sources, "held": sources["train"]}
     for part, tasks in split.items():
         ids = [video for task in tasks for videos in task.values() for video in videos]

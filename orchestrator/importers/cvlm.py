@@ -1,6 +1,6 @@
-"""CVLM (paper 003): five whole data sets, as published, become one stream; for `ctvr streams import`.
+"""Importer of CVLM (paper 003): five complete published data sets become one stream; for `ctvr streams import`.
 
-Two more stand alone in papers 001 and 004: LSMDC, and MSR-VTT in its first split.
+Two more are streams of their own, for papers 001 and 004: LSMDC, and MSR-VTT in its first split.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ctvr.orchestrator.streams.videos import video_stem
 
 CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # it prints no frames
 ALONE = {"preset": "paper", **BACKBONE}
-# Videos that train, and that are searched. LSMDC: its training file has several lines for some clips, so that its
-# 101,079 are no count of clips
+# Numbers of training and of searched videos. LSMDC: its training file has several lines for some clips, so that its
+# 101,079 is not the number of clips
 PUBLISHED: dict[str, tuple[int | None, int]] = {
     "vatex": (25_991, 6_000),
     "activitynet": (10_009, 4_917),
@@ -41,29 +41,29 @@ PUBLISHED: dict[str, tuple[int | None, int]] = {
     "lsmdc": (None, 1_000),
     "msrvtt-full": (7_010, 2_990),
 }
-MAX_WORDS, MAX_CHARACTERS = 1_000, 20_000  # of one caption
+MAX_WORDS, MAX_CHARACTERS = 1_000, 20_000  # per caption
 MSVD_BYTES = 64 << 20
 LSMDC_CELLS = 6
 
 
 def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None = None) -> tuple[Manifest, str]:
-    """The stream of paper 003: five whole data sets, each a task with its own gallery.
+    """Import the stream of paper 003: five complete data sets, each a task with its own gallery.
 
-    `folder` holds one folder per data set, with its published files and, anywhere below it, its videos:
+    `folder` contains one folder per data set, with its published files and, anywhere below it, its videos:
 
         vatex/        vatex_training_*.json, vatex_validation_*.json, vatex_public_test_english_*.json
         activitynet/  train.json, val_1.json                       (a paragraph per video)
         msrvtt/       MSRVTT_data.json, MSRVTT_JSFUSION_test.csv   (1K-A; all other videos train)
-        didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video); to keep the videos of
-                      a paper alone, also train_list.txt, val_list.txt, test_list.txt (an id a line; any of them)
+        didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video); to keep only a paper's
+                      videos, also train_list.txt, val_list.txt, test_list.txt (an id per line; any of them)
         msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl, captions_msvd.json, captions.txt
                       or captions.csv
         lsmdc/        LSMDC16_annos_training.csv, LSMDC16_annos_val.csv, LSMDC16_challenge_1000_publictect.csv
         msrvtt-full/  MSRVTT_data.json, or train_val_videodatainfo.json and test_videodatainfo.json  (all captions)
 
     Args:
-        datasets: which of them, in this order; default the first five, in the paper's order. One alone is the benchmark
-            of papers without a stream (001, 004): one task, under its own name and without CVLM's settings.
+        datasets: which of them, in this order; default the first five, in the paper's order. A single one is the
+            benchmark of papers without a stream (001, 004): one task, under its own name and without CVLM's settings.
 
     Returns and raises as `import_msrvtt`; ids start with the data set's name.
     """
@@ -96,7 +96,7 @@ def _published(names: Sequence[str]) -> dict[str, int]:
 
 
 class _Files:
-    """Finds the files of one data set, whatever their version, and remembers which were used."""
+    """Finds the files of one data set in any of their versions, and records which were used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,7 +104,7 @@ class _Files:
         self.used: list[Path] = []
 
     def find(self, *patterns: str) -> Path | None:
-        """The file that fits the first pattern that any fits (letter case aside)."""
+        """Return the file that matches the first pattern with a match, ignoring letter case."""
         for pattern in patterns:
             fits = [name for name in self.names if fnmatch.fnmatchcase(name.lower(), pattern)]
             if len(fits) > 1:
@@ -155,7 +155,7 @@ def _msrvtt_1ka(files: _Files) -> dict[str, Captions]:
 
 
 def _msrvtt_full(files: _Files) -> dict[str, Captions]:
-    """Every video in the split of its publishers; what they validate on trains, too (CAMoE, table 8: 7k and 3k)."""
+    """Return every video in its published split; published validation videos also train (CAMoE, table 8: 7k and 3k)."""
     whole = files.find("msrvtt_data.json")
     if whole is None:
         paths = {"train": files.need("train_val_videodatainfo.json"), "test": files.need("test_videodatainfo.json")}
@@ -170,7 +170,7 @@ def _msrvtt_full(files: _Files) -> dict[str, Captions]:
 
 
 def _lsmdc(files: _Files) -> dict[str, Captions]:
-    """Clips of movies; some have several lines."""
+    """Return the clips of movies; some have several lines."""
     paths = {
         "train": files.need("lsmdc16_annos_training.csv", "*train*.csv"),
         "val": files.find("lsmdc16_annos_val.csv"),
@@ -208,7 +208,7 @@ def _didemo(files: _Files) -> dict[str, Captions]:
 
 
 def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]:
-    """The ids of `<split>_list.txt`, with or without the ending of a video; none where there is no such file."""
+    """Return the ids of `<split>_list.txt`, with or without the extension of a video; empty without such a file."""
     path = files.find(f"{split}_list.txt")
     lines = read_lines(path) if path is not None else []
     stems: dict[str, list[str]] = {}
@@ -225,7 +225,7 @@ def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]
                 )
             found[fits[0]] = None
     if path is not None and not found:
-        raise ConfigError(f"{path}: holds no id. Write one a line, or remove the file to keep all videos.")
+        raise ConfigError(f"{path}: contains no id. Write one per line, or remove the file to keep all videos.")
     return list(found)
 
 
@@ -268,7 +268,7 @@ def _msvd_captions(path: Path) -> Captions:
             captions.setdefault(row["video_id"], []).append(row["caption"])
     else:
         for number, line in enumerate(read_lines(path), start=1):
-            video, caption = [*line.split(maxsplit=1), "", ""][:2]  # a blank, or a tab
+            video, caption = [*line.split(maxsplit=1), "", ""][:2]  # separated by a blank or a tab
             if video and not caption.strip():
                 raise ConfigError(f"{path}: line {number}: no caption after {video!r}. Write `video_id caption`.")
             if video:
@@ -277,7 +277,7 @@ def _msvd_captions(path: Path) -> Captions:
 
 
 def _joined(entry: Any) -> Any:
-    """A caption published as a list of words, as text; anything else unchanged."""
+    """Return a caption that was published as a list of words as text; anything else unchanged."""
     if not isinstance(entry, list) or len(entry) > MAX_WORDS or not all(isinstance(word, str) for word in entry):
         return entry
     return " ".join(entry) if sum(map(len, entry)) <= MAX_CHARACTERS else entry

@@ -1,4 +1,4 @@
-"""A table of one's own and the features of its videos, computed elsewhere -> a manifest and a file for each video."""
+"""Importer of a user's table with precomputed features of its videos -> a manifest and a file for each video."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ TEXTS = "texts.npz"
 
 
 def import_features(table: Path, features: Path, texts: Path | None, out: Path, name: str) -> tuple[Manifest, str]:
-    """A stream of features: of videos by their ids, of captions by their words or in the order of the table's lines.
+    """Import a stream of features: of videos by their ids, of captions by their text or in the order of the table.
 
     Args:
-        table: as of `import_csv`.
-        features: what `read_arrays` reads; id -> (T, d) or (d,), or one array in the order of the table's videos.
+        table: as in `import_csv`.
+        features: a file or folder for `read_arrays`: id -> (T, d) or (d,), or one array in the order of the videos.
         texts: features of the captions: caption -> (d,), or one array (lines of the table, d). None: a text tower
-            reads them.
-        out: the manifest to write; the arrays lie in a folder of its name.
-        name: of the stream.
+            encodes them.
+        out: the manifest to write; the arrays are in a folder of its name.
+        name: the name of the stream.
 
     Raises:
         ConfigError: for videos or captions without features, or features of different lengths.
     """
-    with tempfile.TemporaryDirectory() as empty:  # there are no videos
+    with tempfile.TemporaryDirectory() as empty:  # a folder without videos
         manifest, _ = import_csv(table, Path(empty), None, name)
     items = list(_items(manifest))
     found = _by_name(features, read_arrays(features), ids_of(table), "videos")
-    arrays: Arrays = {}  # of each file
+    arrays: Arrays = {}  # for each file
     width = 0
     for number, item in enumerate(items):
         vectors = _checked(features, item["video"], found[item["video"]])
@@ -60,11 +60,11 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     settings: dict[str, Any] = {"data.num_frames": max(set(frames), key=frames.count)}
     if of_captions is not None:
         np.savez(folder / TEXTS, texts=np.array(list(of_captions)), features=np.stack(list(of_captions.values())))
-        settings |= {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}  # of which nothing is read
+        settings |= {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}  # its output is not used
     manifest |= {"videos": folder.name, "settings": settings, "text_features": TEXTS if texts else None}
     stream = parse_manifest(manifest, source=str(table), base=out.parent)
     write_manifest(manifest, out)
-    of_texts = "captions have features, too" if texts else "captions are read by the backbone that you name"
+    of_texts = "captions also have features" if texts else "captions are encoded by the selected backbone"
     lines = [describe(stream), f"features of {width} numbers, {min(frames)} to {max(frames)} a video; {of_texts}"]
     return manifest, "\n".join([*lines, f"digest {stream.digest}"])
 
@@ -76,27 +76,27 @@ def _items(manifest: Manifest) -> Iterator[dict[str, Any]]:
 
 
 def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str) -> Arrays:
-    """Name -> array; an array without names is in the order of `names`."""
+    """Return name -> array; an array without names is in the order of `names`."""
     if isinstance(found, np.ndarray):
         if len(found) != len(names):
             raise ConfigError(
-                f"{file}: has {len(found)} rows for {len(names)} {what} of the table. One each, in order."
+                f"{file}: has {len(found)} rows for {len(names)} {what} of the table. Give one each, in order."
             )
         return dict(zip(names, found))
     if what == "videos" and any(name not in found for name in names):
         found = _as_named(found, names)
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
-            f"{file}: has no features of {len(missing)} of {len(names)} {what}, the first {missing[0][:60]!r}. "
+            f"{file}: lacks features of {len(missing)} of {len(names)} {what}, the first {missing[0][:60]!r}. "
             f"It has {len(found)}, such as {next(iter(found), '')[:60]!r}."
         )
     return found
 
 
 def _as_named(found: Arrays, names: list[str]) -> Arrays:
-    """The arrays by `names`, where one key alone differs from a name.
+    """Return the arrays by `names`, if exactly one key differs from a name in one of these ways.
 
-    By `./`, by the ending of a video, or by a folder that all keys have: features/ID, or ID/c3d_features (ActivityNet).
+    They are `./`, a video's extension, or a common folder of all keys: features/ID, or ID/c3d_features (ActivityNet).
     """
     keys: dict[str, list[str]] = {}
     parts = [key.removeprefix("./").split("/") for key in found]
@@ -123,7 +123,7 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
-    """Caption -> its features (d,), each once."""
+    """Return caption -> its features (d,), each once."""
     captions = [caption for _, _, found in read_table(table) for caption in found]
     arrays = read_arrays(texts)
     found: Arrays = {}
@@ -132,7 +132,7 @@ def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
             raise ConfigError(f"{texts}: has {len(arrays)} rows for {len(captions)} lines of {table.name}. One each.")
         for caption, row in zip(captions, arrays):
             if caption in found and not np.array_equal(found[caption], row):
-                raise ConfigError(f"{texts}: {caption[:60]!r} stands twice in the table, with two features. Keep one.")
+                raise ConfigError(f"{texts}: {caption[:60]!r} is twice in the table, with two features. Keep one.")
             found[caption] = row
     else:
         found = _by_name(texts, arrays, captions, "captions")

@@ -1,9 +1,9 @@
-"""A folder in the form of Hugging Face's VideoFolder -> a manifest: of `ctvr streams export --hf`, or another's.
+"""Importer of a folder in Hugging Face's VideoFolder layout -> a manifest: from `ctvr streams export --hf`, or others.
 
-A folder for each split (train, validation or val, test), in it the videos and `metadata.jsonl` or `metadata.csv`:
-`file_name`, captions (`captions`, a list, or one in `caption` or `text`), `task`, and perhaps `video_id`, `category`,
-`start`, `end`, `twin`. Several lines of one file are captions of one video. `stream.json`, where there is one, says
-the protocol and the order of the tasks. Without metadata the folder may hold shards of parquet (importers/shards.py).
+It has a folder for each split (train, validation or val, test) with the videos and `metadata.jsonl` or `metadata.csv`:
+`file_name`, captions (`captions`, a list, or one in `caption` or `text`), `task`, and optionally `video_id`,
+`category`, `start`, `end`, `twin`. Several lines of one file are captions of one video. An optional `stream.json` gives
+the protocol and the order of the tasks. Without metadata the folder may contain parquet shards (importers/shards.py).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Row = dict[str, Any]
 
 
 def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
-    """Read the folder; returns and raises as `import_msrvtt`.
+    """Import the folder; returns and raises as `import_msrvtt`.
 
-    Tasks stand in the order of `stream.json`, else of their numbers, else of their first appearance. A folder without
-    column `task` is one task; one without `category` has one category for each task. Videos that lie within parquet
-    are written once, each into a file of its digest in a folder of the manifest's name.
+    Tasks are in the order of `stream.json`, else of their numbers, else of their first appearance. A folder without
+    column `task` is one task; one without `category` has one category per task. Videos inside parquet files are
+    written once, each into a file named by its digest in a folder of the manifest's name.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ConfigError(f"folder: {folder} is not a folder. Give the one that holds train/ and test/.")
+        raise ConfigError(f"folder: {folder} is not a folder. Give the one that contains train/ and test/.")
     about = _about(folder)
     try:
         collected = _Collected({each["name"]: list(each["categories"]) for each in about.get("tasks", [])})
@@ -57,7 +57,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
             collected.add(split, file, line, row, path)
         videos, more = read.videos(), read.sources()
     if not collected.items:
-        raise ConfigError(f"folder: {folder} has no train/{METADATA}. Give a folder in the form of VideoFolder.")
+        raise ConfigError(f"folder: {folder} has no train/{METADATA}. Give a folder in the layout of VideoFolder.")
     manifest: Manifest = {
         "format": FORMAT,
         "name": name or str(about.get("name") or folder.resolve().name),
@@ -80,7 +80,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
 def _about(folder: Path) -> Row:
     about = read_json(folder / STREAM) if (folder / STREAM).is_file() else {}
     if not isinstance(about, dict):
-        raise ConfigError(f"{folder / STREAM}: holds no object. Take it away, or export the stream again.")
+        raise ConfigError(f"{folder / STREAM}: is not an object. Remove the file, or export the stream again.")
     return about
 
 
@@ -90,11 +90,11 @@ def _metadata(folder: Path, split: str) -> Iterator[Path]:
 
 
 def _rows(folder: Path, split: str) -> Iterator[tuple[Path, int, Row]]:
-    """(file, line from 1, what it says) of a split's metadata; nothing where the split is not there."""
+    """Yield (file, line from 1, row) of a split's metadata; nothing if the split does not exist."""
     file = next(_metadata(folder, split), None)
     if file is None:
         if bare := [place for name in (FOLDERS[split], split) if (place := folder / name).is_dir()]:
-            raise ConfigError(f"{bare[0]}: has no {METADATA}, which says the captions of its videos. Write one.")
+            raise ConfigError(f"{bare[0]}: has no {METADATA} with the captions of its videos. Write one.")
         return
     rows = read_json_lines(file) if file.suffix == ".jsonl" else open_table(file, ("file_name", "task")).rows
     for line, row in rows:
@@ -102,12 +102,12 @@ def _rows(folder: Path, split: str) -> Iterator[tuple[Path, int, Row]]:
 
 
 def _path(file: Path, line: int, row: Row, folder: Path) -> str:
-    """The path of a row's video below the folder."""
+    """Return the path of a row's video below the folder."""
     name = _cell(row, "file_name")
     if not isinstance(name, str):
-        raise ConfigError(f"{file}: line {line}: file_name is missing. Write the video's name beside this file.")
+        raise ConfigError(f"{file}: line {line}: file_name is missing. Write the video's name, relative to this file.")
     if PurePosixPath(name).is_absolute():
-        raise ConfigError(f"{file}: line {line}: file_name {name!r} is absolute. Write its path from this folder on.")
+        raise ConfigError(f"{file}: line {line}: file_name {name!r} is absolute. Write it relative to this folder.")
     return (file.parent / name).relative_to(folder).as_posix()
 
 
@@ -117,7 +117,7 @@ def _cell(row: Row, name: str) -> Any:
 
 
 def _text(row: Row, name: str, otherwise: str) -> str:
-    """A cell as text; a number may be 0."""
+    """Return a cell as text; a number can be 0."""
     value = _cell(row, name)
     return otherwise if value is None or value is False else str(value)
 
@@ -135,17 +135,17 @@ def _captions(where: str, row: Row) -> list[Any]:
         listed = captions_of(text)
     except ValueError as error:
         raise ConfigError(f"{where}: caption {error}") from None
-    return [text] if listed == [text.strip()] else listed  # a plain caption stays as it is written
+    return [text] if listed == [text.strip()] else listed  # a plain caption is kept unchanged
 
 
 @dataclass
 class _Collected:
     """Items of the rows so far. Rows of one file and segment are captions of one video.
 
-    An id is `video_id`, or the name of the file; its path below the split where another folder has the name, too.
+    An id is `video_id`, or the name of the file; its path below the split if another folder has the same name.
     """
 
-    about: dict[str, list[str]]  # name of a task -> its categories, as stream.json has them
+    about: dict[str, list[str]]  # name of a task -> its categories, from stream.json
     items: dict[tuple[str, Any, str], Row] = field(default_factory=dict)  # file, segment, written id -> item
     tasks: dict[str, Row] = field(default_factory=dict)
     places: dict[tuple[str, Any, str], tuple[str, str, str]] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class _Collected:
 
     def tasks_in_order(self) -> list[Row]:
         """Return the tasks; items without `video_id` get their ids."""
-        files: dict[str, set[str]] = defaultdict(set)  # id -> files without `video_id` that would have it
+        files: dict[str, set[str]] = defaultdict(set)  # id -> files without `video_id` that would get it
         segments: dict[str, int] = defaultdict(int)
         for path, _, written in self.items:
             if not written:
@@ -197,7 +197,7 @@ class _Collected:
 
 
 def _by_path(paths: set[str], path: str) -> str:
-    """The id of one of several files of one name: its path below the folder of its split."""
+    """Return the id of one of several files with the same name: its path below the folder of its split."""
     tops = {each.partition("/")[0] for each in paths}
     if len(tops) > 1:
         first, second = sorted(paths)[:2]

@@ -1,11 +1,11 @@
-"""CIFAR-10, CIFAR-100 and Tiny-ImageNet as published -> a stream of images (BMU-MoCo, Table 4).
+"""Importers of CIFAR-10, CIFAR-100 and Tiny-ImageNet as published -> a stream of images (BMU-MoCo, Table 4).
 
-Tasks hold the classes in the order of their labels, two or five each, as divyam3897/UCL@cfaa81d has them: 5 tasks of
-CIFAR-10, 20 of CIFAR-100, and 20 of the first 100 classes of Tiny-ImageNet, whose labels are taken to be its 200
-folders in alphabetical order. All training images train, all labelled others are tested.
+Tasks contain the classes in the order of their labels, two or five each, as in divyam3897/UCL@cfaa81d: 5 tasks of
+CIFAR-10, 20 of CIFAR-100, and 20 of the first 100 classes of Tiny-ImageNet, whose labels are assumed to be its 200
+folders in alphabetical order. All training images train, all other labelled images are tested.
 BMU-MoCo's text says random classes: `classes=SEED` draws their order.
 
-Shapes: N images of a class, S = 32 or 64 pixels of a side.
+Shapes: N images of a class, S = 32 or 64 pixels per side.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
     "optim.carry_momentum": True,
     "optim.epochs": 200,
 }
-MAX_BYTES = 1 << 28  # of one file; the largest published has 155 MB
+MAX_BYTES = 1 << 28  # per file; the largest published has 155 MB
 MAX_TEXT = 1 << 24  # of names and labels; the largest published has 400 kB
 
 
@@ -47,7 +47,7 @@ MAX_TEXT = 1 << 24  # of names and labels; the largest published has 400 kB
 class _Benchmark:
     classes: int
     per_task: int
-    published: dict[str, int]  # images of a class
+    published: dict[str, int]  # images per class
 
 
 BENCHMARKS = {
@@ -59,14 +59,14 @@ Split = tuple[np.ndarray, np.ndarray]  # (N, S, S, 3) uint8 and (N,) labels
 
 
 def import_images(kind: str, folder: Path, out: Path, classes: int | None = None) -> tuple[Manifest, str]:
-    """A stream of images from the files of a benchmark.
+    """Import a stream of images from the files of a benchmark.
 
     Args:
         kind: one of BENCHMARKS.
         folder: for CIFAR, of its "python version" (data_batch_1, test_batch; train, test) or its "binary version"
             (the same with .bin); for Tiny-ImageNet, with train/ and val/.
-        out: the manifest; the arrays of the classes are written into a folder beside it.
-        classes: seed of a random order of the classes, which tasks then take; None keeps the order of their labels.
+        out: the manifest; the arrays of the classes are written into a folder next to it.
+        classes: seed of a random order of the classes in tasks; None keeps the order of their labels.
 
     Returns and raises as `import_msrvtt`.
     """
@@ -98,7 +98,7 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
     ]
     is_published = all(counts[split] == {n} for split, n in benchmark.published.items())
     published = {split: len(names) if is_published else -1 for split in splits}
-    if classes is not None:  # the release has another order, so these tasks stand beside no printed number
+    if classes is not None:  # the release has another order, so these tasks are compared with no printed number
         return Builder(places, out).finish(f"{kind}-classes-{classes}", "ucl", tasks, SETTINGS, files)
     return Builder(places, out).finish(kind, "ucl", tasks, SETTINGS, files, published)
 
@@ -138,17 +138,17 @@ def _cifar(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Sp
 
 
 def _binary(path: Path, kind: str) -> Split:
-    """Records of one label (CIFAR-100: a coarse one before it) and 3072 bytes, planes of red, green and blue."""
+    """Read records of one label (CIFAR-100: after a coarse one) and 3072 bytes, planes of red, green and blue."""
     before = 1 if kind == "cifar-10" else 2
     data = np.frombuffer(read_bytes(path, MAX_BYTES), np.uint8)
     if not len(data) or len(data) % (before + 3072):
-        raise ConfigError(f"{path}: {len(data)} bytes are no records of {before + 3072}. Download {kind} again.")
+        raise ConfigError(f"{path}: {len(data)} bytes are not whole records of {before + 3072}. Download {kind} again.")
     records = data.reshape(-1, before + 3072)
     return _pixels(records[:, before:]), _labels(records[:, before - 1].astype(np.int64), path, kind)
 
 
 def _pickled(path: Path, kind: str) -> Split:
-    """The same from a pickle, whose opcodes are read and never executed: the longest string, and the list of labels."""
+    """Read the same from a pickle, whose opcodes are parsed, never executed: the longest string, and the labels."""
     wanted, data, labels = "labels" if kind == "cifar-10" else "fine_labels", b"", []
     key = ""
     try:
@@ -165,7 +165,7 @@ def _pickled(path: Path, kind: str) -> Split:
     except BROKEN as error:
         raise ConfigError(f"{path}: damaged, or not {kind}'s python version. Download it again.") from error
     if not data or len(data) != 3072 * len(labels):
-        raise ConfigError(f"{path}: holds {len(data)} bytes of images and {len(labels)} {wanted}. Download it again.")
+        raise ConfigError(f"{path}: has {len(data)} bytes of images and {len(labels)} {wanted}. Download it again.")
     return _pixels(np.frombuffer(data, np.uint8).reshape(-1, 3072)), _labels(np.array(labels), path, kind)
 
 
@@ -180,7 +180,7 @@ def _labels(labels: np.ndarray, path: Path, kind: str) -> np.ndarray:
 
 
 def _names_of_cifar(kind: str, folder: Path) -> list[str]:
-    """As the text file of the binary version has them; else the labels by number."""
+    """Return the class names of the binary version's text file; else the labels by number."""
     count = BENCHMARKS[kind].classes
     for file in (folder / "batches.meta.txt", folder / "fine_label_names.txt"):
         if file.is_file():
@@ -225,9 +225,9 @@ def _read(files: Iterable[tuple[Path, int]]) -> Iterator[tuple[np.ndarray, int]]
             with open_regular(path) as file, Image.open(file, formats=["JPEG"]) as opened:
                 if opened.size != (64, 64):
                     raise ConfigError(f"{path}: is {opened.size[0]} x {opened.size[1]}, not 64 x 64. Unpack it again.")
-                image = np.array(opened.convert("RGB"))  # some are grey
+                image = np.array(opened.convert("RGB"))  # some are greyscale
         except ConfigError:
             raise
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ConfigError(f"{path}: no such picture, or damaged. Unpack tiny-imagenet-200 again.") from error
+            raise ConfigError(f"{path}: the picture is missing or damaged. Unpack tiny-imagenet-200 again.") from error
         yield image, label

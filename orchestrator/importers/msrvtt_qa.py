@@ -1,8 +1,8 @@
-"""MSRVTT-QA as published -> a stream of questions (TempMe, Table 7; Xu et al., ACM MM 2017).
+"""Importer of MSRVTT-QA as published -> a stream of questions (TempMe, Table 7; Xu et al., ACM MM 2017).
 
 Its files are `train_qa.json`, `val_qa.json` and `test_qa.json`, each a list of {"question", "answer", "video_id",
-"category_id"}: video 42 lies as `video42.mp4`. One task, as in the papers, or its 20 categories in equal groups, which
-no paper has. A question stands as it is written; one that a video is asked twice with the same answer counts once.
+"category_id"}; video 42 is `video42.mp4`. The stream is one task, as in the papers, or its 20 categories in equal
+groups, which no paper has. Questions are unchanged; equal questions and answers about one video count once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SETTINGS: dict[str, Any] = {"data.image_size": 224, "backbone.name": "UMT-B-16",
 
 
 def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") -> tuple[Manifest, str]:
-    """A stream of questions from the files of MSRVTT-QA.
+    """Import a stream of questions from the files of MSRVTT-QA.
 
     Args:
-        folder: with the three files.
-        videos: the folder below which the videos lie.
+        folder: the folder of the three files.
+        videos: the folder that contains the videos.
         out: the manifest.
-        tasks: into how many the categories are cut: a divisor of 20.
+        tasks: the number of groups of categories: a divisor of 20.
 
     Returns and raises as `import_msrvtt`.
     """
@@ -58,15 +58,15 @@ def _category(number: int) -> str:
 
 
 def _videos(file: Path) -> dict[str, tuple[int, list[tuple[str, str]]]]:
-    """Video -> its category and its questions with their answers, in the order of the file."""
+    """Return video -> its category and its questions with their answers, in the order of the file."""
     rows = read_json(file)
     if not isinstance(rows, list):
-        raise ConfigError(f"{file}: is no list of questions. Give the file as it is published.")
+        raise ConfigError(f"{file}: is not a list of questions. Give the file as it is published.")
     found: dict[str, tuple[int, dict[tuple[str, str], None]]] = {}
     for place, row in enumerate(rows):
         question, answer, video, category = (_field(file, place, row, name) for name in _FIELDS)
         if not 0 <= category < CATEGORIES:
-            raise ConfigError(f"{file}: entry {place}: category_id {category} is none of 0 to 19. Correct it.")
+            raise ConfigError(f"{file}: entry {place}: category_id {category} is not one of 0 to 19. Correct it.")
         first, asked = found.setdefault(f"video{video}", (category, {}))
         if first != category:
             raise ConfigError(

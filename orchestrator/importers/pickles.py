@@ -1,8 +1,8 @@
-"""Read a benchmark's pickle of plain containers without running anything that the file names.
+"""Reader of a benchmark's pickle of plain containers that executes nothing from the file.
 
 `pickle.load` calls whatever a file asks for. Here Python's own unpickler, the one written in Python, keeps only the
-opcodes of text, small integers, lists, dictionaries and `collections.defaultdict(list)`, and `find_class` knows two
-names, both stand-ins of ours. The C unpickler does not do: one LONG_BINPUT or BYTEARRAY8 makes it allocate gigabytes.
+opcodes of text, small integers, lists, dictionaries and `collections.defaultdict(list)`, and `find_class` accepts two
+names, both with stand-ins of ours. The C unpickler is unsuitable: one LONG_BINPUT or BYTEARRAY8 allocates gigabytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPCODES = (
 
 
 class _Refused(Exception):
-    """A pickle holds a thing that is not allowed."""
+    """A pickle contains something that is not allowed."""
 
 
 class _Dispatch(dict[int, Any]):
@@ -34,7 +34,7 @@ class _Dispatch(dict[int, Any]):
         raise _Refused(f"opcode {bytes([opcode])!r}")
 
 
-_LIST = object()  # stands for builtins.list, which is only ever an argument
+_LIST = object()  # stands for builtins.list, which occurs only as an argument
 
 
 def _defaultdict(*arguments: Any) -> dict[Any, Any]:
@@ -51,7 +51,7 @@ class _Unpickler(pickle._Unpickler):  # type: ignore[misc, name-defined, unused-
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "defaultdict"):
             return _defaultdict
-        if module in ("builtins", "__builtin__") and name == "list":  # the last as Python 2 wrote it
+        if module in ("builtins", "__builtin__") and name == "list":  # Python 2 wrote the latter
             return _LIST
         raise _Refused(f"global {f'{module}.{name}'[:80]!r}")
 
@@ -60,10 +60,10 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
     """Read dictionaries, lists, text and integers from a pickle; nothing in the file is executed.
 
     Args:
-        max_bytes: a longer file is refused before it is read; memory stays within a small multiple of it.
+        max_bytes: a longer file is rejected before it is read; memory stays within a small multiple of it.
 
     Raises:
-        ConfigError: if the file is absent, too long, damaged, or holds anything else.
+        ConfigError: if the file is missing, too long, damaged, or contains anything else.
     """
     path = Path(path)
     if not path.exists():
@@ -86,7 +86,7 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
 
 
 def _check_plain(value: Any) -> None:
-    """Refuse everything but the four types; a container that holds itself is walked once."""
+    """Reject everything except the four types; a container that contains itself is visited once."""
     waiting, seen = [value], set[int]()
     while waiting:
         each = waiting.pop()

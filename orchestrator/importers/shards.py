@@ -1,7 +1,7 @@
-"""Shards of parquet as the hub holds data sets: rows with captions, and videos as bytes in a column or as files.
+"""Parquet shards of the hub's data sets: rows with captions, and videos as bytes in a column or as files.
 
-A column of bytes is `{bytes, path}`, as `datasets` writes its feature Video, or plain binary. The split stands in the
-name of the file or of its folder (train-00000-of-00002.parquet, test/0000.parquet), or in a column `split`.
+A column of bytes is `{bytes, path}`, as `datasets` writes its feature Video, or plain binary. The split is in the name
+of the file or of its folder (train-00000-of-00002.parquet, test/0000.parquet), or in a column `split`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ SPLIT_WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, the likeliest first
+MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, most likely first
 NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "video", "video_id")
 TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
 ROWS = 16  # read at a time: a video may have 100 MB
-SPARE, RATIO = 64 << 20, 20  # bytes written at most: what videos compress to, and no bomb
+SPARE, RATIO = 64 << 20, 20  # bytes written at most: the compression of videos, but not of a decompression bomb
 _WORD = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in SPLIT_WORDS))
 _NUMBERS = re.compile(r"-\d+-of-\d+.*$|[-_]?\d+$")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """List the .parquet files below a folder, less those of hidden folders."""
+    """List the .parquet files below a folder, without those in hidden folders."""
     found = (file.relative_to(folder) for file in sorted(folder.rglob("*.parquet")) if file.is_file())
     return [file for file in found if not any(part.startswith(".") for part in file.parts)]
 
 
 class Shards:
-    """Reads the rows of shards once; videos within them become files.
+    """Reads the rows of shards once; videos inside them become files.
 
     Args:
-        folder: of the data set.
+        folder: the folder of the data set.
         shards: relative to it.
-        store: the folder for videos that lie within shards; None writes nothing.
+        store: the folder for videos that are inside shards; None writes nothing.
     """
 
     def __init__(self, folder: Path, shards: list[Path], store: Path | None) -> None:
@@ -64,17 +64,17 @@ class Shards:
                 yield _split_of(shard, row, f"{file}: row {number}"), file, number, row, self._place(file, number, row)
 
     def videos(self) -> Path:
-        """Return the folder that paths start from."""
+        """Return the folder to which paths are relative."""
         return self.store.resolve() if self.has_bytes and self.store else self.folder.resolve()
 
     def sources(self) -> dict[str, Any]:
-        """Return digests of the shards, and the revision where the hub's client left one."""
+        """Return digests of the shards, and the revision if the hub's client left one."""
         revision = _revision(self.folder.resolve(), self.shards[0])
         digests = {shard.as_posix(): digest_file(str(self.folder / shard)) for shard in self.shards}
         return {"sources": digests, **({"about": {"revision": revision}} if revision else {})}
 
     def _check_sets(self) -> None:
-        """Refuse two sets of one split, as configurations of the hub are: their rows would be added up."""
+        """Reject two sets of one split, such as configurations of the hub: their rows would be merged."""
         sets: dict[str, dict[tuple[Path, str], Path]] = defaultdict(dict)
         for shard in self.shards:
             sets[_split_in(shard)].setdefault((shard.parent, _NUMBERS.sub("", shard.stem)), shard)
@@ -102,7 +102,7 @@ class Shards:
         return path
 
     def _named(self, file: Path, name: str) -> str:
-        """The path of a video: from its shard on, as `datasets` names it in metadata.parquet, else wherever it lies."""
+        """Return the path of a video: relative to its shard, as `datasets` writes it, else wherever it is found."""
         below = PurePosixPath(name)
         if not below.is_absolute() and ".." not in below.parts:
             near = file.parent / below
@@ -129,7 +129,7 @@ class Shards:
 
 
 def _read(file: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a shard: the columns of TAKEN, `bytes` and `name` of the video."""
+    """Yield the rows of a shard: the columns of TAKEN, `bytes` and `name` of the video."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
@@ -149,7 +149,7 @@ def _read(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _media(file: Path, schema: Any) -> str | None:
-    """The column that holds videos as bytes."""
+    """Return the column that contains videos as bytes."""
     import pyarrow.types as types
 
     found = []
@@ -160,7 +160,7 @@ def _media(file: Path, schema: Any) -> str | None:
             found.append(column.name)
     chosen = next((name for name in MEDIA if name in found), found[0] if len(found) == 1 else None)
     if found and chosen is None:
-        raise ConfigError(f"{file}: bytes stand in {' and '.join(found[:3])}. Call the column of the videos 'video'.")
+        raise ConfigError(f"{file}: {' and '.join(found[:3])} contain bytes. Call the column of the videos 'video'.")
     return chosen
 
 
@@ -182,7 +182,7 @@ def _plain(row: Mapping[str, Any], media: str | None, name: str | None) -> dict[
 
 
 def _split_in(shard: Path) -> str:
-    """The split that a shard's name or its nearest folder says; empty if none does."""
+    """Return the split in a shard's name or that of its nearest folder; empty if there is none."""
     for part in (shard.stem, *reversed(shard.parts[:-1])):
         if words := _WORD.findall(part.lower()):
             return SPLIT_WORDS[words[0]]
@@ -208,7 +208,7 @@ def _ending(content: bytes, name: str) -> str:
 
 
 def _revision(folder: Path, shard: Path) -> str:
-    """The commit of the hub's repository: a snapshot's folder, or the note of `hf download --local-dir`."""
+    """Return the commit of the hub's repository: a snapshot's folder, or the note of `hf download --local-dir`."""
     if folder.parent.name == "snapshots" and _REVISION.fullmatch(folder.name):
         return folder.name
     note = folder / ".cache/huggingface/download" / f"{shard.as_posix()}.metadata"

@@ -202,7 +202,7 @@ def test_a_wrong_table_is_refused_with_its_line(msrvtt: dict[str, Path], text: s
         ({"train": {}, "val": {}}, r"train: the tasks are not numbered 1\.\.T"),
         ({"train": {2: {}}, "val": {2: {}}}, "not numbered"),
         ({"train": {1: ["a"]}, "val": {1: {}}}, "task 1 is not category -> list of ids"),
-        ({"train": {1: {"a": [1]}}, "val": {1: {"a": ["b"]}}}, "holds something that is not an id"),
+        ({"train": {1: {"a": [1]}}, "val": {1: {"a": ["b"]}}}, "contains a value that is not an id"),
         ({"train": {1: {"a": ["x"]}}, "val": {1: {"b": ["y"]}}}, "task 1: train and val list other categories"),
         ({"train": {1: {"a": []}}, "val": {1: {"a": []}, 2: {}}}, "different numbers of tasks"),
     ],
@@ -346,7 +346,7 @@ def test_held_out_videos_are_the_validation_split_and_tables_say_so(
     ("word", "message"),
     [
         ("1", r"held_out=1: category 0 of task 2 in .*pkl has 1 training videos.* Write held_out=0 or less"),
-        ("-1", r"held_out=-1: is not a number of videos of every category\. Write held_out=2"),
+        ("-1", r"held_out=-1: is not a number of videos per category\. Write held_out=2"),
         ("two", r"held_out=two: is not a number"),
     ],
 )
@@ -537,7 +537,7 @@ def test_lists_of_ids_keep_the_videos_of_didemo_that_a_paper_uses(five: Path) ->
     manifest, _ = import_cvlm(five, None, ["didemo"])
     assert [item["video"] for item in manifest["tasks"][0]["test"]] == ["didemo/d2.3gp", "didemo/d0.mov"]
     assert [item["video"] for item in manifest["tasks"][0]["train"]] == ["didemo/d1.avi"]
-    for text, message in (("d0\nd7\n", "line 2: 'd7' has no caption"), ("\n", "holds no id")):
+    for text, message in (("d0\nd7\n", "line 2: 'd7' has no caption"), ("\n", "contains no id")):
         listed.write_text(text)
         with pytest.raises(ConfigError, match=f"test_list.txt: {message}"):
             import_cvlm(five, None, ["didemo"])
@@ -705,7 +705,7 @@ def test_the_command_without_files_shows_what_the_kind_needs(kind: str, tmp_path
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("msrvt", {}, r"'msrvt' is no kind\. Did you mean 'msrvtt'\? Kinds: msrvtt, actnet, cvlm, "),
+        ("msrvt", {}, r"'msrvt' is not a kind\. Did you mean 'msrvtt'\? Kinds: msrvtt, actnet, cvlm, "),
         ("msrvtt", {"splits": "x"}, r"splits= is unknown\. Did you mean 'split'\? Write: ctvr streams import msrvtt"),
         (
             "msrvtt",
@@ -734,7 +734,7 @@ def test_a_folder_of_videos_that_is_not_there_is_named_before_any_file_is_read(
 def test_videos_are_asked_for_where_they_are_needed_only(words: dict[str, str], five: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--videos is missing"):
         import_stream("msrvtt", words, None, tmp_path)
-    with pytest.raises(ConfigError, match="is not needed: all lies in folder="):
+    with pytest.raises(ConfigError, match="is not needed: folder= contains everything"):
         import_stream("cvlm", {"folder": str(five)}, tmp_path, tmp_path)
 
 

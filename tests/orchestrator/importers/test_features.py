@@ -48,7 +48,7 @@ def test_keys_are_taken_for_the_ids_that_they_mean(keys: list[str], table: Path)
 
 @pytest.mark.parametrize("keys", [["./a1", "a1.mp4"], ["a1.mp4", "a1.avi"], ["x/a1"], ["a1.npy"], ["A1"]])
 def test_a_key_that_may_mean_another_video_is_not_taken(keys: list[str], table: Path) -> None:
-    with pytest.raises(ConfigError, match="no features of 1 of 4 videos, the first 'a1'"):
+    with pytest.raises(ConfigError, match="lacks features of 1 of 4 videos, the first 'a1'"):
         read(table, ["b.2", "c3.mp4", "d4", *keys])
 
 

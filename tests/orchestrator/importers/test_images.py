@@ -111,7 +111,7 @@ def test_a_stream_of_published_size_stands_beside_the_paper_and_damaged_files_ar
     stream = load_stream("cifar-10", tmp_path)
     assert (stream.paper, stream.tasks[1].categories) == ("cifar-10", ("name2", "name3"))
     for content, message in (
-        (b"\0" * 3072, "3072 bytes are no records of 3073"),
+        (b"\0" * 3072, "3072 bytes are not whole records of 3073"),
         (b"\x0b" + b"\0" * 3072, "has label 11, and cifar-10 has 10 classes"),
     ):
         (tmp_path / "files" / "data_batch_2.bin").write_bytes(content)

@@ -58,7 +58,7 @@ def test_categories_are_cut_into_equal_tasks(tmp_path):
         ({"tasks": "3"}, {}, "tasks: 3 does not divide the 20 categories"),
         ({}, {"answer": 7}, r"train_qa.json: entry 0: answer is '7', not text"),
         ({}, {"video_id": "video0"}, "entry 0: video_id is 'video0', not a whole number"),
-        ({}, {"category_id": 20}, "entry 0: category_id 20 is none of 0 to 19"),
+        ({}, {"category_id": 20}, "entry 0: category_id 20 is not one of 0 to 19"),
         ({}, {"category_id": 1}, "entry 1: video 0 has the categories 1 and 0"),
     ],
 )

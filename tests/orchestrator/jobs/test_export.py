@@ -151,7 +151,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     ):
         np.savez(tmp_path / f"{name}.npz", **arrays)
     for word, message in (
-        ("missing.npz", f"has no features of {len(videos) - 1} of {len(videos)} videos, the first"),
+        ("missing.npz", f"lacks features of {len(videos) - 1} of {len(videos)} videos, the first"),
         ("wide.npz", "has features of 4 numbers, others of 3"),
         ("nan.npz", "NaN or infinite"),
         ("cube.npz", "shape (2, 3, 4) of float64; (frames, d) or (d,) is read"),
