@@ -1,8 +1,8 @@
-"""Simulation of how often tables and confirmations call equal methods different: `make null-simulation`.
+"""Simulation of the false-positive rate of tables and confirmations for equal methods: `make null-simulation`.
 
-All methods have the same expected R@1. A query is found first if a normal score exceeds a threshold; the score is made
-of the video's own difficulty, of how the video suits the method, of the luck of seed and order of tasks, and of the
-query's own noise, part of which is new with every run. Another draw is other videos, seeds and orders.
+All methods have the same expected R@1. A query is found first if a normal score exceeds a threshold. The score is the
+sum of the video's difficulty, the fit of video and method, the effects of seed and task order, and the query's own
+noise, part of which is new with every run. Each draw has new videos, seeds and orders.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ LEAST, MOST = 0.03, 0.07
 
 @dataclass(frozen=True)
 class Situation:
-    """Shape of a table; standard deviations but those in points are on the scale of a query's score."""
+    """Shape of a table; standard deviations, except those in points, are on the scale of a query's score."""
 
     name: str
-    videos: int = 480  # 0: a metric with one value for each seed
+    videos: int = 480  # 0: a metric with one value per seed
     captions: int = 1
     seeds: tuple[int, ...] = (3, 3)  # of each method, in each order; 0: trains nothing
     seed_points: tuple[float, ...] = (1.0,)  # standard deviation of R@1 over seeds, in points, of one or each method
     orders: int = 1
-    order_points: float = 0.0  # of an order, for all methods
-    own_order_points: tuple[float, ...] = (0.0,)  # of an order, for one method
+    order_points: float = 0.0  # effect of an order on all methods
+    own_order_points: tuple[float, ...] = (0.0,)  # effect of an order on one method
     is_search: bool = False  # the first row is the recommended one, and the best of the others is compared with it
-    video: float = 0.5  # of what a video has in common for all methods
-    suits: float = 0.4  # of what a video has in common for one method
-    fresh: float = 0.5  # of a query's noise that is new with every run
+    video: float = 0.5  # effect of a video on all methods
+    suits: float = 0.4  # effect of a video on one method
+    fresh: float = 0.5  # a query's noise that is new with every run
 
 
 def _rows(name: str, *seeds: int, sd: float | tuple[float, ...] = 1.0, videos: int = 480) -> Situation:
@@ -125,7 +125,7 @@ def draw(situation: Situation, rng: np.random.Generator) -> tuple[list[np.ndarra
 
 
 def is_called_different(situation: Situation, rng: np.random.Generator) -> bool:
-    """Return whether one draw shows a difference at 5 %: any of a table, or the one that a confirmation prints."""
+    """Return whether one draw shows a difference at 5 %: any in a table, or the one that a confirmation prints."""
     counts = situation.seeds
     if situation.videos:
         rows, videos = draw(situation, rng)
@@ -149,7 +149,7 @@ def false_positives(situation: Situation, draws: int, seed: int = 0) -> float:
 
 
 def report(draws: int, write: Callable[[str], object]) -> int:
-    """Write one line for each situation and the number of those outside 3-7 %, which is returned."""
+    """Write one line for each situation and the number of those outside 3-7 %; return that number."""
     outside = 0
     for situation in SITUATIONS:
         share = false_positives(situation, draws)

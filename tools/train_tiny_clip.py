@@ -1,10 +1,10 @@
-"""Make the tiny CLIP that the repository ships: `python -m tools.train_tiny_clip --out FOLDER`.
+"""Training of the tiny CLIP that the repository ships: `python -m tools.train_tiny_clip --out FOLDER`.
 
-A CLIP of 0.9 M parameters, trained from nothing on still pictures of the painted world and their captions
-(CLIP's symmetric contrastive loss, arXiv:2103.00020). It has seen shapes, colours, sizes, places and
-positions; it has never seen a motion, a category's own noun or a category's camera: those are what a
-continual method can learn from the embedded stream. Its tokenizer is CLIP's byte-pair encoding cut down to
-the merges that the world's words need, so any text still encodes.
+A CLIP of 0.9 M parameters, trained from random weights on still pictures of the synthetic scenes and their captions
+(CLIP's symmetric contrastive loss, arXiv:2103.00020). Its training data have shapes, colours, sizes, places and
+positions, but no motion, no category's own noun and no category's camera: a continual method can learn those from the
+embedded stream. Its tokenizer is CLIP's byte-pair encoding reduced to the merges that the scenes' words need, so any
+text still encodes.
 
 The folder gets weights.safetensors (float16), config.json and bpe.txt.gz.
 """
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 IMAGE_SIZE, CONTEXT_LENGTH = 64, 32
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
-HELD_OUT = 1000  # pictures that are only tested on
+HELD_OUT = 1000  # pictures for testing only
 # A little general English, so that typed queries keep whole words.
 ENGLISH = (
     "the a an of to in is and on it with for video film shows show moving moves move object shape person man "
@@ -63,11 +63,11 @@ ENGLISH = (
 )
 
 
-# ---------------------------------------------------------------- still pictures and what they show
+# ---------------------------------------------------------------- still pictures and their captions
 
 
 def still(rng: Generator, size: int = IMAGE_SIZE) -> tuple[Pixels, str]:
-    """A random picture (size, size, 3) uint8 of one to three things somewhere, and a caption of it."""
+    """Draw a random picture (size, size, 3) uint8 of one to three things, and a caption of it."""
     place = pick(rng, list(BACKGROUNDS))
     picture = background(place, rng, size)
     things: list[tuple[str, Sprite]] = []
@@ -79,7 +79,7 @@ def still(rng: Generator, size: int = IMAGE_SIZE) -> tuple[Pixels, str]:
 
 
 def _thing(rng: Generator, others: list[Sprite]) -> tuple[str, Sprite]:
-    """A sprite away from the others if twenty tries find room, and its "large red circle" (size said at 60 %)."""
+    """Draw a sprite away from the others if twenty tries find room, and its "large red circle" (size in 60 %)."""
     for _ in range(20):
         x, y = rng.uniform(0.15, 0.85, 2)
         size = pick(rng, list(SIZES))
@@ -130,7 +130,7 @@ def _describe(rng: Generator, things: list[tuple[str, Sprite]], place: str) -> s
 
 
 def lexicon() -> set[str]:
-    """Every word that the world's captions can hold, and the words of ENGLISH."""
+    """Return every word that the scenes' captions can contain, and the words of ENGLISH."""
     rng, words = np.random.default_rng(0), set(ENGLISH.split()) | set(SHARED_NOUNS)
     words.update(*(still(rng, 16)[1].split() for _ in range(3000)))
     for index, category in enumerate(CATEGORIES):
@@ -144,10 +144,10 @@ def lexicon() -> set[str]:
 
 
 def write_bpe(path: Path, words: Iterable[str]) -> int:
-    """Write CLIP's merges that occur in these words, in CLIP's order; returns how many.
+    """Write CLIP's merges that occur in these words, in CLIP's order; return their number.
 
     The file works as `open_clip.tokenizer.SimpleTokenizer(bpe_path=..., context_length=32)` and splits
-    these words as CLIP's own vocabulary does. The same words give the same bytes.
+    these words as CLIP's own vocabulary does. Equal words give equal bytes.
     """
     ranks: dict[tuple[str, str], int] = SimpleTokenizer().bpe_ranks
     used: set[tuple[str, str]] = set()
@@ -180,7 +180,7 @@ def _merges_of(word: str, ranks: dict[tuple[str, str], int]) -> set[tuple[str, s
 
 
 def model_config(vocab_size: int) -> dict[str, Any]:
-    """Keyword arguments of open_clip's CLIP."""
+    """Return keyword arguments of open_clip's CLIP."""
     return {
         "embed_dim": 96,
         "vision_cfg": {"layers": 4, "width": 96, "head_width": 32, "patch_size": 16, "image_size": IMAGE_SIZE},
@@ -191,17 +191,17 @@ def model_config(vocab_size: int) -> dict[str, Any]:
 
 
 def build(config: dict[str, Any]) -> CLIP:
-    """An untrained open_clip model; torch's seed decides its weights."""
+    """Return an untrained open_clip model; torch's seed decides its weights."""
     return CLIP(embed_dim=config["embed_dim"], vision_cfg=dict(config["vision_cfg"]), text_cfg=dict(config["text_cfg"]))
 
 
 def normalise(images: Tensor) -> Tensor:
-    """(B, 3, S, S) uint8 -> float, (x / 255 - 0.5) / 0.25."""
+    """Convert (B, 3, S, S) uint8 to float, (x / 255 - 0.5) / 0.25."""
     return (images.float() / 255 - MEAN[0]) / STD[0]
 
 
 def picture_pool(tokenizer: SimpleTokenizer, count: int, seed: int, progress: bool) -> tuple[Tensor, Tensor]:
-    """Pictures (count, 3, S, S) uint8 and their tokens (count, L) int64."""
+    """Return pictures (count, 3, S, S) uint8 and their tokens (count, L) int64."""
     rng = np.random.default_rng(seed)
     pairs = [still(rng) for _ in tqdm(range(count), desc="painting", disable=not progress)]
     images = torch.from_numpy(np.stack([image for image, _ in pairs])).permute(0, 3, 1, 2).contiguous()
@@ -210,7 +210,7 @@ def picture_pool(tokenizer: SimpleTokenizer, count: int, seed: int, progress: bo
 
 @torch.no_grad()
 def recall(model: CLIP, images: Tensor, tokens: Tensor) -> tuple[float, float]:
-    """Text-to-image R@1 and R@5 in percent, every caption against all the pictures."""
+    """Return text-to-image R@1 and R@5 in percent, every caption against all pictures."""
     model.eval()
     gallery = torch.cat([model.encode_image(normalise(part), normalize=True) for part in images.split(250)])
     queries = torch.cat([model.encode_text(part, normalize=True) for part in tokens.split(250)])
@@ -258,7 +258,7 @@ def train(
 
 
 def save(model: CLIP, folder: Path, config: dict[str, Any], made: dict[str, Any]) -> str:
-    """Write weights.safetensors (float16) and config.json; returns the sha256 of the weights."""
+    """Write weights.safetensors (float16) and config.json; return the sha256 of the weights."""
     state = {k: v.half().contiguous() for k, v in model.state_dict().items() if k != "attn_mask"}
     _replace(folder / "weights.safetensors", lambda path: save_file(state, path))
     digest = hashlib.sha256((folder / "weights.safetensors").read_bytes()).hexdigest()
@@ -277,7 +277,7 @@ def _replace(path: Path, write: Any) -> None:
 
 
 def make(folder: Path, steps: int, pool: int, seed: int, progress: bool = True) -> dict[str, Any]:
-    """Build the tokenizer, train and save. Returns what config.json records about the making."""
+    """Build the tokenizer, train and save; return the provenance that config.json records."""
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / "bpe.txt.gz", lambda path: write_bpe(path, lexicon()))
     tokenizer = SimpleTokenizer(bpe_path=str(folder / "bpe.txt.gz"), context_length=CONTEXT_LENGTH)

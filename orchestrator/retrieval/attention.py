@@ -62,7 +62,7 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
     tower, frames, pictures = _tower(model), *_frames(model, items)
     depth = len(tower.blocks)
     if block is not None and not 1 <= block <= depth:
-        raise ConfigError(f"look: --block counts the blocks of the vision tower, 1 to {depth}, got {block}.")
+        raise ConfigError(f"plot: --block counts the blocks of the vision tower, 1 to {depth}, got {block}.")
     seen = AttentionRecorder()
     attentions: list[nn.Module] = [each.attn for each in tower.blocks]  # type: ignore[misc]
     fusions = [each for each in model.trained.method.modules() if isinstance(each, FrameFusion)]
@@ -84,7 +84,7 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
             else "in CLIP's blocks"
         )
         raise ConfigError(
-            f"look attention: {model.method} has no patches of single frames {where}. "
+            f"plot attention: {model.method} has no patches of single frames {where}. "
             "Name another --block, or a model that merges none, such as framefusion_moe."
         )
     shape = frames.shape[:2]
@@ -105,8 +105,8 @@ def merges(model: Model, items: Sequence[Item]) -> Merges:
     rows = _square(tower.num_tokens - tower.classes)
     if moved is None or rows is None:
         raise ConfigError(
-            f"look merges: {model.method} merges no patches that could be drawn. "
-            "Ask a model with method.reducer=tome, tome_shared or tempme."
+            f"plot merges: {model.method} merges no patches that can be drawn. "
+            "Use a model with method.reducer=tome, tome_shared or tempme."
         )
     shape = frames.shape[:2]
     found = follow(moved.moves, shape[0] * shape[1], tower.num_tokens)[:, tower.classes :]
@@ -124,7 +124,7 @@ def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]
     """
     method = model.trained.method
     none = ConfigError(
-        f"look scores: {model.method} changes no matrix of scores. Ask one that does: dsl, or camoe with preset dsl."
+        f"plot scores: {model.method} changes no matrix of scores. Use one that does: dsl, or camoe with preset dsl."
     )
     if not method.normalizes_scores():
         raise none
@@ -169,7 +169,7 @@ def _class_row(q: Tensor, k: Tensor) -> Tensor:
 def _tower(model: Model) -> VisionTower:
     tower = next((each for each in model.trained.method.modules() if isinstance(each, VisionTower)), None)
     if tower is None or tower.takes_features or not isinstance(getattr(tower, "conv1", None), nn.Module):
-        raise ConfigError(f"look: {model.method} has no vision tower with patches here.")
+        raise ConfigError(f"plot: {model.method} has no vision tower with patches here.")
     return tower
 
 

@@ -1,9 +1,9 @@
 """`make bench-gpu`: the loop's steps and encoding on a GPU at the size of the papers (ViT-B/32, 8 pairs, 12 frames).
 
-An epoch of `Loop` on noise in memory, as a run trains it: batches that are copied to the GPU, AdamW, clipping, flags
-that are read. Step time, peak memory, videos per second and the host's waits in float32 and bfloat16, then the same
-steps dealt to several processes that gather their features, as Ray Train runs it: one process per GPU with NCCL, or two
-on one GPU with gloo. What is not timed: decoding and the store.
+An epoch of `Loop` on noise in memory, as in a run: copies to the GPU, AdamW, clipping, reading of flags. Measured are
+step time, peak memory, videos per second and the host's waits in float32 and bfloat16, then the same steps with several
+processes that gather their features, as with Ray Train: one process per GPU with NCCL, or two on one GPU with gloo.
+Decoding and the store are not timed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from tools.bench.waits import waits_of
 from tools.bench.work import VIT, second_task
 
-PAIRS, FRAMES = 8, 12  # of one step: CTVR (arXiv:2503.10111), section 5.1
+PAIRS, FRAMES = 8, 12  # per step: CTVR (arXiv:2503.10111), section 5.1
 METHODS_MEASURED = ("framefusion_moe", "clip4clip")
 
 
 @dataclass(frozen=True)
 class GpuRow:
-    """One line of the table; `videos_per_second` counts the whole batch over all processes."""
+    """One row of the table; `videos_per_second` counts the whole batch over all processes."""
 
     name: str
     precision: str
     workers: int
-    step_ms: float  # mean of an epoch
+    step_ms: float  # mean over an epoch
     videos_per_second: float  # in training
-    encoded_per_second: float  # videos of a gallery, with the copy of their features
+    encoded_per_second: float  # videos of a gallery, including the copy of their features
     peak_gib: float  # of one process
-    waits_a_step: float = 0.0  # of the host of the first process
-    waits: dict[str, int] = field(default_factory=dict)  # of an epoch, by line
+    waits_a_step: float = 0.0  # of the first process's host
+    waits: dict[str, int] = field(default_factory=dict)  # per epoch, by line
 
 
 class _Noise:
@@ -70,7 +70,7 @@ class _Noise:
 
 
 def _noise_stream(pairs: int, videos: int) -> Stream:
-    """Two tasks of one category each, `pairs` to learn and `videos` to search."""
+    """Return two tasks of one category each, `pairs` to train and `videos` to search."""
 
     def items(task: int, split: str, count: int) -> tuple[Item, ...]:
         captions = (f"a red square moves left of {number} blue circles" for number in range(count))
@@ -100,7 +100,7 @@ class _Timed(Loop):
 
 
 def _now(device: torch.device) -> float:
-    """Seconds, when the device has done what it was given."""
+    """Return the time in seconds after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -109,12 +109,12 @@ def _now(device: torch.device) -> float:
 def time_step(
     name: str, backbone: Clip, precision: Precision, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
-    """Steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if there is one."""
+    """Time steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if any."""
     set_determinism(device, precision=precision)
     size = dist.get_world_size() if dist.is_initialized() else 1
     workers = Workers(dist.get_rank() if size > 1 else 0, size, device)
     settings, stream = DataConfig(num_frames=frames, batch_size=pairs), _noise_stream(pairs * steps, 4 * pairs)
-    source: Any = _Noise(frames, backbone.image_size)  # what a FrameSource says of stored frames
+    source: Any = _Noise(frames, backbone.image_size)  # in place of a FrameSource
     data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, settings, device)
     config = LoopConfig(OptimConfig(epochs=2), EvaluationConfig(batch_size=pairs), precision=precision)
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def time_step(
     loop.seconds = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    loop._train(data.task(1))  # the first epoch allocates and chooses kernels
+    loop._train(data.task(1))  # the first epoch allocates memory and selects kernels
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
     loop.method.eval()
     encoded = []
@@ -163,11 +163,11 @@ def _worker(rank: int, world: int, port: int, backend: str, device_type: str, si
     finally:
         dist.destroy_process_group()
     sys.stderr.flush()
-    os._exit(0)  # without the interpreter's end: once, probably there, SIGABRT ended such a process of torch 2.15
+    os._exit(0)  # skips the interpreter's exit, where SIGABRT probably ended such a process of torch 2.15 once
 
 
 def in_parallel(world: int, backend: str, device_type: str, **size: Any) -> list[GpuRow]:
-    """The same steps, dealt to `world` processes of this machine."""
+    """Time the same steps with `world` processes of this machine."""
     import torch.multiprocessing as processes
 
     given = {"backbone": VIT, "weights": "random", "pairs": PAIRS, "frames": FRAMES, "steps": 20}
@@ -183,7 +183,7 @@ def in_parallel(world: int, backend: str, device_type: str, **size: Any) -> list
 
 
 def gpu_table() -> str:
-    """All measurements as Markdown, or a plain sentence where there is no GPU."""
+    """Return all measurements as Markdown, or a sentence if there is no GPU."""
     if not torch.cuda.is_available():
         return "This machine has no GPU that torch can use: nothing was measured."
     device = torch.device("cuda")
@@ -201,7 +201,7 @@ def gpu_table() -> str:
 
 
 def to_markdown(rows: list[GpuRow]) -> str:
-    """A table of rows, and below it the lines at which hosts wait."""
+    """Return a table of rows, followed by the lines at which hosts wait."""
     lines = [
         "| method | precision | processes | step (ms) | videos/s trained | videos/s encoded | peak memory (GiB) "
         "| waits a step |",

@@ -1,7 +1,7 @@
-"""The hot paths, at the papers' size and at a toy's: what is measured, and the plain way beside it.
+"""The hot paths, at the papers' size and at a toy size, each compared with a plain implementation.
 
-Batches repeat videos as the benchmark's real splits do, counted with our own batches (32 videos of 20 captions a task):
-of 8 pairs 7 videos differ on MSRVTT-10, and of a batch of StructAlign on MSRVTT-20 44 %: 2 of 4.
+Batches repeat videos as the benchmark's real splits do, counted with our own batches (32 videos of 20 captions per
+task): of 8 pairs, 7 videos differ on MSRVTT-10, and of a batch of StructAlign on MSRVTT-20 44 %: 2 of 4.
 
 Shapes: B pairs, T frames, Q captions, V videos, d joint embedding.
 """
@@ -49,16 +49,16 @@ from tools.bench.work import (
     write_clip,
 )
 
-Make = Callable[[Path, bool], HotPath]  # a folder of its own; a toy instead of the papers' size
+Make = Callable[[Path, bool], HotPath]  # arguments: its own folder; whether to use the toy size
 
 
 def clip(is_toy: bool) -> tuple[Clip, str]:
-    """A backbone and what it is called in titles."""
+    """Return a backbone and its name in titles."""
     return (load_backbone(TINY, "shipped"), "tiny CLIP") if is_toy else (load_backbone(VIT, "random"), VIT[:8])
 
 
 def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
-    """Make a step of a method whose batch has `distinct` videos."""
+    """Return a step of a method whose batch has `distinct` videos."""
 
     def make(root: Path, is_toy: bool) -> HotPath:
         backbone, name = clip(is_toy)
@@ -82,13 +82,13 @@ def step_path(method: str, pairs: int, distinct: int, frames: int) -> Make:
 
 
 def repeating(batch: Batch, distinct: int) -> Batch:
-    """The same batch with `distinct` videos, of which the first stand several times."""
+    """Return the batch with `distinct` videos, the first of which repeat."""
     rows = torch.arange(len(batch.video_ids)) % distinct
     return replace(batch, frames=batch.frames[rows], video_ids=rows, unaugmented_video_ids=tuple(rows.tolist()))
 
 
 def texts(root: Path, is_toy: bool) -> HotPath:
-    """Captions as an evaluation after task 2 encodes them, once for each task."""
+    """Encode captions as an evaluation after task 2 does, once for each task."""
     from ctvr.orchestrator.learning.evaluate import EvaluationConfig, encode_texts
 
     backbone, name = clip(is_toy)
@@ -113,7 +113,7 @@ def texts(root: Path, is_toy: bool) -> HotPath:
 
 
 def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
-    """Ranks of captions and of videos from features."""
+    """Rank captions and videos from features."""
     from ctvr.orchestrator.learning.ranking import TILE, Ranked, rank
 
     size = 500 if is_toy else large
@@ -128,13 +128,13 @@ def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
 
     found = count()
     if any(np.abs(a.numpy() - b).max() > 0.5 for a, b in zip((found.to_videos, found.videos), plain())):
-        raise RuntimeError("the two ways to rank disagree")  # half a place: a sort puts ties in some order
+        raise RuntimeError("the two ways to rank disagree")  # by half a rank: sorting breaks ties arbitrarily
     title = f"ranks of {size} captions and {size} videos from features, in tiles of 512 x {TILE}"
     return HotPath(title, "matrix, argsort of argsort (NumPy), twice", count, plain, 7 if is_toy else 3)
 
 
 def xpool(root: Path, is_toy: bool) -> HotPath:
-    """X-Pool's scores in closed form."""
+    """Compute X-Pool's scores in closed form."""
     size, frames, backbone = 64 if is_toy else 256, 12, load_backbone(TINY, "shipped")
     method: XPool = second_task("xpool", backbone).eval()  # type: ignore[assignment]
     queries, gallery = torch.randn(size, backbone.embed_dim), torch.randn(size, frames, backbone.embed_dim)
@@ -152,7 +152,7 @@ def xpool(root: Path, is_toy: bool) -> HotPath:
 
 
 def tempme(root: Path, is_toy: bool) -> HotPath:
-    """The video tower with merged tokens."""
+    """Encode videos with merged tokens."""
     backbone, name = clip(is_toy)
     videos = 4 if is_toy else 1
     inputs = random_batch(backbone, videos, 12).frames
@@ -162,7 +162,7 @@ def tempme(root: Path, is_toy: bool) -> HotPath:
 
 
 class _Undecoded(FrameSource):
-    """Decodes a video whenever it is asked for; the store is not used."""
+    """Decodes a video at each request, without the store."""
 
     def load(self, item: Any) -> np.ndarray:
         from ctvr.orchestrator.video.decode import decode
@@ -171,7 +171,7 @@ class _Undecoded(FrameSource):
 
 
 def store(root: Path, is_toy: bool) -> HotPath:
-    """An epoch's batches from the store."""
+    """Read an epoch's batches from the store."""
     from ctvr.orchestrator.store.store import Store
     from ctvr.orchestrator.streams.load import load_stream
 
@@ -190,13 +190,13 @@ def store(root: Path, is_toy: bool) -> HotPath:
     def read(source: FrameSource) -> Work:
         return lambda: sum(len(batch.video_ids) for batch in batches(source))
 
-    title = f"batches of an epoch from the store, {videos} films of shapes, 12 frames of {stored.sampling.size}"
+    title = f"batches of an epoch from the store, {videos} videos of shapes, 12 frames of {stored.sampling.size}"
     plain = read(decoded)
     return HotPath(title, "decoding each epoch", read(stored), plain, 5)
 
 
 def decoding(root: Path, is_toy: bool) -> HotPath:
-    """A clip, damage refused."""
+    """Decode a clip, rejecting damage."""
     from ctvr.orchestrator.streams.load import load_stream
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
@@ -207,13 +207,13 @@ def decoding(root: Path, is_toy: bool) -> HotPath:
     def by(name: str) -> Work:
         return lambda: [decode(item.path, sampling, None, name) for item in items]
 
-    title = f"{len(items)} films of shapes decoded by PyAV, 12 frames of 224"
+    title = f"{len(items)} videos of shapes decoded by PyAV, 12 frames of 224"
     against = "decord's frames, with PyAV to see damage"
     return HotPath(title, against, by("pyav"), by("decord"), 5)
 
 
 def cold(root: Path, is_toy: bool) -> HotPath:
-    """A clip as a benchmark's are, which is not in the store; damage refused."""
+    """Decode a clip like a benchmark's that is not in the store, rejecting damage."""
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
 
@@ -228,7 +228,7 @@ def cold(root: Path, is_toy: bool) -> HotPath:
 
 
 def start(root: Path, is_toy: bool) -> HotPath:
-    """A command that trains nothing."""
+    """Run a command that trains nothing."""
 
     def child(*words: str) -> Work:
         return lambda: subprocess.run(words, env=child_environment(), stdout=subprocess.DEVNULL, check=True)
@@ -239,7 +239,7 @@ def start(root: Path, is_toy: bool) -> HotPath:
     return HotPath(title, "loading what trains first", ours, plain, 2, is_heavy=True)
 
 
-ONE_SIZE = ("start",)  # no toy of it is smaller
+ONE_SIZE = ("start",)  # have no toy size
 PATHS: dict[str, Make] = {
     "step": step_path("framefusion_moe", 8, 7, 12),
     "structalign": step_path("structalign", 4, 2, 12),

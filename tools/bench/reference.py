@@ -1,12 +1,12 @@
-"""What the authors' codes do, in our words: the plain sides of hot paths (paths.py).
+"""Plain implementations of hot paths (paths.py), which compute as the authors' codes do but share no code with them.
 
-Facts, not code: JasonCodeMaker/CTVR ranks by sorting twice, reads every caption once for each prototype in the order of
-the stream, padded to the longest of its batch, and decodes each epoch; StructAlign's asks the former model in every
-step; none of them knows that a video stands several times in a batch; X-Pool makes a vector for every pair; CLIP's
-activation is written as x sigmoid(1.702 x), of which the backward pass keeps three tensors; and its last block makes
-all tokens, of which one is read. CTVR's (72b7652, model/FrameFusionMoE) has a matrix each for q, k and v, attention by
-two products with a softmax between them, and asks every expert that any caption of the batch has chosen about all
-captions of it, to weigh the answers afterwards.
+JasonCodeMaker/CTVR ranks by sorting twice, encodes every caption once for each prototype in the order of the stream,
+padded to the longest of its batch, and decodes each epoch. StructAlign's code runs the previous model in every step.
+None of them uses that a video repeats in a batch. X-Pool makes a vector for every pair. CLIP's activation is
+written as x sigmoid(1.702 x), of which the backward pass keeps three tensors, and its last block computes all tokens,
+of which one is used. CTVR (72b7652, model/FrameFusionMoE) has separate matrices for q, k and v, attention by two
+products with a softmax between them, and runs every expert that any caption of the batch has chosen on all captions,
+to weigh the outputs afterwards.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ctvr.methods.base import Batch, Method
 from ctvr.methods.layers.experts import SharedLoRAExperts
 from ctvr.methods.xpool import XPool
 
-WORDS = ("dog", "cat", "man", "car", "red", "ball", "run", "sits", "blue", "two")  # a token each
+WORDS = ("dog", "cat", "man", "car", "red", "ball", "run", "sits", "blue", "two")  # one token each
 
 
 class PlainGELU(nn.Module):
-    """x sigmoid(1.702 x)."""
+    """The activation x sigmoid(1.702 x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
 
 
 def with_plain_towers(method: Method) -> Method:
-    """A copy of a method whose towers have the plain activation and make every token of the last block."""
+    """Return a copy of a method whose towers use the plain activation and compute all tokens of the last block."""
     made = copy.deepcopy(method)
     for module in list(made.modules()):
         if isinstance(module, VisionTower):
@@ -52,7 +52,7 @@ def with_plain_towers(method: Method) -> Method:
 
 
 def as_released(method: Method) -> Method:
-    """A copy with plain towers whose attention and routed experts compute as CTVR's code does; the same values."""
+    """Return a copy with plain towers and with the attention and routed experts of CTVR's code; equal values."""
     made = with_plain_towers(method)
     for module in made.modules():
         if isinstance(module, Attention):
@@ -68,7 +68,7 @@ Made = TypeVar("Made")
 
 
 def with_plain_attention(work: Callable[[], Made]) -> Callable[[], Made]:
-    """Work during which attention keeps its probabilities: softmax(q k^T / sqrt(d) + mask) v."""
+    """Return work during which attention keeps its probabilities: softmax(q k^T / sqrt(d) + mask) v."""
 
     def done() -> Made:
         with patch.object(F, "scaled_dot_product_attention", _attend):
@@ -114,18 +114,18 @@ def _every_token(
 
 
 def nothing_known(batch: Batch) -> Batch:
-    """The same pairs, of which nobody says that videos are equal: nothing is encoded once, nothing is kept."""
+    """Return the same pairs without the information that videos are equal: all are encoded, nothing is kept."""
     return replace(batch, unaugmented_video_ids=None)
 
 
 @torch.no_grad()
 def texts_by_prototype(method: Method, tokens: Tensor, tasks: Sequence[int], size: int) -> list[Tensor]:
-    """Features (Q, d) of all captions for the prototype of each of `tasks`, in the order of the stream."""
+    """Return features (Q, d) of all captions for the prototype of each of `tasks`, in the order of the stream."""
     return [torch.cat([method.encode_text(part, task) for part in tokens.split(size)]) for task in tasks]
 
 
 def ranks_by_sorting(captions: Tensor, videos: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks of row i among all, both ways, from the whole matrix, by sorting twice; captions and videos (N, d)."""
+    """Rank row i among all, in both directions, from the whole matrix, by sorting twice; captions and videos (N, d)."""
     scores = (captions @ videos.mT).numpy()
     first, second = (np.argsort(np.argsort(-each, axis=1), axis=1) for each in (scores, scores.T))
     return first.diagonal() + 1, second.diagonal() + 1
@@ -133,7 +133,7 @@ def ranks_by_sorting(captions: Tensor, videos: Tensor) -> tuple[np.ndarray, np.n
 
 @torch.no_grad()
 def xpool_scores(method: XPool, queries: Tensor, gallery: Tensor, videos: int = 16) -> Tensor:
-    """cos (Q, V) of captions (Q, d) and of every video as each caption sees it, frames (V, T, d)."""
+    """Return cos (Q, V) of captions (Q, d) and of every video as each caption pools it, frames (V, T, d)."""
     head, parts = method.pooling, []
     asked, unit = head.ask(queries), F.normalize(queries, dim=-1)
     for frames in gallery.split(videos):
@@ -142,7 +142,7 @@ def xpool_scores(method: XPool, queries: Tensor, gallery: Tensor, videos: int = 
 
 
 def captions_like_msrvtt(number: int, longest: int = 40) -> list[str]:
-    """Captions with about as many tokens as MSRVTT's (11.8), which padding in batches of 32 nearly doubles (1.94 x)."""
+    """Return captions of about MSRVTT's token count (11.8), which padding in batches of 32 nearly doubles (1.94 x)."""
     generator = np.random.default_rng(0)
     lengths = np.clip(np.round(generator.lognormal(2.17, 0.42, number)), 3, longest).astype(int)
     return [" ".join(generator.choice(WORDS, length)) for length in lengths]

@@ -1,4 +1,4 @@
-"""Times a hot path against a plain implementation of the same, in one process, in CPU seconds.
+"""Timing of a hot path against a plain implementation of the same, in one process, in CPU seconds.
 
 Both sides take turns (a b, b a, ...) on the same inputs after one warm-up each, so that other work of the machine falls
 on both. The result is the median of the ratios of the pairs, with the smallest and the largest.
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 from tools.bench.work import Work
 
-LEAST = 0.15  # CPU seconds for which a side is timed, repeated as often as that takes (100 times at most)
+LEAST = 0.15  # CPU seconds for which a side is timed, by repetition (100 times at most)
 
 
 @dataclass(frozen=True)
 class HotPath:
-    """A piece of work, and the plain way to do the same."""
+    """A piece of work, and a plain implementation of it."""
 
     title: str
-    against: str  # names the plain way
+    against: str  # description of the plain implementation
     ours: Work
     plain: Work
     pairs: int = 5
@@ -32,7 +32,7 @@ class HotPath:
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over the pairs; ratio: plain / ours, above 1 where ours is faster."""
+    """Medians over the pairs; ratio: plain / ours, above 1 if ours is faster."""
 
     name: str
     path: HotPath
@@ -44,7 +44,7 @@ class Measured:
 
 
 def seconds_of(work: Work, goes: int = 1) -> float:
-    """Return the mean CPU seconds of `goes` calls, ended child processes included."""
+    """Return the mean CPU seconds of `goes` calls, including ended child processes."""
     started = _cpu_seconds()
     for _ in range(goes):
         work()
@@ -57,7 +57,7 @@ def _cpu_seconds() -> float:
 
 
 def measure(name: str, path: HotPath) -> Measured:
-    """Run both sides in turn."""
+    """Time both sides in turn."""
     goes, works = 1, (path.ours, path.plain)
     warm = [seconds_of(work) for work in works]
     if not path.is_heavy:

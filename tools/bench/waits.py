@@ -1,4 +1,4 @@
-"""Where the host waits for a GPU: torch's own warnings of calls that make it wait, by line of ours."""
+"""Counts of the host's waits for a GPU by line of our code, from torch's own warnings of synchronizing calls."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).absolute().parents[2]  # the package ctvr
+ROOT = Path(__file__).absolute().parents[2]  # the repository
 ROOMS = tuple(str(ROOT / room) for room in ("methods", "orchestrator"))
-SAYS = "synchronizing CUDA operation"  # torch, of each
+SAYS = "synchronizing CUDA operation"  # in each warning of torch
 
 
 @contextmanager
 def waits_of(device: torch.device) -> Iterator[Counter[str]]:
-    """Count the waits of a `with` block by file and line; none where there is no GPU."""
+    """Count the waits of a `with` block by file and line; none without a GPU."""
     found: Counter[str] = Counter()
     if device.type != "cuda":
         yield found
@@ -39,7 +39,7 @@ def waits_of(device: torch.device) -> Iterator[Counter[str]]:
 
 
 def _place() -> str:
-    """The innermost line of ours that is on its way to torch."""
+    """Return the innermost line of our code that leads to torch."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

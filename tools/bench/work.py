@@ -1,4 +1,4 @@
-"""The work that is measured: a method in its second task, a batch, a training step, an encoding, a few videos."""
+"""The measured work: a method in its second task, a batch, a training step, an encoding, a few videos."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Work = Callable[[], object]
 def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = None) -> Method:
     """Build a method with the paper's settings on its own copy of a backbone, in the second task of ten.
 
-    A method that keeps features of earlier videos has those of 320 / 10 videos, as MSRVTT-10.
+    A method that keeps features of earlier videos has those of 320 / 10 videos, as with MSRVTT-10.
     """
     cls = find_method(name)
     values = {**select_prefix(cls.PRESETS.get("paper", {}), "method"), **(settings or {})}
@@ -43,7 +43,7 @@ def second_task(name: str, backbone: Clip, settings: dict[str, Any] | None = Non
 
 
 def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
-    """Noise as videos, and captions."""
+    """Return a batch of noise as videos, and captions."""
     generator = torch.Generator().manual_seed(0)
     size = backbone.image_size
     return Batch(
@@ -55,7 +55,7 @@ def random_batch(backbone: Clip, pairs: int, frames: int) -> Batch:
 
 
 def training_step(method: Method, batch: Batch) -> Work:
-    """One step as the loop takes it: equal videos encoded once, losses, gradients, their norm, optimizer."""
+    """Return one step as the loop runs it: equal videos encoded once, losses, gradients, their norm, optimizer."""
     groups, optim = method.param_groups(), OptimConfig()
     parameters = freeze_except(method, groups)
     optimizer, losses = make_optimizer(groups, optim, method), Losses(method)
@@ -72,7 +72,7 @@ def training_step(method: Method, batch: Batch) -> Work:
 
 
 def encoding(method: Method, frames: Tensor) -> Work:
-    """The video tower's forward pass, of one batch of many: what is folded into weights at rest stays so."""
+    """Return the video tower's forward pass for one of many batches, so that folded weights stay folded."""
     method.eval()
     kept: MergeCache = {}
 
@@ -85,7 +85,7 @@ def encoding(method: Method, frames: Tensor) -> Work:
 
 
 def render_few(root: Path, per_split: int) -> Path:
-    """A stream of two tasks with `per_split` rendered videos in each split of a task; returns its manifest."""
+    """Render a stream of two tasks with `per_split` videos in each split of a task; return its manifest."""
     from ctvr.orchestrator.importers.builder import write_manifest
     from ctvr.orchestrator.synthetic.scenes import CATEGORIES, draw_scene
     from ctvr.orchestrator.synthetic.video_files import Clip, render_files
@@ -110,9 +110,9 @@ def render_few(root: Path, per_split: int) -> Path:
 
 
 def write_clip(file: Path, seconds: int, rate: int = 25) -> Path:
-    """A clip of 320 x 240 in H.264 with x264's own defaults: a textured picture that moves.
+    """Write a clip of 320 x 240 in H.264 with x264's own defaults: a textured, moving picture.
 
-    With B-frames and key frames far apart, as files of the benchmarks have and the embedded films have not.
+    It has B-frames and distant key frames, as the benchmarks' files do and the embedded videos do not.
     """
     from ctvr.orchestrator.synthetic.video_files import encode
 

@@ -1,4 +1,4 @@
-"""What is drawn of queries that move: the run's own features after each task, in the plane that shows most of them."""
+"""The drift figure shows a run's own features after each task, in the plane with most of their variance."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_does_not_learn_does_not_move(learned):
 
 def test_one_state_is_nothing_to_compare(learned):
     states = list(load_task_checkpoints("zero_shot", ExecutionConfig(runs=learned)))
-    with pytest.raises(ConfigError, match="has learned one task alone"):
+    with pytest.raises(ConfigError, match="has learned only one task"):
         text_drift(states[:1], 40)
 
 

@@ -125,7 +125,7 @@ def test_probe_clips_are_exact_reversals_with_balanced_labels():
 
 
 def test_a_probe_of_an_unknown_category_suggests_one():
-    with pytest.raises(ConfigError, match=r"there is no 'trafic'\. Did you mean 'traffic'"):
+    with pytest.raises(ConfigError, match=r"'trafic' does not exist\. Did you mean 'traffic'"):
         shapes.probe_clips("trafic")
 
 
