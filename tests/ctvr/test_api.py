@@ -104,7 +104,7 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
 
 
 def test_the_schema_knows_every_setting_that_a_run_has_and_no_other(learned, manifest):
-    """What a run resolved is valid under its method's schema; a misspelt name is not among the properties."""
+    """Resolved settings of a run are valid under its method's schema; a misspelt name is not among the properties."""
     of_one = ctvr.schema("framefusion_moe")
     run = ctvr.run("framefusion_moe", manifest, settings={"optim.epochs": 1}, runs=learned)
     assert set(run.settings) - {"method"} <= set(of_one["properties"])

@@ -1,4 +1,4 @@
-"""A package of somebody else brings a method and a stream; nothing of ours is edited."""
+"""Another package adds a method and a stream without changes to ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_shift"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example as an installer leaves it: its module, and its entry points beside it."""
+    """The example as an installer leaves it: its module, with its entry points next to it."""
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     site = tmp_path_factory.mktemp("site")
     shutil.copy(EXAMPLE / "text_shift.py", site)

@@ -1,4 +1,4 @@
-"""How often equal methods are called different, on few draws; `make null-simulation` has many."""
+"""The false-positive rate of equal methods, on few draws; `make null-simulation` has many."""
 
 from __future__ import annotations
 

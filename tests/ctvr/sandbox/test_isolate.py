@@ -1,4 +1,4 @@
-"""What an isolated process still has: our packages and libraries, and of root's rights the one to read."""
+"""An isolated process keeps access to our packages and libraries, and of root's capabilities only the one to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the filter of system calls leaves a process, tried in children: threads, files, its own end; nothing else."""
+"""The filter of system calls, tried in children, leaves a process threads, files and its own end; nothing else."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ def test_the_real_msrvtt_imports_with_twenty_captions_per_train_video(
     assert tests[:3] == {10: [305, 465, 211], 20: [226, 79, 141]}[num_tasks]
 
 
-# ----------------------------------------------------------------------------------------- a table of one's own
+# ----------------------------------------------------------------------------------------- a user's table
 
 HEADER = ("video", "caption", "category", "split", "task")
 

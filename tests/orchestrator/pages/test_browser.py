@@ -25,7 +25,7 @@ told.id = "told"; document.body.append(told)</script>"""
 
 
 def looked_at(file, folder, is_dark):
-    """What a browser says of a page; its picture lies beside it."""
+    """Return the messages of a browser for a page; the screenshot is stored next to it."""
     shown = folder / f"{file.stem}-{'dark' if is_dark else 'light'}.html"
     shown.write_text(file.read_text(encoding="utf-8").replace("</body>", f"{TOLD}</body>"), encoding="utf-8")
     words = [

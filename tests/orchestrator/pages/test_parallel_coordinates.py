@@ -1,4 +1,4 @@
-"""What the page of a search draws of its trials, and what it shows of a paper's row and of matrices."""
+"""The page of a search shows its trials, a paper's row and matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn of a model is what it does: its own attention, the tokens that it really merges, its scores."""
+"""Pictures of a model show its own attention, the tokens that it merges, and its scores."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_attention_between_frames_is_asked_by_the_neighbour(learned, items, monk
     torch.testing.assert_close(maps, maps[:, :1].expand_as(maps))  # every neighbour is the frame itself
 
 
-@pytest.mark.parametrize("block", [1, 2])  # one asks the frame before, the other the frame behind
+@pytest.mark.parametrize("block", [1, 2])  # one fuses with the frame before, the other with the frame after
 def test_attention_between_frames_is_that_of_the_papers_equation(learned, items, monkeypatch, block):
     model = model_of(learned, "framefusion_moe")
     fusion = [each for each in model.trained.method.modules() if isinstance(each, FrameFusion)][block - 1]

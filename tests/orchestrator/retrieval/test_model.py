@@ -29,7 +29,7 @@ def captions(model: Model) -> dict[str, str]:
 
 
 def test_a_caption_finds_its_video_at_the_rank_that_the_run_has_stored(model, execution):
-    """framefusion_moe reads a caption anew for each task; the weights come from the store, as of the last task."""
+    """framefusion_moe encodes a caption again for each task; the weights of the last task come from the store."""
     from ctvr.orchestrator.tables.significance import read_ranks
 
     tracker = execution.tracker()

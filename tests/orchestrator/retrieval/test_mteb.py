@@ -44,7 +44,7 @@ class Loader:
 
 
 def retrieve(encoder, queries, corpus) -> np.ndarray:
-    """What a retrieval task does with an encoder."""
+    """Call an encoder as a retrieval task does."""
     about = {"task_metadata": None, "hf_split": "test", "hf_subset": "default"}
     asked, found = (encoder.encode(loader, **about, batch_size=2) for loader in (queries, corpus))
     assert asked.dtype == found.dtype == np.float32

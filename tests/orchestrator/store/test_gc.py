@@ -128,7 +128,7 @@ def test_a_record_that_appears_during_the_search_saves_its_objects(store, later)
     later(2)
     garbage = find_garbage(store)
     note_use(store, "a", [A])
-    store.put("frames", B, X, {})  # decoded again by somebody
+    store.put("frames", B, X, {})  # decoded again by another process
     assert remove_garbage(store, garbage).objects == 0
     assert store.list("frames") == [A, B]
 

@@ -1,4 +1,4 @@
-"""What lies in a pack is found, copied, damaged and removed as what lies by itself, to everybody but the files."""
+"""Objects in a pack are found, copied, damaged and removed like single objects, except on the level of files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def local(tmp_path):
 
 
 def other(store: Store) -> Store:
-    """The same store as another process opens it, which knows nothing yet."""
+    """The same store as another process opens it, without any listing yet."""
     return pickle.loads(pickle.dumps(store))
 
 
@@ -235,7 +235,7 @@ def _change(path, how):
 @pytest.mark.parametrize("how", ["changed", "changed, its time set back", "truncated", "emptied"])
 @pytest.mark.parametrize("some", [2, 64])
 def test_a_pack_that_is_changed_in_place_is_not_served_again(local, monkeypatch, some, how):
-    """Whether it stays open or not; a truncation ended the process."""
+    """The change is detected whether the pack is open or not; a truncation once ended the process."""
     monkeypatch.setattr("ctvr.orchestrator.store.packs._SOME", some)
     fill(local)
     reader = other(local)

@@ -129,7 +129,7 @@ def test_deleting_is_final_and_may_be_repeated(store):
 
 
 def hostile_keys() -> list[str]:
-    """Three hundred keys that mean a place outside the store, somebody else's file, or nothing at all."""
+    """Three hundred keys that mean a place outside the store, a foreign file, or nothing at all."""
     parts = [
         "..",
         ".",
@@ -380,8 +380,8 @@ def test_processes_share_one_limit(tmp_path):
         sizes.append(sum(entry.bytes for entry in everything.names()))
     assert [process.communicate()[1] for process in crowd] == [""] * 3
     assert [process.returncode for process in crowd] == [0] * 3
-    # While one process makes room the others write on, the more the longer it takes. Less than all is there meanwhile,
-    # and the next write that nobody disturbs finds the limit kept
+    # While one process evicts, the others continue to write, the more the longer it takes. The store is incomplete
+    # meanwhile, and the next undisturbed write keeps the limit
     assert 20_000_000 < max(sizes) < 3 * 60 * 500_000
     last = Store.open("memory://s", cache=tmp_path, cache_bytes=40_000_000)
     last.put("k", "last", {"x": np.zeros(500_000, np.uint8)}, {})

@@ -25,7 +25,7 @@ def stream(galleries: list[list[list[str]]], protocol: str = "ctvr") -> Stream:
 
 
 def ceiling(made: Stream) -> float | None:
-    """What the report says; None if it says nothing."""
+    """Return the report; None if it is empty."""
     found = re.search(r"R@1 is at most (\d+\.\d+)", check_stream(made))
     return float(found[1]) if found else None
 

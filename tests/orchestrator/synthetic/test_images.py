@@ -1,4 +1,4 @@
-"""The painted patterns: no colour tells the class, pixels tell it in part, and each class is drawn as it is called."""
+"""The painted patterns: no colour identifies the class, pixels do in part, and each class is drawn as it is named."""
 
 from __future__ import annotations
 

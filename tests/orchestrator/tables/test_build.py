@@ -1,4 +1,4 @@
-"""Tables come from records alone: who is in, what is averaged, what stands beside it, what is said about it."""
+"""Tables are made from records only: which runs they contain, averages, published numbers, and notes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_without_a_complete_run_there_is_no_table():
         build(None, [run(tags={"ctvr.complete": "false"})])  # type: ignore[arg-type]
 
 
-# --- what stands beside it, and what is said about it
+# --- published numbers and notes
 
 
 def test_settings_that_no_paper_publishes_are_named_below_the_table():
@@ -234,7 +234,7 @@ def test_a_table_holds_one_split_and_says_which():
     (table,) = tables(records, split="val")
     assert [row.method for row in table.rows] == ["zscl"]
     assert "Measured on the validation split." in table.notes
-    (table,) = tables(records[1:])  # nothing else is there
+    (table,) = tables(records[1:])  # there are no other runs
     assert [row.method for row in table.rows] == ["zscl"]
     with pytest.raises(ConfigError, match="--split val: no complete run of msrvtt-10 is measured on validation videos"):
         tables(records[:1], split="val")

@@ -1,4 +1,4 @@
-"""What the marks say of test videos, held against a run that is watched: what it loads, and what changes it."""
+"""Footnotes about test videos, compared with a monitored run: the videos that it loads, and their effect."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def learned(loop: WatchedLoop) -> list[torch.Tensor]:
 
 
 def record(made: Experiment, **tags: str) -> RunRecord:
-    """What MLflow has of a run, before runs said in a tag what they see."""
+    """A record in MLflow from before runs had the tag."""
     settings = {name: as_text(value) for name, value in made.settings.items()}
     return RunRecord("1", "r", settings, {}, {"ctvr.method": made.name, **tags}, "FINISHED", "")
 
@@ -112,7 +112,7 @@ def subject_of(row: str, **more: object) -> Subject:
 
 
 def trains_on_test_videos(subject: Subject) -> bool:
-    """Whether what is learned comes out otherwise with other test videos; they are never loaded in training."""
+    """Return whether other test videos change the trained weights; they are never loaded in training."""
     loops = [run(subject.experiment, subject, salt) for salt in ("", "other")]
     assert not {name for loop in loops for name in getattr(loop, "seen", ()) if not name.startswith("train")}
     a, b = map(learned, loops)

@@ -1,4 +1,4 @@
-"""What the five papers print of their implementation is what the recipes resolve to, or a departure with its reason."""
+"""The recipes resolve to the implementation details that the five papers print, or a deviation has its reason."""
 
 from __future__ import annotations
 

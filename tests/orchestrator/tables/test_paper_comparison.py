@@ -1,4 +1,4 @@
-"""A paper's number stands beside the row that ran the paper's settings, and beside no other."""
+"""A row gets a paper's numbers if and only if it ran the paper's settings."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_off_its_benchmark_a_row_has_no_numbers_and_what_all_rows_differ_in_is_s
     assert "- Every row differs from its paper's row on msrvtt-10 in: optim.epochs 4 (paper 20)." in text
     assert text.count("optim.epochs") == 1
     assert "differs from its paper's row on msrvtt-10 also in: optim.lr_scale 50.0 (paper 1.0)" in text
-    assert "use_ffa" not in text  # what makes the row is no difference from it
+    assert "use_ffa" not in text  # the setting that defines the row is not a difference from it
     assert to_csv(made).count("optim.epochs 4 (paper 20)") == 2
 
 

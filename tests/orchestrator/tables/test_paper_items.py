@@ -70,5 +70,5 @@ def test_an_item_either_runs_or_says_why_not():
     for wrong in ({}, {"preset": "ctvr-table1", "why": "it rains"}):
         with pytest.raises(ValueError, match="either a preset that makes it or the reason"):
             Item(item="a/b", shows="c", **wrong)
-    with pytest.raises(ConfigError, match="there is no 'tempme/tabel2'. Did you mean 'tempme/table2'"):
+    with pytest.raises(ConfigError, match="'tempme/tabel2' is unknown. Did you mean 'tempme/table2'"):
         find("tempme/tabel2")

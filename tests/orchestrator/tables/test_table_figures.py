@@ -1,4 +1,4 @@
-"""What is drawn of a table is what its rows say, and nothing is drawn of what they do not know."""
+"""Figures of a table show the values of its rows, and nothing if the rows lack them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_costs_are_drawn_where_rows_differ_and_the_front_is_what_no_row_beats():
 
 
 def test_a_table_may_show_what_rows_cost_and_what_forgetting_that_buys():
-    """Of the package's own table, which no paper prints: its columns, and two fronts of which one goes down."""
+    """The package's own table, which no paper prints, shows its columns and two fronts, one of which falls."""
     tags = {"ctvr.table_name": "efficient-continual"}
     records = []
     for method, gmacs, r1, bwf in (("lwf", 53.0, 30.0, 2.0), ("zscl", 40.0, 28.0, 1.0), ("der", 60.0, 29.0, 1.5)):
@@ -143,7 +143,7 @@ def test_gates_are_drawn_by_task_at_its_last_epoch():
 
 
 def test_experts_have_shares_of_a_task_whatever_was_summed(tmp_path):
-    """Of its last epoch; an expert that comes later has had nothing before."""
+    """Shares are those of the last epoch; an expert that is added later has none before."""
     record = run("framefusion_moe")
     record.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]
     record.metrics["train/expert/01"] = [(8, 9.0), (16, 6.0), (24, 9.0), (32, 1.5)]

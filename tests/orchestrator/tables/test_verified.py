@@ -1,4 +1,4 @@
-"""What is called verified is: every entry names a test that is there and runs, and the page says what the data say."""
+"""Every entry names a test that exists and runs, and the page agrees with the data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_test_that_was_renamed_or_is_skipped_would_be_found():
     assert "shared" in needs("tests/methods/test_tempme.py", "test_ablations_equal_the_released_code")
     with pytest.raises(ValueError, match="prove nothing"):
         Check(what="loss", cases=0, tolerance=1e-5, test="")
-    with pytest.raises(ValueError, match="none of forward, loss"):
+    with pytest.raises(ValueError, match="not one of forward, loss"):
         Check(what="speed", cases=1, tolerance=1e-5, test="")
 
 

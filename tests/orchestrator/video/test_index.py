@@ -1,4 +1,4 @@
-"""What is wrong with a file is said before anything is decoded."""
+"""Errors of a file are reported before anything is decoded."""
 
 from __future__ import annotations
 

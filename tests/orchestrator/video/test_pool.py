@@ -90,7 +90,7 @@ def test_jobs_are_read_lazily(video_file, pool):
     next(results)
     results.close()
     assert len(taken) <= 2
-    assert pool.decode(video_file, SMALL).frames.shape == (4, 32, 32, 3)  # the pool goes on after an early end
+    assert pool.decode(video_file, SMALL).frames.shape == (4, 32, 32, 3)  # the pool continues after an early end
 
 
 def test_workers_of_a_pool_share_the_jobs(video_file):
@@ -192,7 +192,7 @@ def test_bad_pool_settings_are_config_errors():
 
 
 def leaves_files() -> bool:
-    """Whether this system lets a process be fenced."""
+    """Report whether this system allows sandboxing a process."""
     return bool(measure("files").isolation.files)
 
 
