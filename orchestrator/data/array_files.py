@@ -1,9 +1,9 @@
-"""Readers of arrays in files of others: .npy, .npz, .h5, .parquet and .tar.
+"""Readers of arrays in third-party files: .npy, .npz, .h5, .parquet and .tar.
 
-Every reader compares the sizes that a file declares with the size of the file before it allocates memory, and opens
-regular files only. Nothing is unpickled, nothing is unpacked to the disk, and no other file is read.
+Every reader compares the sizes that a file declares with the size of the file before it allocates memory. It opens
+only regular files, unpickles nothing, unpacks nothing to the disk, and reads no other file.
 
-Shapes: T vectors of a video, d numbers each.
+Shapes: T vectors per video, d numbers per vector.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.text_files import MIB, open_regular
 
-NAMED = "name.txt"  # in a shard; a .txt alone is a caption in those of others
-SPARE, RATIO = 256 * MIB, 64  # bytes that a file may declare: SPARE + RATIO times its own
+NAMED = "name.txt"  # in a shard; in third-party shards, .txt alone is a caption
+SPARE, RATIO = 256 * MIB, 64  # bytes that a file may declare: SPARE + RATIO times its own size
 Arrays = dict[str, np.ndarray]
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -33,10 +33,10 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
 
     Args:
         path: the file.
-        mapped: leave the array on the disk, read only, instead of in memory.
+        mapped: memory-map the array read-only instead of reading it.
 
     Raises:
-        VideoError: for whatever is damaged, is another kind of file, or holds objects.
+        VideoError: for a damaged file, another kind of file, or one that holds objects.
     """
     try:
         with open_regular(Path(path)) as file:
@@ -45,14 +45,14 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
                 return np.lib.format.read_array(file, allow_pickle=False)
         found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         return found
-    except ConfigError as error:  # the path is in the message
+    except ConfigError as error:  # its message repeats the path
         raise VideoError(str(path), str(error).removeprefix(f"{path}: ")) from error
     except Exception as error:  # numpy: ValueError, EOFError, TypeError, OverflowError, MemoryError, TokenError, ...
         raise VideoError(str(path), f"cannot be read as an array ({reason_of(error)})") from error
 
 
 def _check_npy(file: IO[bytes], size: int) -> None:
-    """Compare what a .npy declares with its `size` in bytes; leave the file at its start."""
+    """Compare the size that a .npy declares with its `size` in bytes; rewind the file."""
     file.seek(0)
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
@@ -61,12 +61,12 @@ def _check_npy(file: IO[bytes], size: int) -> None:
     if dtype.hasobject or dtype.names is not None:
         raise ValueError(f"it holds {dtype}, not numbers")
     if any(n < 0 for n in shape) or file.tell() + math.prod(shape) * dtype.itemsize > size:
-        raise ValueError(f"its header declares the shape {str(shape)[:60]}, and the file has {size} bytes")
+        raise ValueError(f"its header declares the shape {str(shape)[:60]}, but the file has {size} bytes")
     file.seek(0)
 
 
 def read_npz(path: Path) -> Arrays | np.ndarray:
-    """Read a .npz file, as `np.savez` and `np.savez_compressed` write it; one array without a name stands alone."""
+    """Read a .npz file as written by `np.savez` or `np.savez_compressed`; return a single unnamed array directly."""
     found: Arrays = {}
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -78,19 +78,19 @@ def read_npz(path: Path) -> Arrays | np.ndarray:
                     what = "twice" if name in found else "which is not .npy"
                     raise ValueError(f"it holds {entry.filename[:60]!r}, {what}")
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError("it is compressed by another method than np.savez_compressed uses")
+                    raise ValueError("its compression method is not that of np.savez_compressed")
                 with archive.open(entry) as stream:
                     _check_npy(stream, entry.file_size)
                     found[name] = np.lib.format.read_array(stream, allow_pickle=False)
     except zipfile.BadZipFile as error:
         raise ValueError(f"it is not a .npz file: {reason_of(error)}") from error
-    return found["arr_0"] if set(found) == {"arr_0"} else found  # the name that `np.savez` gives
+    return found["arr_0"] if set(found) == {"arr_0"} else found  # the name that `np.savez` gives an unnamed array
 
 
 def read_h5(path: Path) -> Arrays:
-    """Read the datasets of numbers of an HDF5 file; text and compounds are left out.
+    """Read the numeric datasets of an HDF5 file; text and compound types are skipped.
 
-    External storage, external links and virtual datasets would read other files of the user.
+    External storage, external links and virtual datasets are refused: they would read other files of the user.
     """
     h5py = optional("h5py", path)
     found: Arrays = {}
@@ -109,7 +109,7 @@ def read_h5(path: Path) -> Arrays:
 
 
 def _datasets(h5py: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield every name of every dataset by its hard links; `visititems` yields one name of each, and a group once."""
+    """Yield all datasets under all their hard-link names, each group once; `visititems` yields one name per dataset."""
     seen.add(h5py.h5o.get_info(group.id).addr)
     for name in group:
         if isinstance(group.get(name, getlink=True), h5py.HardLink):
@@ -121,7 +121,7 @@ def _datasets(h5py: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tu
 
 
 def read_tar(path: Path) -> Arrays:
-    """Read the arrays of a shard of WebDataset; files of other kinds are left out."""
+    """Read the arrays of a WebDataset shard; other files in it are skipped."""
     arrays: Arrays = {}
     names: dict[str, str] = {}
     with open_regular(path) as regular, _tar(regular) as archive:
@@ -144,15 +144,15 @@ def read_tar(path: Path) -> Arrays:
             else:
                 names[key] = stream.read().decode()
     if not arrays:
-        raise ValueError("it holds no .npy")
+        raise ValueError("it does not contain a .npy file")
     found = {names.get(key, key): array for key, array in arrays.items()}
     if len(found) < len(arrays):
-        raise ValueError("two of its .npy have one name")
+        raise ValueError("two of its .npy files have the same name")
     return found
 
 
 def _tar(file: IO[bytes]) -> tarfile.TarFile:
-    """Open an uncompressed archive; what a compressed one holds would only be known when it is in memory."""
+    """Open an uncompressed archive; the size of a compressed one is unknown until it is in memory."""
     start = file.read(6)
     file.seek(0)
     for mark, command in {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ\0": "unxz"}.items():
@@ -162,27 +162,29 @@ def _tar(file: IO[bytes]) -> tarfile.TarFile:
 
 
 def _key_of(member: str) -> tuple[str, str]:
-    """Split a member's name into its key and its kind, "" where it is not read.
+    """Split a member's name into its key and its kind; the kind is "" if the member is skipped.
 
-    WebDataset ends a key at its first dot. That would give "a.1.npy" and "a.2.npy", or "a.mp4.npy", other names than a
-    folder gives them.
+    WebDataset ends a key at its first dot. That would give names like "a.1.npy" and "a.2.npy", or "a.mp4.npy", other
+    keys than the same files in a folder.
     """
-    hidden = member.rpartition("/")[2].startswith("._")  # macOS writes one for each file
+    hidden = member.rpartition("/")[2].startswith("._")  # macOS adds one for each file
     kind = next((kind for kind in ("npy", NAMED) if member.endswith(f".{kind}")), "")
     return member.removesuffix(f".{kind}"), "" if hidden else kind
 
 
 def read_parquet(path: Path) -> Arrays:
-    """Read the columns name, features (lists of numbers, or lists of such lists) and, where present, row."""
+    """Read the columns name, features (lists of numbers, or lists of such lists) and, if present, row."""
     parquet, types = optional("pyarrow.parquet", path), optional("pyarrow.types", path)
     vectors: dict[str, list[tuple[int, np.ndarray]]] = {}
     number = 0
     with open_regular(path) as regular:
         whole = parquet.ParquetFile(regular)
         columns = _columns(path, whole.schema_arrow, types)
-        whole.scan_contents(columns, batch_size=65_536)  # in pieces; a damaged footer is an error here and aborts below
+        whole.scan_contents(
+            columns, batch_size=65_536
+        )  # in pieces; a damaged footer raises here, but would abort below
         _check_declared(whole.metadata, columns, regular.seek(0, io.SEEK_END))
-        file = parquet.ParquetFile(regular, read_dictionary=["name"])  # a long name may stand in every line
+        file = parquet.ParquetFile(regular, read_dictionary=["name"])  # long names may repeat in every line
         for batch in file.iter_batches(batch_size=4096, columns=columns):
             cells = [batch.column(batch.schema.get_field_index(column)) for column in columns]
             texts = cells[0].dictionary.to_pylist() if types.is_dictionary(cells[0].type) else None
@@ -198,10 +200,10 @@ def read_parquet(path: Path) -> Arrays:
 
 
 def _columns(path: Path, schema: Any, types: Any) -> list[str]:
-    """Check the columns that are read, by their types."""
+    """Check the types of the columns that are read; return their names."""
     for name in ("name", "features"):
         if schema.get_all_field_indices(name) == []:
-            raise ConfigError(f"{path}: has no column {name!r}. Columns: name, features and, for frames, row.")
+            raise ConfigError(f"{path}: column {name!r} is missing. Columns: name, features and, for frames, row.")
     columns = ["name", "features"] + (["row"] if schema.get_all_field_indices("row") else [])
     if twice := [name for name in columns if len(schema.get_all_field_indices(name)) > 1]:
         raise ValueError(f"it has two columns {twice[0]!r}")
@@ -224,7 +226,7 @@ def _is_list(kind: Any, types: Any) -> bool:
 
 
 def _check_declared(metadata: Any, columns: Iterable[str], size: int) -> None:
-    """Compare the numbers that a footer declares with the size of the file: repeated ones take no place in it."""
+    """Compare the number of values that a footer declares with the file size: repeated values occupy no bytes."""
     declared = 0
     paths = [metadata.schema.column(place).path.partition(".")[0] for place in range(metadata.num_columns)]
     for group in range(metadata.num_row_groups):
@@ -235,7 +237,7 @@ def _check_declared(metadata: Any, columns: Iterable[str], size: int) -> None:
 
 
 def _numbers(cell: Any, where: str) -> np.ndarray:
-    """Read one list of numbers, or a list of such lists of one length."""
+    """Read one list of numbers, or a list of such lists of equal length."""
     values = cell.values
     if values is None or values.null_count:
         raise ValueError(f"{where}: features are missing (null)")
@@ -246,10 +248,10 @@ def _numbers(cell: Any, where: str) -> np.ndarray:
 
 
 def _stacked(name: str, found: list[tuple[int, np.ndarray]], has_rows: bool) -> np.ndarray:
-    """Order the vectors of a name by their row."""
+    """Stack the vectors of a name in the order of their rows."""
     if not has_rows:
         if len(found) > 1:
-            raise ValueError(f"{name[:60]!r} stands in {len(found)} lines; number them in a column row")
+            raise ValueError(f"{name[:60]!r} occurs in {len(found)} lines; number them in a column row")
         return found[0][1]
     rows = [row for row, _ in found]
     if len(set(rows)) < len(rows):
@@ -260,7 +262,7 @@ def _stacked(name: str, found: list[tuple[int, np.ndarray]], has_rows: bool) -> 
 
 
 def check_size(declared: int, size: int) -> None:
-    """Refuse a file that would take far more memory than it has bytes.
+    """Check that a file does not need far more memory than its size.
 
     Raises:
         ValueError: if `declared` bytes are more than SPARE and RATIO times `size`.
@@ -275,7 +277,7 @@ def optional(module: str, path: Path) -> Any:
     """Import the package that a kind of file needs.
 
     Raises:
-        ConfigError: if it is not installed.
+        ConfigError: if the package is not installed.
     """
     package = module.partition(".")[0]
     try:
@@ -285,5 +287,5 @@ def optional(module: str, path: Path) -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what a library said, or the name of its error."""
+    """Return the first line of a library's error message, or the name of its class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

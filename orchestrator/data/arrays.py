@@ -1,6 +1,6 @@
-"""Named arrays in the files that other programs write: .npy, .npz, .pt, .h5, .parquet, .tar, and folders of .npy.
+"""Named arrays in files of other programs: .npy, .npz, .pt, .h5, .parquet, .tar, and folders of .npy.
 
-Nothing is unpickled: .npy and .npz without objects, .pt as tensors alone, by a child process (backbone/weights.py).
+Nothing is unpickled: .npy and .npz are read without objects; a sandboxed process reads the tensors of a .pt.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ COLUMNS = ("name", "row", "features")  # of .parquet: one line for each vector
 
 
 def read_arrays(path: Path) -> Arrays | np.ndarray:
-    """What a file holds: name -> array, or one array where it has no names (.npy, a .pt that is a tensor).
+    """Read a file or folder as name -> array, or as one array if it has no names (.npy, a .pt with one tensor).
 
     Args:
         path: .npy; .npz; .pt or .pth (a tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
-            .parquet (columns name, features and, for several vectors of a name, row); .tar (a shard of WebDataset:
-            KEY.npy, beside it KEY.name.txt where the name is not the key); or a folder of NAME.npy.
+            .parquet (columns name, features and, for several vectors of a name, row); .tar (a WebDataset shard:
+            KEY.npy, with KEY.name.txt where the name is not the key); or a folder of NAME.npy.
 
     Raises:
-        ConfigError: for another kind of file, one that cannot be read, one that holds more than arrays, or one whose
-            package is not installed.
+        ConfigError: for another kind of file, an unreadable one, one that holds more than arrays, or a missing
+            package.
     """
     if path.is_dir():
         found = {file.stem: _npy(file) for file in sorted(path.glob("[!.]*.npy"))}
         if not found:
-            raise ConfigError(f"{path}: holds no .npy file. Name a file, or a folder with one NAME.npy for each video.")
+            raise ConfigError(
+                f"{path}: folder holds no .npy file. Give a file, or a folder of NAME.npy, one per video."
+            )
         return found
     if not path.exists():
-        raise ConfigError(f"{path}: no such file. Name one that ends in {_endings()}, or a folder of .npy files.")
+        raise ConfigError(f"{path}: no such file. Give one that ends in {_endings()}, or a folder of .npy files.")
     open_regular(path).close()
     readers: dict[str, Callable[[Path], Arrays | np.ndarray]] = {
         "npy": _npy,
@@ -66,52 +68,53 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
     }
     reader = readers.get(path.suffix.lstrip(".").lower())
     if reader is None:
-        raise ConfigError(f"{path}: features are read from {_endings()}, or a folder of .npy files.")
+        raise ConfigError(f"{path}: unknown file format. Give one of {_endings()}, or a folder of .npy files.")
     try:
         return reader(path)
     except ConfigError:
         raise
-    except Exception as error:  # five libraries, each with its own
+    except Exception as error:  # five libraries with their own exception classes
         raise ConfigError(f"{path}: cannot be read as arrays ({reason_of(error)}). Save it again.") from error
 
 
 def read_features(path: str) -> np.ndarray:
-    """The vectors (T, d) float32 of a video.
+    """Read the vectors (T, d) float32 of a video.
 
     Raises:
-        VideoError: if the file is no array of finite numbers of that shape.
+        VideoError: if the file is not an array of finite numbers of that shape.
     """
     return validate_features(load_npy(path), path)
 
 
 def validate_features(found: np.ndarray, name: str) -> np.ndarray:
-    """Features as (T, d) float32; one vector is T = 1.
+    """Return features as (T, d) float32; a single vector (d,) has T = 1.
 
     Raises:
-        VideoError: if they are no finite numbers of shape (T, d) or (d,).
+        VideoError: if they are not finite numbers of shape (T, d) or (d,).
     """
     vectors = found[None] if found.ndim == 1 else found
     if vectors.ndim != 2 or not vectors.size or vectors.dtype.kind not in "fiu":
-        raise VideoError(name, f"features have shape {found.shape} of {found.dtype}; (frames, d) or (d,) is read")
+        raise VideoError(
+            name, f"features have shape {found.shape} of {found.dtype}, not (frames, d) or (d,) of numbers"
+        )
     if not np.isfinite(vectors).all():
-        raise VideoError(name, "features hold NaN or infinite numbers")
+        raise VideoError(name, "features contain NaN or infinite numbers")
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
-    """The inverse of `read_arrays`; for .npy a folder. Returns what was written.
+    """Write arrays that `read_arrays` can read; for .npy a folder. Return the written path.
 
     Args:
         path: the file.
-        arrays: names and arrays; .npy, .npz, .h5 and .tar hold one of them in memory at a time, the others all.
+        arrays: names and arrays; .npy, .npz, .h5 and .tar keep one at a time in memory, .pt and .parquet keep all.
 
     Raises:
-        ConfigError: for an ending that is none of FORMS, one whose package is not installed, or a name that leads out
-            of the folder.
+        ConfigError: for an ending not in FORMS, a missing package, or a name that points outside the folder.
     """
     form = path.suffix.lstrip(".")
     if form not in FORMS:
-        raise ConfigError(f"{path}: arrays are written as {_endings()}.")
+        raise ConfigError(f"{path}: cannot write this file format. Use one of {_endings()}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     if form == "npy":
         folder = path.with_suffix("")
@@ -119,7 +122,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
         for name, array in arrays:
             file = folder / f"{name}.npy"
             if not file.resolve().is_relative_to(folder.resolve()):
-                raise ConfigError(f"{name!r} leads out of {folder} as the name of a file. Write npz, or rename it.")
+                raise ConfigError(f"{name!r}: as a file name it points outside {folder}. Write npz, or rename it.")
             file.parent.mkdir(parents=True, exist_ok=True)
             np.save(file, array, allow_pickle=False)
         return folder
@@ -151,11 +154,11 @@ def _npy(path: Path) -> np.ndarray:
 
 
 def _pt(path: Path) -> Arrays | np.ndarray:
-    """Read where weights of strangers are: in a bounded child that sees no other file."""
+    """Read an untrusted .pt in a sandboxed process with limited memory and no access to other files."""
     found = read_weights(path, digest_file(path))
     if set(found) == {BARE}:
         return _plain(found[BARE])
-    return {name: _plain(value) for name, value in sorted(found.items())}  # the child tells them in any order
+    return {name: _plain(value) for name, value in sorted(found.items())}  # their order is undefined
 
 
 def _plain(tensor: Any) -> np.ndarray:
@@ -164,7 +167,7 @@ def _plain(tensor: Any) -> np.ndarray:
 
 
 def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Keys are numbers: a name may hold dots, which would end a key."""
+    """Write a shard whose keys are numbers: a name may contain dots, which would end a key."""
     with tarfile.open(path, "w") as archive:
         for number, (name, array) in enumerate(arrays):
             data = io.BytesIO()

@@ -1,8 +1,8 @@
-"""Augmentation of whole batches on the device, one draw for all frames of a video.
+"""Augmentation of whole batches on the device, with one random draw for all frames of a video.
 
-`crop_and_flip` has the areas, aspect ratios and mirroring of the released codes of CTVR and StructAlign. What it crops
-is not theirs: they cut from the whole frame, of whatever shape; frames are stored as their central squares here, so
-that a video is decoded once, and the crop is of that square. Of a frame of 16:9 it never sees the outer 44 %.
+`crop_and_flip` has the areas, aspect ratios and mirroring of the released codes of CTVR and StructAlign, but another
+crop region. The released codes crop from the whole frame of any shape. Here the store holds the central square of a
+frame, so that a video is decoded once, and the crop is from that square: the outer 44 % of a 16:9 frame are never used.
 
 Shapes: B videos, T frames, H = W image size.
 """
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from ctvr.methods.layers.transfer import to_device
 
-TRIES = 10  # of a crop to fit into the frame; then it is the whole frame
+TRIES = 10  # attempts to draw a crop that fits into the frame; after that the whole frame is used
 
 
 def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Random resized crop (area 0.5 to 1, aspect ratio 3/4 to 4/3) and mirroring with p = 0.5; see the header.
+    """Apply a random resized crop (area 0.5 to 1, aspect ratio 3/4 to 4/3), and mirroring with p = 0.5; see the header.
 
-    Takes and returns (B, T, 3, H, W) in [0, 1]. One draw for all frames of a video.
+    Takes and returns (B, T, 3, H, W) in [0, 1]. One random draw for all frames of a video.
     """
     batch, _, _, height, width = x.shape
     draw = torch.rand(batch, 3 + 2 * TRIES, generator=generator, device=x.device)
@@ -43,9 +43,9 @@ def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Gray scale with p = 0.2 and brightness, contrast, saturation jitter of +-40 %, one draw per video.
+    """Apply gray scale with p = 0.2 and brightness, contrast, saturation jitter of +-40 %, one draw per video.
 
-    Takes and returns (B, T, 3, H, W) in [0, 1]. BMU-MoCo (section 4.1) names the two, not their strengths.
+    Takes and returns (B, T, 3, H, W) in [0, 1]. BMU-MoCo (section 4.1) names the two, but not their strengths.
     """
     draw = torch.rand(len(x), 4, generator=generator, device=x.device)
     brightness, contrast, saturation = (0.6 + 0.8 * draw[:, i].view(-1, 1, 1, 1, 1) for i in range(3))

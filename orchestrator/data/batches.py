@@ -1,6 +1,6 @@
-"""From a stream and a store to batches: store key -> uint8 frames -> normalised tensors on the device.
+"""Batches of a stream: store key -> uint8 frames -> normalised tensors on the device.
 
-Frames come by way of the store (frames.py). Augmentation runs on the device, on whole batches (augment.py).
+Frames come from the store (frames.py). Augmentation runs on the device, on whole batches (augment.py).
 
 Shapes: B pairs, T frames, H = W image size, L text length.
 """
@@ -36,24 +36,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Queries:
-    """The captions that search the videos of one task."""
+    """Captions that search the videos of one task."""
 
     tokens: Tensor  # (Q, L)
-    target: Tensor  # (Q,) index of the caption's own video within its task
-    twin: Tensor  # (Q,) index of the time-reversed twin within its task, -1 without one
+    target: Tensor  # (Q,) int64, index of the caption's own video within its task
+    twin: Tensor  # (Q,) int64, index of the time-reversed twin within its task, -1 without one
     names: tuple[str, ...] = ()  # "<video id>#<caption number>", for the stored ranks
 
 
 class StreamData:
-    """A stream as tensors: what the loop feeds a method and what it searches with.
+    """A stream as tensors: training batches, videos and queries.
 
     Args:
         stream: tasks, items, captions.
-        frames: where frames come from.
-        tokenize: captions -> (N, L) int64, the backbone's.
-        mean, std: of the backbone's normalisation, per channel.
+        frames: source of frames.
+        tokenize: the backbone's tokenizer, captions -> (N, L) int64.
+        mean, std: the backbone's normalisation, per channel.
         config: the settings `data.*`.
-        device: where batches go.
+        device: device of the batches.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class StreamData:
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
         self._index()
         self._features: FrozenFeatures | None = None
-        self._lengths: dict[int, int] | None = None  # of the longest caption of a task, where captions are cut to it
+        self._lengths: dict[int, int] | None = None  # task -> tokens of its longest caption, if captions are trimmed
 
     def _index(self) -> None:
-        """Number videos and pairs, those of training."""
+        """Number the training videos and pairs."""
         items = [self.stream.items(index, "train") for index in range(len(self.stream.tasks))]
         videos = (item.video for task in items for item in task)
         self._numbers = {video: number for number, video in enumerate(dict.fromkeys(videos))}
-        # A pair's number is its place among the pairs of all tasks
+        # A pair's number is its position among the pairs of all tasks
         self._all = [(item, caption) for task in items for item in task for caption in item.captions]
         counts = (sum(len(item.captions) for item in task) for task in items)
-        self._first = list(accumulate(counts, initial=0))  # of each task
+        self._first = list(accumulate(counts, initial=0))  # number of each task's first pair
 
     def with_training_split(self, split: str) -> StreamData:
-        """The same data with the pairs of a split in the place of those of training, and none of them augmented."""
+        """Return the same data with the pairs of a split as training pairs, without augmentation."""
         other, tasks = copy.copy(self), self.stream.tasks
         tasks = tuple(replace(task, train=self.stream.items(place, split)) for place, task in enumerate(tasks))
         plain = replace(self.config, augment="none", sampling=self.config.rule)
@@ -95,13 +95,13 @@ class StreamData:
         return other
 
     def trim_captions_per_task(self) -> StreamData:
-        """The same data, whose training captions are as wide as their tasks' longest; see `attends_to_padding`."""
+        """Return the same data with training captions as wide as their tasks' longest; see `attends_to_padding`."""
         other = copy.copy(self)
         other._lengths = {}
         return other
 
     def _width(self, tasks: Sequence[int]) -> int | None:
-        """Columns of the training captions of `tasks`; None: as many as the tokenizer makes."""
+        """Return the width of the training captions of `tasks`; None for the tokenizer's width."""
         if self._lengths is None:
             return None
         for task in tasks:
@@ -111,29 +111,29 @@ class StreamData:
         return max(self._lengths[task] for task in tasks)
 
     def with_features(self, features: FrozenFeatures | None) -> StreamData:
-        """The same data, whose videos come as tokens (B, T, N, D) of a frozen tower wherever they are not augmented.
+        """Return the same data with videos as tokens (B, T, N, D) of a frozen tower, unless they are augmented.
 
-        None, or the setting `data.cache_features=false`, leaves them frames (B, T, 3, H, W).
+        With None, or with the setting `data.cache_features=false`, videos stay frames (B, T, 3, H, W).
         """
         other = copy.copy(self)
         other._features = features if self.config.cache_features else None
         return other
 
     def task(self, index: int) -> Task:
-        """What a method may know of task `index` (0-based)."""
+        """Return what a method may know of task `index` (0-based)."""
         return task_of(self.stream, index)
 
     def _pairs(self, tasks: Sequence[int]) -> list[int]:
-        """Numbers of the training pairs of `tasks`, in order."""
+        """Return the numbers of the training pairs of `tasks`, in order."""
         return [pair for task in tasks for pair in range(self._first[task], self._first[task + 1])]
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Frames (R, T, 3, H, W), or tokens of a frozen tower, and captions (R, L) of training pairs of any task.
+        """Return frames (R, T, 3, H, W), or tokens of a frozen tower, and captions (R, L) of any training pairs.
 
-        They are those of `ordered_batches`: not augmented.
+        They equal those of `ordered_batches`: not augmented.
 
         Args:
-            numbers: of `Batch.pair_ids`.
+            numbers: values of `Batch.pair_ids`.
         """
         chosen = [self._all[number] for number in numbers]
         videos = self.to_batch(self._read([item for item, _ in chosen], is_augmented=False), None)
@@ -147,11 +147,11 @@ class StreamData:
         return self._numbers[item.video]
 
     def steps(self, tasks: Sequence[int], workers: int = 1) -> int:
-        """Batches of one epoch (exact unless `unique_videos` makes it depend on the shuffle)."""
+        """Return the number of batches of one epoch (with `unique_videos` approximate: it depends on the shuffle)."""
         return len(self._batches(self._pairs(tasks), seed=0, size=self.config.batch_size, workers=workers))
 
     def batch_sizes(self, tasks: Sequence[int], seed: int, task: int, epoch: int, workers: int = 1) -> list[int]:
-        """Pairs, over all workers, of each batch that `train_batches` yields for the same arguments."""
+        """Return the pairs, over all workers, in each batch that `train_batches` yields for the same arguments."""
         return [len(batch) for batch in self._order(self._pairs(tasks), seed, task, epoch, workers)]
 
     def _order(self, pairs: list[int], seed: int, task: int, epoch: int, workers: int) -> list[list[int]]:
@@ -165,18 +165,18 @@ class StreamData:
             self.config.unique_videos,
             self.config.caption_sampling == "random_per_video",
         )
-        # Every worker needs equally many pairs: the remainder of a last batch is left out
+        # Every worker needs equally many pairs: the remainder of a last batch is dropped
         cut = [batch[: len(batch) // workers * workers] for batch in batches]
         return [batch for batch in cut if batch]
 
     def train_batches(
         self, tasks: Sequence[int], seed: int, task: int, epoch: int, rank: int = 0, workers: int = 1
     ) -> Iterator[Batch]:
-        """One epoch over the training pairs of `tasks`; everything random comes from the arguments."""
+        """Yield one epoch over the training pairs of `tasks`; all randomness comes from the arguments."""
         pairs = self._pairs(tasks)
         order = self._order(pairs, seed, task, epoch, workers)
         augment = torch.Generator(device=self.device).manual_seed(seed_of(seed, "augment", task, epoch, rank))
-        own = []  # a block of each batch: gathered rows are then in the batch's order
+        own = []  # this worker's block of each batch: gathered rows are then in the batch's order
         for batch in order:
             count = len(batch) // workers
             own.append(batch[rank * count : (rank + 1) * count])
@@ -184,7 +184,7 @@ class StreamData:
         yield from self._make(pairs, own, augment, self._width(tasks), drawn)
 
     def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
-        """The training pairs once, in order, without augmentation."""
+        """Yield the training pairs once, in order, without augmentation."""
         pairs = self._pairs(tasks)
         size = self.config.batch_size
         order = [list(range(start, min(start + size, len(pairs)))) for start in range(0, len(pairs), size)]
@@ -221,30 +221,30 @@ class StreamData:
             )
 
     def _answers(self, numbers: Sequence[int]) -> Tensor | None:
-        """Ids (B, A) of the answers of training pairs, in a stream of questions."""
+        """Return ids (B, A) of the answers of training pairs, in a stream of questions; else None."""
         return None
 
     def _captions(self, chosen: Sequence[tuple[Item, str]], width: int | None) -> Tensor:
-        """Tokens (B, L) on the device, L `width` or the longest caption."""
+        """Return tokens (B, L) on the device; L is `width`, or the length of the longest caption."""
         tokens = self.tokens([caption for _, caption in chosen])
         return to_device(trim_padding(tokens) if width is None else tokens[:, :width], self.device)
 
     def tokens(self, captions: list[str]) -> Tensor:
-        """Captions (N, L) int64, cut to `data.max_tokens` with the end of text kept."""
+        """Return captions (N, L) int64, truncated to `data.max_tokens` with the end-of-text token kept."""
         tokens = self._tokenize(captions)
         longest = self.config.max_tokens
         if longest is None or longest >= tokens.shape[1]:
             return tokens
-        end = tokens.argmax(dim=1)  # the largest id of the vocabulary, and all behind it are pads
+        end = tokens.argmax(dim=1)  # the end of text has the largest id; only padding follows
         cut = tokens.clone()
         cut[:, longest:] = 0
         cut[:, longest - 1] = torch.where(end >= longest, tokens.amax(dim=1), cut[:, longest - 1])
         return cut
 
     def _read(self, items: Sequence[Item], is_augmented: bool, drawn: tuple[object, ...] | None = None) -> Tensor:
-        """Raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU.
+        """Return raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU.
 
-        `drawn`: of what the draw of a video's frames depends besides the video; None reads the middles.
+        `drawn`: seed parts for the random frames of each video, besides the video; None reads the middle frames.
         """
         features = self._features
         if drawn is not None:
@@ -255,16 +255,16 @@ class StreamData:
         return torch.stack([features.load(self.frames.key(item), partial(self.load_video, item)) for item in items])
 
     def load_video(self, item: Item) -> Tensor:
-        """Normalised frames (1, T, 3, H, W) of a video, on the device."""
+        """Return normalised frames (1, T, 3, H, W) of a video, on the device."""
         return self.to_batch(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
 
     def to_batch(self, videos: Tensor, augment: torch.Generator | None = None) -> Tensor:
-        """What `_read` gave, as a method gets it: on the device, frames normalised."""
+        """Return the result of `_read` on the device, with frames normalised."""
         videos = to_device(videos, self.device)
         return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
 
     def _normalise(self, raw: Tensor, augment: torch.Generator | None) -> Tensor:
-        """(B, T, H, W, 3) uint8 -> (B, T, 3, H, W) float, augmented if a generator is given; missing frames are 0."""
+        """Normalise (B, T, H, W, 3) uint8 to (B, T, 3, H, W) float; augment with a generator; missing frames are 0."""
         x = raw.permute(0, 1, 4, 2, 3).float() / 255
         if augment is not None and self.config.augment == "crop_flip":
             x = crop_and_flip(x, augment)
@@ -280,7 +280,7 @@ class StreamData:
         return len(self.stream.items(task, split))
 
     def videos(self, task: int, split: str, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
-        """Normalised frames (B, T, 3, H, W), or tokens, of the chosen items of a task, in order."""
+        """Yield normalised frames (B, T, 3, H, W), or tokens, of the chosen items of a task, in order."""
         items = self.stream.items(task, split)
         order = [list(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
 
@@ -291,7 +291,7 @@ class StreamData:
             yield self.to_batch(videos, None)
 
     def queries(self, task: int, split: str) -> Queries:
-        """Every caption of the task's videos as a query."""
+        """Return every caption of the task's videos as a query."""
         items = self.stream.items(task, split)
         place = {item.video: row for row, item in enumerate(items)}
         captions = [(row, number, text) for row, item in enumerate(items) for number, text in enumerate(item.captions)]
@@ -305,14 +305,14 @@ class StreamData:
 
 
 def task_of(stream: Stream, index: int) -> Task:
-    """What a method may know of task `index` (0-based)."""
+    """Return what a method may know of task `index` (0-based)."""
     task = stream.tasks[index]
     categories = tuple(stream.category_index(name) for name in task.categories)
     return Task(index, task.name, len(stream.tasks), categories, len(stream.categories))
 
 
 def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
-    """Refuse a stream in which some task would train nothing: every batch is dealt out evenly to all workers.
+    """Check that every task has at least one training pair per worker: batches are split evenly over all workers.
 
     Raises:
         ConfigError: naming the first such task, its pairs and the workers.

@@ -1,4 +1,4 @@
-"""The device that computes: how CUDA is asked for the same numbers twice, and what is said when it cannot go on."""
+"""Set-up of the device: deterministic kernels, precision, and errors about missing GPUs or memory."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import torch
 
 from ctvr.orchestrator.errors import ConfigError, OutOfMemory
 
-# fp32: full float32. tf32: products of matrices in TF32 on a GPU, float32 elsewhere. bf16: autocast to bfloat16.
+# fp32: full float32. tf32: matrix products in TF32 on a GPU, float32 elsewhere. bf16: autocast to bfloat16.
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
 def set_determinism(device: torch.device, is_deterministic: bool = True, precision: Precision = "fp32") -> None:
-    """Set torch up before anything is computed on a device; on a CPU there is nothing to set.
+    """Set torch's determinism and precision before anything runs on a device; a CPU needs no settings.
 
-    Whatever computes on a GPU calls it: runs, features made ahead, the measurements. TF32 is on only for
-    `precision="tf32"`; Ray's processes serve several runs, so it is set either way. If `is_deterministic`, only kernels
-    that give the same numbers twice are used: an operator without such a kernel is then an error of torch. Nothing
-    less: a mere warning (`warn_only`) leaves the backward pass of attention as it is.
+    All code that computes on a GPU calls it: runs, precomputed features, measurements. TF32 is on only for
+    `precision="tf32"`; it is set in either case, because Ray's processes serve several runs. If `is_deterministic`,
+    only deterministic kernels are allowed, and torch raises an error for an operator without one. A mere warning
+    (`warn_only`) would not suffice: it leaves the backward pass of attention nondeterministic.
 
-    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray gives it to its workers as they start
-    (`on_ray.connection.worker_environment`); a process of its own has used no CUDA before this.
+    `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray passes it to its workers at their start
+    (`on_ray.connection.worker_environment`); other processes have not used CUDA before this call.
     """
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(is_deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # unread
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it is never read
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
 
 def autocast_for(precision: Precision, device_type: str) -> AbstractContextManager[object]:
-    """Return the context in which a forward pass of this precision runs."""
+    """Return the context for forward passes of this precision."""
     return torch.autocast(device_type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def numerics_flags(device: torch.device) -> dict[str, bool]:
-    """What `set_determinism` decides and a GPU's results depend on, as it stands now. Empty for a CPU."""
+    """Return the current flags of `set_determinism` on which a GPU's results depend. Empty for a CPU."""
     if device.type != "cuda":
         return {}
     return {
@@ -56,32 +56,32 @@ def numerics_flags(device: torch.device) -> dict[str, bool]:
 
 
 def require_gpu() -> None:
-    """Refuse to compute on the CPU of a place whose GPU was asked for.
+    """Check that torch finds the GPU that was requested, instead of falling back to the CPU.
 
     Raises:
-        ConfigError: with this node's name, if torch finds no GPU here.
+        ConfigError: with this node's name, if torch finds no GPU.
     """
     if not torch.cuda.is_available():
         built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
         raise ConfigError(
-            f"--gpus-per-trial: torch finds no GPU on {platform.node()}, where one was given to this process. Torch "
-            f"{built}: look at `nvidia-smi` and the driver there, or write --gpus-per-trial 0 to train on CPUs."
+            f"--gpus-per-trial: torch finds no GPU on {platform.node()}, although Ray assigned one to this process. "
+            f"Torch {built}: check `nvidia-smi` and the driver there, or use --gpus-per-trial 0 to train on CPUs."
         )
 
 
 @contextmanager
 def memory_of(device: torch.device) -> Iterator[None]:
-    """Say what helps where the device's memory is too small. It would be too small again.
+    """Convert torch's out-of-memory error into one that names the remedies; it is permanent.
 
     Raises:
-        OutOfMemory: in place of torch's own error.
+        OutOfMemory: instead of torch's own error.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
         name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else str(device)
         raise OutOfMemory(
-            f"data.batch_size: the memory of {name} on {platform.node()} is too small for a step. Write "
+            f"data.batch_size: the memory of {name} on {platform.node()} is too small for a step. Use "
             "optim.activation_checkpointing=true (same results), precision=bf16, or a smaller data.batch_size with "
-            "optim.accumulation_steps, which keeps the step. Torch said: " + str(error).splitlines()[0][:150]
+            "optim.accumulation_steps, which keeps the step. Torch's error: " + str(error).splitlines()[0][:150]
         ) from error

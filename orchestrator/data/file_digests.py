@@ -1,10 +1,10 @@
-"""Digests of a stream's files, remembered in the store by one object for all of them.
+"""Cache of the digests of a stream's files, one object in the store for all files.
 
-A digest holds while path, size, modification and status-change time of its file stay the same. `digests.digest_file`
-remembers that for one machine and every file that it ever saw; this index is read at the start of a run instead: one
-object, and one question to the file system for a video, on whatever machine sees the files at these paths with these
-times. It is a memory and no record: an entry whose file differs is taken anew, a damaged or lost object costs time, of
-two writers the later one stays (both are right), and a writer that is killed leaves the former object.
+A digest is valid while path, size, modification time and status-change time of its file are unchanged.
+`digests.digest_file` caches digests per machine, for all files it has seen. This index is read at the start of a run
+instead: it costs one object, and one `stat` per video, on every machine that sees the files at these paths with these
+times. It is only a cache: an entry whose file has changed is recomputed, and a damaged or lost object costs time. Of
+two writers the later one wins (both are right), and a killed writer leaves the former object.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ctvr.orchestrator.store.gc import FILES
 from ctvr.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
-LEAST = 1000  # files; fewer are asked for one by one
+LEAST = 1000  # files; the index is not used for fewer
 _UNKNOWN = (-1, -1, -1)
 
 
 class FileDigestCache:
-    """The index of one list of files.
+    """Digest index of one list of files.
 
     Args:
-        store: where it lies, as JSON: (N, 3) int64 identities and (N, 32) uint8 digests, each in base64.
-        seen: path -> identity of every file, as the file system says now.
+        store: holds the index as JSON: (N, 3) int64 identities and (N, 32) uint8 digests, each in base64.
+        seen: path -> current identity of every file.
     """
 
     def __init__(self, store: Store, seen: Mapping[str, Identity]) -> None:
@@ -44,10 +44,10 @@ class FileDigestCache:
         self._new: dict[str, str] = {}
 
     def digest(self, path: str) -> str:
-        """SHA-256 (hex) of a file, read only where nobody knows it.
+        """Return the SHA-256 (hex) of a file; read the file only if its digest is not cached.
 
         Raises:
-            OSError: if it cannot be read.
+            OSError: if the file cannot be read.
         """
         found = self._known.get(path)
         if found is None:
@@ -55,7 +55,7 @@ class FileDigestCache:
         return found
 
     def keep(self) -> None:
-        """Write what was learned. A file that may still change unseen is left out; a store that is full, too."""
+        """Store new digests, except of files that may still change unnoticed; a full store is only logged."""
         settled = [path for path in self._new if self._is_settled(path)]
         if len(self.seen) < LEAST or not settled:
             return
@@ -67,7 +67,7 @@ class FileDigestCache:
         try:
             self.store.put_json(FILES, self._name, value)
         except StoreError as error:
-            log.warning("the files of the stream are looked up one by one each time: %s", error)
+            log.warning("digests of the stream's files are not cached in the store: %s", error)
         self._new = {}
 
     def _is_settled(self, path: str) -> bool:
@@ -78,14 +78,14 @@ class FileDigestCache:
             return False
 
     def _read(self) -> dict[str, str]:
-        """Path -> digest of the files that are as they were."""
+        """Return path -> digest of the files whose identity is unchanged."""
         count = len(self.paths)
         try:
             value = self.store.get_json(FILES, self._name)
             stored = np.frombuffer(base64.b64decode(value["identities"]), "<i8").reshape(count, 3)
             digests = base64.b64decode(value["digests"])
             if len(digests) != 32 * count:
-                raise ValueError("another number of digests")
+                raise ValueError("wrong number of digests")
         except (MissingObject, StoreError, KeyError, TypeError, ValueError, binascii.Error):
             return {}
         now = np.array(list(self.seen.values()), "<i8")

@@ -1,8 +1,8 @@
-"""From a video file to frames in the store: a video is decoded once, by whoever needs it first.
+"""Decoding of videos into the store: each video is decoded once, by the first process that needs it.
 
-`data.sampling=random` draws training frames without decoding in every epoch: of a training video the store also has
-CANDIDATES frames for each of the T equal parts, evenly spaced from the first frame to the last, and a draw takes one of
-each part. That is 1 + CANDIDATES times the bytes of a training video, and one more decoding of it.
+`data.sampling=random` draws training frames in every epoch without decoding. The store also holds CANDIDATES frames for
+each of the T equal parts of a training video, evenly spaced from the first frame to the last, and a draw takes one of
+each part. A training video then needs 1 + CANDIDATES times the bytes, and one more decoding.
 
 Shapes: T frames, H = W image size.
 """
@@ -31,31 +31,31 @@ from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder, Job
 from ctvr.orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame, resize_and_crop
 
-CANDIDATES = 4  # frames of a part that may be drawn; part of the key, as the number of stored frames
+CANDIDATES = 4  # stored frames per part; part of the key through the number of frames
 Broken = list[tuple[Item, VideoError]]
 
 
 class FrameSource:
-    """Frames of items by way of the store.
+    """Frames of items, read from and decoded into the store.
 
     Args:
-        store: where decoded frames are kept.
+        store: holds decoded frames.
         config: the settings `data.*`.
-        image_size: pixels of a side that the backbone sees.
+        image_size: image size of the backbone, in pixels per side.
 
     Raises:
-        ConfigError: if `data.image_size` asks for another size.
+        ConfigError: if `data.image_size` is another size.
     """
 
     def __init__(self, store: Store, config: DataConfig, image_size: int) -> None:
         if config.image_size not in {None, image_size}:
             raise ConfigError(
-                f"data.image_size: {config.image_size} does not fit the backbone, which sees {image_size} pixels. "
-                f"Write data.image_size={image_size} or leave it out."
+                f"data.image_size: the backbone needs {image_size} pixels (got {config.image_size}). "
+                f"Use data.image_size={image_size} or omit it."
             )
         self.store = store
         self.sampling = Sampling(num_frames=config.num_frames, size=image_size, rule=config.rule)
-        self.candidates: FrameSource | None = None  # of training videos, where frames are drawn
+        self.candidates: FrameSource | None = None  # candidates of training videos for random draws
         if config.sampling == "random":
             more = replace(config, sampling="linspace", num_frames=config.num_frames * CANDIDATES)
             self.candidates = FrameSource(store, more, image_size)
@@ -64,19 +64,19 @@ class FrameSource:
         self._keys: dict[Item, str] = {}
 
     def key(self, item: Item) -> str:
-        """Content address of an item's frames: what file, which frames, what size, which decoder."""
+        """Return the content address of an item's frames, from file, frame selection, size and decoder."""
         if item not in self._keys:
             self._keys[item] = self._key(item, digest_path(item.path))
         return self._keys[item]
 
     def _key(self, item: Item, file: Any) -> str:
-        """The same, where the digest of the file is known."""
+        """Return the content address, given the digest of the file."""
         if item.segment is None and isinstance(file, str):
             return hashlib.sha256(file.join(self._around).encode()).hexdigest()
         return digest_of(self._key_parts(item.segment, file))
 
     def _key_parts(self, segment: Segment | None, file: Any) -> dict[str, Any]:
-        """All that decides frames."""
+        """Return everything that decides the frames."""
         return {
             "file": file,
             "segment": segment,
@@ -88,11 +88,11 @@ class FrameSource:
 
     @cached_property
     def _around(self) -> list[str]:
-        """What stands before and behind the digest of a file where it is a whole video: written once for all."""
+        """JSON before and after the file digest in the key of a whole video, serialised once for all videos."""
         return canonical(self._key_parts(None, "<file>")).split("<file>")
 
     def load(self, item: Item) -> np.ndarray:
-        """Frames (T, H, W, 3) uint8; a damaged or evicted object is decoded again here."""
+        """Return frames (T, H, W, 3) uint8; decode again if the stored object is damaged or evicted."""
         try:
             return self.store.get("frames", self.key(item))["frames"]
         except MissingObject:
@@ -104,26 +104,26 @@ class FrameSource:
     def draw(self, item: Item, seed: int) -> np.ndarray:
         """Return frames (T, H, W, 3) uint8 of a training video, one drawn from each of T equal parts.
 
-        The same seed draws the same frames, whoever reads them.
+        The same seed always draws the same frames.
         """
-        assert self.candidates is not None, "frames are drawn under data.sampling=random alone"
+        assert self.candidates is not None, "frames are drawn only under data.sampling=random"
         known = self.candidates.load(item)
         parts = len(known) // CANDIDATES
         chosen = np.random.default_rng(seed).integers(CANDIDATES, size=parts)
         return known[np.arange(parts) * CANDIDATES + chosen]
 
     def _object(self, item: Item, clip: Frames) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
-        """Key, arrays and metadata under which the store has a video."""
+        """Return key, arrays and metadata of a video in the store."""
         arrays = {"frames": clip.frames, "timestamps": clip.timestamps}
         return self.key(item), arrays, {"video": item.video, "decoder": clip.decoder}
 
     def keys(self, items: Iterable[Item], seen: Mapping[str, Identity] | None = None) -> tuple[dict[Item, str], Broken]:
-        """The content address of each item, once, and the items whose file cannot even be read.
+        """Return the content address of each distinct item, and the items whose file cannot be read.
 
         Args:
             items: of any tasks.
-            seen: path -> what the file system says of a file now (`streams.videos.scan_videos`): digests of these files
-                are read from the store, which remembers them, and kept there.
+            seen: path -> current identity of a file (`streams.videos.scan_videos`): digests of these files are read
+                from the store's cache, and added to it.
         """
         keys: dict[Item, str] = {}
         broken: Broken = []
@@ -148,10 +148,10 @@ class FrameSource:
         progress: Callable[[int], object] | None = None,
         pool: Decoder | None = None,
     ) -> tuple[int, Broken]:
-        """Decode items into the store, in bounded child processes: those of `pool`, else in `workers` new ones.
+        """Decode items into the store with resource-limited child processes: those of `pool`, or `workers` new ones.
 
-        Returns the number of videos decoded and those that could not be, with their reasons. Good
-        items are stored whatever happens to the others, many of them together (store/packs.py).
+        Returns the number of decoded videos, and the videos that could not be decoded with their errors. Good
+        items are stored regardless of the others, many of them together (store/packs.py).
         """
         broken: Broken = []
         if not items:
@@ -175,17 +175,17 @@ class FrameSource:
 
 
 def digest_path(path: str) -> Any:
-    """Digest of a video file, or of every file in a folder of frames."""
+    """Return the digest of a video file, or of every file in a folder of frames."""
     if os.path.isdir(path):
         return [[file.name, digest_file(file)] for file in sorted(Path(path).iterdir()) if file.is_file()]
     return digest_file(path)
 
 
 def frames_of(video: Any, config: DataConfig, size: int) -> np.ndarray:
-    """Frames (T, size, size, 3) uint8 of a video that another program has opened, chosen and resized as `config` says.
+    """Select and resize frames (T, size, size, 3) uint8 of a video that another program has opened, as `config` says.
 
     Args:
-        video: a decoder of torchcodec, or frames (n, 3, H, W) uint8 of any number, taken for one second each.
+        video: a torchcodec decoder, or frames (n, 3, H, W) uint8, treated as one per second.
     """
     has_decoder = hasattr(video, "get_frames_at")
     count = int(video.metadata.num_frames) if has_decoder else len(video)

@@ -1,12 +1,14 @@
-"""What the frozen leading blocks of a vision tower make of a video, kept in the store and shared between trials.
+"""Outputs of the frozen leading blocks of a vision tower, stored per video and shared between trials.
 
-A method says how many leading blocks it leaves as they are (`Method.frozen_blocks`); what they make of a video never
-changes. It is computed one video at a time, so that a result does not depend on what the store held before, and
-only while training batches are not augmented: by the first run that needs it, or ahead of all by `ctvr cache build
---features` (learning/featurize.py). Beside the frames of a video (`data.num_frames` x size x size x 3
-bytes) lie the tokens that enter the next block (frames x tokens x width x 4 bytes): 1.8 MB each for 12 frames of
-ViT-B/32, 7.3 MB of ViT-B/16; or, behind the last block, only the class tokens: 37 kB. Two of twelve blocks would
-save 8 % of a training step's time on a CPU (`make bench`): less than a third of the tower is not worth its bytes.
+`Method.frozen_blocks` is the number of leading blocks that a method leaves unchanged; their output for a video never
+changes. It is computed one video at a time, so that a result does not depend on the content of the store. It is used
+only while training batches are not augmented. The first run that needs it computes it, or in advance `ctvr cache build
+--features` (learning/featurize.py).
+
+In addition to the frames of a video (`data.num_frames` x size x size x 3 bytes) the store holds the tokens that enter
+the next block (frames x tokens x width x 4 bytes): 1.8 MB each for 12 frames of ViT-B/32, 7.3 MB of ViT-B/16. After the
+last block it holds only the class tokens (37 kB). Two of twelve blocks would save 8 % of a training step's time on a
+CPU (`make bench`), so less than a third of the tower is not worth its bytes.
 
 Shapes: B videos, T frames, N tokens, D width of the tower.
 """
@@ -34,16 +36,16 @@ from ctvr.orchestrator.store.store import Store
 log = logging.getLogger(__name__)
 KIND = "features"
 _PLAIN = (bool, int, float, str, tuple, type(None))
-WORTH = 1 / 3  # share of the tower from which on tokens are kept
+WORTH = 1 / 3  # minimal share of the tower for which tokens are stored
 
 
 class FrozenFeatures:
-    """Tokens of videos as they enter block `blocks` of a tower.
+    """Tokens of videos at the input of block `blocks` of a tower.
 
     Args:
-        store: where they are kept.
+        store: holds the tokens.
         clip: on its device; the first `blocks` blocks of its vision tower are frozen.
-        blocks: how many; the depth of the tower for its class tokens.
+        blocks: number of frozen blocks; the depth of the tower for its class tokens.
         precision: of the run.
     """
 
@@ -55,7 +57,7 @@ class FrozenFeatures:
 
     @property
     def maker(self) -> str:
-        """Digest of all that decides the tokens but the frames: weights, architecture, code, precision, device."""
+        """Digest of everything that decides the tokens, except the frames: weights, code, precision, device etc."""
         if not self._maker:
             device = self.tower.conv1.weight.device
             cpu = torch.backends.cpu.get_cpu_capability()
@@ -76,11 +78,11 @@ class FrozenFeatures:
         return self._maker
 
     def load(self, key: str, frames: Callable[[], Tensor]) -> Tensor:
-        """Tokens (T, N, D) of a video, on the CPU.
+        """Return tokens (T, N, D) of a video, on the CPU.
 
         Args:
             key: content address of the video's frames.
-            frames: normalised frames (1, T, 3, H, W) on the tower's device, asked for if nothing is stored.
+            frames: returns normalised frames (1, T, 3, H, W) on the tower's device; called if nothing is stored.
         """
         try:
             found = self.store.get(KIND, self._name(key))
@@ -90,17 +92,17 @@ class FrozenFeatures:
             tokens = self._compute(frames())
         try:
             self.store.put(KIND, *self._object(key, tokens))
-        except StoreError as error:  # a store that is full costs time, nothing else
+        except StoreError as error:  # a full store only costs time
             if not self._is_full:
-                log.warning("features are computed again each time: %s", error)
+                log.warning("features are not cached and are computed each time: %s", error)
             self._is_full = True
         return tokens
 
     def make(self, key: str, frames: Callable[[], Tensor], packer: Packer) -> bool:
-        """Compute the tokens of a video, arguments as of `load`, for `packer`. False if the store has them already.
+        """Compute the tokens of a video for `packer`; arguments as in `load`. Return False if the store has them.
 
         Raises:
-            StoreError: if they cannot be kept.
+            StoreError: if they cannot be stored.
         """
         if self._name(key) in packer or self.store.has(KIND, self._name(key)):
             return False
@@ -112,26 +114,26 @@ class FrozenFeatures:
 
     @torch.no_grad()
     def _compute(self, frames: Tensor) -> Tensor:
-        """(1, T, 3, H, W) -> (T, N, D) on the CPU. May run in a thread of its own, which inherits no torch settings."""
+        """Encode (1, T, 3, H, W) to (T, N, D) on the CPU. May run in a thread, which inherits no torch settings."""
         device = frames.device.type
         with torch.autocast(device, enabled=False), autocast_for(self.precision, device):
             return self.tower.prefix(frames, self.blocks).cpu()[0].contiguous()
 
     def _object(self, key: str, tokens: Tensor) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
-        """Key, arrays and metadata under which the store has tokens."""
+        """Return key, arrays and metadata of tokens in the store."""
         is_bf16 = tokens.dtype == torch.bfloat16
         array = (tokens.view(torch.int16) if is_bf16 else tokens).numpy()
         return self._name(key), {"tokens": array}, {"dtype": "bfloat16" if is_bf16 else "float32"}
 
 
 def frozen_features(method: Method, store: Store, precision: Precision) -> FrozenFeatures | None:
-    """The features that a fresh method can be fed with; None if it changes a vision block too early.
+    """Return the features for a new method; None if it changes a vision block too early.
 
-    The method's tower is told where they enter.
+    Sets the block of the method's tower at which the features enter.
     """
     clips = [module for module in method.modules() if isinstance(module, Clip)]
     if any(clip.vision.takes_features for clip in clips):
-        return None  # the stream has them
+        return None  # the stream itself has features
     if not method.frozen_blocks or len(clips) != 1 or method.frozen_blocks < WORTH * len(clips[0].vision.blocks):
         return None
     clips[0].vision.entry = method.frozen_blocks
@@ -139,9 +141,9 @@ def frozen_features(method: Method, store: Store, precision: Precision) -> Froze
 
 
 def architecture(tower: nn.Module) -> list[list[str]]:
-    """[name, class, plain values] of every module of a tower, an activation or a number of heads being among them.
+    """Return [name, class, plain values] of every module of a tower, including activations and numbers of heads.
 
-    Two networks that differ here make different features of the same weights.
+    Two networks that differ here compute different features from the same weights.
     """
     found = []
     for name, module in tower.named_modules():
@@ -157,7 +159,7 @@ def architecture(tower: nn.Module) -> list[list[str]]:
 
 
 def _weights_digest(tower: VisionTower, blocks: int) -> str:
-    """sha256 over every weight that takes part in the first `blocks` blocks."""
+    """Return the sha256 of all weights used by the first `blocks` blocks."""
     later = tuple(f"blocks.{index}." for index in range(blocks, len(tower.blocks)))
     digest = hashlib.sha256()
     for name, value in sorted(tower.state_dict().items()):

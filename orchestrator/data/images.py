@@ -1,9 +1,9 @@
-"""Labelled images without captions: the images of a class in a split are one array, and a batch is three pictures each.
+"""Labelled images without captions: one array per class and split; a training batch has three images per item.
 
-An item of such a stream (`Stream.domain`) names a .npy file (N, S, S, 3) uint8. Nothing is decoded and nothing stored:
-one object for each of 50,000 images would be too many, and an array is read where it lies.
+An item of such a stream (`Stream.domain`) names a .npy file (N, S, S, 3) uint8. Nothing is decoded or stored: one
+object for each of 50,000 images would be too many, and arrays are memory-mapped from their files.
 
-Shapes: B images of a batch, S pixels of a side.
+Shapes: B images of a batch, S pixels per side.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream
 
-LEAST = 8  # pixels of a side that a ResNet-18 reads
+LEAST = 8  # pixels per side, minimum for a ResNet-18
 LARGEST = 1024
 
 
 class ImageSource(FrameSource):
-    """Arrays of images by way of their files.
+    """Arrays of images, read from their files.
 
     Raises:
-        ConfigError: for settings that only videos can follow.
+        ConfigError: for settings that apply to videos only.
     """
 
     def __init__(self, stream: Stream, store: Store, config: DataConfig) -> None:
         for name, has in (("augment", "none"), ("sampling", "segments"), ("image_size", None), ("max_tokens", None)):
             if getattr(config, name) != has:
                 raise ConfigError(
-                    f"data.{name}: {getattr(config, name)} is for videos and captions, and stream {stream.name} has "
-                    f"images. Write data.{name}={'none' if has is None else has}."
+                    f"data.{name}: {getattr(config, name)} is for videos and captions, but stream {stream.name} has "
+                    f"images. Use data.{name}={'none' if has is None else has}."
                 )
         self.store, self.candidates = store, None
         self._keys: dict[Item, str] = {}
@@ -54,10 +54,10 @@ class ImageSource(FrameSource):
         return digest_of({"images": file})
 
     def load(self, item: Item) -> np.ndarray:
-        """All images of an item, (N, S, S, 3) uint8, read only.
+        """Return all images of an item, (N, S, S, 3) uint8, read-only.
 
         Raises:
-            VideoError: if the file is no such array.
+            VideoError: if the file is not such an array.
         """
         if item.path not in self._arrays:
             self._arrays[item.path] = _read(item.path)
@@ -70,7 +70,7 @@ class ImageSource(FrameSource):
         progress: Callable[[int], object] | None = None,
         pool: object = None,
     ) -> tuple[int, Broken]:
-        """Nothing is to be decoded; the items whose array is none, with the reason."""
+        """Return the items whose array is invalid, with the error; nothing is decoded."""
         broken: Broken = []
         for item in items:
             try:
@@ -83,9 +83,9 @@ class ImageSource(FrameSource):
 def _read(path: str) -> np.ndarray:
     found = load_npy(path, mapped=True)
     if found.ndim != 4 or found.dtype != np.uint8 or not len(found):
-        raise VideoError(path, "images are read as an array (N, S, S, 3) of uint8")
+        raise VideoError(path, "images must be an array (N, S, S, 3) of uint8")
     if found.shape[1] != found.shape[2] or found.shape[3] != 3 or not LEAST <= found.shape[1] <= LARGEST:
-        raise VideoError(path, f"images have shape {found.shape[1:]}; (S, S, 3) with S of {LEAST} to {LARGEST} is read")
+        raise VideoError(path, f"images have shape {found.shape[1:]}, not (S, S, 3) with S of {LEAST} to {LARGEST}")
     return found
 
 
@@ -93,13 +93,13 @@ class ImageData(StreamData):
     """A stream of images as tensors. `Batch.frames` are (B, 3, 3, S, S): two views and the plain image in [0, 1].
 
     Args:
-        stream: whose items are arrays.
-        frames: where they are read.
+        stream: its items are arrays.
+        frames: source of the arrays.
         config: the settings `data.*`.
-        device: where batches go.
+        device: device of the batches.
 
     Raises:
-        ConfigError: if images of two sizes are in one stream.
+        ConfigError: if images of the stream differ in size.
     """
 
     frames: ImageSource
@@ -111,21 +111,21 @@ class ImageData(StreamData):
         if len(sizes) > 1:
             (one, first), (two, second) = list(sizes.items())[:2]
             raise ConfigError(
-                f"stream {stream.name}: images of {first.video} have {one} pixels of a side, of {second.video} {two}. "
-                "Write them at one size."
+                f"stream {stream.name}: images of {first.video} have {one} pixels per side, but those of "
+                f"{second.video} have {two}. Use one size for all images."
             )
         self._rows = [(item, row) for task in tasks for item in task for row in range(len(frames.load(item)))]
         counts = (sum(len(frames.load(item)) for item in task) for task in tasks)
         self._first = list(accumulate(counts, initial=0))
 
     def _batches(self, pairs: list[int], seed: int, size: int, workers: int) -> list[list[int]]:
-        """As the release has them: shuffled, and the last one as uneven as it comes."""
+        """Return shuffled batches, the last of which may be smaller, as in the release."""
         return index_batches(pairs, size, seed)
 
     def train_batches(
         self, tasks: Sequence[int], seed: int, task: int, epoch: int, rank: int = 0, workers: int = 1
     ) -> Iterator[Batch]:
-        """One epoch; views come from torch's own random numbers, which the loop has seeded."""
+        """Yield one epoch; views use torch's global RNG, which the loop has seeded."""
         pairs = self._pairs(tasks)
         for batch in self._order(pairs, seed, task, epoch, workers):
             numbers = [pairs[index] for index in batch]
@@ -134,7 +134,7 @@ class ImageData(StreamData):
             yield self._batch(numbers, torch.stack([*views, plain], dim=1))
 
     def ordered_batches(self, tasks: Sequence[int]) -> Iterator[Batch]:
-        """The training images once, in order: (B, 1, 3, S, S), normalised and not augmented."""
+        """Yield the training images once, in order: (B, 1, 3, S, S), normalised and not augmented."""
         pairs, size = self._pairs(tasks), self.config.batch_size
         for start in range(0, len(pairs), size):
             numbers = pairs[start : start + size]
@@ -145,7 +145,7 @@ class ImageData(StreamData):
         return self._unit(np.stack([self.frames.load(item)[row] for item, row in rows]))
 
     def _unit(self, images: np.ndarray) -> Tensor:
-        """(B, S, S, 3) uint8 -> (B, 3, S, S) in [0, 1] on the device."""
+        """Convert (B, S, S, 3) uint8 to (B, 3, S, S) in [0, 1] on the device."""
         return to_device(torch.from_numpy(images), self.device).permute(0, 3, 1, 2).float() / 255
 
     def _batch(self, numbers: list[int], frames: Tensor) -> Batch:
@@ -154,29 +154,29 @@ class ImageData(StreamData):
         return Batch(frames, to_device(none, self.device), which, to_device(categories, self.device), which)
 
     def num_videos(self, task: int, split: str) -> int:
-        """Images of a task in a split."""
+        """Return the number of images of a task in a split."""
         return sum(len(self.frames.load(item)) for item in self.stream.items(task, split))
 
     def labels(self, task: int, split: str) -> Tensor:
-        """(N,) int64: the place of each image's class among those of its task."""
+        """Return (N,) int64: the index of each image's class among those of its task."""
         place = {name: index for index, name in enumerate(self.stream.tasks[task].categories)}
         items = self.stream.items(task, split)
         return torch.cat([torch.full((len(self.frames.load(item)),), place[item.category]) for item in items])
 
     def videos(self, task: int, split: str, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
-        """Normalised images (B, 1, 3, S, S) of a task, in order."""
+        """Yield normalised images (B, 1, 3, S, S) of a task, in order."""
         every = [(item, row) for item in self.stream.items(task, split) for row in range(len(self.frames.load(item)))]
         for start in range(0, len(rows), batch_size):
             chosen = [every[row] for row in rows[start : start + batch_size]]
             yield normalise(self._unit(np.stack([self.frames.load(item)[row] for item, row in chosen])))[:, None]
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Training images of any task as `ordered_batches` has them, and no captions."""
+        """Return training images of any task as in `ordered_batches`, and empty captions."""
         return normalise(self._plain(numbers))[:, None], torch.zeros(len(numbers), 0, dtype=torch.int64)
 
     def queries(self, task: int, split: str) -> Queries:
-        raise ConfigError(f"stream {self.stream.name}: images have no captions, so nothing searches them.")
+        raise ConfigError(f"stream {self.stream.name}: images have no captions to search with. Use a stream of videos.")
 
 
 def _no_captions(texts: list[str]) -> Tensor:
-    raise ConfigError("images have no captions, so nothing is tokenized.")
+    raise ConfigError("images have no captions to tokenize. Use a stream of videos.")

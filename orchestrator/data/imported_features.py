@@ -1,8 +1,8 @@
-"""Streams whose videos are features that another program has computed: an array for each video in the place of a file.
+"""Streams whose videos are precomputed features of another program: one array per video instead of a video file.
 
-An array is (T, d), a vector for each frame, or (d,) for the whole clip; a method gets `data.num_frames` of them as what
-its vision tower would say of as many frames. So the tower must be frozen, all of it. With features of captions, too,
-the text tower is replaced by a table; without, the tower of the backbone that made them reads the captions.
+An array is (T, d), one vector per frame, or (d,) for the whole clip. A method gets `data.num_frames` of them as the
+output of its vision tower, so the tower must be completely frozen. If the stream also has features of captions, a table
+replaces the text tower; otherwise the text tower of the backbone that computed the features encodes the captions.
 
 Shapes: T stored vectors, d joint embedding, N captions.
 """
@@ -30,25 +30,25 @@ from ctvr.orchestrator.streams.stream import Item, Stream
 
 
 def frame_source(stream: Stream, store: Store, config: DataConfig, image_size: int) -> FrameSource:
-    """Where the items of a stream come from: decoded frames, arrays of features, or arrays of images."""
+    """Return the source of a stream's items: decoded frames, arrays of features, or arrays of images."""
     if stream.domain == "images":
         return ImageSource(stream, store, config)
     return FeatureSource(stream, store, config) if stream.has_features else FrameSource(store, config, image_size)
 
 
 class FeatureSource(FrameSource):
-    """Arrays of features by way of their files; nothing is decoded and nothing is stored.
+    """Arrays of features, read from their files; nothing is decoded or stored.
 
     Raises:
-        ConfigError: for settings that only frames can follow.
+        ConfigError: for settings that apply to frames only.
     """
 
     def __init__(self, stream: Stream, store: Store, config: DataConfig) -> None:
         for name, has in (("augment", "none"), ("sampling", "segments")):
             if getattr(config, name) != has:
                 raise ConfigError(
-                    f"data.{name}: {getattr(config, name)} is for frames, and stream {stream.name} has features. "
-                    f"Write data.{name}={has}."
+                    f"data.{name}: {getattr(config, name)} is for frames, but stream {stream.name} has features. "
+                    f"Use data.{name}={has}."
                 )
         self.store, self.num_frames, self.candidates = store, config.num_frames, None
         self._texts = digest_file(stream.text_features) if stream.text_features else ""
@@ -58,7 +58,7 @@ class FeatureSource(FrameSource):
         return digest_of({"features": file, "texts": self._texts, "num_frames": self.num_frames})
 
     def load(self, item: Item) -> np.ndarray:
-        """`num_frames` of the stored vectors, the middles of equal parts: (num_frames, 1, d) float32."""
+        """Return `num_frames` of the stored vectors, the middles of equal parts: (num_frames, 1, d) float32."""
         found = read_features(item.path)
         chosen = ((np.arange(self.num_frames) + 0.5) * len(found) / self.num_frames).astype(int)
         return found[chosen][:, None]
@@ -70,7 +70,7 @@ class FeatureSource(FrameSource):
         progress: Callable[[int], object] | None = None,
         pool: object = None,
     ) -> tuple[int, Broken]:
-        """Nothing is to be decoded; the items whose array is none, with the reason."""
+        """Return the items whose array is invalid, with the error; nothing is decoded."""
         broken: Broken = []
         for item in items:
             try:
@@ -81,7 +81,7 @@ class FeatureSource(FrameSource):
 
 
 class CaptionTable(TextTower):
-    """Stands for a frozen text tower: row `tokens[:, 0]` of a table of features (N, d)."""
+    """Replacement of a frozen text tower: looks up row `tokens[:, 0]` of a table of features (N, d)."""
 
     def __init__(self, table: Tensor) -> None:
         nn.Module.__init__(self)
@@ -95,7 +95,7 @@ class CaptionTable(TextTower):
 
 
 class CaptionLookup:
-    """A tokenizer: captions -> (N, 1) rows of the table."""
+    """Tokenizer for a `CaptionTable`: captions -> (N, 1) rows of the table."""
 
     def __init__(self, texts: Iterable[str], name: str) -> None:
         self.rows = {text: row for row, text in enumerate(texts)}
@@ -105,17 +105,17 @@ class CaptionLookup:
         for text in texts:
             if text not in self.rows:
                 raise ConfigError(
-                    f"{self.name}: has no features of the text {text[:60]!r}, and there is no text tower to make them. "
+                    f"{self.name}: has no features of the text {text[:60]!r}, and no text tower to compute them. "
                     "Add it to the stream's text features."
                 )
         return torch.tensor([[self.rows[text]] for text in texts], dtype=torch.int64)
 
 
 def attach_features(clip: Clip, stream: Stream) -> Clip:
-    """A backbone that takes the features of a stream in the place of frames; as it is, if the stream has frames.
+    """Return a backbone that takes the features of a stream instead of frames; unchanged if the stream has frames.
 
     Raises:
-        ConfigError: if its text tower makes vectors of another length.
+        ConfigError: if the text features have another dimension than the video features.
     """
     if not stream.has_features:
         return clip
@@ -127,26 +127,26 @@ def attach_features(clip: Clip, stream: Stream) -> Clip:
         clip.text, clip.embed_dim = CaptionTable(table), int(table.shape[1])
         clip.tokenize = CaptionLookup(texts, stream.name)
     if clip.embed_dim != width:
-        remedy = "Import features of one model" if stream.text_features else "Name the backbone.name that made them"
-        numbers = f"its videos have features of {width} numbers, its texts of {clip.embed_dim}"
+        remedy = "Import features of one model" if stream.text_features else "Use the backbone.name that computed them"
+        numbers = f"its videos have features of {width} numbers, but its texts of {clip.embed_dim}"
         raise ConfigError(f"stream {stream.name}: {numbers}. {remedy}.")
     return clip
 
 
 def _caption_features(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read N captions and their features (N, d) from the file that an import has written."""
+    """Read N captions and their features (N, d) from a file that an import wrote."""
     found = read_arrays(path)
     texts, features = (found.get(name) if isinstance(found, dict) else None for name in ("texts", "features"))
     if texts is None or features is None or texts.dtype.kind != "U" or texts.ndim != 1:
-        raise ConfigError(f"{path}: does not hold texts and features. Import the stream again.")
+        raise ConfigError(f"{path}: texts or features are missing. Import the stream again.")
     vectors = validate_features(features, str(path))
     if len(vectors) != len(texts):
-        raise ConfigError(f"{path}: has {len(vectors)} features of {len(texts)} texts. Import the stream again.")
+        raise ConfigError(f"{path}: has {len(vectors)} features for {len(texts)} texts. Import the stream again.")
     return texts.tolist(), vectors
 
 
 def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> None:
-    """Refuse a method that would change a tower in whose place the stream has features.
+    """Check that a method does not change a tower that the stream's features replace.
 
     Raises:
         ConfigError: naming the method.
@@ -156,11 +156,11 @@ def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> No
     depth = len(clip.vision.blocks)
     if method.frozen_blocks < depth:
         raise ConfigError(
-            f"method: {name} changes its vision tower, and stream {stream.name} has features in the place of frames. "
+            f"method: {name} changes its vision tower, but stream {stream.name} has features instead of frames. "
             "Choose one that leaves it frozen: zero_shot, framefusion_moe with method.use_ffa=false."
         )
     if stream.text_features and not method.text_is_frozen:
         raise ConfigError(
-            f"method: {name} changes its text tower, and stream {stream.name} has features in the place of captions. "
+            f"method: {name} changes its text tower, but stream {stream.name} has features instead of captions. "
             "Choose one that leaves it frozen, such as zero_shot, or import the stream without text=."
         )

@@ -1,11 +1,11 @@
-"""Memory that a training on a CPU lets go of, kept for its next step instead of handed back to the system.
+"""Tuning of glibc malloc, so that freed training memory is reused instead of returned to the system.
 
-Left alone, glibc returns tensors of more than 32 MiB when they are freed, and what is free at the end of its heap. Each
-step then gets the same pages anew, one by one and each filled with zeros: of a FrameFusionMoE step (ViT-B/32, 7 videos
-of 12 frames) that was 0.2 to 0.7 million pages and 3 to 11 % of its CPU seconds. Other allocators are left as they are.
+By default, glibc returns freed tensors of more than 32 MiB, and free memory at the end of its heap. Each step then
+faults in the same pages one by one, each filled with zeros: for a FrameFusionMoE step (ViT-B/32, 7 videos of 12 frames)
+0.2 to 0.7 million pages and 3 to 11 % of the CPU time. Other allocators are not changed.
 
-In a thread that is not the first of its process, as Ray's trials are, glibc keeps little of tensors above some MiB: a
-thread's memory comes in heaps of 64 MiB that it hands back whole, unless MALLOC_ARENA_MAX=1 is set before the process.
+In threads other than the main one, such as Ray's trials, glibc keeps little of tensors above some MiB: the memory of
+such a thread comes in heaps of 64 MiB, which are returned whole, unless MALLOC_ARENA_MAX=1 is set before the start.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from contextlib import contextmanager
 
 import torch
 
-# mallopt(3): parameters, and what they are here and otherwise. Larger than 1 GiB is handed back at once even here.
+# mallopt(3): parameters and values. Blocks larger than 1 GiB are returned at once even with this tuning
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _NEVER, _LARGE = -1, 1 << 30
 _MIB = 1 << 20
-_USUAL = {_MMAP_THRESHOLD: 32 * _MIB, _TRIM_THRESHOLD: 64 * _MIB}  # what glibc arrives at when it sees large tensors
+_USUAL = {_MMAP_THRESHOLD: 32 * _MIB, _TRIM_THRESHOLD: 64 * _MIB}  # glibc's dynamic values after large tensors
 
 
 @contextmanager
 def retain_freed_memory(device: torch.device, is_kept: bool = True) -> Iterator[None]:
-    """Inside, this process keeps freed memory where it computes on a CPU; at the end the system gets it.
+    """Keep freed memory of this process inside the context if it computes on a CPU; release it at the end.
 
     Args:
-        device: that computes; a GPU's memory is torch's to keep.
-        is_kept: False: as without this, for comparisons.
+        device: device of the training; torch manages a GPU's memory itself.
+        is_kept: False behaves as without this context, for comparisons.
     """
     if device.type != "cpu":
         yield
@@ -43,7 +43,7 @@ def retain_freed_memory(device: torch.device, is_kept: bool = True) -> Iterator[
 
 
 def trim() -> None:
-    """Hand what was freed back to the system."""
+    """Return freed memory to the system."""
     if (call := _function("malloc_trim")) is not None:
         call(0)
 
@@ -55,5 +55,5 @@ def _set(values: dict[int, int]) -> None:
 
 
 def _function(name: str) -> ctypes._NamedFuncPointer | None:
-    """Of the C library; None where it has no such function."""
+    """Return a function of the C library; None if it does not have it."""
     return getattr(ctypes.CDLL(None), name, None)

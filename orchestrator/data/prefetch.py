@@ -1,4 +1,4 @@
-"""Reading a little ahead of what is used."""
+"""Prefetching of batches with background threads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-GPU_DEFAULT = 2  # threads that read for one, if nobody chooses
+GPU_DEFAULT = 2  # prefetch threads for a GPU
 
 
 def num_prefetch_threads(chosen: int | None, device: torch.device) -> int:
-    """Threads that read ahead: a GPU works beside its host, and should wait for no batch but the first."""
+    """Return the number of prefetch threads: with a GPU, reading overlaps with computation."""
     return chosen if chosen is not None else GPU_DEFAULT if device.type == "cuda" else 0
 
 
 def prefetch(read: Callable[[list[int]], Any], order: list[list[int]], threads: int) -> Iterator[Any]:
-    """Results of `read` over `order`, in order, computed up to two batches ahead by background threads."""
+    """Yield the results of `read` over `order`, in order, computed ahead by background threads."""
     if threads == 0:
         yield from map(read, order)
         return

@@ -1,4 +1,4 @@
-"""Every video of a stream decoded once, before anybody trains: by this machine, or by another `DecodeMissing`."""
+"""Decoding of every video of a stream before training, on this machine or by another `DecodeMissing`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ctvr.orchestrator.store.gc import note_use
 from ctvr.orchestrator.streams.stream import Item, Stream, gc_disabled
 from ctvr.orchestrator.streams.videos import drop_videos, missing_videos, scan_videos
 
-HERE = max(2, min(8, os.cpu_count() or 1))  # processes that decode at once on this machine
+HERE = max(2, min(8, os.cpu_count() or 1))  # concurrent decoding processes on this machine
 
 
 class DecodeMissing(Protocol):
-    """Decodes items into the store; see `FrameSource.decode_missing`."""
+    """Function that decodes items into the store; see `FrameSource.decode_missing`."""
 
     def __call__(
         self, items: Sequence[Item], workers: int = 2, progress: Callable[[int], object] | None = None
@@ -29,12 +29,12 @@ class DecodeMissing(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `decode_stream` did."""
+    """Result of `decode_stream`."""
 
-    decoded: int  # videos that were not in the store before
-    known: int  # videos that were
-    missing: list[Item]  # no file
-    broken: Broken  # a file that cannot be decoded
+    decoded: int  # videos that were not in the store
+    known: int  # videos that were in the store
+    missing: list[Item]  # items without a file
+    broken: Broken  # items whose file cannot be decoded
 
 
 def decode_stream(
@@ -46,12 +46,12 @@ def decode_stream(
     decode: DecodeMissing | None = None,
     seen: dict[str, Identity] | None = None,
 ) -> Prepared:
-    """Decode every video of the splits that is not in the store; note there that the stream uses these frames.
+    """Decode every video of the splits that is not in the store, and record there that the stream uses its frames.
 
     Args:
-        workers: processes that decode at once.
-        decode: who decodes; default `source.decode_missing`, on this machine.
-        seen: what `scan_videos` says of the stream, where the caller has asked already.
+        workers: number of concurrent decoding processes.
+        decode: decodes the items; default `source.decode_missing`, on this machine.
+        seen: result of `scan_videos`, where the caller has it already.
     """
     with gc_disabled():
         seen = scan_videos(stream) if seen is None else seen
@@ -75,7 +75,7 @@ def decode_stream(
 
 
 def passes(source: FrameSource, splits: Sequence[str]) -> list[tuple[FrameSource, tuple[str, ...]]]:
-    """Return what is decoded, one source after the other: the splits, and what is drawn from for training."""
+    """Return the sources to decode, with their splits: the splits themselves, and candidates for random draws."""
     drawn = [(source.candidates, ("train",))] if source.candidates is not None and "train" in splits else []
     return [(source, tuple(splits)), *drawn]
 
@@ -89,13 +89,13 @@ def prepare_stream(
     progress: bool = True,
     decode: DecodeMissing | None = None,
 ) -> tuple[Stream, int]:
-    """Make sure that every frame of the splits is in the store; arguments as of `decode_stream`.
+    """Decode all frames of the splits into the store; arguments as in `decode_stream`.
 
-    Returns the stream (without the items that `skip_missing` let go) and the number of videos decoded.
+    Returns the stream (without the items that `skip_missing` drops) and the number of videos decoded.
 
     Raises:
-        ConfigError: if videos are absent or broken and `skip_missing` is not set; with broken ones, everything
-            else has been decoded by then.
+        ConfigError: if videos are missing or broken and `skip_missing` is not set; in the case of broken ones, all
+            others have been decoded.
     """
     seen = scan_videos(stream)
     missing = missing_videos(stream, seen)
@@ -112,6 +112,6 @@ def _describe_lost(stream: Stream, lost: list[tuple[Item, str]], what: str) -> s
     names = ", ".join(f"{item.path} ({reason})" for item, reason in lost[:3])
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     return (
-        f"stream {stream.name}: {len(lost)} videos are {what}: {names}{more}. Mend them, or write "
-        "data.skip_missing=true to go on without (a smaller gallery raises R@k: not comparable with the paper)."
+        f"stream {stream.name}: {len(lost)} videos are {what}: {names}{more}. Repair them, or use "
+        "data.skip_missing=true to continue without them (a smaller gallery raises R@k: not comparable with the paper)."
     )

@@ -1,7 +1,7 @@
-"""Questions about videos, each with one answer: what a method over questions is fed and asked.
+"""Questions about videos, each with one answer, as training batches and queries.
 
-The captions of such a stream (`Stream.domain`) are questions; `Item.answers` stand beside them. Answers that are ranked
-are those of the training questions.
+The captions of such a stream (`Stream.domain`) are questions; `Item.answers` holds their answers. The ranked candidates
+are the training answers.
 
 Shapes: N questions or answers, L words of a question, A ids of an answer.
 """
@@ -19,16 +19,16 @@ from ctvr.methods.backbone.wordpiece import WordPieces
 from ctvr.methods.layers.transfer import to_device
 from ctvr.orchestrator.data.batches import StreamData
 
-LONGEST = 16  # ids of an answer, marks included; methods cut further
+LONGEST = 16  # ids of an answer, including start and end; methods may truncate further
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What a task's videos are asked in a split."""
+    """Questions about a task's videos in a split."""
 
     tokens: Tensor  # (N, L)
-    video: Tensor  # (N,) its place within the task
-    answers: tuple[str, ...]  # the right ones
+    video: Tensor  # (N,) int64, index of the video within the task
+    answers: tuple[str, ...]  # the correct ones
 
 
 class QuestionData(StreamData):
@@ -37,19 +37,19 @@ class QuestionData(StreamData):
     def _index(self) -> None:
         super()._index()
         items = (item for index in range(len(self.stream.tasks)) for item in self.stream.items(index, "train"))
-        self._right = [answer for item in items for answer in item.answers]  # of each pair
+        self._right = [answer for item in items for answer in item.answers]  # correct answer of each pair
 
     def _answers(self, numbers: Sequence[int]) -> Tensor:
         return to_device(self.answer_ids([self._right[number] for number in numbers]), self.device)
 
     def answer_ids(self, answers: Sequence[str]) -> Tensor:
-        """Start, pieces, end and zeros, at most `LONGEST`: (N, A) int64."""
+        """Return ids (N, A) int64 of answers: start, word pieces, end and zeros, at most `LONGEST`."""
         if isinstance(self._tokenize, WordPieces):
             return self._tokenize.answers(answers, LONGEST)
         return self._tokenize(list(answers))[:, :LONGEST]
 
     def candidates(self, tasks: Sequence[int]) -> tuple[str, ...]:
-        """The training answers of `tasks`, each once, the commonest first; those equally common as they came."""
+        """Return the distinct training answers of `tasks`, most common first; ties in the order of occurrence."""
         counts: Counter[str] = Counter()
         for task in tasks:
             for item in self.stream.items(task, "train"):
@@ -57,7 +57,7 @@ class QuestionData(StreamData):
         return tuple(answer for answer, _ in counts.most_common())
 
     def questions(self, task: int, split: str) -> Questions:
-        """Every question of the task's videos."""
+        """Return every question about the task's videos."""
         items = self.stream.items(task, split)
         asked = [(row, *pair) for row, item in enumerate(items) for pair in zip(item.captions, item.answers)]
         return Questions(

@@ -1,4 +1,4 @@
-"""The order of training pairs, and the seeds of everything random in it."""
+"""Order of training pairs, and seeds of everything random in it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ctvr.orchestrator.digests import digest_of
 
 
 def seed_of(*parts: object) -> int:
-    """A 63-bit seed that depends on all parts and nothing else."""
+    """Return a 63-bit seed that depends on all parts and nothing else."""
     return int(digest_of([str(part) for part in parts])[:15], 16)
 
 
 def index_batches(
     videos: Sequence[int], size: int, seed: int, unique_videos: bool = False, one_per_video: bool = False
 ) -> list[list[int]]:
-    """Shuffle pairs into batches; the same for the same seed, on every worker.
+    """Shuffle pairs into batches; equal seeds give equal batches on every worker.
 
     Args:
         videos: video number of each pair.
         size: pairs per batch; the last batch may be smaller.
         seed: decides the order.
-        unique_videos: two pairs of one video never share a batch (batches may then be smaller).
+        unique_videos: two pairs of one video are never in one batch (batches may then be smaller).
         one_per_video: keep one random pair of each video.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Files of arrays that lie: each is one line, before it takes memory, and no other file is read."""
+"""Array files with wrong sizes: each gives one line before it takes memory, and no other file is read."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def table(path: Path, **columns: object) -> Path:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"name": ["v0", "v0"], "features": [[1.0], [2.0]]}, "stands in 2 lines"),
+        ({"name": ["v0", "v0"], "features": [[1.0], [2.0]]}, "occurs in 2 lines"),
         ({"name": ["v0", "v0"], "row": [0, 0], "features": [[1.0], [2.0]]}, "row 0 twice"),
         ({"name": ["v0", "v0"], "row": [0, None], "features": [[1.0], [2.0]]}, "row is missing"),
         ({"name": ["v0", None], "features": [[1.0], [2.0]]}, "name is missing"),
@@ -139,7 +139,7 @@ def table(path: Path, **columns: object) -> Path:
         ({"name": [b"v0"], "features": [[1.0]]}, "not text"),
         ({"name": ["v0", "v0"], "row": [0, 1], "features": [[1.0], [1.0, 2.0]]}, "different lengths"),
         ({"name": ["v0"], "features": [[[1.0], [1.0, 2.0]]]}, "same shape"),
-        ({"x": [1]}, "no column 'name'"),
+        ({"x": [1]}, "column 'name' is missing"),
     ],
 )
 def test_parquet_that_would_lose_or_invent_vectors_is_refused(

@@ -1,4 +1,4 @@
-"""One draw for each video, in range, decided by the seed."""
+"""One random draw per video, in range, decided by the seed."""
 
 from __future__ import annotations
 

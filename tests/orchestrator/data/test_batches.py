@@ -75,7 +75,7 @@ def test_the_sizes_of_batches_are_known_before_they_are_made(small_stream, runs,
         [len(batch.video_ids) for batch in data.train_batches([0], 1, 0, 2, rank, workers)] for rank in range(workers)
     ]
     assert sizes == [sum(parts) for parts in zip(*made, strict=True)]
-    assert all(len(set(parts)) == 1 for parts in zip(*made))  # every worker has as many
+    assert all(len(set(parts)) == 1 for parts in zip(*made))  # every worker has equally many
     if not settings.get("unique_videos"):
         assert data.steps([0], workers) == len(sizes)
 

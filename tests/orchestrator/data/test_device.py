@@ -1,4 +1,4 @@
-"""One way to set a GPU up, and what is said where it cannot be used. No GPU is needed to ask for these."""
+"""Set-up of a GPU, and errors where it is not usable. These tests need no GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture
 def flags():
-    """They belong to the process: what is set here is set back."""
+    """Restore flags of the process after each test."""
     kept = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""Frames by way of the store: decoded once, keyed by all that decides them, mended when damaged."""
+"""Frames through the store: decoded once, keyed by everything that decides them, repaired when damaged."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, r
 
 
 def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
-    with pytest.raises(ConfigError, match="data.image_size: 224 does not fit the backbone, which sees 64 pixels"):
+    with pytest.raises(ConfigError, match=r"data.image_size: the backbone needs 64 pixels \(got 224\)"):
         FrameSource(RunPaths(runs).open_store(), DataConfig(image_size=224), 64)
 
 

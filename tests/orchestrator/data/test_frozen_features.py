@@ -1,4 +1,4 @@
-"""Stored features change how long a run takes, and nothing else but the rounding of kernels that see one video."""
+"""Stored features change the time of a run, and nothing else except the rounding of kernels for one video."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def frames() -> torch.Tensor:
 
 
 def outcome(result: Result) -> dict:
-    """Everything that a run leaves, but for its seconds."""
+    """Return all results of a run except its times."""
     record = result.record
     weights = {name: value.clone() for name, value in result.method.state_dict().items()}
     return {"metrics": record.metrics, "ranks": record.ranks, "training": record.training, "weights": weights}
@@ -200,5 +200,5 @@ def test_a_store_that_is_full_costs_time_and_one_warning(clip, frames, tmp_path,
     for _ in range(2):
         np.testing.assert_array_equal(features.load("b" * 64, lambda: frames), expected)
     assert [record.getMessage() for record in caplog.records] == [
-        "features are computed again each time: disk full, 1 bytes needed."
+        "features are not cached and are computed each time: disk full, 1 bytes needed."
     ]

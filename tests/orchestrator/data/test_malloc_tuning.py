@@ -1,4 +1,4 @@
-"""Freed memory is kept while a CPU computes, and handed back at the end."""
+"""Freed memory is kept while a CPU computes, and released at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def held() -> float:
 
 
 def watched() -> tuple[int, int, float]:
-    """Pages fetched without and with a kept heap, and MiB that its end gives back."""
+    """Measure the pages fetched without and with retained memory, and the MiB released at the end."""
     with retain_freed_memory(CPU, is_kept=False):
         usual = pages_fetched()
     with retain_freed_memory(CPU):

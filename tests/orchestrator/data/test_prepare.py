@@ -1,4 +1,4 @@
-"""Every video is decoded once; what cannot be is named, and stops nothing else."""
+"""Every video is decoded once; videos that cannot be decoded are named, and stop nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_second_preparation_decodes_nothing(runs, small_stream):
 
 
 def asked_for(monkeypatch, do) -> list[str]:
-    """The paths that `do` asks the file system about."""
+    """Return the paths for which `do` queries the file system."""
     asked: list[str] = []
     real = os.stat
     with monkeypatch.context() as patched:
@@ -62,7 +62,7 @@ def test_a_stream_that_is_ready_asks_the_file_system_once_for_a_video(runs, smal
 
 
 def test_the_index_of_files_is_never_believed_against_the_files(manifest, runs, tmp_path, monkeypatch):
-    """Whatever happens to a file or to the index, the keys are those of a store without one."""
+    """For any change of a file or of the index, the keys are those of a store without an index."""
     stream, there = load_stream(manifest, runs), Store.open(tmp_path / "store")
     items = [item for _, _, item in iter_items(stream)]
     files = [Path(item.path) for item in items]
@@ -104,7 +104,7 @@ def test_the_index_of_files_is_never_believed_against_the_files(manifest, runs, 
 
 
 def spoil(manifest: str, change) -> None:
-    """Do something to the first training video of the stream."""
+    """Damage the first training video of the stream."""
     folder = Path(manifest).parent / "videos"
     change(folder / json.loads(Path(manifest).read_text())["tasks"][0]["train"][0]["path"])
 

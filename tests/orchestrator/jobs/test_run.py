@@ -101,7 +101,7 @@ def test_runs_that_start_in_one_second_are_recorded_each(execution, manifest, mo
         ({"method": "clip4clpi"}, "method: no method called 'clip4clpi'. Did you mean clip4clip"),
         ({"method": "clip4clip", "workers": "2"}, "trains in one process"),
         ({"method": "clip4clip", "data.num_frames": "0"}, "data.num_frames must be >= 1"),
-        ({"method": "clip4clip", "data.image_size": "32"}, "data.image_size: 32 does not fit the backbone"),
+        ({"method": "clip4clip", "data.image_size": "32"}, r"data.image_size: the backbone needs 64 pixels \(got 32\)"),
     ],
 )
 def test_a_run_that_cannot_be_is_one_line(execution, manifest, settings, message):
