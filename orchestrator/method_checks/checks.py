@@ -1,6 +1,6 @@
-"""What every method promises to the loop (methods/base.py), each promise as a function that raises a `Fault`.
+"""Checks of a method's contract with the loop (methods/base.py); each raises a `ContractViolation`.
 
-`ctvr check-method NAME` calls them for any method, tests/methods/test_contract.py for every line of METHODS.
+`ctvr check-method NAME` runs them for any method, tests/methods/test_contract.py for every entry of METHODS.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ctvr.orchestrator.method_checks.tiny_models import make_batch, make_small_c
 
 
 def check_losses(subject: Subject) -> None:
-    """Losses are finite, named scalars; a step moves something, and nothing but what `param_groups` hands over."""
+    """Check that losses are finite, named scalars, and that a step changes exactly the parameters of `param_groups`."""
     method = subject.make()
     method.begin_task(make_task(0, TASKS))
     groups = method.param_groups()
@@ -43,27 +43,27 @@ def check_losses(subject: Subject) -> None:
     given = copy.deepcopy(batch)
     terms = method.losses(batch)
     if not isinstance(terms, dict) or not terms:
-        raise ContractViolation("losses() returns no dictionary of named terms")
+        raise ContractViolation("losses() must return a dictionary of named terms, not empty")
     for name, term in terms.items():
         if not isinstance(term, Tensor) or term.ndim or not torch.isfinite(term):
-            raise ContractViolation(f"losses() returns {name!r}, which is no finite scalar tensor")
+            raise ContractViolation(f"losses() returns {name!r}, which is not a finite scalar tensor")
     if changed := _differing(batch, given):
         raise ContractViolation(f"losses() writes into the batch ({changed})")
     if not trained:
         return
     total = torch.stack(list(terms.values())).sum()
     if not total.requires_grad:
-        raise ContractViolation("param_groups() hands parameters over, and no loss depends on any of them")
+        raise ContractViolation("param_groups() returns parameters, but no loss depends on any of them")
     optimizer = make_optimizer(groups, OPTIM)
     total.backward()
     set_learning_rates(optimizer, 1.0)
     optimizer.step()
     moved = [key for key, p in method.named_parameters() if not torch.equal(p, before[key])]
     if not moved:
-        raise ContractViolation("a step of the optimizer moves none of the parameters that param_groups() hands over")
+        raise ContractViolation("a step of the optimizer changes none of the parameters that param_groups() returns")
     handed = {key for key, p in method.named_parameters() if id(p) in trained}
     if strangers := [key for key in moved if key not in handed]:
-        raise ContractViolation(f"a step moves {strangers[0]}, which param_groups() does not hand over")
+        raise ContractViolation(f"a step changes {strangers[0]}, which param_groups() does not return")
 
 
 def _differing(batch: Batch, other: Batch) -> str:
@@ -73,13 +73,13 @@ def _differing(batch: Batch, other: Batch) -> str:
 
 @torch.no_grad()
 def check_batch_independence(subject: Subject) -> None:
-    """A video's and a caption's features depend on nothing else in the batch; scores are (Q, V) of single pairs."""
+    """Check that features of a video or caption do not depend on the rest of the batch; scores are (Q, V), per pair."""
     method = subject.make()
     learn(method, 0, steps=1)
     batch = make_batch(6, FRAMES, seed=9)
     whole = method.encode_video(batch.frames)
     if len(whole) != 6:
-        raise ContractViolation(f"encode_video() makes {len(whole)} rows of 6 videos")
+        raise ContractViolation(f"encode_video() returns {len(whole)} rows for 6 videos")
     _close(method.encode_video(batch.frames[:2]), whole[:2], "features of a video depend on the others of its batch")
     scores = method.score(method.encode_text(batch.tokens, 0), whole)
     if scores.shape[:2] != (6, 6):
@@ -95,7 +95,7 @@ def _close(found: Tensor, expected: Tensor, what: str) -> None:
 
 @torch.no_grad()
 def check_frozen(subject: Subject) -> None:
-    """Blocks and a text tower that are called frozen say what the pre-trained ones say, in every task."""
+    """Check that blocks and a text tower declared as frozen compute what the pre-trained ones do, in every task."""
     method = subject.make()
     if not (method.frozen_blocks or method.text_is_frozen):
         return
@@ -110,14 +110,14 @@ def check_frozen(subject: Subject) -> None:
             tokens_in = pretrained.prefix(frames, method.frozen_blocks)
             if not torch.equal(method.encode_video(tokens_in), method.encode_video(frames)):
                 raise ContractViolation(
-                    f"frozen_blocks = {method.frozen_blocks}, but these blocks change what the pre-trained ones say"
+                    f"frozen_blocks = {method.frozen_blocks}, but these blocks differ from the pre-trained ones"
                 )
         if first is not None and not torch.equal(method.encode_text(tokens, index), first):
             raise ContractViolation(f"text_is_frozen = True, but task {index + 1} changes the features of a caption")
 
 
 def check_resume(subject: Subject) -> None:
-    """A run that is begun anew after every task, from what was saved, equals one that was not, bit for bit."""
+    """Check that a run that resumes from its saved state after every task equals an uninterrupted one, bit for bit."""
     unbroken = subject.make()
     pretrained = PretrainedSnapshot(unbroken)
     learn(unbroken, 0)
@@ -136,34 +136,34 @@ def check_resume(subject: Subject) -> None:
             load_state(resumed, saved, pretrained)
         except ValueError as error:
             raise ContractViolation(
-                f"begin_task() replayed makes other tensors than those of the run: {error}"
+                f"begin_task(), when replayed, creates other tensors than in the run: {error}"
             ) from error
         resumed.eval()
         for done in range(index):
             if not _equal(features(unbroken, done), features(resumed, done)):
-                raise ContractViolation(f"resumed behind task {index}, features differ: {_LOST}")
+                raise ContractViolation(f"resumed after task {index}, features differ: {_LOST}")
         galleries.append(_same_step(unbroken, resumed, index))
         saved = copy.deepcopy(trained_state(resumed, pretrained))
 
 
-_LOST = "what decides them is neither a parameter nor a buffer, nor made anew by begin_task() and on_gallery_stored()"
+_LOST = "a state that decides them is neither a parameter nor a buffer, nor set by begin_task() or on_gallery_stored()"
 
 
 def _same_step(unbroken: Method, resumed: Method, index: int) -> Tensor:
-    """Both learn task `index`, and are the same afterwards; returns the gallery that is stored."""
-    where = f"resumed behind task {index}, task {index + 1}"
+    """Train task `index` with both and check that they are equal afterwards; return the stored gallery."""
+    where = f"resumed after task {index}, task {index + 1}"
     if learn(resumed, index) != learn(unbroken, index):
         raise ContractViolation(f"{where} has other losses: {_LOST}")
     stored = [store_gallery(method, index) for method in (resumed, unbroken)]
     mine, others = resumed.state_dict(), unbroken.state_dict()
     if mine.keys() != others.keys():
         raise ContractViolation(
-            f"{where} makes other tensors, for example {sorted(mine.keys() ^ others.keys())[0]}: {_LOST}"
+            f"{where} creates other tensors, for example {sorted(mine.keys() ^ others.keys())[0]}: {_LOST}"
         )
     if differing := [key for key in mine if not torch.equal(mine[key], others[key])]:
-        raise ContractViolation(f"{where} ends with another {differing[0]}: {_LOST}")
+        raise ContractViolation(f"{where} ends with different values of {differing[0]}: {_LOST}")
     if not _equal([*features(unbroken, index), stored[1]], [*features(resumed, index), stored[0]]):
-        raise ContractViolation(f"{where} ends with other features: {_LOST}")
+        raise ContractViolation(f"{where} ends with different features: {_LOST}")
     return stored[0]
 
 

@@ -1,7 +1,7 @@
-"""The forgetting of an untrained model, which is 0 in every protocol.
+"""Check that an untrained model does not forget, in any protocol.
 
-Backward forgetting compares a task's ranks in its own gallery as tasks follow. Where nothing is trained, only the
-evaluation can move them: scores that are calibrated over other tasks, captions that are padded to those of others.
+Backward forgetting compares a task's ranks in its own gallery while later tasks follow. Where nothing is trained, only
+the evaluation can change them: scores that are normalized over other tasks, or captions padded to those of others.
 """
 
 from __future__ import annotations
@@ -16,29 +16,27 @@ from ctvr.orchestrator.learning.evaluate import EvaluationConfig, compute_ranks
 from ctvr.orchestrator.method_checks.subject import FRAMES, TASKS, Subject, batches_of
 from ctvr.orchestrator.method_checks.tiny_models import CONTEXT, END, make_batch, make_task
 
-VIDEOS, CAPTIONS = 8, 12  # of a task: every second video has two captions
+VIDEOS, CAPTIONS = 8, 12  # per task; four videos have two captions
 PROTOCOLS = ("ctvr", "cvlm")
 
 
 def check_forgetting(subject: Subject) -> str | None:
-    """Ranks in a task's own gallery stay as they are while untrained tasks follow: BWF is 0."""
+    """Check that ranks in a task's own gallery do not change while untrained tasks follow: BWF is 0."""
     evaluation = subject.experiment.evaluation
     if evaluation.own_gallery == "cut":
-        return (
-            "left out: evaluation.own_gallery=cut normalizes scores of a task's own gallery with those of other tasks"
-        )
+        return "skipped: evaluation.own_gallery=cut normalizes scores of a task's own gallery with those of other tasks"
     for protocol in PROTOCOLS:
         if (index := first_moved(subject.make(), evaluation, protocol)) is not None:
             raise ContractViolation(
-                f"protocol {protocol}: nothing is trained, and task {index + 1} moves ranks of an earlier task in its "
-                "own gallery. Let begin_task(), end_task() and normalize_scores() leave earlier tasks as they are"
+                f"protocol {protocol}: without any training, task {index + 1} changes ranks of an earlier task in its "
+                "own gallery. begin_task(), end_task() and normalize_scores() must not affect earlier tasks"
             )
     return None
 
 
 @torch.no_grad()
 def first_moved(method: Method, config: EvaluationConfig, protocol: str) -> int | None:
-    """Index of the first task behind which an earlier task's own ranks differ, either way; None if there is none."""
+    """Return the first task after which an earlier task's own ranks differ in either direction; None if none does."""
     own, stored = list[tuple[Tensor, Tensor]](), list[Tensor]()
     for index in range(TASKS):
         method.eval()
@@ -64,7 +62,7 @@ def _gallery(method: Method, index: int) -> Tensor:
 
 
 def _queries(index: int) -> Queries:
-    """Captions of a task; the longest ones are those of the last task."""
+    """Return the captions of a task; the longest ones are those of the last task."""
     tokens = make_batch(CAPTIONS, 1, seed=40 + index).tokens
     last = CONTEXT - 1 - 4 * (TASKS - 1 - index)
     tokens[tokens[:, last] > 0, last] = END

@@ -1,8 +1,8 @@
-"""Nothing reaches an evaluation but the videos, the captions and what was learned until then.
+"""Checks that an evaluation uses only the videos, the captions and the tasks learned so far.
 
-The loop hands a method no id, label or order of what is searched, and no pair of a later task. What a method could
-still use, and is refused here: the order in which videos and captions are handed over, the number of the task, pairs
-that no task so far has shown, and whatever outlives the method itself (variables of its class or module).
+The loop passes a method no id, label or order of the searched items, and no pair of a later task. These checks refuse
+other sources of information: the order of videos and captions, the index of the task, pairs that no task has shown so
+far, and state that outlives the method (variables of its class or module).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ctvr.orchestrator.method_checks.tiny_models import RegeneratedPairs, make_b
 
 
 class SeenPairs(RegeneratedPairs):
-    """A source of the pairs that were shown so far, and of no others."""
+    """Source of the pairs that have been shown so far."""
 
     def __init__(self) -> None:
         self._shown: set[int] = set()
 
     def show(self, batch: Batch) -> None:
-        assert batch.pair_ids is not None  # as `make_batch` makes them
+        assert batch.pair_ids is not None  # set by `make_batch`
         self._shown.update(batch.pair_ids.tolist())
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         stranger = next((number for number in map(int, numbers) if number not in self._shown), None)
         if stranger is not None:
-            raise ContractViolation(f"pair {stranger} is asked of the source of pairs before any task has shown it")
+            raise ContractViolation(f"pair {stranger} is read from the source of pairs before any task has shown it")
         return super().pairs(numbers)
 
 
 @torch.no_grad()
 def check_leakage(subject: Subject) -> None:
-    """Evaluations see the videos, the captions and the tasks learned so far, and nothing else."""
+    """Check that evaluations use the videos, the captions and the tasks learned so far, and nothing else."""
     method = subject.make()
     shown, stored = SeenPairs(), list[Tensor]()
     before = _after(method, 0, shown, stored)
@@ -51,8 +51,8 @@ def check_leakage(subject: Subject) -> None:
         copies.append(stored[-1].clone())
     if not _same(before, _after(subject.make(), 0, SeenPairs(), [])):
         raise ContractViolation(
-            "a fresh method learns the first task otherwise when another one has learned later tasks before it: "
-            "a variable of a class or a module, or a random number without torch's seed, decides it"
+            "a new method learns the first task differently after another method has learned later tasks: it depends "
+            "on a variable of a class or a module, or on a random number without torch's seed"
         )
     _is_idle(method)
     _knows_no_order(method)
@@ -61,7 +61,7 @@ def check_leakage(subject: Subject) -> None:
 
 
 def unlearned(subject: Subject) -> None:
-    """Losses of pairs that are only looked at, without gradients, change nothing that is learned or logged."""
+    """Check that losses computed without gradients change nothing that is learned or logged."""
     plain, looked = subject.make(), subject.make()
 
     @torch.no_grad()
@@ -73,20 +73,20 @@ def unlearned(subject: Subject) -> None:
         looked.train(was_training)
 
     for index in range(2):
-        if repr(learn(plain, index)) != repr(learn(looked, index, watch=look)):  # text: NaN is NaN
-            raise ContractViolation(f"task {index + 1} has other losses {_LOOKED}")
+        if repr(learn(plain, index)) != repr(learn(looked, index, watch=look)):  # as text, NaN equals NaN
+            raise ContractViolation(f"task {index + 1} has different losses {_LOOKED}")
         found = [store_gallery(method, index) for method in (plain, looked)]
         mine, others = plain.state_dict(), looked.state_dict()
         differing = [name for name in mine if not _same_bits(mine[name], others[name])]
         if differing or not _same_bits(*found):
-            raise ContractViolation(f"task {index + 1} ends with another {(differing or ['feature'])[0]} {_LOOKED}")
+            raise ContractViolation(f"task {index + 1} ends with a different {(differing or ['feature'])[0]} {_LOOKED}")
         if repr(plain.task_metrics()) != repr(looked.task_metrics()):
-            raise ContractViolation(f"task {index + 1} is logged with other task_metrics() {_LOOKED}")
+            raise ContractViolation(f"task {index + 1} has different task_metrics() {_LOOKED}")
 
 
 _LOOKED = (
-    "where losses of other pairs are read without gradients (evaluation.log_losses=true): change what a method "
-    "notes of its steps under torch.is_grad_enabled() alone"
+    "if losses of other pairs are computed without gradients (evaluation.log_losses=true): update the state of a "
+    "method's steps only if torch.is_grad_enabled()"
 )
 
 
@@ -95,7 +95,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _after(method: Method, index: int, shown: SeenPairs, stored: list[Tensor]) -> list[Tensor]:
-    """What an evaluation finds when task `index` has been learned, whose gallery is added to `stored`."""
+    """Learn task `index`, add its gallery to `stored`, and return the inputs and scores of an evaluation."""
     learn(method, index, steps=1, source=shown, watch=shown.show)
     stored.append(store_gallery(method, index))
     found = features(method, index)
@@ -107,12 +107,12 @@ def _same(some: list[Tensor], others: list[Tensor]) -> bool:
 
 
 def _is_idle(method: Method) -> None:
-    """Evaluating changes nothing, so a task may be evaluated twice, or not at all."""
+    """Check that an evaluation changes nothing, so that a task may be evaluated twice, or not at all."""
     state, first = clone_trained_state(method), features(method, 0)
     method.normalize_scores(method.score(first[1], first[0]))
     if not _same(first, features(method, 0)):
         raise ContractViolation(
-            "encoding the same videos and captions again gives other features: an evaluation leaves a trace"
+            "encoding the same videos and captions again gives different features: an evaluation changes the method"
         )
     after = method.state_dict()
     if state.keys() != after.keys() or any(not torch.equal(after[name], state[name]) for name in state):
@@ -120,7 +120,7 @@ def _is_idle(method: Method) -> None:
 
 
 def _knows_no_order(method: Method) -> None:
-    """Caption i is often that of video i: scores must move with both."""
+    """Check that scores follow the order of their inputs: caption i often belongs to video i."""
     videos, texts = features(method, 0)
     scores = method.normalize_scores(method.score(texts, videos))
     for what, found in (
@@ -128,17 +128,15 @@ def _knows_no_order(method: Method) -> None:
         ("captions", method.normalize_scores(method.score(texts.flip(0), videos)).flip(0)),
     ):
         if not torch.allclose(found, scores, atol=1e-5, rtol=1e-4, equal_nan=True):
-            raise ContractViolation(
-                f"scores depend on the order in which {what} are handed over, which tells what belongs together"
-            )
+            raise ContractViolation(f"scores depend on the order of the {what}, which reveals the matching pairs")
 
 
 def _knows_no_task(method: Method) -> None:
     if method.task_conditioned_text:
-        return  # of the task whose videos are searched, for every caption
+        return  # every caption is encoded for the task whose videos are searched
     tokens = make_batch(4, FRAMES, seed=13).tokens
     first = method.encode_text(tokens, None)
     if any(not torch.equal(method.encode_text(tokens, task), first) for task in range(TASKS)):
         raise ContractViolation(
-            "features of a caption depend on the number of a task, and task_conditioned_text is not set"
+            "features of a caption depend on the index of a task, but task_conditioned_text is not set"
         )

@@ -1,7 +1,7 @@
-"""Whether an untrained method scores as zero-shot CLIP does: both are asked about the same noise.
+"""Comparison of an untrained method's scores with zero-shot CLIP's, on the same noise.
 
-A method whose score reads more than the two unit features of CLIP (words, frames, calibration, merged tokens, new
-weights that do not start from zero) begins at another R@1 than the row of zero-shot CLIP.
+A method whose score uses more than the two unit features of CLIP (words, frames, normalization, merged tokens, new
+weights not initialised to zero) starts at another R@1 than the row of zero-shot CLIP.
 
 Shapes: Q captions, V videos.
 """
@@ -27,8 +27,8 @@ PAIRS = 16
 def own_scores(experiment: Experiment) -> Tensor | None:
     """Return the scores (Q, V) of noise by the untrained method, standardised.
 
-    None if zero-shot CLIP has the same, and of a method that has nothing to train: its row is its beginning.
-    Where the small backbone does not fit the settings the scores are empty: they are then the method's own.
+    None if they equal those of zero-shot CLIP, or if the method has nothing to train: its row is its starting point.
+    Empty if the small backbone does not fit the settings; the scores then count as different.
     """
     batch = make_batch(PAIRS, experiment.data.num_frames)
     try:
@@ -54,12 +54,12 @@ def _scores(method: Method, frames: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _zero_shot(frames: Tensor, tokens: Tensor) -> list[Tensor]:
-    """Return zero-shot CLIP's scores with both ways of averaging frames, between which published tables differ."""
+    """Return zero-shot CLIP's scores with both ways of averaging frames, which differ between published tables."""
     clip = make_small_clip()
     queries, tower = l2_normalize(clip.text(tokens)), clip.vision(frames)
     return [_standard(queries @ mean_pool(tower, norm).mT) for norm in ("none", "l2")]
 
 
 def _standard(scores: Tensor) -> Tensor:
-    """Return scores (Q, V) with mean 0 and variance 1 in each row: the ranks depend on no more."""
+    """Return scores (Q, V) with mean 0 and variance 1 in each row, which do not change the ranks."""
     return (scores - scores.mean(dim=1, keepdim=True)) / scores.std(dim=1, keepdim=True).clamp_min(1e-9)

@@ -1,9 +1,9 @@
-"""Whether each number among a method's settings is read: another value must change what is learned or found.
+"""Check that each numeric setting of a method is used: another value must change the training or the evaluation.
 
-A number may count under other settings alone (a rate of a reducer that is off). It is tried under the method's
-defaults, then under its presets and each other choice of its switches, and beside other values of a number that has
-none by default. What the defaults refuse must count under every choice that takes it: `stages` is read by three
-reducers, and one that ignored it would be found. What nothing takes is no dead knob; it is listed.
+A number may matter only under other settings (the rate of a reducer that is off). It is tried under the method's
+defaults, then under its presets and each other choice of its switches, and together with values of numbers that are
+unset by default. A number that the defaults refuse must matter under every choice that accepts it: three reducers use
+`stages`, and one that ignored it would be found. A number that no settings accept is not an error; it is listed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ctvr.orchestrator.method_checks.tiny_models import LAYERS, WIDTH
 
 Trace = tuple[str, ...]
 COUNTS, IDLE, REFUSED = "counts", "idle", "refused"
-BY_DATA = ("num_frames",)  # what follows from the data and is refused otherwise
+BY_DATA = ("num_frames",)  # determined by the data; other values are refused
 
 
 def check_settings_matter(subject: Subject) -> str:
-    """Every number of `method.*` changes a loss, a weight, a feature or a score; returns their names.
+    """Check that every number of `method.*` changes a loss, a weight, a feature or a score; return their names.
 
     Raises:
-        Fault: with those that change nothing.
-        Exception: what the method raises by itself under its defaults.
+        ContractViolation: naming those that change nothing.
+        Exception: raised by the method itself under its defaults.
     """
     numbers = list(numbers_of(type(subject.experiment.method)))
     seen: dict[str, Trace | None] = {repr(subject.experiment.settings): trace(subject.make())}
@@ -42,11 +42,11 @@ def check_settings_matter(subject: Subject) -> str:
     if dead := [_named(name, where) for name, (says, where) in found.items() if says == IDLE]:
         listed = ", ".join(dead)
         raise ContractViolation(
-            f"no other value of {listed} changes a loss, a weight, a feature or a score: is it read at all?"
+            f"no other value of {listed} changes a loss, a weight, a feature or a score. Use the setting or remove it"
         )
     refused = [name for name in numbers if found[name][0] == REFUSED]
-    counted = ", ".join(name for name in numbers if name not in refused) or "it has no number to set"
-    return counted + (f"; no other value was taken of: {', '.join(refused)}" if refused else "")
+    counted = ", ".join(name for name in numbers if name not in refused) or "it has no numeric settings"
+    return counted + (f"; no other value was accepted for: {', '.join(refused)}" if refused else "")
 
 
 def _named(name: str, where: Mapping[str, Any]) -> str:
@@ -55,7 +55,7 @@ def _named(name: str, where: Mapping[str, Any]) -> str:
 
 
 def numbers_of(config: type) -> Iterator[str]:
-    """Names of the settings that are numbers, or tuples of numbers."""
+    """Yield the names of the settings that are numbers, or tuples of numbers."""
     hints = get_type_hints(config)
     for each in dataclasses.fields(config):
         kinds = _kinds(hints[each.name])
@@ -70,44 +70,44 @@ def _kinds(hint: Any) -> set[Any]:
 
 
 def other_values(value: Any) -> list[Any]:
-    """Values to try in place of one; a method may refuse any of them."""
+    """Return values to try instead of `value`; a method may refuse any of them."""
     if isinstance(value, tuple):
         if not value:  # one number, or one for each block of the small backbone
             return [(1,), (0.5,), (2,), (8,) * LAYERS, (12, *(8,) * (LAYERS - 1))]
         return [(other, *value[1:]) for other in other_values(value[0])]
     if value is None:
-        found: list[Any] = [1, 2, 16, 0, 0.5, 0.1]  # 16: more than the small stream has categories, or blocks
+        found: list[Any] = [1, 2, 16, 0, 0.5, 0.1]  # 16: more than the small stream's categories, or blocks
     elif isinstance(value, int):
         found = [value + 1, value - 1, 2 * value, 1, 2, 3, 0]
-    else:  # 100: a bound that nothing small reaches
+    else:  # 100: larger than any value in the small models
         found = [3 * value, value / 3, value + 0.5, 0.5, 1.0, 0.9, 0.1, 0.0, 100.0]
     return [other for other in dict.fromkeys(found) if other != value]
 
 
 class SettingProbe:
-    """One number of a method's settings."""
+    """Probe of one numeric setting of a method."""
 
     def __init__(self, subject: Subject, name: str, seen: dict[str, Trace | None]) -> None:
-        """`seen` keeps the traces of settings under which numbers are tried."""
+        """`seen` caches the traces of settings."""
         self.subject, self.name, self.seen = subject, name, seen
         self.default = getattr(subject.experiment.method, name)
 
     def probe(self) -> tuple[str, Mapping[str, Any]]:
-        """COUNTS, IDLE with the settings under which it is, or REFUSED."""
+        """Return COUNTS, IDLE with the settings under which it is idle, or REFUSED."""
         plain = self._under({})
         if plain == COUNTS:
             return COUNTS, {}
         heard, untaken = [plain], [dict[str, Any]()]
         if plain == IDLE:
             contexts = [*self._presets(), *self._choices(), *self._beside({})]
-            if self._under_some(contexts, few=True) == COUNTS:  # in most cases, and at a third of the price
+            if self._under_some(contexts, few=True) == COUNTS:  # true for most settings, at a third of the cost
                 return COUNTS, {}
             return self._under_some(contexts + [c for choice in self._choices() for c in self._beside(choice)]), {}
         for choice in self._choices():
             said = self._under(choice)
             if said == IDLE and self._under_some(self._beside(choice)) == COUNTS:
                 said = COUNTS
-            if said == IDLE and not set(choice.values()) <= {"none", False}:  # switched off, it may be idle
+            if said == IDLE and not set(choice.values()) <= {"none", False}:  # it may be idle if switched off
                 return IDLE, choice
             heard.append(said)
             untaken += [choice] if said == REFUSED else []
@@ -131,7 +131,7 @@ class SettingProbe:
                     yield {f"method.{name}": choice}
 
     def _beside(self, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The choice with a value of another number, of those that are nothing by default."""
+        """Yield the choice together with a value of another number that is unset by default."""
         made = self.subject.experiment.method
         for name in numbers_of(type(made)):
             if name != self.name and getattr(made, name) in (None, ()):
@@ -147,7 +147,7 @@ class SettingProbe:
         return best
 
     def _under(self, context: Mapping[str, Any], few: bool = False) -> str:
-        """Whether two values that are taken under these settings make two different traces."""
+        """Return whether two values that are accepted under these settings give different traces."""
         own = f"method.{self.name}"
         value = context.get(own, self.default)
         taken = [v for v in (value, *other_values(value)) if self._made({**context, own: v})]
@@ -162,20 +162,20 @@ class SettingProbe:
         return IDLE if several else REFUSED
 
     def _made(self, changes: Mapping[str, Any]) -> Subject | None:
-        """The subject with other settings; None where they are refused."""
+        """Return the subject with other settings; None if they are refused."""
         own = self.subject.experiment
         settings = {name: value for name, value in own.settings.items() if name.startswith(("method.", "base."))}
         if changes.get("method.base", settings.get("method.base")) != settings.get("method.base"):
             settings = {f"method.{name}": value for name, value in select_prefix(settings, "method").items()}
         try:
             if all(name.startswith("method.") for name in changes):
-                replace(own.method, **select_prefix(changes, "method"))  # refusals are many, and this is quick
+                replace(own.method, **select_prefix(changes, "method"))  # a fast check: most changes are refused
             return Subject.of(own.run.method, {**settings, **changes})
         except (ValueError, TypeError):
             return None
 
     def _trace(self, changes: Mapping[str, Any]) -> Trace | None:
-        """What becomes of these settings; on a backbone whose joint space is as wide as its towers if it must be."""
+        """Return the trace of these settings; if needed, on a backbone whose joint space is as wide as its towers."""
         made = self._made(changes)
         if made is None:
             return None
@@ -188,12 +188,12 @@ class SettingProbe:
 def _traced(made: Subject) -> Trace | None:
     try:
         return trace(made.make())
-    except (ValueError, RuntimeError, IndexError):  # refused late, or too large for the small backbone
+    except (ValueError, RuntimeError, IndexError):  # refused later, or too large for the small backbone
         return None
 
 
 def trace(method: Method) -> Trace:
-    """Digests of all that two tasks make of a method: losses, weights, features, scores, and what it tells the loop."""
+    """Return digests of all results of two tasks: losses, weights, features, scores, and the method's declarations."""
     told = [method.trains_on, method.reencodes_gallery, method.task_conditioned_text, method.max_frames]
     found = [repr(told)]
     for index in range(2):

@@ -1,4 +1,4 @@
-"""A method that is looked at: made anew as often as asked for, and a task as the loop runs it, on noise.
+"""Subject of the checks: builds new copies of a method, and runs tasks on noise as the loop does.
 
 Shapes: B pairs, Q captions, V videos.
 """
@@ -40,21 +40,21 @@ class Subject:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any] | None = None, presets: Sequence[str] = ()) -> Subject:
-        """A method by its name (or `module:Class`), with `method.*` and `base.*` settings.
+        """Build a subject from a method's name (or `module:Class`), with `method.*` and `base.*` settings.
 
         Raises:
-            ConfigError: as for a run, and for a method over images.
+            ConfigError: as for a run, and for a method over images or questions.
         """
         learned = {"images": "labelled images", "questions": "questions"}
         if what := learned.get(get_method(name).domain):
             raise ConfigError(
-                f"check-method: {name} learns from {what}, and the checks are of captions and videos. Name another."
+                f"check-method: {name} is for {what}, but the checks use captions and videos. Name another method."
             )
         words = {"data.num_frames": FRAMES, **(settings or {}), "method": name, "stream": "conform"}
         return cls(resolve(words, presets=presets))
 
     def make(self) -> Method:
-        """A fresh method on the small backbone, its new weights seeded.
+        """Build a new method on the small backbone, with seeded new weights.
 
         Raises:
             ValueError: for settings that the method refuses on this backbone.
@@ -70,7 +70,7 @@ class Subject:
 
 
 def batches_of(index: int, steps: int, salt: int = 0) -> list[Batch]:
-    """Training pairs of a task, one batch a step; another `salt` makes other pairs."""
+    """Return training batches of a task, one per step; another `salt` gives other pairs."""
     categories = make_task(index, TASKS).categories
     return [make_batch(PAIRS, FRAMES, seed=10 * index + step + salt, categories=categories) for step in range(steps)]
 
@@ -83,17 +83,17 @@ def learn(
     source: PairSource | None = None,
     watch: Callable[[Batch], None] | None = None,
 ) -> list[float]:
-    """One task as the loop runs it, up to `end_task`.
+    """Learn one task as the loop does, up to `end_task`.
 
     Args:
-        method: that has learned the tasks before.
+        method: has learned the tasks before.
         index: of the task.
-        steps: of the optimizer.
-        source: of former pairs.
-        watch: told of every batch before the method sees it.
+        steps: number of optimizer steps.
+        source: source of former pairs.
+        watch: called with every batch before the method gets it.
 
     Returns:
-        The losses of its steps; none if nothing is trained.
+        The losses of its steps; empty if nothing is trained.
     """
     task = make_task(index, TASKS)
     method.set_pair_source(source or RegeneratedPairs())
@@ -129,7 +129,7 @@ def learn(
 
 
 def store_gallery(method: Method, index: int) -> Tensor:
-    """What follows `learn` in the loop: the searched videos of the task are encoded, stored and told to the method."""
+    """Encode and store the searched videos of a task, as the loop does after `learn`; return the gallery."""
     stored = gallery(method, index)
     with torch.no_grad():
         method.on_gallery_stored(make_task(index, TASKS), stored)
@@ -138,12 +138,12 @@ def store_gallery(method: Method, index: int) -> Tensor:
 
 @torch.no_grad()
 def features(method: Method, task: int) -> list[Tensor]:
-    """Features of six videos and of six captions that search the videos of `task`."""
+    """Return features of six videos, and of six captions that search the videos of `task`."""
     batch = make_batch(6, FRAMES, seed=3)
     return [method.encode_video(batch.frames), method.encode_text(batch.tokens, task)]
 
 
 @torch.no_grad()
 def gallery(method: Method, index: int) -> Tensor:
-    """The searched videos of a task (V, ...) as they are stored."""
+    """Return the searched videos of a task (V, ...) as they are stored."""
     return method.encode_video(make_batch(5, FRAMES, seed=77 + index).frames).float()

@@ -1,6 +1,6 @@
-"""A backbone small enough for arithmetic by the thousand, pairs to feed it, and tasks they come in.
+"""A tiny backbone, and batches and tasks for it.
 
-Made of seeds alone: nothing is read, downloaded or kept. Shapes: B pairs, T frames, L text length.
+Everything is generated from seeds: nothing is read, downloaded or stored. Shapes: B pairs, T frames, L text length.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ctvr.methods.base import Batch, Task
 
 CONTEXT, VOCABULARY = 16, 100
 LAYERS, WIDTH, EMBED_DIM = 4, 32, 16
-START, END = 98, 99  # of a text
+START, END = 98, 99  # start and end of a text
 WORDS = ("man", "plays", "a", "dog", "red", "guitar", "sings", "in", "kitchen", "slowly")
 
 
 def make_small_clip(seed: int = 0, layers: int = LAYERS, embed_dim: int = EMBED_DIM) -> Clip:
-    """An open_clip CLIP of width 32 with random weights: 4 blocks, 17 tokens a frame, 16 joint dimensions."""
+    """Build an open_clip CLIP of width 32 with random weights: 4 blocks, 17 tokens per frame, 16 joint dimensions."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         source = open_clip.CLIP(
@@ -36,14 +36,14 @@ def make_small_clip(seed: int = 0, layers: int = LAYERS, embed_dim: int = EMBED_
                 "layers": layers,
             },
         )
-        for parameter in source.parameters():  # CLIP's own initialisation is too timid to test anything with
+        for parameter in source.parameters():  # CLIP's own initialisation is too small for tests
             if parameter.ndim > 1:
                 parameter.data.normal_(0, 0.15)
     return Clip(source, tokenize, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "small").eval()
 
 
 def tokenize(texts: list[str]) -> Tensor:
-    """Words as numbers, framed by start (98) and end (99) of text: (N, L) int64."""
+    """Encode words as numbers between start (98) and end (99) of text: (N, L) int64."""
     rows = torch.zeros(len(texts), CONTEXT, dtype=torch.int64)
     for row, text in zip(rows, texts):
         ids = [START, *(1 + sum(word.encode()) % 90 for word in text.split()[: CONTEXT - 2]), END]
@@ -55,7 +55,7 @@ tokenize.decoder = {number: WORDS[number % 10] + "</w>" for number in range(1, 9
 
 
 def make_batch(pairs: int = 6, frames: int = 3, seed: int = 0, categories: tuple[int, ...] = (0, 1)) -> Batch:
-    """Pairs of noise that are the same for the same arguments; a pair's number says how `RegeneratedPairs` makes it."""
+    """Return pairs of noise that depend only on the arguments; `RegeneratedPairs` rebuilds a pair from its id."""
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(1, 90, (pairs, CONTEXT), generator=generator)
     lengths = torch.randint(4, CONTEXT, (pairs,), generator=generator)
@@ -73,7 +73,7 @@ def make_batch(pairs: int = 6, frames: int = 3, seed: int = 0, categories: tuple
 
 
 class RegeneratedPairs:
-    """The source of all pairs of `make_batch`: a pair's number says how it was made."""
+    """Source of all pairs of `make_batch`, which rebuilds a pair from its id."""
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = []
@@ -88,5 +88,5 @@ class RegeneratedPairs:
 
 
 def make_task(index: int = 0, num_tasks: int = 3) -> Task:
-    """Task `index` of a stream with two categories in each."""
+    """Return task `index` of a stream with two categories per task."""
     return Task(index, f"task_{index + 1:02d}", num_tasks, (2 * index, 2 * index + 1), 2 * num_tasks)

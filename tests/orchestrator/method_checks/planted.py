@@ -1,4 +1,4 @@
-"""Methods with one fault each, and the plain one that they are made of."""
+"""Methods with one fault each, and the correct method from which they derive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ctvr.methods.base import l2_normalize
 from ctvr.orchestrator.catalog.new_method import MODULE
 
-# The plain one is what `ctvr new method` writes, so that its text keeps every promise that a fault below breaks
+# The correct one is the output of `ctvr new method`, so that it satisfies every check that a fault below violates
 _written: dict[str, Any] = {"__name__": __name__}
 exec(MODULE.replace("NAME", "plain").replace("CLASS", "Plain"), _written)
 PlainConfig = _written["PlainConfig"]
@@ -36,7 +36,7 @@ class DeadSetting(Plain):
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchedConfig(PlainConfig):
-    """Numbers that count under other settings alone: `size` under a mode, `places` and `sizes` together."""
+    """Numbers that matter only under other settings: `size` under a mode, `places` and `sizes` together."""
 
     mode: Literal["none", "first", "last"] = "none"
     size: int = 2
@@ -63,7 +63,7 @@ class Switched(Plain):
 
 
 class IdleUnderOne(Switched):
-    """`size` is taken in mode=last, and read in mode=first."""
+    """`size` is accepted in mode=last, but used in mode=first."""
 
     Config = SwitchedConfig
 
@@ -74,7 +74,7 @@ class IdleUnderOne(Switched):
 
 
 class Counts(Plain):
-    """State that is no buffer."""
+    """State that is not a buffer."""
 
     learned = 0
 
@@ -86,7 +86,7 @@ class Counts(Plain):
 
 
 class ClassMemory(Plain):
-    """What one run has learned is still there in the next one."""
+    """State of one run that persists in the next one."""
 
     seen: list[float] = []
 
@@ -98,7 +98,7 @@ class ClassMemory(Plain):
 
 
 class Peeks(Plain):
-    """Pairs of later tasks, by their numbers."""
+    """Reads pairs of later tasks, by their ids."""
 
     def set_pair_source(self, source):
         self.source = source
@@ -156,7 +156,7 @@ class Crashes(Plain):
 
 
 class ChangesAsTasksBegin(Plain):
-    """A text tower that a task turns before anything is learned."""
+    """A text tower that a task changes before anything is learned."""
 
     def begin_task(self, task):
         super().begin_task(task)

@@ -1,4 +1,4 @@
-"""`ctvr new method` and `ctvr check-method`: what is written conforms and runs, and each planted fault is caught."""
+"""`ctvr new method` and `ctvr check-method`: the written method passes and runs, and each planted fault is caught."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ def place(cls: str) -> str:
     [
         ("DeadSetting", "settings", r"no other value of method\.num_heads changes"),
         ("IdleUnderOne", "settings", r"no other value of method\.size under method\.mode=last changes"),
-        ("Counts", "resume", "resumed behind task 1, features differ: what decides them is neither a parameter nor"),
+        (
+            "Counts",
+            "resume",
+            "resumed after task 1, features differ: a state that decides them is neither a parameter nor",
+        ),
         ("ClassMemory", "leaks", "a variable of a class or a module"),
-        ("Peeks", "leaks", "pair 1000000 is asked of the source of pairs before any task has shown it"),
-        ("KnowsOrder", "leaks", "the order in which videos are handed over"),
-        ("KnowsTask", "leaks", "depend on the number of a task"),
+        ("Peeks", "leaks", "pair 1000000 is read from the source of pairs before any task has shown it"),
+        ("KnowsOrder", "leaks", "the order of the videos"),
+        ("KnowsTask", "leaks", "depend on the index of a task"),
         ("LeavesATrace", "leaks", "an evaluation changes a parameter or a buffer"),
         ("WritesIntoTheStore", "leaks", "task 2 writes into the stored features of an earlier task's videos"),
         ("WritesIntoTheBatch", "losses", r"writes into the batch \(frames\)"),
@@ -52,12 +56,12 @@ def test_a_planted_fault_is_caught(cls, check, message):
 @pytest.mark.slow
 def test_a_number_that_counts_under_other_settings_is_tried_under_them_and_one_that_nothing_takes_is_named():
     assert check_settings_matter(Subject.of(place("Switched"))) == (
-        "lr, weight, size, places, sizes; no other value was taken of: blocks"
+        "lr, weight, size, places, sizes; no other value was accepted for: blocks"
     )
 
 
 def test_a_number_that_small_values_fall_short_of_is_tried_with_a_large_one():
-    """StructAlign's classes must be at least as many as the stream has categories, and are none by default."""
+    """StructAlign's classes must be at least as many as the stream's categories, and are unset by default."""
     subject = Subject.of("structalign")
     assert SettingProbe(subject, "etf_num_classes", {}).probe() == ("counts", {})
 
@@ -67,7 +71,7 @@ def test_a_number_that_small_values_fall_short_of_is_tried_with_a_large_one():
 def test_a_method_of_ours_conforms_with_every_number(name):
     said = check_method(name)
     assert [line.split()[1] for line in said] == ["ok"] * len(CHECKS)
-    assert "no other value was taken" not in said[list(CHECKS).index("settings")]
+    assert "no other value was accepted" not in said[list(CHECKS).index("settings")]
 
 
 def test_what_is_wrong_is_one_line_of_each_check_and_exit_status_1(capsys):
@@ -97,7 +101,7 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
     assert "(lr, weight)" in lines[list(CHECKS).index("settings")]
     test = importlib.import_module("test_small_idea")
     test.test_the_untrained_method_is_zero_shot_clip()
-    check_arguments(["small_idea:SmallIdea", "clip4clip"], {}, [], [])  # as `ctvr run`, and beside a sweep's winner
+    check_arguments(["small_idea:SmallIdea", "clip4clip"], {}, [], [])  # as `ctvr run`, and with a sweep's winner
     assert split_row("small_idea:SmallIdea") == ("small_idea:SmallIdea", ())
     assert split_row("lwf:original,no-x") == ("lwf", ("original", "no-x"))
     run = RunRecord(
@@ -117,7 +121,7 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
         (lambda: check_method("lwff"), "no method called 'lwff'. Did you mean lwf?"),
         (
             lambda: check_method("image_si"),
-            "check-method: image_si learns from labelled images, and the checks are of captions",
+            "check-method: image_si is for labelled images, but the checks use captions",
         ),
         (lambda: check_method("lwf", {"method.weigth": 2}), "method.weigth: no such setting. Did you mean 'weight'?"),
     ],

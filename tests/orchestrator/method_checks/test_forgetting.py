@@ -1,4 +1,4 @@
-"""The forgetting of an untrained model is 0, whatever a method does to scores."""
+"""The forgetting of an untrained model is 0, for any normalization of scores."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def test_a_gallery_that_is_cut_out_forgets_as_the_release_does_and_the_check_say
 
 
 def test_a_method_that_changes_as_tasks_begin_is_told_where_its_ranks_move():
-    with pytest.raises(ContractViolation, match="protocol ctvr: nothing is trained, and task 2 moves ranks"):
+    with pytest.raises(ContractViolation, match="protocol ctvr: without any training, task 2 changes ranks"):
         check_forgetting(Subject.of(place("ChangesAsTasksBegin")))
