@@ -1,4 +1,4 @@
-"""The SQLite file of a runs folder: made aside and published whole, waited for while another process holds it."""
+"""The SQLite database of a runs folder: atomic creation, repair of an incomplete one, and waiting for its lock."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ctvr.orchestrator.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 120.0  # how long a file that another process has locked is waited for
-UNFINISHED = ".unfinished"  # the ending under which a half-made file is kept
-_OF_MLFLOW = {"alembic_version", "experiments"}  # tables that MLflow makes among the first
-_HELD = ("experiments", "runs", "registered_models")  # tables with a row in every file that was ever finished or used
+WAIT_SECONDS = 120.0  # maximal wait for a database that another process has locked
+UNFINISHED = ".unfinished"  # suffix of a kept incomplete database
+_OF_MLFLOW = {"alembic_version", "experiments"}  # tables that MLflow creates early
+_HELD = ("experiments", "runs", "registered_models")  # one of them has a row in every completed or used database
 
 
 def ensure_whole(file: Path, fill: Callable[[str], object]) -> None:
-    """Make `file` where it is missing, empty or half-made; a process that is killed meanwhile leaves it as it was.
+    """Create `file` if it is missing, empty or incomplete; if the process is killed, the former file stays.
 
-    MLflow makes about 60 tables in a few hundred steps, each of which SQLite commits. It cannot go on from the middle.
-    So `fill` makes them in another file, which gets its name when it is on disk. The caller holds the lock.
+    MLflow creates about 60 tables in a few hundred steps, each of which SQLite commits, and cannot resume half-way.
+    So `fill` creates them in another file, which is renamed when it is on disk. The caller must hold the lock.
 
     Args:
         file: the database.
-        fill: makes the tables of MLflow at the URI that it is given.
+        fill: creates the tables of MLflow at a given URI.
     """
     half = is_half_made(file)
     if file.exists() and file.stat().st_size and not half:
@@ -38,7 +38,7 @@ def ensure_whole(file: Path, fill: Callable[[str], object]) -> None:
         _remove(new)
         fill(f"sqlite:///{new}")
         if half:
-            log.warning("tracking: %s was made by halves; it holds no run and is made again", file)
+            log.warning("tracking: %s is an incomplete database without runs; it is created again", file)
             os.replace(file, file.with_name(file.name + UNFINISHED))
         _publish(new, file)
     finally:
@@ -46,13 +46,13 @@ def ensure_whole(file: Path, fill: Callable[[str], object]) -> None:
 
 
 def _publish(source: Path, target: Path) -> None:
-    """Copy a database, which MLflow may still have open, and give the copy its name once it is on disk."""
+    """Copy a database, which MLflow may still have open, and rename the copy once it is on disk."""
     copy = source.with_name(f"{source.name}.copy")
     with closing(sqlite3.connect(source)) as of, closing(sqlite3.connect(copy)) as to:
         of.backup(to)
     with copy.open("rb+") as file:
         os.fsync(file.fileno())
-    for left in ("-journal", "-wal", "-shm"):  # of a file that is gone: SQLite would apply them to the new one
+    for left in ("-journal", "-wal", "-shm"):  # of the former file: SQLite would apply them to the new one
         target.with_name(target.name + left).unlink(missing_ok=True)
     os.replace(copy, target)
     folder = os.open(target.parent, os.O_RDONLY)
@@ -68,9 +68,9 @@ def _remove(new: Path) -> None:
 
 
 def is_half_made(file: Path) -> bool:
-    """Whether MLflow began to make its tables and was stopped: it makes a first experiment when it has made them all.
+    """Return whether MLflow was stopped while it created its tables; it adds a first experiment when it has finished.
 
-    A file that holds anything else, or that cannot be read, is not half-made: it stays as it is.
+    A file with any other content, or an unreadable one, is not incomplete: it stays unchanged.
     """
     if not file.is_file() or not file.stat().st_size:
         return False
@@ -86,10 +86,10 @@ def is_half_made(file: Path) -> bool:
 
 
 def await_lock(file: Path, seconds: float = WAIT_SECONDS) -> None:
-    """Wait while another process holds `file`, and say so.
+    """Wait while another process holds `file`, and log it.
 
     Raises:
-        ConfigError: if it is held longer than that.
+        ConfigError: if the file is held longer than `seconds`.
     """
     if not file.exists():
         return
@@ -101,7 +101,7 @@ def await_lock(file: Path, seconds: float = WAIT_SECONDS) -> None:
         if time.monotonic() > end:
             raise ConfigError(
                 f"tracking {file}: another process has kept it locked for {seconds:.0f} s. Wait for that process or "
-                "end it (`fuser` or `lsof` and the file's name show it), then write the same command again."
+                "end it (`fuser` or `lsof` with the file's name finds it), then run the same command again."
             )
         time.sleep(0.2)
 
@@ -112,15 +112,15 @@ def _is_locked(file: Path) -> bool:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
     except sqlite3.Error as error:
-        return "locked" in str(error)  # of anything else MLflow says what it is
+        return "locked" in str(error)  # MLflow reports all other errors
     return False
 
 
 def remedy(error: Exception) -> str:
-    """Say what to do about a file that MLflow or SQLite does not take."""
+    """Return the remedy for a database that MLflow or SQLite cannot use."""
     text = str(error).lower()
     if "locked" in text:
-        return "Another process holds it: wait for that, then write the same command again"
+        return "Another process holds it: wait for that process, then run the same command again"
     if "disk" in text or "too large" in text or "full" in text:
         return "Free some space (`df`, `quota`, `ulimit -f` show the limits), or choose another folder with --runs"
-    return "Move the file away, or mend it"
+    return "Move the file away, or repair it"

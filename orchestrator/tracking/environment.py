@@ -1,4 +1,4 @@
-"""What a run runs on, to be stored beside its numbers: versions, machine, commit. No paths, users or secrets."""
+"""Environment of a run, stored with its metrics: versions, machine, commit. No paths, users or secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """JSON-able facts; what is not there is None. GPUs are listed where torch is loaded already."""
+    """Return JSON-able facts; None for unavailable ones. GPUs are listed only if torch is already loaded."""
     torch = sys.modules.get("torch")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
     commit, changed = _commit()
@@ -41,7 +41,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """The commit of this code and whether files differ from it; (None, None) outside its git checkout."""
+    """Return the commit of this code and whether files differ from it; (None, None) outside its git checkout."""
 
     def git(*words: str) -> str:
         here = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ def _commit() -> tuple[str | None, bool | None]:
         return done.stdout.decode("utf-8", "replace")
 
     try:
-        git("ls-files", "--error-unmatch", "config.py")  # not a repository that merely lies around an installed copy
+        git("ls-files", "--error-unmatch", "config.py")  # excludes a repository that contains an installed copy
         return git("rev-parse", "HEAD").strip(), bool(git("status", "--porcelain", "--untracked-files=no").strip())
     except (OSError, subprocess.SubprocessError):
         return None, None

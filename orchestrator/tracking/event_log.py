@@ -1,8 +1,8 @@
-"""Messages to MLflow, kept with the runs: `ctvr rebuild` makes a lost MLflow again from them (rebuild_tracking.py).
+"""Log of all messages to MLflow, stored with the runs.
 
-A file per run in `<runs>/told`, one JSON line a message, as the outbox has them, appended before MLflow is asked. Lines
-are not forced to disk one by one: numbers that a power cut takes are in the commits. Files (models) are left out: the
-commits hold their weights.
+`ctvr rebuild` restores a lost MLflow from it (rebuild_tracking.py). It is a file per run in `<runs>/told`, with one
+JSON line per message in the outbox's form, written before MLflow gets the message. Lines are not synced to disk one by
+one: metrics that a power failure loses are in the commits. Files (models) are omitted: the commits hold their weights.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ctvr.orchestrator.tracking.outbox import file_name, locked
 log = logging.getLogger(__name__)
 
 EVENTS = "told"  # the folder below the runs folder
-Runs = list[tuple[set[str], list[Message]]]  # the names of each run, and its messages
+Runs = list[tuple[set[str], list[Message]]]  # the ids of each run, and its messages
 
 
 class EventLog:
-    """A folder of everything that was told. Writing never raises.
+    """A folder with the log of every run. Writing never raises.
 
     Attributes:
-        bad: lines that `runs` passed over, each with the reason.
+        bad: lines that `runs` skipped, each with the reason.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class EventLog:
         self._warned = False
 
     def add(self, run_id: str, message: Message) -> None:
-        """Append a message."""
+        """Append a message to the log of a run."""
         if message["op"] == "files":
             return
         try:
@@ -46,26 +46,26 @@ class EventLog:
                 file.write(json.dumps({**message, "at": time.time()}).encode() + b"\n")
         except OSError as error:
             if not self._warned:
-                log.warning("tracking: %s cannot be written (%s); `ctvr rebuild` will lack it", self.folder, error)
+                log.warning("tracking: %s cannot be written (%s); `ctvr rebuild` will miss records", self.folder, error)
             self._warned = True
 
     @contextmanager
     def hold_lock(self, run_id: str) -> Iterator[None]:
-        """Hold a run's file against other processes, where it can be written, so that two do not open one run twice."""
+        """Lock a run's log against other processes, if it is writable, so that two do not open one run twice."""
         with ExitStack() as stack:
             with suppress(OSError):
                 stack.enter_context(locked(self.folder / f"{file_name(run_id)}.jsonl"))
             yield
 
     def record_alias(self, name: str, run_id: str) -> None:
-        """Keep the id that MLflow gave a run that was opened under a name of ours."""
+        """Record the id that MLflow assigned to a run that was opened under another name."""
         if name != run_id:
             self.add(name, {"op": IS, "run_id": run_id})
 
     def runs(self) -> Runs:
-        """The names and messages of each run, in the order of their beginning: a sweep before its trials.
+        """Return the names and messages of each run, ordered by their start: a sweep before its trials.
 
-        A line that is not a record is passed over; it stays where it is, and `bad` says which it was and why.
+        Invalid lines are skipped but stay in the file; `bad` lists them with their reasons.
         """
         files = [path for path in sorted(self.folder.glob("*.jsonl")) if path.is_file() and is_id(path.stem)]
         told = {path.stem: list(self._records(path)) for path in files}
@@ -79,7 +79,7 @@ class EventLog:
             messages = sorted((m for name in group for m in told.get(name, ())), key=lambda m: float(m["at"]))
             messages = [message for message in messages if message["op"] != IS]
             first = next((message for message in messages if message["op"] == "open"), None)
-            if first is not None:  # before all else, also where a clock was set back meanwhile
+            if first is not None:  # it comes first, even if a clock was set back
                 messages = [first, *(message for message in messages if message is not first)]
             found.append((group, messages))
         return sorted((each for each in found if each[1]), key=lambda each: float(each[1][0]["at"]))
@@ -92,9 +92,9 @@ class EventLog:
                 message = read_line(line)
                 check(message)
                 if message["op"] == "files":
-                    raise BadRecord("names a file to upload, which no line here does")
+                    raise BadRecord("names a file to upload, which is not allowed in this log")
                 if not is_time(message.get("at")):
-                    raise BadRecord("does not say when it was told")
+                    raise BadRecord("does not contain the time of its message")
             except BadRecord as error:
                 self.bad.append(f"{path}: line {number} {error}")
             else:
@@ -107,19 +107,19 @@ def replay(
     opened: dict[str, str],
     refused: Callable[[str, Message, Exception], None],
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Tell an MLflow again; returns the id of each run there and its tags, under every name that it had.
+    """Send all messages to an MLflow again; return each run's id there and its tags, under all of its names.
 
     Args:
-        runs: `Ledger.runs`.
+        runs: `EventLog.runs`.
         send: `Sender.send`.
-        opened: `Sender.opened`, which knows the id of a run that was opened.
-        refused: gets the run, the message and the error where `send` fails; it raises what is to end all.
+        opened: `Sender.opened`, which has the id of an opened run.
+        refused: called with run, message and error where `send` fails; it raises errors that must end the replay.
     """
     ids: dict[str, tuple[str, dict[str, Any]]] = {}
     for names, messages in runs:
         name = next(iter(sorted(names)))
         if messages[0]["op"] != "open":
-            continue  # of an earlier version, which kept only what came after an upgrade
+            continue  # written by a version that logged only messages after an upgrade
         tags: dict[str, Any] = {}
         for message in messages:
             try:
@@ -127,9 +127,9 @@ def replay(
                     parent = message["parent"]
                     send(name, {**message, "parent": ids[parent][0] if parent in ids else parent})
                     ids.update(dict.fromkeys(names, (opened[name], tags)))
-                elif name in ids:  # else its opening was refused, and that was said
+                elif name in ids:  # otherwise its opening was refused, which has been reported
                     send(opened[name], message)
-            except Exception as error:  # `refused` judges
+            except Exception as error:  # `refused` decides
                 refused(name, message, error)
                 continue
             if message["op"] in ("open", "tags"):

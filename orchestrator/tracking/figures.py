@@ -1,4 +1,4 @@
-"""Figures without a window, and the T x T matrices of a run. Lines and points: plots.py.
+"""Figures without a window, and the T x T matrices of a run. Line and scatter plots: plots.py.
 
 Shapes: T tasks. A matrix holds R@1 in percent of task i (column) after task t (row); the rest is NaN or None.
 """
@@ -23,7 +23,7 @@ Matrix = Sequence[Sequence[float | None]]
 
 
 def square(matrix: Matrix) -> np.ndarray:
-    """Lower-triangular lists (row t may stop at column t) or nested lists as (T, T) float64 with NaN above."""
+    """Convert lower-triangular lists (row t may stop at column t) or nested lists to (T, T) float64 with NaN above."""
     size = len(matrix)
     full = np.full((size, size), np.nan)
     for t, row in enumerate(matrix):
@@ -33,7 +33,7 @@ def square(matrix: Matrix) -> np.ndarray:
 
 
 def draw_matrices(matrices: Mapping[str, Matrix], title: str = "", counted: str = "R@1") -> Figure:
-    """One panel per matrix, side by side on one colour scale, with the numbers written in the cells."""
+    """Draw one panel per matrix, next to each other on one colour scale, with the numbers in the cells."""
     figure, panels = new_figure(len(matrices), panel=max(3.4, 0.46 * max(map(len, matrices.values())) + 1.4))
     arrays = {name: square(matrix) for name, matrix in matrices.items()}
     known = np.concatenate([a[np.isfinite(a)] for a in arrays.values()])
@@ -50,9 +50,9 @@ def draw_matrices(matrices: Mapping[str, Matrix], title: str = "", counted: str 
 
 
 def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
-    """One panel for each square matrix of cosines (n, n), whose cells hold numbers where there is room for them.
+    """Draw one panel per square matrix of cosines (n, n), with numbers in the cells if they fit.
 
-    The scale ends at the largest value off the diagonal, which is 1 everywhere and would leave the others pale.
+    The scale ends at the largest off-diagonal value: the diagonal is 1, which would make all others pale.
     """
     arrays = {name: np.asarray(matrix, dtype=float) for name, matrix in matrices.items()}
     largest = max(map(len, arrays.values()))
@@ -70,7 +70,7 @@ def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: 
 
 
 def draw_scores(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
-    """One panel for each matrix of captions x videos, each on a scale of its own."""
+    """Draw one panel per matrix of captions x videos, each on its own colour scale."""
     largest = max(map(len, matrices.values()))
     figure, panels = new_figure(len(matrices), panel=max(3.4, min(5.0, 0.42 * largest + 1.4)))
     for panel, (name, matrix) in zip(panels, matrices.items()):
@@ -84,9 +84,9 @@ def draw_scores(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -
 
 
 def draw_drift(points: np.ndarray, others: np.ndarray, labels: Sequence[str], title: str, other: str) -> Figure:
-    """Places (T, N, 2) of N queries in T states, each query's joined in their order, and others (M, 2) beside them.
+    """Draw positions (T, N, 2) of N queries in T states, joined in order, and other points (M, 2).
 
-    States go from dark to bright, so that they are told apart without colour.
+    States go from dark to bright, so that they are distinguishable without colour.
     """
     from matplotlib import colormaps
 
@@ -106,10 +106,10 @@ def draw_drift(points: np.ndarray, others: np.ndarray, labels: Sequence[str], ti
 
 
 def draw_shares(shares: np.ndarray, title: str) -> Figure:
-    """What each expert (E rows) has of each task (T columns), in percent, with the numbers written in the cells."""
+    """Draw the share (%) of each expert (E rows) in each task (T columns), with the numbers in the cells."""
     experts, tasks = shares.shape
     figure, (panel,) = new_figure(1, panel=max(2.6, 0.36 * experts + 1.5), width=max(4.6, 0.43 * tasks + 2.2))
-    routed = shares[:, np.nanmax(shares, axis=0, initial=0) < 100]  # one that has all would leave the others pale
+    routed = shares[:, np.nanmax(shares, axis=0, initial=0) < 100]  # one expert with 100 % would make the others pale
     high = max(float(np.nanmax(routed, initial=0)), 1.0)
     image = _matrix(panel, shares, 0.0, high, ("task", "expert"))
     _bar(figure, image, [panel], "share of the gates (%)", (0.0, high))
@@ -118,26 +118,26 @@ def draw_shares(shares: np.ndarray, title: str) -> Figure:
 
 
 def save(figure: Figure, to: Path | BinaryIO, form: str = "png") -> None:
-    """Write a figure as "png" or "pdf"; its bytes depend on the numbers alone."""
+    """Write a figure as "png" or "pdf"; its bytes depend only on the numbers."""
     metadata = {"CreationDate": None, "Creator": None, "Producer": None} if form == "pdf" else {"Software": None}
     figure.savefig(to, dpi=150, format=form, metadata=metadata)
 
 
 def in_form(figure: Figure, form: str) -> bytes:
-    """What `save` writes."""
+    """Return a figure as bytes, as written by `save`."""
     buffer = io.BytesIO()
     save(figure, buffer, form)
     return buffer.getvalue()
 
 
 def wrapped(name: str) -> str:
-    """A name beside a plot, which must leave the plot its room."""
+    """Wrap a row's name for the legend, so that it leaves enough width for the plot."""
     lines = textwrap.wrap(name, 28, break_long_words=True)
     return "\n".join([*lines[:3], "..."] if len(lines) > 4 else lines)
 
 
 def new_figure(count: int, panel: float, width: float | None = None, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels in each of its rows, `panel` inches high in all, without pyplot's global state."""
+    """Make a figure with `count` panels per row, `panel` inches high in total, without pyplot's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
 
@@ -151,7 +151,7 @@ def _bar(figure: Figure, image: Any, panels: Sequence[Axes], label: str, between
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=INK, length=0)
     bar.set_label(label, fontsize=9, color=INK)
-    bar.ax.set_ylim(*between)  # the palest colours are below, so that cells are told from the ground
+    bar.ax.set_ylim(*between)  # the palest colours are below, so that cells differ from the background
 
 
 def _matrix(
@@ -162,7 +162,7 @@ def _matrix(
     names: tuple[str, str] = ("evaluated on task", "after learning task"),
     digits: int | None = -1,
 ) -> Any:
-    """Cells with their numbers of so many digits (-1: as many as there is room for; None: without numbers)."""
+    """Draw cells with numbers of `digits` decimals (-1: as many as fit; None: without numbers)."""
     rows, columns = array.shape
     image = panel.imshow(np.ma.masked_invalid(array), cmap="Blues", vmin=low - 0.15 * (high - low), vmax=high)
     digits = (1 if columns <= 12 else 0) if digits == -1 else digits

@@ -1,4 +1,4 @@
-"""Who works on a run: its process, recorded as a tag, so that another process can judge whether it has ended."""
+"""Holder of a run: the process that writes it, stored as a tag so that others can check whether it has ended."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import NamedTuple
 from ctvr.orchestrator.digests import digest_of
 
 HOLDER = "ctvr.holder"
-_FIRST_NAMESPACE = "pid:[4026531836]"  # of processes outside of containers
+_FIRST_NAMESPACE = "pid:[4026531836]"  # of processes outside containers
 
 
 class Holder(NamedTuple):
-    """A process, and where it runs.
+    """A process and its machine.
 
     Attributes:
-        host: the machine's name.
-        machine: a digest of the machine's id, which is confidential; empty where it has none.
-        boot: changes at each start of the machine.
-        namespace: where `pid` counts; a container has its own.
-        began: clock ticks from the start of the machine to that of the process: a number is given to many processes.
+        host: name of the machine.
+        machine: digest of the machine's id, which is confidential; empty if there is none.
+        boot: id of the machine's boot.
+        namespace: PID namespace of `pid`; a container has its own.
+        pid: process id.
+        began: start of the process in clock ticks after the boot, because process ids are reused.
     """
 
     host: str
@@ -35,7 +36,7 @@ class Holder(NamedTuple):
 
 
 def this_process() -> Holder | None:
-    """This process; None on a system that does not say enough of its processes."""
+    """Return this process; None on a system that provides too little information."""
     try:
         place = _place()
         state = _state_of(os.getpid())
@@ -45,20 +46,20 @@ def this_process() -> Holder | None:
 
 
 def holder_tags() -> dict[str, str]:
-    """The tag that says who works on a run; none on a system that does not say enough of its processes."""
+    """Return the tag of a run's holder; empty on a system that provides too little information."""
     holder = this_process()
     return {} if holder is None else {HOLDER: json.dumps(holder._asdict())}
 
 
 def is_gone(tags: Mapping[str, str]) -> bool:
-    """Whether the process that a run's tags name has ended for certain.
+    """Return whether the process in a run's tags has certainly ended.
 
-    A process on another machine, in another container, or of a run without this tag cannot be judged: False.
+    False for a process on another machine or in another container, and for a run without this tag.
     """
     holder, here = _read(tags.get(HOLDER, "")), this_process()
     if holder is None or here is None or (holder.host, holder.machine) != (here.host, here.machine):
         return False
-    if holder.boot != here.boot:  # the machine was started again; two containers may share a name and an id
+    if holder.boot != here.boot:  # the machine has rebooted; two containers may share a name and an id
         return bool(here.machine) and holder.namespace == here.namespace == _FIRST_NAMESPACE
     if holder.namespace != here.namespace:
         return False
@@ -66,7 +67,7 @@ def is_gone(tags: Mapping[str, str]) -> bool:
         os.kill(holder.pid, 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # of another user, whose processes may be hidden in /proc
+    except (OSError, OverflowError):  # of another user, whose processes /proc may hide
         pass
     try:
         state = _state_of(holder.pid)
@@ -95,13 +96,13 @@ def _place() -> tuple[str, str, str, str]:
 
 
 def _state_of(pid: int) -> tuple[str, int] | None:
-    """A process's state (Z: it has ended) and when it began; None where the system says neither.
+    """Return a process's state (Z: it has ended) and its start in clock ticks; None where the system gives neither.
 
     Raises:
-        OSError: if there is no such process, or it is hidden.
+        OSError: if the process does not exist or is hidden.
     """
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    fields = text.rpartition(")")[2].split()  # the process's name may hold spaces
+    fields = text.rpartition(")")[2].split()  # the process's name may contain spaces
     try:
         return fields[0], int(fields[19])
     except (IndexError, ValueError):

@@ -1,7 +1,7 @@
-"""Runs that a process which has ended left open: the next start of the same run goes on in it, others are closed.
+"""Runs that a dead process left open: the next start of the same run continues such a run, others are closed.
 
-A run is left if its process has ended for certain (holders.py), and a trial if that of its sweep has ended, too: a
-sweep starts its trials again. What cannot be judged stays open.
+A run is left open if its process has certainly ended (holders.py); for a trial, its sweep's process must have ended,
+too, because a sweep restarts its trials. Where this is unknown, runs stay open.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ log = logging.getLogger(__name__)
 def open_or_take_up(
     tracker: Tracker, stream: str, name: str, settings: Settings, tags: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Start a run that belongs to no sweep, or go on in the newest one that did the same and did not finish.
+    """Open a run outside any sweep, or continue the newest unfinished run with the same commits and settings.
 
-    That one has the same commits and settings, and was stopped, or its process has ended. Returns run id and name.
+    A run is continued if it was stopped or its process has ended. Returns run id and name.
     """
     with ExitStack() as stack:
-        with suppress(OSError):  # of two that start at once, one takes it up; where no lock can be had, both may
+        with suppress(OSError):  # of two concurrent starts, one continues the run; without a lock both may
             stack.enter_context(locked(tracker.outbox.folder / "open.lock"))
         if (found := _unfinished(tracker, stream, settings, tags)) is not None:
             name = found.name
-            log.info("tracking: going on in run %s (%s), which did not finish", name, found.run_id)
+            log.info("tracking: continuing the unfinished run %s (%s)", name, found.run_id)
         return tracker.open_run(stream, name, settings, None, tags), name
 
 
 def is_left(tracker: Tracker, run: RunRecord) -> bool:
-    """Whether a run is open, and neither its process nor that of its sweep works on it any more."""
+    """Return whether a run is open although its process, and that of its sweep, has ended."""
     if run.status != "RUNNING" or not is_gone(run.tags):
         return False
     parent = run.tags.get(PARENT)
@@ -49,20 +49,20 @@ def is_left(tracker: Tracker, run: RunRecord) -> bool:
 
 
 def close_left(tracker: Tracker, stream: str) -> None:
-    """Close as KILLED the runs and sweeps of a stream that are left."""
+    """Close the runs and sweeps of a stream that were left open as KILLED."""
     try:
         for run in [run for run in tracker.find_open(stream) if is_left(tracker, run)]:
             tracker.close(run.run_id, "KILLED")
-            log.info("tracking: run %s is closed; its process has ended", run.name)
+            log.info("tracking: run %s was closed, because its process has ended", run.name)
     except Exception as error:  # tracking must not end a training job
-        log.info("tracking: runs that were left open cannot be looked for: %s", reason(error))
+        log.info("tracking: runs that were left open cannot be searched: %s", reason(error))
 
 
 def _unfinished(tracker: Tracker, stream: str, settings: Settings, tags: Mapping[str, str]) -> RunRecord | None:
     try:
         same = tracker.find_runs(stream, tags={"ctvr.commits": tags["ctvr.commits"]})
     except Exception as error:  # tracking must not end a training job
-        log.info("tracking: former runs cannot be looked for: %s", reason(error))
+        log.info("tracking: former runs cannot be searched: %s", reason(error))
         return None
     texts = {metric_name(key): short(as_text(value), MAX_PARAM) for key, value in settings.items()}
     for run in reversed(same):

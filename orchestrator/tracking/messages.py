@@ -1,8 +1,8 @@
-"""The form of a record for MLflow, checked before it is sent: files of a runs folder may come from elsewhere.
+"""Schema of records for MLflow, checked before they are sent, because files of a runs folder may be untrusted.
 
 A record is one line of JSON in `<runs>/told` or `<runs>/outbox`. Its names become files below an artifact folder, and
-its keys and values rows of MLflow. So a line that names a place outside that folder, or that lacks a field, is refused
-here, in one sentence, whoever wrote it.
+its keys and values become rows of MLflow. A line that names a location outside that folder, or that lacks a field, is
+refused here with one sentence.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import BadRecord
 from ctvr.orchestrator.redaction import redact_data
 
-Message = dict[str, Any]  # {"op": what to do, ...}, JSON-able
-IS = "is"  # the record that says which id MLflow gave a run
-IDENTITY, FORMER_IDENTITY = "ctvr.identity", "ctvr.key"  # version 0.1 recorded a run's identity by the latter
+Message = dict[str, Any]  # {"op": operation, ...}, JSON-able
+IS = "is"  # operation that records the id that MLflow assigned to a run
+IDENTITY, FORMER_IDENTITY = "ctvr.identity", "ctvr.key"  # version 0.1 used the latter
 IDENTITIES = {IDENTITY, FORMER_IDENTITY}
 ENDED = {"FINISHED", "FAILED", "KILLED"}
-_LARGEST = 2**63  # of a whole number in a database
+_LARGEST = 2**63  # limit of an integer in a database
 _ID = re.compile(r"[\w-]{1,128}")
-_PART = re.compile(r"[^./\\%~][^/\\%]*")  # of an artifact's name: none begins with a dot
+_PART = re.compile(r"[^./\\%~][^/\\%]*")  # part of an artifact's name; it cannot begin with a dot
 
 
 def is_id(value: Any) -> TypeGuard[str]:
-    """Whether a value can name a run, and so a file."""
+    """Return whether a value is a valid run id, which is also used as a file name."""
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
@@ -37,11 +37,11 @@ def read_line(line: bytes) -> Message:
     """Return the record of a line of `told` or `outbox`.
 
     Raises:
-        BadRecord: if it is none.
+        BadRecord: if the line is not a record.
     """
     try:
         message = json.loads(line)
-    except (ValueError, RecursionError):  # cut short by a crash, damaged, or nested without end
+    except (ValueError, RecursionError):  # truncated by a crash, damaged, or nested too deeply
         raise BadRecord("is not a line of JSON") from None
     if not isinstance(message, dict) or not isinstance(message.get("op"), str):
         raise BadRecord("is not a record: it has no operation")
@@ -49,7 +49,7 @@ def read_line(line: bytes) -> Message:
 
 
 def without_secrets(message: Message) -> Message:
-    """Return a record with its texts redacted; a file keeps its path, and numbers are not looked at."""
+    """Return a record with its texts redacted; file paths and numbers stay unchanged."""
     if message["op"] in ("metrics", "heatmap", "files", "close"):
         return message
     found: Message = redact_data(message)
@@ -57,25 +57,25 @@ def without_secrets(message: Message) -> Message:
 
 
 def check(message: Message) -> None:
-    """Refuse a record that does not have the form of its operation.
+    """Check that a record has the fields of its operation.
 
     Raises:
-        BadRecord: one sentence.
+        BadRecord: with one sentence.
     """
     fields = _FIELDS.get(message["op"])
     if fields is None:
         raise BadRecord(f"has the unknown operation {message['op'][:40]!r}")
     for name, fits in fields.items():
         if name not in message:
-            raise BadRecord(f"has no {name!r} (operation {message['op']!r})")
+            raise BadRecord(f"lacks {name!r} (operation {message['op']!r})")
         if not fits(message[name]):
-            raise BadRecord(f"has {name} = {_brief(message[name])} (operation {message['op']!r}), which does not fit")
+            raise BadRecord(f"has the invalid value {name} = {_brief(message[name])} (operation {message['op']!r})")
     if message["op"] == "open" and not ("ctvr.kind" in message["tags"] and IDENTITIES & message["tags"].keys()):
         raise BadRecord("opens a run without the tags 'ctvr.kind' and 'ctvr.identity'")
 
 
 def folder_of(name: str) -> str:
-    """Return the folder name of an experiment: its own, or a slug with a digest where that could lead elsewhere."""
+    """Return the folder name of an experiment: its name if it is safe, else a slug with a digest."""
     if len(name.encode()) <= 128 and re.fullmatch(r"\w[\w .+=,@()-]*", name):
         return name
     slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60] or "stream"
@@ -86,10 +86,10 @@ def files_below(path: Path) -> Iterator[Path]:
     """Yield a file, or every file below a folder.
 
     Raises:
-        BadRecord: for what is neither, as a link that leads elsewhere or a pipe.
+        BadRecord: for anything else, such as a link or a pipe.
     """
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
-        raise BadRecord(f"names {path.name!r}, which is not a file that was kept for it")
+        raise BadRecord(f"names {path.name!r}, which is not a file stored for it")
     if path.is_file():
         yield path
         return
@@ -164,5 +164,5 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
 
 
 def is_time(value: Any) -> bool:
-    """Whether a value can say when a record was told: seconds since 1970."""
+    """Return whether a value is a valid time of a record: seconds since 1970."""
     return _is_number(value) and math.isfinite(value)

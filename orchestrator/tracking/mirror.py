@@ -1,8 +1,8 @@
-"""The numbers of a run shown elsewhere, too: TensorBoard, Weights & Biases or trackio, on this machine's disk alone.
+"""Mirrors of a run's metrics on the local disk: TensorBoard, Weights & Biases or trackio.
 
-MLflow is the record; a mirror may lose numbers and may never stop or slow a run: a thread of its own writes them, what
-does not fit its queue is left out, and its first error ends it with one line. Nothing is sent anywhere: W&B runs
-offline (`wandb sync` uploads), trackio and TensorBoard write files.
+MLflow is the record; a mirror may lose numbers and must never stop or slow a run. A separate thread writes them; rows
+that do not fit into its queue are dropped, and its first error ends it with one log line. Nothing is sent over the
+network: W&B runs offline (`wandb sync` uploads), trackio and TensorBoard write files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, Protocol
 from ctvr.orchestrator.errors import ConfigError
 
 log = logging.getLogger(__name__)
-ROOM = 10_000  # rows that wait
+ROOM = 10_000  # capacity of the queue, in rows
 PATIENCE = 10.0  # seconds that the end of a run waits for the thread
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-Row = tuple[int, dict[str, float]]  # step, numbers
+Row = tuple[int, dict[str, float]]  # step, values
 
 
 class Writer(Protocol):
-    """What a mirror writes with, in its own thread."""
+    """Backend of a mirror, used in its thread."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -35,21 +35,23 @@ class Writer(Protocol):
 
 
 def check_mirror(name: str) -> None:
-    """Refuse a mirror whose package is not here, before anything is trained.
+    """Check that the package of a mirror is installed, before anything is trained.
 
     Raises:
-        ConfigError: naming the package.
+        ConfigError: naming the missing package.
     """
     if name != "none" and find_spec(PACKAGES[name]) is None:
-        raise ConfigError(f"tracking.mirror: {name} needs a package: pip install {PACKAGES[name]}. Or leave it out.")
+        raise ConfigError(
+            f"tracking.mirror: {name} needs a package: pip install {PACKAGES[name]}. Or omit the setting."
+        )
 
 
 class Mirror:
-    """Takes rows from the run's thread at once, and writes them in its own.
+    """Queues rows from the run's thread and writes them in its own.
 
     Args:
-        kind: of PACKAGES, or none.
-        folder: below which its files lie.
+        kind: a key of PACKAGES, or none.
+        folder: parent of its files.
         name: of the run.
         project: the stream.
         settings: flat and dotted.
@@ -66,7 +68,7 @@ class Mirror:
             self._thread.start()
 
     def log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """Take the numbers of steps; never waits, never raises."""
+        """Queue the values of some steps; never waits, never raises."""
         for step, values in rows.items():
             if self._is_over:
                 return
@@ -76,11 +78,13 @@ class Mirror:
                 self._left_out += 1
 
     def close(self) -> None:
-        """Write what waits, for at most `PATIENCE` seconds."""
+        """Write the queued rows, for at most `PATIENCE` seconds."""
         if self._thread is None:
             return
         if self._left_out:
-            log.warning("tracking.mirror: %d rows did not fit and were left out; MLflow has them", self._left_out)
+            log.warning(
+                "tracking.mirror: %d rows did not fit into the queue and were dropped; MLflow has them", self._left_out
+            )
         try:
             self._rows.put(None, timeout=PATIENCE)
         except queue.Full:
@@ -97,7 +101,9 @@ class Mirror:
             writer.end()
         except BaseException as error:  # a library may even call exit()
             lines = str(error).splitlines() or [type(error).__name__]
-            log.warning("tracking.mirror: %s has stopped (%s); the run goes on, MLflow has everything", kind, lines[0])
+            log.warning(
+                "tracking.mirror: %s has stopped (%s); the run continues, and MLflow has all data", kind, lines[0]
+            )
         finally:
             self._is_over = True
 
@@ -117,7 +123,7 @@ class _TensorBoard:
 
 
 class _Steps:
-    """W&B and trackio count rows by themselves: the step is a number of the row."""
+    """Base for W&B and trackio, which count rows themselves: the step is a value of the row."""
 
     module: Any
 

@@ -1,6 +1,6 @@
-"""How runs look on MLflow's pages: their short names, what they read, the form of a kept model.
+"""Appearance of runs on MLflow's pages: short names, data sets, and the form of a stored model.
 
-A run's name in MLflow is for eyes; what names it in our commands is kept as the tag `ctvr.name`.
+A run's name in MLflow is for display; the tag `ctvr.name` holds the name that our commands use.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.learning.experiment import Experiment
 
 NAME = "ctvr.name"
-OUR_VIEW = f"{VIEW}ctvr"  # tag of an experiment: which columns its table of runs shows, and how wide
+OUR_VIEW = f"{VIEW}ctvr"  # tag of an experiment: columns of its table of runs, and their widths
 OF_VIDEOS = ("stream/t2v/r1", "stream/t2v/r1_gain", "stream/t2v/bwf")
 OF_IMAGES = ("stream/knn/accuracy", "stream/knn/forgetting")
 OF_QUESTIONS = ("stream/qa/accuracy", "stream/qa/forgetting")
-WIDTH = 40  # characters of a run's name that a narrow column still shows
+WIDTH = 40  # characters of a run's name that fit a narrow column
 
 
 def experiment_tags(stream: str) -> dict[str, str]:
-    """Tags of an experiment: that it holds training runs, and what is in it."""
+    """Return the tags of an experiment: its kind (training runs) and a description."""
     text = (
         f"Continual text-to-video retrieval on **{plain(stream)}**. A sweep or a rerun is a run with its trials "
         "below it; the step of `stream/...` and `task_.../...` is the number of tasks learned. "
@@ -37,19 +37,19 @@ def experiment_tags(stream: str) -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """Return a name as Markdown that shows it as it is: no markup, no link and no HTML of whoever gave the name."""
+    """Return a name escaped for Markdown, so that it cannot add markup, links or HTML."""
     return re.sub(r"([\\`*\[\]!|~])", r"\\\1", escape(text, quote=False))
 
 
 def code(text: str) -> str:
-    """Return a text as a span of code in Markdown, which ends at the first backtick."""
+    """Return a text as a Markdown code span; backticks, which would end it, are replaced."""
     return f"`{text.replace('`', chr(39))}`"
 
 
 def our_view() -> str:
-    """How MLflow's table of runs is to be seen: names, then R@1, gain and forgetting; as its pages save it."""
-    name, begun = "attributes.`Run Name`", "runDateAndNestInfo"  # columns, as the pages call them
-    columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # what no run has stays away
+    """Return the view of MLflow's table of runs (name, then R@1, gain and forgetting), in the format of its pages."""
+    name, begun = "attributes.`Run Name`", "runDateAndNestInfo"  # column names of MLflow's pages
+    columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # empty ones are hidden
     state = {
         "selectedColumns": columns,
         "columnOrder": [name, begun, *columns],
@@ -61,12 +61,12 @@ def our_view() -> str:
 
 
 def page_of_runs(experiment: str) -> str:
-    """Where MLflow's pages show an experiment's runs so."""
+    """Return the address of an experiment's runs in that view, relative to the server."""
     return f"#/experiments/{experiment}/runs?{VIEW_ASKED}=ctvr&workflowType=machine_learning"
 
 
 def dataset_of(data: StreamData, context: str) -> dict[str, str]:
-    """What a run reads, as MLflow lists data sets: name, digest, how large it is; `context`: the split measured on."""
+    """Return a run's stream in MLflow's form of a data set: name, digest, size; `context`: the evaluated split."""
     stream = data.stream
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")
     counts = {split: sum(len(stream.items(task, split)) for task in range(len(stream.tasks))) for split in splits}
@@ -81,13 +81,13 @@ def dataset_of(data: StreamData, context: str) -> dict[str, str]:
 
 
 def short_name(number: int | None, stopped: str, gain: float | None, differing: Mapping[str, Any]) -> str:
-    """A trial's name for a narrow column: number, how far it came, gain over zero-shot in points, what differs.
+    """Return a trial's name for a narrow column: number, stop, gain over zero-shot in points, and its settings.
 
     Args:
         number: from 0; None where trials are not numbered.
-        stopped: tag `ctvr.stopped`, "halving after task 2".
-        gain: after the last task that it finished.
-        differing: searched setting -> value, those that are not alike in all trials.
+        stopped: tag `ctvr.stopped`, for example "halving after task 2".
+        gain: after its last finished task.
+        differing: searched setting -> value, for settings that differ between trials.
     """
     words = [f"#{number}" if number is not None else "", f"stop@{stopped.rpartition(' ')[2]}" if stopped else ""]
     words.append("" if gain is None else f"{gain:+.1f}")
@@ -104,7 +104,7 @@ def _brief(value: Any) -> str:
 
 
 def write_signature(folder: Path, experiment: Experiment) -> None:
-    """Beside a saved model, what MLflow's registry shows of it: text in, one score for each video out."""
+    """Write the signature of a saved model for MLflow's registry: text in, one score per video out."""
     import numpy as np
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, Schema, TensorSpec

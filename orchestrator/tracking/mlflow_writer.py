@@ -1,7 +1,7 @@
-"""One message to MLflow: what each kind of record becomes there. May be repeated without harm.
+"""Sending of messages to MLflow, one method per operation. Repetition is harmless.
 
-A (metric, step) that is stored is not stored again, a setting keeps its first value, and a run that exists under its
-identity is continued. Errors are raised: the courier (outbox.py) decides what they mean.
+A (metric, step) that exists is not stored again, a parameter keeps its first value, and a run that exists under its
+identity is continued. Errors are raised: the `OutboxSender` (outbox.py) handles them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_METRICS, MAX_PARAMS = 1000, 100  # what MLflow takes in one batch
-REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # sending it again cannot help
+MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits of one batch
+REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # permanent errors
 
 
 class Sender:
-    """Hands messages to the MLflow store at `uri`; its methods raise whatever MLflow raises."""
+    """Sends messages to the MLflow store at `uri`; its methods raise MLflow's errors."""
 
     def __init__(self, uri: str, outbox: Outbox, ledger: EventLog) -> None:
         self.uri, self.outbox, self.ledger = uri, outbox, ledger
         self.opened: dict[str, str] = {}  # offline id -> run id
         self._client: MlflowClient | None = None
         self._experiments: dict[str, str] = {}
-        self._stored: dict[str, dict[str, dict[int, float] | None]] = {}  # run -> key -> step -> value; None: ask
+        self._stored: dict[str, dict[str, dict[int, float] | None]] = {}  # run -> key -> step -> value; None: unread
 
     @property
     def client(self) -> MlflowClient:
@@ -48,10 +48,10 @@ class Sender:
         return self._client
 
     def send(self, run_id: str, message: Message) -> None:
-        """Hand one message to MLflow.
+        """Send one message to MLflow.
 
         Raises:
-            BadRecord: if it does not have the form of its operation, or names a place outside an artifact folder.
+            BadRecord: if a field is missing or invalid, or names a location outside an artifact folder.
         """
         check(message)
         if message["op"] == "open":
@@ -61,35 +61,35 @@ class Sender:
         try:
             getattr(self, f"_send_{message['op']}")(real, message)
         except Exception:
-            self._stored.pop(real, None)  # a batch may have arrived although its answer did not
+            self._stored.pop(real, None)  # the batch may have been stored before the error
             raise
 
     def real(self, run_id: str) -> str:
-        """The id that MLflow knows a run by.
+        """Return MLflow's id of a run.
 
         Raises:
-            LookupError: if the run was opened while nothing answered and is not sent yet.
+            LookupError: if the run was opened offline and has not been sent yet.
         """
         real = self.opened.get(run_id) or self.outbox.server_id(run_id)
         if real is None:
-            raise LookupError(f"run {run_id} was opened while nothing answered and is not sent yet (`ctvr sync`)")
+            raise LookupError(f"run {run_id} was opened offline and has not been sent yet (`ctvr sync`)")
         return real
 
     def experiment(self, stream: str) -> str:
-        """The id of the stream's experiment, made if need be; safe when several processes ask at once."""
+        """Return the id of the stream's experiment, created if it does not exist; safe for concurrent processes."""
         if stream not in self._experiments:
             found = self.client.get_experiment_by_name(stream)
             if found is None:
                 found = self._create_experiment(stream)
             elif found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
-            if OUR_VIEW not in found.tags:  # of a former version
+            if OUR_VIEW not in found.tags:  # created by a former version
                 self.client.set_experiment_tag(found.experiment_id, OUR_VIEW, our_view())
             self._experiments[stream] = found.experiment_id
         return self._experiments[stream]
 
     def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> Iterator[Run]:
-        """Runs with these tags and, where it is given, this status, oldest first."""
+        """Yield runs with these tags and, if given, this status, oldest first."""
         if stream is None:
             experiments = [e.experiment_id for e in self.client.search_experiments()]
         else:
@@ -110,7 +110,7 @@ class Sender:
                 return
 
     def register(self, run_id: str, name: str, folder: Path | None, aliases: Sequence[str]) -> str:
-        """Make a run's `model`, uploaded first if a folder is given, a version of a registered model; its number."""
+        """Make a run's `model` a version of a registered model; return its number. A given folder is uploaded first."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -130,7 +130,7 @@ class Sender:
             self.client.set_registered_model_alias(name, alias, version)
         return version
 
-    # --- one method for each kind of message ---
+    # --- one method per operation ---
 
     def _send_open(self, offline: str, message: Message) -> None:
         if message["parent"] == offline:
@@ -139,7 +139,7 @@ class Sender:
         with self.ledger.hold_lock(offline):
             run_id = self._open_now(message["stream"], message["name"], message["settings"], parent, message["tags"])
         self.opened[offline] = run_id
-        if self.outbox.has(offline):  # its other messages know it by this id
+        if self.outbox.has(offline):  # its other messages need this id
             self.outbox.set_server_id(offline, run_id)
 
     def _open_now(
@@ -162,7 +162,7 @@ class Sender:
         return run_id
 
     def _find(self, stream: str, parent: str | None, tags: Mapping[str, str]) -> str | None:
-        """The run of that identity below that parent, if there is one."""
+        """Return the id of the run with that identity and parent; None if there is none."""
         identity = tags.get(IDENTITY) or tags[FORMER_IDENTITY]
         for name in (IDENTITY, FORMER_IDENTITY):
             wanted = {"ctvr.kind": tags["ctvr.kind"], name: identity, **({PARENT: parent} if parent else {})}
@@ -175,14 +175,14 @@ class Sender:
         from mlflow.exceptions import MlflowException
 
         where = None
-        if self.uri.startswith("sqlite:///"):  # a server decides for itself
+        if self.uri.startswith("sqlite:///"):  # a server chooses its own location
             where = (
                 Path(self.uri.removeprefix("sqlite:///")).resolve().parent / "artifacts" / folder_of(stream)
             ).as_uri()
         try:
             self.client.create_experiment(stream, artifact_location=where, tags=experiment_tags(stream))
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # else: another process was quicker
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was faster
                 raise
         return self.client.get_experiment_by_name(stream)
 
@@ -217,13 +217,13 @@ class Sender:
                 fresh.append(Metric(key, value, message["time"], step))
             elif not same(known[step], value):
                 log.warning(
-                    "tracking: run %s has %s=%r at step %d; %r is left out", run_id, key, known[step], step, value
+                    "tracking: run %s has %s=%r at step %d; %r is not stored", run_id, key, known[step], step, value
                 )
         for start in range(0, len(fresh), MAX_METRICS):
             self.client.log_batch(run_id, metrics=fresh[start : start + MAX_METRICS])
 
     def _history(self, run_id: str, key: str) -> dict[int, float]:
-        """What is stored of one metric, asked for once: step -> value. To be changed by the caller."""
+        """Return the stored step -> value of one metric, read once and cached. The caller may add to it."""
         if run_id not in self._stored:
             self._stored[run_id] = dict.fromkeys(self.client.get_run(run_id).data.metrics)
         keys = self._stored[run_id]
@@ -270,6 +270,6 @@ class Sender:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error of `Sender.send` means that the message itself is at fault."""
+    """Return whether an error of `Sender.send` is permanent, because the message itself is wrong."""
     at_fault = isinstance(error, (FileNotFoundError, BadRecord, ConfigError))
     return at_fault or getattr(error, "error_code", None) in REFUSED

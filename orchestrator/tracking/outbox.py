@@ -1,7 +1,7 @@
-"""What could not be recorded yet: an append-only file per run, sent later.
+"""Outbox for records that could not be sent to MLflow: an append-only file per run, sent later.
 
-A record is one JSON line, on disk before `Outbox.add` returns. Sending is idempotent (see tracking.py), so nothing
-is ever taken out of the middle of a file: it is emptied once all of it was sent, and kept whole otherwise.
+A record is one JSON line, on disk before `Outbox.add` returns. Sending is idempotent (tracker.py), so a file is never
+changed in the middle: it is emptied once all of it was sent, and stays whole otherwise.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ctvr.orchestrator.tracking.messages import Message, files_below, is_id, rea
 
 log = logging.getLogger(__name__)
 
-OFFLINE = "offline-"  # run ids that were given out while nothing answered
-REFUSED = "-refused"  # files of records that no repetition will get accepted; kept to be looked at
-RETRY_AFTER_S = 300.0  # after a failure: how long nothing is tried, so that training does not wait on time-outs
+OFFLINE = "offline-"  # prefix of run ids that were assigned while the server did not answer
+REFUSED = "-refused"  # suffix of files of records with permanent errors; kept for inspection
+RETRY_AFTER_S = 300.0  # pause after a failure, so that training does not wait for time-outs
 
 
 @contextmanager
 def locked(path: Path, mode: str = "ab", wait: bool = True) -> Iterator[IO[bytes]]:
-    """Open `path` and hold it exclusively against other processes of this machine.
+    """Open `path` and lock it against other processes of this machine.
 
     Raises:
-        BlockingIOError: if another one holds it and `wait` is false.
-        OSError: if it cannot be opened, or is not a file: a pipe in its place is not waited for.
+        BlockingIOError: if another process holds the lock and `wait` is false.
+        OSError: if it cannot be opened, or is not a regular file: opening a pipe does not block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, mode, opener=_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "is not a file; move it away", str(path))
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield file  # closing the file gives the lock back
+        yield file  # closing the file releases the lock
 
 
 def _at_once(path: str, flags: int) -> int:
@@ -50,33 +50,33 @@ def _at_once(path: str, flags: int) -> int:
 
 
 class Outbox:
-    """A folder of records that wait to be sent, one file per run."""
+    """A folder of unsent records, one file per run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def add(self, run_id: str, record: Message) -> None:
-        """Append one record and force it to disk. The file that a record names is copied beside it."""
+        """Append one record and sync it to disk. A file that the record names is copied into the outbox."""
         if record["op"] == "files" and Path(record["path"]).exists():
             record = {**record, "path": str(self._keep_files(run_id, Path(record["path"])))}
         self.add_line(run_id, json.dumps(record).encode())
 
     def add_line(self, run_id: str, line: bytes) -> None:
-        """Append a line as it is and force it to disk."""
+        """Append a raw line and sync it to disk."""
         with locked(self._path(run_id)) as file:
-            file.write(b"\n" + line + b"\n")  # also ends a line that a crash cut short
+            file.write(b"\n" + line + b"\n")  # also ends a line that a crash truncated
             file.flush()
             os.fsync(file.fileno())
 
     def read(self, run_id: str) -> tuple[list[Message], int]:
-        """The records of a run in order, and the number of bytes read (for `clear`)."""
+        """Return the records of a run in order, and the number of bytes read (for `clear`)."""
         records, _, size = self.read_all(run_id)
         return records, size
 
     def read_all(self, run_id: str) -> tuple[list[Message], list[tuple[str, bytes]], int]:
-        """The records of a run in order, the lines that are none, each with the reason, and the number of bytes read.
+        """Return the records of a run in order, the invalid lines with their reasons, and the number of bytes read.
 
-        A line that a crash cut short is among the latter: what it said was never promised.
+        A line that a crash truncated is invalid: `add` had not returned yet.
         """
         path, records, bad = self._path(run_id), [], []
         if not path.is_file():
@@ -92,10 +92,10 @@ class Outbox:
         return records, bad, len(content)
 
     def _with_files(self, run_id: str, record: Message) -> Message:
-        """A record whose file is the one that `add` has kept, wherever the runs folder lies now; no other is sent.
+        """Return a record with the path of the copy that `add` stored, even if the runs folder was moved.
 
         Raises:
-            BadRecord: if it names another file of this machine, or a link to one.
+            BadRecord: if it names a file outside the outbox, or a link.
         """
         if record["op"] != "files":
             return record
@@ -108,7 +108,7 @@ class Outbox:
         return {**record, "path": str(kept)}
 
     def clear(self, run_id: str, size: int) -> bool:
-        """Empty a run's file unless something was added after `size` bytes of it were read."""
+        """Empty a run's file unless records were added after `size` bytes were read; return whether it was emptied."""
         with locked(self._path(run_id), "r+b") as file:
             if file.seek(0, os.SEEK_END) != size:
                 return False
@@ -117,23 +117,23 @@ class Outbox:
         return True
 
     def pending(self) -> list[str]:
-        """Ids of the runs with something to send."""
+        """Return the ids of the runs with unsent records."""
         names = [path.stem for path in sorted(self.folder.glob("*.jsonl"))]
         return [name for name in names if is_id(name) and self.has(name)]
 
     def has(self, run_id: str) -> bool:
-        """Whether something of this run waits."""
+        """Return whether a run has unsent records."""
         path = self._path(run_id)
         return not run_id.endswith(REFUSED) and path.is_file() and path.stat().st_size > 0
 
     def set_server_id(self, offline_id: str, run_id: str) -> None:
-        """Remember the id that a run got in the end, when it was opened while nothing answered."""
+        """Store the id that the server assigned to a run that was opened offline."""
         temporary = self.folder / f"{offline_id}.{os.getpid()}"
         temporary.write_text(run_id, encoding="utf-8")
         os.replace(temporary, self.folder / f"{offline_id}.run")
 
     def server_id(self, run_id: str) -> str | None:
-        """The id that the server knows; None while an offline run was not sent yet."""
+        """Return the server's id of a run; None if it was opened offline and has not been sent."""
         if not run_id.startswith(OFFLINE):
             return run_id
         path = self.folder / f"{file_name(run_id)}.run"
@@ -155,13 +155,13 @@ class Outbox:
 
 
 class OutboxSender:
-    """Sends records, and keeps in the outbox what cannot be sent now. Its methods never raise.
+    """Sends records, and stores unsent ones in the outbox. Its methods never raise.
 
     Args:
-        outbox: where records wait.
-        send: hands one record over; raises if it could not.
-        refused: whether an error of `send` means that the record itself is at fault.
-        reason: an error in one line.
+        outbox: holds unsent records.
+        send: sends one record; raises if it fails.
+        refused: returns whether an error of `send` is permanent.
+        reason: formats an error in one line.
     """
 
     def __init__(
@@ -174,13 +174,13 @@ class OutboxSender:
         self.outbox, self._send, self._refused, self._reason = outbox, send, refused, reason
         self._quiet_until = 0.0
         self._warned = False
-        self.set_aside = 0  # records that can never be accepted, kept in files of their own
-        self.reasons: dict[str, None] = {}  # why records wait, since the last `flush` began
+        self.set_aside = 0  # number of records with permanent errors, stored in separate files
+        self.reasons: dict[str, None] = {}  # reasons why records are unsent, since the last `flush` began
 
     def deliver(self, run_id: str, record: Message, now: bool = False) -> bool:
-        """Send a record, behind those of its run that wait; True if none waits afterwards.
+        """Send a record, after unsent ones of its run; return whether none is left unsent.
 
-        `now` tries even in the quiet time after a failure: for what comes last.
+        `now` tries even during the pause after a failure; for the last records of a run.
         """
         quiet = time.monotonic() < self._quiet_until and not now
         if not quiet and not self.outbox.has(run_id) and (record["op"] == "open" or self.outbox.server_id(run_id)):
@@ -189,7 +189,7 @@ class OutboxSender:
         return not quiet and self.flush(run_id)[1] == 0
 
     def flush(self, run_id: str | None = None) -> tuple[int, int]:
-        """Send what waits, of one run or of all; returns (records sent, records that still wait)."""
+        """Send the unsent records of one run or of all; return (records sent, records left)."""
         sent = left = 0
         self.reasons.clear()
         try:
@@ -204,7 +204,7 @@ class OutboxSender:
         return sent, left
 
     def _flush_one(self, name: str, children: tuple[str, ...] = ()) -> tuple[int, int]:
-        """Send what waits of a run, after its sweep's; `children`: the runs that are sent after it."""
+        """Send a run's records, after those of its sweep; `children`: the runs that are sent after it."""
         records, bad, size = self.outbox.read_all(name)
         parent = records[0].get("parent") if records and records[0]["op"] == "open" else None
         before = 0
@@ -214,19 +214,19 @@ class OutboxSender:
             if not self._try(name, record):
                 return before, len(records)
         for reason, line in bad:
-            log.warning("tracking: %s; it is passed over and kept in %s%s.jsonl", reason, name, REFUSED)
+            log.warning("tracking: %s; the line is skipped and kept in %s%s.jsonl", reason, name, REFUSED)
             self.outbox.add_line(name + REFUSED, line)
             self.set_aside += 1
         return (before + len(records), 0) if self.outbox.clear(name, size) else (before, len(records))
 
     def _try(self, run_id: str, record: Message) -> bool:
-        """Whether the record is dealt with: sent, or refused for good."""
+        """Send a record; return whether it is done: sent, or refused permanently."""
         try:
             self._send(run_id, record)
-        except Exception as error:  # tracking must not end a training job: said, and kept
+        except Exception as error:  # tracking must not end a training job: it is logged, and the record kept
             if self._refused(error):
                 log.warning(
-                    "tracking: a record of run %s was refused and can never be accepted: %s. It is kept in %s%s.jsonl.",
+                    "tracking: a record of run %s was refused permanently: %s. It is kept in %s%s.jsonl.",
                     *(run_id, self._reason(error), run_id, REFUSED),
                 )
                 self._keep(run_id + REFUSED, record)
@@ -235,7 +235,7 @@ class OutboxSender:
             self.reasons[self._reason(error)] = None
             if not self._warned:
                 log.warning(
-                    "tracking: %s. Training goes on; records wait in %s and `ctvr sync` sends them.",
+                    "tracking: %s. Training continues; records are kept in %s, and `ctvr sync` sends them.",
                     *(self._reason(error), self.outbox.folder),
                 )
             self._warned, self._quiet_until = True, time.monotonic() + RETRY_AFTER_S
@@ -247,7 +247,7 @@ class OutboxSender:
         try:
             self.outbox.add(run_id, record)
         except OSError as error:
-            log.error("tracking: a record of run %s is lost, the outbox cannot be written: %s", run_id, error)
+            log.error("tracking: a record of run %s is lost, because the outbox is not writable: %s", run_id, error)
         return False
 
 

@@ -1,4 +1,4 @@
-"""Lines and points of a table's rows, in panels with one legend. Their values come from tables/table_figures.py."""
+"""Line and scatter plots of a table's rows, in panels with one legend. The values come from tables/table_figures.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Scale = Literal["linear", "log"]
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a table in a panel: (x, mean, std), std NaN where it is unknown."""
+    """One row of a table in a panel: (x, mean, std), with std NaN if unknown."""
 
     label: str
     method: str  # decides colour, line and marker
@@ -37,17 +37,17 @@ class Panel:
     y: str
     lines: Sequence[Line]
     title: str = ""
-    levels: Sequence[Line] = ()  # rows without an x: the first point's mean as a level
-    joined: bool = True  # False: points alone, with their std as a bar
+    levels: Sequence[Line] = ()  # rows without an x, drawn as a level at the first point's mean
+    joined: bool = True  # False: points only, with their std as error bars
     scale: Scale = "linear"
-    ticks: Sequence[tuple[float, str]] = ()  # where and what; all of x that is whole if empty and few
-    borders: Sequence[float] = ()  # vertical lines, such as where a task ends
+    ticks: Sequence[tuple[float, str]] = ()  # position and label; if empty, integer x values where they are few
+    borders: Sequence[float] = ()  # vertical lines, for example at the ends of tasks
     front: Sequence[tuple[float, float]] = ()  # corners of a Pareto front
-    between: tuple[float, float] | None = None  # of y, where panels are compared
+    between: tuple[float, float] | None = None  # limits of y, for panels that are compared
 
 
 def draw(panels: Sequence[Panel], title: str) -> Figure:
-    """Panels side by side (at most three in a row) with one legend at the right."""
+    """Draw panels (at most three in a row) with one legend on the right."""
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, places = new_figure(
@@ -73,7 +73,7 @@ def draw(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def _handle(style: Style, joined: bool, is_level: bool) -> Line2D:
-    """A row in the legend."""
+    """Return the legend entry of a row."""
     from matplotlib.lines import Line2D
 
     line: LineName | Literal["none"] = _dashed(style) if is_level else style.line if joined else "none"
@@ -82,7 +82,7 @@ def _handle(style: Style, joined: bool, is_level: bool) -> Line2D:
 
 
 def _dashed(style: Style) -> LineName:
-    """A level's line is never a solid one, which a row's could be taken for."""
+    """Return a level's line style, which is never solid: it could be mistaken for a row's line."""
     return style.line if style.line != "-" else "--"
 
 
@@ -140,7 +140,7 @@ def _dress(place: Axes, panel: Panel) -> None:
 
 
 def _plain_numbers(place: Axes) -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5, as they are spoken."""
+    """Set the ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     place.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -1,4 +1,4 @@
-"""What one run writes to MLflow while it trains: the bridge from the loop's reports to the tracker."""
+"""Recording of one run in MLflow during training: connects the loop's reports to the tracker."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 
 @dataclass
 class Recorder:
-    """Hands a run's settings, metrics, matrices and model to MLflow. Give `ready` and `report` to `run.execute`.
+    """Sends a run's settings, metrics, matrices and model to MLflow. Pass `ready` and `report` to `run.execute`.
 
-    A run that is resumed continues its MLflow run; what is stored already is not stored again.
+    A resumed run continues its MLflow run; existing data is not stored again.
     """
 
     tracker: Tracker
@@ -45,7 +45,7 @@ class Recorder:
     _is_closed: bool = False
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
-        """Open the MLflow run, and bring it up to date with what an earlier process committed."""
+        """Open the MLflow run, and add the results that an earlier process committed."""
         stream = data.stream
         done = commits.finished(len(stream.tasks))
         self._context = (method, data)
@@ -67,7 +67,7 @@ class Recorder:
             "ctvr.reused_tasks": str(commits.reused),
             **self.tags,
         }
-        if type(method).param_groups is not Method.param_groups:  # it trains
+        if type(method).param_groups is not Method.param_groups:  # the method trains
             plain = {"method": self.experiment.run.method, "stream": self.experiment.run.stream}
             recommended = resolve(plain, stream.settings, self.experiment.presets)
             tags["ctvr.recommended_epochs"] = str(recommended.optim.epochs)
@@ -82,7 +82,7 @@ class Recorder:
             self.run_id = self.tracker.open_run(stream.name, self.name, settings, self.parent, tags)
         self.tracker.log_dataset(self.run_id, dataset_of(data, self.experiment.evaluation.split))
         self.tracker.log_environment(self.run_id)
-        if self._mirror is None:  # not again where another process was quicker with a task
+        if self._mirror is None:  # after a commit conflict it already exists
             kind, folder = self.experiment.tracking.mirror, self.tracker.runs / "mirror"
             self._mirror = Mirror(kind, folder, self.name, stream.name, self.experiment.settings)
         if done:
@@ -92,15 +92,15 @@ class Recorder:
             self._log_training(record)
 
     def report(self, task: Task, record: RunState, seconds: float) -> None:
-        """Record what the loop knows after a task."""
+        """Record the results after a task."""
         step = task.index + 1
-        self._log_task(record, step)  # first, since MLflow's pages list metrics in the order in which they came
+        self._log_task(record, step)  # first, since MLflow's pages list metrics in the order of their first values
         self._log_training(record)
         if step == task.num_tasks:
             self.complete(record)
 
     def _log_training(self, record: RunState) -> None:
-        """The losses of every epoch that was not logged by this process."""
+        """Log the losses of every epoch that this process has not logged."""
         rows = _training(record)
         new = dict(list(rows.items())[self._logged_epochs :])
         self._logged_epochs = len(rows)
@@ -109,7 +109,7 @@ class Recorder:
             self._show(new)
 
     def _log_task(self, record: RunState, step: int) -> None:
-        """Metrics after `step` tasks, and how long the last of them took."""
+        """Log the metrics after `step` tasks, and the time of the last task."""
         self.tracker.log_task(self.run_id, step, _of_task(record, step))
         self._show({step: _of_task(record, step)})
 
@@ -118,24 +118,24 @@ class Recorder:
             self._mirror.log(rows)
 
     def complete(self, record: RunState) -> None:
-        """Record what is known once the stream is learned, and close the run."""
+        """Record the final results of the stream, and close the run."""
         assert self._context is not None
         method, data = self._context
         num_tasks = len(data.stream.tasks)
-        plain = data.with_features(None)  # a new video passes the whole tower, also where stored tokens enter late
+        plain = data.with_features(None)  # a new video passes the whole tower, even if stored tokens enter later
         frames = next(plain.videos(0, self.experiment.evaluation.split, [0], 1))
         cost = measure(method, frames)
         if data.stream.domain == "videos":
             tokens = trim_padding(data.queries(0, self.experiment.evaluation.split).tokens[:1]).to(data.device)
             cost |= query_cost(method, tokens, num_tasks)
-        if not self.experiment.optim.epochs:  # a control that trains nothing
+        if not self.experiment.optim.epochs:  # a control without training
             cost["cost/trained_parameters"] = 0.0
         self.tracker.log_task(self.run_id, num_tasks, cost)
         split = self.experiment.evaluation.split
         for name in ("own", "union"):
             matrix = getattr(record, name)
             self.tracker.log_json(self.run_id, f"matrix_{name}.json", matrix)
-            if split == "test":  # pictures of a search's many trials would cost more than a small trial itself
+            if split == "test":  # figures would cost more than a small trial of a search
                 self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
         task_of = {item.video: task for task in range(num_tasks) for item in data.stream.items(task, split)}
         tasks = [task_of[query.rpartition("#")[0]] for query in record.ranks]
@@ -156,12 +156,12 @@ class Recorder:
             self._mirror.close()
 
     def stop(self, error: BaseException) -> None:
-        """Close a run that ends unfinished: as KILLED if it was stopped, else as FAILED. The next one goes on in it."""
+        """Close an unfinished run: as KILLED if it was stopped, else as FAILED. The next start continues it."""
         if self.run_id and not self._is_closed:
             self.tracker.close(self.run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
 
     def _log_similarities(self, method: Method) -> None:
-        """`similarity.json`, `.png` and `.pdf`, of a method that has such matrices."""
+        """Log `similarity.json`, `.png` and `.pdf`, if the method provides similarity matrices."""
         found = {name: matrix.double().cpu().tolist() for name, matrix in method.similarities().items()}
         if not found:
             return
@@ -178,7 +178,7 @@ class Recorder:
 
 
 def _training(record: RunState) -> dict[int, dict[str, float]]:
-    """Optimizer step -> losses, of every epoch."""
+    """Return optimizer step -> losses, of every epoch."""
     return {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in record.training}
 
 
@@ -187,7 +187,7 @@ def _of_task(record: RunState, step: int) -> dict[str, float]:
 
 
 def rows_of(record: RunState) -> dict[int, dict[str, float]]:
-    """Every number that a record gives MLflow: step -> key -> value."""
+    """Return all values that a record contributes to MLflow: step -> key -> value."""
     rows = _training(record)
     for step in range(1, record.done + 1):
         rows[step] = {**rows.get(step, {}), **_of_task(record, step)}
@@ -195,6 +195,6 @@ def rows_of(record: RunState) -> dict[int, dict[str, float]]:
 
 
 def export_model(method: Method, experiment: Experiment, data: StreamData, folder: Path) -> None:
-    """Write a trained method where `ctvr.orchestrator.learning.factory.load_model` can read it."""
+    """Write a trained method in the format of `ctvr.orchestrator.learning.factory.load_model`."""
     tasks: list[dict[str, Any]] = [vars(data.task(index)) for index in range(len(data.stream.tasks))]
     save_model(method, experiment.settings, tasks, folder)

@@ -1,4 +1,4 @@
-"""A runs folder that was moved or copied: its database says where its files lay, and is told where they lie now."""
+"""Relocation of a moved or copied runs folder: updates the file addresses in its database."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 
 def follow_move(database: Path) -> int:
-    """Let the addresses of artifacts in a database begin with the folder that it lies in; returns how many changed.
+    """Make the artifact addresses in a database start with the database's folder; return how many changed.
 
-    Only addresses below the artifact folder that we made (`<runs>/artifacts`, sending.py) are changed, so that those
-    of a server, or of experiments of others, stay. Nobody else may be writing, or the caller holds the lock.
+    Only addresses below our artifact folder (`<runs>/artifacts`, mlflow_writer.py) change; those of a server or of
+    third-party experiments stay. No other process may write, or the caller must hold the lock.
 
     Raises:
         ConfigError: if the database cannot be read or written.
     """
     try:
         return _follow(database)
-    except sqlite3.Error as error:  # a disk that is full, a limit of file sizes, another process's lock
+    except sqlite3.Error as error:  # a full disk, a limit of file sizes, another process's lock
         raise ConfigError(f"tracking {database}: {error}. {remedy(error)}.") from error
 
 
@@ -49,5 +49,5 @@ def _follow(database: Path) -> int:
                     (here, len(former) + 1, len(former) + 1, f"{former}/"),
                 ).rowcount
     if changed:
-        log.info("tracking: the runs folder was moved here; %d addresses of its files follow", changed)
+        log.info("tracking: the runs folder was moved; %d file addresses were updated", changed)
     return changed

@@ -1,4 +1,4 @@
-"""Runs and their values as MLflow gives them back, and in the form in which it takes them."""
+"""Runs and values as read from MLflow, and conversion of values to MLflow's formats."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
 
-MAX_PARAM, MAX_TAG = 6000, 8000  # characters of one value
+MAX_PARAM, MAX_TAG = 6000, 8000  # MLflow's limits, in characters of one value
 
 
 class Histories(Mapping[str, list[tuple[int, float]]]):
-    """Metric key -> (step, value) by rising step. A key's history is read from MLflow when it is asked for."""
+    """Metric key -> (step, value) by rising step. A key's history is read from MLflow on first access."""
 
     def __init__(self, latest: Mapping[str, tuple[int, float]], read: Callable[[str], list[tuple[int, float]]]) -> None:
-        self.latest = dict(latest)  # (step, value) of the last step, known without asking
+        self.latest = dict(latest)  # (step, value) of the last step, known without a request
         self._read = read
         self._known: dict[str, list[tuple[int, float]]] = {}
 
@@ -39,7 +39,7 @@ class Histories(Mapping[str, list[tuple[int, float]]]):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as MLflow has it."""
+    """One run as read from MLflow."""
 
     run_id: str
     name: str
@@ -51,21 +51,21 @@ class RunRecord:
     started: int = 0  # milliseconds since 1970
 
     def last(self, key: str) -> tuple[int, float] | None:
-        """(step, value) of a metric's last step; None if it was never recorded."""
+        """Return (step, value) of a metric's last step; None if it was never recorded."""
         if isinstance(self.metrics, Histories):
             return self.metrics.latest.get(key)
         return self.metrics[key][-1] if self.metrics.get(key) else None
 
 
 def as_text(value: Any) -> str:
-    """A setting's value as it is typed on the command line: config.build reads it back."""
+    """Return a setting's value as typed on the command line; config.build can read it."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return str(value)
 
 
 def metric_name(name: str) -> str:
-    return re.sub(r"[^\w\-. :/]", "_", name)  # MLflow refuses the rest, "@" among it
+    return re.sub(r"[^\w\-. :/]", "_", name)  # MLflow refuses other characters, such as "@"
 
 
 def number(value: float | None) -> float | None:
@@ -77,7 +77,7 @@ def same(a: float, b: float) -> bool:
 
 
 def short(text: str, limit: int) -> str:
-    """A text within MLflow's limit; a longer one is cut and ends with its own SHA-256."""
+    """Return a text within MLflow's limit; a longer one is truncated and ends with its SHA-256."""
     if len(text) <= limit:
         return text
     note = f"... [cut; {len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()}]"
@@ -87,5 +87,5 @@ def short(text: str, limit: int) -> str:
 def quoted(value: str) -> str:
     quote = "'" if "'" not in value else '"'
     if quote in value:
-        raise ConfigError(f"name {value!r}: has both kinds of quotation marks. Leave one kind out.")
+        raise ConfigError(f"name {value!r}: has both kinds of quotation marks. Omit one kind.")
     return f"{quote}{value}{quote}"

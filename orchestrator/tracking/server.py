@@ -1,4 +1,4 @@
-"""Where MLflow keeps its records: a SQLite file or a server, made ready, checked and asked in one line."""
+"""MLflow stores, a SQLite file or a server: preparation, checks and one-line errors."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ log = logging.getLogger(__name__)
 
 
 def default_uri(runs: Path) -> str:
-    """`MLFLOW_TRACKING_URI` where it is set, without a password; else a SQLite file in `runs`."""
+    """Return `MLFLOW_TRACKING_URI` if set, without a password; else a SQLite file in `runs`."""
     _move_password()
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(runs).resolve() / 'mlflow.db'}"
 
 
 def require_records(runs: Path) -> None:
-    """Refuse a runs folder without records, for commands that only read: a misspelt folder is not made.
+    """Check that a runs folder has records, for commands that only read: a misspelt folder is not created.
 
     Raises:
-        ConfigError: if records would be in a file that is not there.
+        ConfigError: if the records would be in a file that does not exist.
     """
     uri = default_uri(runs)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise ConfigError(f"--runs {runs}: holds no runs (no mlflow.db). Name the folder of earlier runs.")
+        raise ConfigError(f"--runs: {runs} has no runs (mlflow.db does not exist). Give the folder of earlier runs.")
 
 
 def _move_password() -> None:
-    """User and password of MLFLOW_TRACKING_URI become variables of their own: addresses are printed and recorded."""
+    """Move user and password of MLFLOW_TRACKING_URI to separate variables: addresses are printed and recorded."""
     address = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
     if "@" not in address.netloc:
         return
@@ -55,10 +55,10 @@ def _move_password() -> None:
 
 
 def check(uri: str, timeout: int = 5) -> None:
-    """Ask once whether `uri` can be used, without long retries.
+    """Check with one request whether `uri` is usable, without long retries.
 
     Raises:
-        ConfigError: one line with the URI, the reason and the remedy; `TrackingUnavailable` where a
+        ConfigError: one line with the URI, the reason and the remedy; `TrackingUnavailable` if a
             server does not answer.
     """
     if uri.startswith("sqlite:///"):
@@ -68,24 +68,24 @@ def check(uri: str, timeout: int = 5) -> None:
         return
     if "://" not in uri or uri.startswith("file:"):
         raise ConfigError(
-            f"tracking {uri}: MLflow refuses folders of files. Use sqlite:///{uri.removeprefix('file://')}/mlflow.db "
+            f"tracking {uri}: MLflow refuses plain folders. Use sqlite:///{uri.removeprefix('file://')}/mlflow.db "
             "or the address of an MLflow server in MLFLOW_TRACKING_URI."
         )
     with _environment(MLFLOW_HTTP_REQUEST_TIMEOUT=str(timeout), MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"):
         try:
             new_client(uri).search_experiments(max_results=1)
-        except Exception as error:  # whatever it is, the user gets one line
+        except Exception as error:  # the user gets one line for any error
             raise TrackingUnavailable(f"tracking {redact(uri)}: {reason(error)}. {_remedy(error, uri)}") from error
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
-    """The command of the MLflow server on `uri`; it trusts this machine and the one `host` name only.
+    """Return the command of the MLflow server on `uri`; it trusts only this machine and the given `host` name.
 
     Raises:
-        ConfigError: if `uri` is a server already, `host` is every interface, or `port` is in use.
+        ConfigError: if `uri` is already a server, `host` is every interface, or `port` is in use.
     """
     if uri.startswith(("http://", "https://")):
-        raise ConfigError(f"tracking {uri}: is a server already. Open it in a browser.")
+        raise ConfigError(f"tracking {uri}: is already a server. Open it in a browser.")
     if host in {"0.0.0.0", "::", ""}:
         raise ConfigError(f"host {host!r}: would be open to every network. Give one address, or 127.0.0.1 with ssh -L.")
     with socket.socket() as probe:
@@ -94,11 +94,11 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(f"port {port}: cannot listen on {host} ({error.strerror}). Choose another.") from None
-    except_from_proxies()  # its workers ask it
+    except_from_proxies()  # its workers connect to it
     command = [
         *run_module("mlflow", "server", "--backend-store-uri", uri, "--host", host, "--port", str(port)),
         "--uvicorn-opts",
-        "--app-dir /",  # by default the present folder, which uvicorn puts first on sys.path
+        "--app-dir /",  # the default is the current folder, which uvicorn puts first on sys.path
     ]
     if uri.startswith("sqlite:///"):
         folder = Path(uri.removeprefix("sqlite:///")).resolve().parent
@@ -109,13 +109,13 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
 
 
 def new_client(uri: str) -> MlflowClient:
-    """A client of `uri` alone: no global active run, no telemetry, nothing printed."""
+    """Return a client for `uri` only: no global active run, no telemetry, no output."""
     _move_password()
     except_from_proxies()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; the default of 120, 8 times, stops training
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; the default of 120, 8 times, blocks training
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from mlflow import MlflowClient
 
@@ -134,19 +134,19 @@ def create_database(uri: str) -> None:
         return
     except ConfigError:
         raise
-    except Exception as error:  # a file that is no database, a disk that is full: one line for the user
+    except Exception as error:  # not a database, a full disk: one line for the user
         if OUT_OF_DATE not in str(error):
             raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
     shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
-    log.warning("tracking: %s was made by another MLflow; it is upgraded and a copy is kept beside it", file)
+    log.warning("tracking: %s is from another MLflow version; it is upgraded, and a copy is kept next to it", file)
     command = run_module("mlflow", "db", "upgrade", uri)
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, errors="replace")
     if done.returncode:
-        raise ConfigError(f"tracking {uri}: was made by a newer MLflow. Install that version or choose another --runs.")
+        raise ConfigError(f"tracking {uri}: is from a newer MLflow. Install that version or choose another --runs.")
 
 
 def reason(error: Exception) -> str:
-    """The innermost cause in one line of bearable length, without passwords."""
+    """Return the innermost cause in one line of limited length, without passwords."""
     text = str(error)
     for pattern in ("Connection refused", "timed out", "Name or service not known", "Invalid Host header"):
         if pattern.lower() in text.lower():
@@ -160,7 +160,7 @@ def _remedy(error: Exception, uri: str) -> str:
     if "Invalid Host header" in text:
         return "Start the server with --allowed-hosts NAME, or use its IP address"
     if "401" not in text and (proxy := proxy_of(uri)):
-        return f"The proxy {proxy} was asked for it; if the server is to be asked directly, add {host} to no_proxy."
+        return f"The proxy {proxy} was used; to connect to the server directly, add {host} to no_proxy."
     if "401" in text or "403" in text:
         return "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
     return "Start the server (`make ui`), or unset MLFLOW_TRACKING_URI to record in the runs folder."
@@ -168,7 +168,7 @@ def _remedy(error: Exception, uri: str) -> str:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Set environment variables for a while."""
+    """Set environment variables inside the context."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,4 +1,4 @@
-"""How a method looks in every figure: one colour, line and marker for ever, told apart without colour too."""
+"""Styles of methods in all figures: each has a fixed colour, line and marker, distinguishable without colour."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Literal
 
 LineName = Literal["-", "--", ":", "-."]
 INK, FAINT = "#24292f", "#d0d7de"
-# Okabe-Ito without the pale yellow, which vanishes on white: distinguishable with colour vision deficiency.
+# Okabe-Ito without the pale yellow, which is invisible on white: distinguishable with colour vision deficiency.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 LINES: tuple[LineName, ...] = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# A method's place decides how it looks: append, never insert
+# A method's position decides its style: append, never insert
 ORDER = (
     *("clip4clip", "framefusion_moe", "structalign", "lwf", "xpool", "moe_adapter", "zero_shot"),
     *("clip_vip", "tvr_plus_cl", "zscl", "vr_lwf", "tempme", "lora", "upper_bound"),
@@ -29,13 +29,13 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Style:
-    """How a row is drawn."""
+    """Style of a row: colour, line and marker."""
 
     colour: str
     line: LineName
     marker: str
     is_hollow: bool = False  # the marker is an outline
-    hue: int = 0  # place among COLOURS, of which `colour` may be a shade
+    hue: int = 0  # index into COLOURS, of which `colour` may be a shade
 
     @property
     def face(self) -> str:
@@ -43,9 +43,9 @@ class Style:
 
 
 def style_of(method: str, variant: int = 0) -> Style:
-    """The style of a method's row, the `variant`-th of the method in its figure: a shade of the method's colour.
+    """Return the style of the `variant`-th row of a method in its figure: a shade of the method's colour.
 
-    A method of another package has the place that a digest of its name gives it.
+    The position of a third-party method comes from a digest of its name.
     """
     known = method in ORDER
     place = ORDER.index(method) if known else int(hashlib.sha256(method.encode()).hexdigest()[:8], 16)
@@ -62,9 +62,9 @@ def style_of(method: str, variant: int = 0) -> Style:
 
 
 def styles_of(rows: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Style]:
-    """Row (label, method) -> style, of one figure; rows of one method differ in shade, line and marker.
+    """Return row (label, method) -> style, for one figure; rows of one method differ in shade, line and marker.
 
-    The row that is called as its method has the method's own look, else the method's first row.
+    The row whose label is the method's name has the method's own style; if there is none, the method's first row has.
     """
     found = {}
     for label, method in rows:
@@ -74,7 +74,7 @@ def styles_of(rows: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Style]:
 
 
 def _mixed(colour: str, other: str, share: float) -> str:
-    """`share` of another colour in a colour, both as #rrggbb."""
+    """Mix `share` of another colour into a colour, both as #rrggbb."""
     pairs = ((int(a, 16), int(b, 16)) for a, b in zip(_parts(colour), _parts(other)))
     return "#" + "".join(f"{round((1 - share) * a + share * b):02x}" for a, b in pairs)
 

@@ -1,11 +1,11 @@
-"""What a run did, in MLflow. Experiment = stream, parent run = sweep, child run = trial.
+"""Recording of runs in MLflow. Experiment = stream, parent run = sweep, child run = trial.
 
-Writing never raises into training: what cannot be sent waits in `<runs>/outbox` (outbox.py) and `Tracker.flush` (`ctvr
-sync`) sends it later; all that is told is kept in `<runs>/told` (ledger.py). Every write may be repeated without harm:
-a (metric, step) that is stored is not stored again, and a run that exists under its identity is continued.
+Writing never raises into training: unsent messages are kept in `<runs>/outbox` (outbox.py), and `Tracker.flush` (`ctvr
+sync`) sends them later; all messages are logged in `<runs>/told` (event_log.py). Every write may be repeated: a
+(metric, step) that exists is not stored again, and a run that exists under its identity is continued.
 
 Tags of a run: `ctvr.kind` (sweep, trial), `ctvr.identity` (its identity below its parent), `ctvr.stream`, `ctvr.sweep`
-(the sweep's name), `ctvr.holder` (its process: holders.py), and whatever the caller gives (`ctvr.complete`,
+(the sweep's name), `ctvr.holder` (its process: holders.py), and tags from the caller (`ctvr.complete`,
 `ctvr.note`: see tables/build.py).
 """
 
@@ -47,10 +47,10 @@ log = logging.getLogger(__name__)
 
 
 def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
-    """Create or upgrade the database, in this process alone, before trials start; and the stream's experiment.
+    """Create or upgrade the database and the stream's experiment, in one process, before trials start.
 
-    Several processes that meet a fresh SQLite file at once break it, hence the lock. A file of an older MLflow is
-    upgraded after a copy of it was kept beside it.
+    Concurrent processes would break a new SQLite file, hence the lock. The file of an older MLflow is upgraded; a copy
+    of it is kept next to it.
 
     Raises:
         ConfigError: if `uri` cannot be used.
@@ -64,12 +64,12 @@ def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
     if stream is not None:
         try:
             Tracker(uri, runs).experiment(stream)
-        except Exception as error:  # a disk that is full, a file that another process locked since: one line
+        except Exception as error:  # a full disk, a file that another process has locked since: one line
             raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
 
 
 class Tracker:
-    """Runs of one MLflow store. Cheap to make and to pickle: MLflow is imported at the first contact."""
+    """Runs of one MLflow store. Cheap to create and to pickle: MLflow is imported at the first request."""
 
     def __init__(self, uri: str, runs: Path) -> None:
         self.uri, self.runs = uri, Path(runs)
@@ -88,16 +88,16 @@ class Tracker:
         return self._sender.client
 
     def experiment(self, stream: str) -> str:
-        """The id of the stream's experiment, made if need be; safe when several processes ask at once."""
+        """Return the id of the stream's experiment, created if it does not exist; safe for concurrent processes."""
         return self._sender.experiment(stream)
 
     def pages(self) -> list[tuple[str, str]]:
-        """Streams with runs, and where MLflow's pages show those, newest first."""
+        """Return streams with runs and the addresses of their pages in MLflow, newest first."""
         found = self.client.search_experiments(filter_string="name != 'Default'")
         return [(each.name, page_of_runs(each.experiment_id)) for each in found if self.experiment(each.name)]
 
     def open_sweep(self, name: str, stream: str, settings: Settings, tags: Mapping[str, str] | None = None) -> str:
-        """Start the parent run of a sweep, or continue the one of that name; returns its run id."""
+        """Start the parent run of a sweep, or continue the run of that name; return its run id."""
         given = {"ctvr.kind": "sweep", "ctvr.identity": name, "ctvr.sweep": name, **(tags or {})}
         return self._open(stream, name, settings, None, given)
 
@@ -111,7 +111,7 @@ class Tracker:
     ) -> str:
         """Start a trial's run, or continue the run with the same tag `ctvr.identity` (default: `name`) and parent.
 
-        Returns its run id; while nothing answers, an id that starts with "offline-" and works in every method here.
+        Returns its run id; while the server does not answer, an id "offline-..." that works in every method here.
         """
         return self._open(stream, name, settings, parent, {"ctvr.kind": "trial", "ctvr.identity": name, **(tags or {})})
 
@@ -129,7 +129,7 @@ class Tracker:
         self._tell(run_id, {"op": "metrics", "values": values, "time": _now()})
 
     def log_settings(self, run_id: str, settings: Settings) -> None:
-        """Record parameters; one that is stored with another value keeps it, and a warning says so."""
+        """Record parameters; a parameter that exists with another value keeps it, with a warning."""
         self._tell(run_id, {"op": "settings", "values": {name: as_text(value) for name, value in settings.items()}})
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
@@ -155,24 +155,24 @@ class Tracker:
         self._tell(run_id, {"op": "heatmap", "name": name, "matrix": [[*map(number, row)] for row in matrix]})
 
     def rename(self, run_id: str, name: str) -> None:
-        """Give a run another name on MLflow's pages; `RunRecord.name` stays what it was."""
+        """Rename a run on MLflow's pages; `RunRecord.name` does not change."""
         self._courier.deliver(run_id, without_secrets({"op": "name", "name": name}))
 
     def log_dataset(self, run_id: str, dataset: Mapping[str, str]) -> None:
-        """Record a data set that the run reads (shown.py, `dataset_of`)."""
+        """Record a data set that the run reads (mlflow_ui.py, `dataset_of`)."""
         self._courier.deliver(run_id, without_secrets({"op": "dataset", "dataset": dict(dataset)}))
 
     def log_environment(self, run_id: str) -> None:
-        """Record what the run runs on as `environment.json` and the commit as a tag."""
+        """Record the run's environment as `environment.json` and the commit as a tag."""
         found = environment()
         self.log_json(run_id, "environment.json", found)
         if found["commit"]:
             self.set_tags(run_id, {"ctvr.commit": found["commit"], SOURCE["commit"]: found["commit"]})
 
     def close(self, run_id: str, status: str = "FINISHED") -> None:
-        """End a run as FINISHED, FAILED or KILLED, after sending what waits for it."""
+        """End a run as FINISHED, FAILED or KILLED, after its unsent messages."""
         if status not in ENDED:
-            raise ValueError(f"status {status!r}: a run ends as one of {', '.join(sorted(ENDED))}.")
+            raise ValueError(f"status: {status!r} is not an end of a run. Use one of {', '.join(sorted(ENDED))}.")
         self._tell(run_id, {"op": "close", "status": status, "time": _now()}, now=True)
 
     def register_model(
@@ -180,9 +180,9 @@ class Tracker:
     ) -> str | None:
         """Make a run's artifact `model` a version of the registered model `name`; aliases move to that version.
 
-        `folder` (safetensors and JSON) is uploaded as `model` first; None where the run has it already.
+        `folder` (safetensors and JSON) is uploaded as `model` first; None if the run already has it.
 
-        Returns the version, the existing one where the run has one already; None (and a warning) if it failed.
+        Returns the version, which may exist already; None, with a warning, after an error.
         """
         try:
             return self._sender.register(self._sender.real(run_id), name, folder, aliases)
@@ -191,78 +191,78 @@ class Tracker:
             return None
 
     def flush(self, run_id: str | None = None) -> tuple[int, int]:
-        """Send what waits in the outbox; returns (messages sent, messages that still wait). Never raises."""
+        """Send the unsent messages of the outbox; return (messages sent, messages left). Never raises."""
         return self._courier.flush(run_id)
 
     @property
     def set_aside(self) -> int:
-        """How many records `flush` found that can never be accepted: kept in `*-refused.jsonl` of the outbox."""
+        """Number of records with permanent errors that `flush` found, kept in `*-refused.jsonl` of the outbox."""
         return self._courier.set_aside
 
     @property
     def waits_because(self) -> str:
-        """Why records still waited when `flush` ended."""
+        """Reason why records were left unsent by `flush`."""
         return "; ".join(self._courier.reasons) or "another process is sending them"
 
     def resend(self, told: Runs, bad: list[str]) -> dict[str, dict[str, Any]]:
-        """Send what the ledger holds; what is stored stays. Returns run id -> tags.
+        """Send the messages of the event log; existing data stays. Return run id -> tags.
 
         Args:
-            told: `Ledger.runs`.
-            bad: takes a line for each record that MLflow can never accept.
+            told: `EventLog.runs`.
+            bad: receives a line for each record with a permanent error.
 
         Raises:
-            StoreError: if MLflow does not take what it could accept.
+            StoreError: for an error that is not permanent.
         """
 
         def judge(name: str, message: Message, error: Exception) -> None:
-            if not is_refusal(error) and type(error) is not LookupError:  # that one: its sweep was never told
-                raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: what is there stays.") from error
+            if not is_refusal(error) and type(error) is not LookupError:  # LookupError: its sweep was never logged
+                raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: existing data stays.") from error
             bad.append(f"{self.ledger.folder / name}.jsonl: a record ({message['op']}) is refused: {reason(error)}")
 
         return dict(replay(told, self._sender.send, self._sender.opened, judge).values())
 
     def add_rows(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """As `log_history`, of what was told before: at once, or not at all.
+        """Record former results as `log_history` does, but at once or not at all.
 
         Raises:
-            StoreError: if MLflow does not take it.
+            StoreError: if MLflow does not accept it.
         """
         values = [[step, metric_name(key), float(value)] for step, row in rows.items() for key, value in row.items()]
         try:
             self._sender.send(run_id, {"op": "metrics", "values": values, "time": _now()})
         except Exception as error:
-            raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: what is there stays.") from error
+            raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: existing data stays.") from error
 
     # --- reading ---
 
     def find_runs(
         self, stream: str | None = None, sweep: str | None = None, tags: Mapping[str, str] | None = None
     ) -> list[RunRecord]:
-        """Trials, oldest first: of a stream, of a sweep (name or run id), with these tags; without any, all."""
+        """Return trials, oldest first: of a stream, of a sweep (name or run id), with these tags; by default all."""
         wanted = dict(tags or {})
         if sweep is not None:
             wanted[PARENT if re.fullmatch("[0-9a-f]{32}", sweep) else "ctvr.sweep"] = sweep
         return [self._record(run) for run in self._sender.search(stream, {**wanted, "ctvr.kind": "trial"})]
 
     def find_sweep(self, name: str) -> RunRecord | None:
-        """The parent run of the sweep of that name, the newest if there are several."""
+        """Return the parent run of the sweep of that name, the newest if there are several."""
         found = list(self._sender.search(None, {"ctvr.kind": "sweep", "ctvr.sweep": name}))
         return self._record(found[-1]) if found else None
 
     def find_open(self, stream: str) -> list[RunRecord]:
-        """Runs and sweeps of a stream that did not end, oldest first."""
+        """Return the open runs and sweeps of a stream, oldest first."""
         return [self._record(run) for run in self._sender.search(stream, {}, "RUNNING")]
 
     def tags_of(self, run_id: str) -> dict[str, str]:
-        """The tags of a run."""
+        """Return the tags of a run."""
         return dict(self.client.get_run(self._sender.real(run_id)).data.tags)
 
     def download(self, run_id: str, artifact: str) -> Path:
         """Copy an artifact (file or folder) to this machine.
 
         Raises:
-            FileNotFoundError: if the run has no such artifact or it cannot be read.
+            FileNotFoundError: if the run does not have the artifact or it cannot be read.
         """
         run_id = self._sender.real(run_id)
         target = self.runs / "downloads" / run_id
@@ -272,7 +272,7 @@ class Tracker:
         except Exception as error:
             raise FileNotFoundError(f"run {run_id} has no readable artifact {artifact!r}: {reason(error)}") from error
 
-    # --- how ---
+    # --- internals ---
 
     def _open(self, stream: str, name: str, settings: Settings, parent: str | None, tags: Mapping[str, str]) -> str:
         identity = canonical({"stream": stream, "key": tags["ctvr.identity"], "parent": parent})
@@ -325,7 +325,7 @@ def _now() -> int:
 
 
 def current_user() -> dict[str, str]:
-    """The user, as MLflow's pages name one; nothing where the system does not know a name (some containers)."""
+    """Return the user's name as a tag for MLflow's pages; empty where the system has no name (some containers)."""
     try:
         return {USER: getpass.getuser()}
     except (KeyError, OSError):

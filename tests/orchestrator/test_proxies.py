@@ -80,6 +80,6 @@ def test_mlflow_is_asked_directly_here_and_a_proxy_that_answers_for_a_server_is_
         here.shutdown()
     assert here.asked
     assert not proxy.asked
-    with pytest.raises(ConfigError, match=rf"The proxy 127.0.0.1:{proxy.server_port} was asked .* add mlflow.example"):
+    with pytest.raises(ConfigError, match=rf"The proxy 127.0.0.1:{proxy.server_port} was used; .* add mlflow.example"):
         check("http://mlflow.example:5000")
     assert proxy.asked

@@ -118,7 +118,7 @@ def test_a_store_that_cannot_be_written_is_refused_before_videos_are_rendered(tm
 
 
 def test_a_table_is_of_complete_runs(execution, manifest):
-    with pytest.raises(ConfigError, match="holds no runs"):
+    with pytest.raises(ConfigError, match="has no runs"):
         table(execution, stream="small")
     assert not (execution.runs / "mlflow.db").exists()
     run({"method": "zero_shot", "stream": manifest}, (), execution)

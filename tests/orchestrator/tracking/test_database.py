@@ -1,4 +1,4 @@
-"""The SQLite file of a runs folder is whole or not there, and a file in use is waited for."""
+"""The SQLite file of a runs folder is complete or missing, and commands wait for a file in use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(file: Path, *statements: str) -> None:
 
 
 def fill(uri: str) -> None:
-    """Make the least that counts as a finished database."""
+    """Create the minimum that counts as a complete database."""
     write(Path(uri.removeprefix("sqlite:///")), "CREATE TABLE experiments (a)", "INSERT INTO experiments VALUES (0)")
 
 
@@ -45,7 +45,7 @@ def test_a_half_made_file_is_made_again_and_kept(tmp_path, kind, caplog):
     ensure_whole(file, fill)
     assert rows(file, "experiments") == [(0,)]
     assert file.with_name(f"mlflow.db{UNFINISHED}").is_file()
-    assert "made again" in caplog.text
+    assert "created again" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_a_locked_file_is_waited_for_and_never_said_to_be_moved_away(tmp_path, c
     fill(f"sqlite:///{file}")
     with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(ConfigError, match="another process has kept it locked.*write the same command again") as no:
+        with pytest.raises(ConfigError, match="another process has kept it locked.*run the same command again") as no:
             await_lock(file, 0.0)
         assert "ove the file" not in str(no.value)
         threading.Timer(0.3, lambda: other.execute("ROLLBACK")).start()
-        await_lock(file)  # returns once the other is done
+        await_lock(file)  # returns once the other process has finished
     assert "another process has locked" in caplog.text
     await_lock(tmp_path / "none.db")
 

@@ -1,4 +1,4 @@
-"""Whether the process that a run names has ended: said only where that is certain."""
+"""Whether the process of a run has ended: true only where that is certain."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PRINTS = (
 
 
 def other(**changes) -> dict[str, str]:
-    """This process's tag with changes."""
+    """Return this process's tag with changes."""
     return {HOLDER: json.dumps({**this_process()._asdict(), **changes})}
 
 
 @pytest.fixture
 def child():
-    """Another process that is alive, and its tag."""
+    """Start another process, and return it with its tag."""
     process = subprocess.Popen([sys.executable, "-c", PRINTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield process, {HOLDER: process.stdout.readline()}
     process.kill()
@@ -37,7 +37,7 @@ def test_a_process_is_gone_when_it_was_killed_and_not_before(child):
     assert not is_gone(tags)
     assert not is_gone(holder_tags())
     process.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still taken
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but its id is still in use
     assert is_gone(tags)
     process.wait()
     assert is_gone(tags)

@@ -1,4 +1,4 @@
-"""Everything that we use of MLflow without its promise is there in the version that is installed."""
+"""All internals of MLflow that we use exist in the installed version."""
 
 from __future__ import annotations
 

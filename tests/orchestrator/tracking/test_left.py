@@ -1,4 +1,4 @@
-"""Runs whose process has ended: the next start goes on in its own and closes others; what cannot be judged stays."""
+"""Runs whose process has ended: the next start continues its own and closes others; uncertain ones stay open."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_is_left_is_closed_and_what_cannot_be_judged_stays(tracker):
     close_left(tracker, "small")
     assert status(tracker, *closed) == ["KILLED"] * 3
     assert status(tracker, *kept) == ["RUNNING"] * 6
-    assert tracker.open_sweep("b", "small", {}) == dead  # `--resume` goes on in it
+    assert tracker.open_sweep("b", "small", {}) == dead  # `--resume` continues it
     assert status(tracker, dead) == ["RUNNING"]
 
 

@@ -1,4 +1,4 @@
-"""No line of a runs folder leads out of it, uploads a file of the user, or ends what reads it."""
+"""No line of a runs folder points outside it, uploads a file of the user, or stops its reader."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_files_that_are_none_of_ours_stop_nothing(tmp_path):
 
 
 class Post:
-    """Takes what `Sender.send` would take, and keeps it."""
+    """Records what `Sender.send` would send."""
 
     def __init__(self, folder: Path) -> None:
         self.got: list[Message] = []
@@ -184,7 +184,7 @@ def test_kept_files_are_found_after_the_runs_folder_was_moved(tmp_path):
     post = Post(tmp_path / "b")
     post.courier.flush()
     (sent,) = post.got
-    assert not Path(sent["path"]).exists()  # it was cleared when it had been sent
+    assert not Path(sent["path"]).exists()  # it was removed after it was sent
     assert Path(sent["path"]).is_relative_to(tmp_path / "b")
 
 

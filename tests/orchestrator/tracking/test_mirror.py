@@ -1,4 +1,4 @@
-"""Mirrors: every number of MLflow's, in order, and no way to stop a run. The trackers are modules of this test."""
+"""Mirrors get all of MLflow's numbers, in order, and cannot stop a run. The trackers are modules of this test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAILS = False
 
 @pytest.fixture
 def stub(tmp_path, monkeypatch):
-    """A package called wandb that writes rows to a file."""
+    """Write a package called wandb that writes rows to a file."""
     (tmp_path / "packages").mkdir()
     (tmp_path / "packages" / "wandb.py").write_text(STUB)
     monkeypatch.syspath_prepend(tmp_path / "packages")
@@ -60,7 +60,7 @@ def test_a_mirror_gets_the_numbers_of_mlflow_and_an_error_of_its_own_ends_nothin
 
     sys.modules["wandb"].FAILS = True
     again = train({**settings, "seed": "1"}, (), execution)
-    assert "wandb has stopped (no room); the run goes on" in caplog.text
+    assert "wandb has stopped (no room); the run continues" in caplog.text
     assert len(again.record.own) == len(done.record.own)
     assert len(execution.tracker().find_runs(tags={"ctvr.complete": "true"})) == 2
 

@@ -1,4 +1,4 @@
-"""Names of others are shown on MLflow's pages as they are: they are no markup there."""
+"""MLflow's pages show third-party names literally, not as markup."""
 
 from __future__ import annotations
 

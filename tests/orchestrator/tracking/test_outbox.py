@@ -1,4 +1,4 @@
-"""Nothing that was promised to the outbox is lost, and nothing of it can stop training."""
+"""No record in the outbox is lost, and none can stop training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ctvr.orchestrator.tracking.outbox import REFUSED, Message, Outbox, OutboxSe
 
 
 class Server:
-    """Takes records while it is up; refuses those that are bad."""
+    """Accepts records while it is up; refuses bad ones."""
 
     def __init__(self) -> None:
         self.up, self.got = True, []
@@ -145,7 +145,7 @@ def test_a_run_id_cannot_leave_the_folder(tmp_path):
 
 
 def test_a_pipe_in_the_place_of_a_file_or_lock_is_not_waited_for(office, caplog):
-    """Opening it would wait for somebody at its other end."""
+    """Opening a pipe would wait for its other end."""
     _, courier = office
     folder = courier.outbox.folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a run leaves in MLflow: every metric once, however often the run was interrupted."""
+"""Records of a run in MLflow: every metric once, however often the run was interrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
 
 class Stopped(RuntimeError):
-    """The process ends here."""
+    """Simulates the end of the process."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def tracker(runs: Path) -> Tracker:
 
 
 def train(stream: Stream, manifest: str, runs: Path, tracker: Tracker, stop_after: int = 0, **recorder: object) -> str:
-    """A run of two epochs, recorded; it may stop after some task, before the task is reported."""
+    """Record a run of two epochs; it may stop after some task, before the task is reported."""
     settings = {"method": "clip4clip", "stream": manifest, "method.lr": 4e-6}
     made = Recorder(tracker, resolve(settings, stream.settings), "the run", **recorder)
 
@@ -54,7 +54,7 @@ def only_run(tracker: Tracker) -> RunRecord:
 
 
 def counts(tracker: Tracker, run: RunRecord) -> dict[str, list[int]]:
-    """Metric -> the steps at which MLflow has a value, one entry for each that is stored."""
+    """Return metric -> the steps at which MLflow has a value, one entry per stored value."""
     return {key: sorted(m.step for m in tracker.client.get_metric_history(run.run_id, key)) for key in run.metrics}
 
 
@@ -163,7 +163,7 @@ def test_the_split_on_which_epochs_were_chosen_is_kept(small_stream, manifest, r
     result = execute(made.experiment, RunPaths(runs), report=made.report, on_ready=made.ready)
     run = only_run(tracker)
     assert run.tags["ctvr.select_split"] == split
-    assert made.experiment.key(result.stream, run.tags["ctvr.frames"]) == result.key  # what `explain` relies on
+    assert made.experiment.key(result.stream, run.tags["ctvr.frames"]) == result.key  # `explain` relies on it
 
 
 def test_a_transductive_method_is_marked(small_stream, manifest, runs, tracker, monkeypatch):

@@ -1,4 +1,4 @@
-"""Where records go: a file of this machine unless the user says otherwise, and one line for whatever cannot work."""
+"""Location of records: a local file by default, and one line for every error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_ui_listens_on_this_machine_and_refuses_what_cannot_work(tmp_path, f
     assert command[command.index("--artifacts-destination") + 1] == str(tmp_path / "artifacts")
     with pytest.raises(ConfigError, match="every network"):
         ui_command(uri, "0.0.0.0", port)
-    with pytest.raises(ConfigError, match="is a server already"):
+    with pytest.raises(ConfigError, match="is already a server"):
         ui_command("http://head:5000")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

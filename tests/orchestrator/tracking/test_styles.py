@@ -1,4 +1,4 @@
-"""A method looks the same in every figure, and differs from all others in grey too."""
+"""A method has the same style in every figure, and differs from all others in grey, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_every_method_has_its_own_look_without_colour_too():
     assert len(set(ORDER)) == len(ORDER)
     looks = [style_of(name) for name in ORDER]
     assert len({(look.line, look.marker, look.is_hollow) for look in looks}) == len(ORDER)
-    assert style_of("framefusion_moe").colour == "#D55E00"  # as in every figure that was ever published
+    assert style_of("framefusion_moe").colour == "#D55E00"  # as in all published figures
     assert style_of("a_package:Method") == style_of("a_package:Method")
 
 

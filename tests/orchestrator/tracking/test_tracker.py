@@ -1,4 +1,4 @@
-"""One SQLite store for the whole file: the first contact with a fresh one takes seconds."""
+"""Tests of the tracker share one SQLite store: the first contact with a new one takes seconds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 @pytest.fixture
 def tracker(store, tmp_path) -> Tracker:
-    """A fresh tracker of the shared store with its own outbox."""
+    """Return a new tracker of the shared store with its own outbox."""
     return Tracker(store[0], tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_two_processes_that_open_a_run_at_once_share_it(store, tmp_path, monkeyp
 
     def slow(self: Sender, *asked: Any) -> str | None:
         found = find(self, *asked)
-        time.sleep(0.5)  # the other one looks meanwhile, if it may
+        time.sleep(0.5)  # time for the other one to look, if the lock does not stop it
         return found
 
     monkeypatch.setattr(Sender, "_find", slow)
@@ -124,7 +124,7 @@ def test_another_value_for_a_stored_step_is_said_and_left_out(tracker, caplog):
     run = tracker.open_run("shapes-5", "differs", SETTINGS)
     tracker.log_task(run, 1, {"stream/t2v/r1": 50.0})
     tracker.log_task(run, 1, {"stream/t2v/r1": 51.0})
-    assert "left out" in caplog.text
+    assert "is not stored" in caplog.text
     assert read(tracker, run).metrics["stream/t2v/r1"] == [(1, 50.0)]
 
 
@@ -226,7 +226,7 @@ def test_a_model_is_registered_once_per_run(tracker, tmp_path):
 
 
 class Down:
-    """A client of a server that does not answer."""
+    """Return a client of a server that does not answer."""
 
     def __getattr__(self, name: str) -> None:
         raise ConnectionError("Connection refused")
@@ -242,7 +242,7 @@ def test_a_sweep_recorded_while_nothing_answers_arrives_whole(tracker, store, tm
         tracker.log_artifacts(run, [tmp_path / "ranks.json"])
         (tmp_path / "ranks.json").unlink()
         tracker.close(run)
-    assert sum("does not answer" in r.message or "Training goes on" in r.message for r in caplog.records) == 1
+    assert sum("does not answer" in r.message or "Training continues" in r.message for r in caplog.records) == 1
     assert run.startswith("offline-")
     tracker._sender._client = online
     other = Tracker(store[0], tmp_path)  # another process: `ctvr sync`

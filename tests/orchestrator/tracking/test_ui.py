@@ -1,4 +1,4 @@
-"""`ctvr ui` as its owner meets it, and a stranger: MLflow's pages on this machine, with nothing else to be had."""
+"""`ctvr ui` for its owner and for a stranger: MLflow's pages on this machine, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
 
 def traversals(canary: Path) -> list[str]:
-    """Forty ways to write a path that leads out of the artifacts."""
+    """Return forty paths that point outside the artifacts."""
     outside = str(canary).lstrip("/")
     up = ["../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%252f", "..\\", "..%5c", "....//", "..;/", "%c0%ae%c0%ae/"]
     found = [f"{each * depth}{outside}" for each in up for depth in (1, 8, 16)]
