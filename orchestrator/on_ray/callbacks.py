@@ -1,4 +1,4 @@
-"""Watches trials while they run: what is said of them, the room they have, the records that they leave open."""
+"""Tune callbacks that report progress, adjust concurrency to the cluster, and close the MLflow runs of ended trials."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 if TYPE_CHECKING:
     from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 
-Plans = Mapping[str, TrialPlan]  # row of a table -> what its trials share; "" where there are no rows
-LOOK_SECONDS = 10.0  # how often it is looked whether nodes came or went
-MOST_LOST_NODES = 50  # that one trial's driver may lose
-MEMORY_SECONDS = 20.0  # that a search on this machine alone waits for memory before a process starts again
-ASK_SECONDS = 60.0  # how often the request for machines is made anew: other sweeps on the cluster overwrite it
+Plans = Mapping[str, TrialPlan]  # row of a table -> shared plan of its trials; "" where there are no rows
+LOOK_SECONDS = 10.0  # between two checks for nodes that joined or left
+MOST_LOST_NODES = 50  # node losses that one trial's driver survives
+MEMORY_SECONDS = 20.0  # wait for free memory before a process restarts, in a cluster on this machine
+ASK_SECONDS = 60.0  # interval at which the resource request is repeated: other sweeps on the cluster overwrite it
 
 
 def failures_of_process(plan: TrialPlan) -> int:
-    """How often Tune starts the process of a trial again: a worker's limit, or one for the driver of several.
+    """Return how often Tune restarts the process of a trial: a worker's limit, or 1 for the driver of several workers.
 
-    The workers of a driver are started again by Ray Train, which counts for itself.
+    Ray Train restarts the workers of a driver and counts their failures.
     """
     return plan.max_failures if plan.workers == 1 else 1
 
 
 class ConcurrencyController:
-    """How many trials run at once, while nodes come and go.
+    """Adjusts the number of concurrent trials while nodes join and leave.
 
     Args:
         plan: of the trials.
         limiter: has `max_concurrent`, which Ray Tune reads before each new trial.
-        most: upper limit of trials at once, if the user gave one.
+        most: the user's limit of concurrent trials, if any.
     """
 
     def __init__(self, plan: TrialPlan, limiter: Any, most: int | None = None) -> None:
@@ -56,7 +56,7 @@ class ConcurrencyController:
         self._looked = -math.inf
 
     def update(self, left: int) -> int | None:
-        """Ask for room for the trials that are left and use the room there is; the new number if it changed."""
+        """Request resources for the remaining trials and adopt the capacity; return the new number if it changed."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return None
@@ -67,7 +67,7 @@ class ConcurrencyController:
             self._asked, self._asked_at = wanted, now
         try:
             concurrent = capacity(self.plan, self.most).concurrent
-        except ConfigError:  # the last node that fits went away; what runs is tried again elsewhere
+        except ConfigError:  # the last suitable node left; its trials are retried on other nodes
             return None
         if concurrent == self.limiter.max_concurrent:
             return None
@@ -80,13 +80,13 @@ class ConcurrencyController:
 
 
 class TrialMonitor(tune.Callback):
-    """Prints a line for each finished task, and closes the MLflow runs of trials that did not end by themselves.
+    """Prints a line for each finished task, and closes the MLflow runs of failed trials.
 
     Args:
         plans: of the trials.
-        trials: how many there will be.
+        trials: number of trials.
         num_tasks: of the stream.
-        concurrent: trials at once.
+        concurrent: number of concurrent trials.
         room: follows the cluster as it grows and shrinks.
     """
 
@@ -104,10 +104,10 @@ class TrialMonitor(tune.Callback):
         self.numbers: dict[str, int] = {}
         self.seen: dict[str, int] = {}
         self.ended: set[str] = set()
-        self._short: dict[str, int] = {}  # how often memory ran out since the last finished task
+        self._short: dict[str, int] = {}  # trial -> out-of-memory kills since its last finished task
         self._begun: dict[str, float] = {}
-        self._longest = 0.0  # seconds of a complete trial
-        self._still: dict[str, str] = {}  # run -> the last that was said of a worker which stands still
+        self._longest = 0.0  # seconds, of the longest complete trial
+        self._still: dict[str, str] = {}  # run -> last message about its stalled worker
         self._looked = -math.inf
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -115,10 +115,10 @@ class TrialMonitor(tune.Callback):
         concurrent = self.room.update(self._left()) if self.room else None
         if concurrent is not None:
             self.concurrent = concurrent
-            say(f"the cluster has room for {concurrent} trials at once now", with_time=True)
+            say(f"the cluster now has resources for {concurrent} concurrent trials", with_time=True)
 
     def _say_who_stands_still(self, trials: list[Any]) -> None:
-        """Say what workers of a trial have noted of one another (learning/pulse.py)."""
+        """Print messages of workers about stalled workers of their trial (learning/pulse.py)."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return
@@ -141,11 +141,11 @@ class TrialMonitor(tune.Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         task, seen_as = int(result.get("task", 0)), self._seen_as(trial)
-        if task <= self.seen.get(seen_as, 0):  # reported again after a restart
+        if task <= self.seen.get(seen_as, 0):  # repeated after a restart
             return
         self.seen[seen_as] = task
         self._short.pop(trial.trial_id, None)
-        if (plan := self._plan(trial)).workers == 1:  # failures count since the last finished task
+        if (plan := self._plan(trial)).workers == 1:  # failures are counted from the last finished task
             trial.max_failures = trial.num_failures + failures_of_process(plan)
         parts = [self._label(trial), f"task {task}/{self.num_tasks}"]
         parts.append(progress_text(result))
@@ -164,15 +164,15 @@ class TrialMonitor(tune.Callback):
             )
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune counts every end of a trial's process; the end of its machine is not the trial's failure.
+        """Adjust the failure count: Tune counts every end of a trial's process, even one caused by its node.
 
-        What would come again is not trained again: the next attempt reads the note of it and is the last.
+        A permanent error is not retried: the next attempt finds its message in Ray's key-value store and is the last.
         """
         error = _error(trial)
         if is_lost_node(error) and trial.max_failures < MOST_LOST_NODES:
             trial.max_failures += 1
         elif is_oom_kill(error):
-            say(f"{self._label(trial)}  Ray ended it: memory ran out; it starts again", with_time=True)
+            say(f"{self._label(trial)}  out of memory: Ray ended the process; it restarts", with_time=True)
             self._short[trial.trial_id] = self._short.get(trial.trial_id, 0) + 1
             if self._short[trial.trial_id] <= MOST_SHORT_OF_MEMORY:
                 trial.max_failures += 1
@@ -190,7 +190,7 @@ class TrialMonitor(tune.Callback):
         self._close(trial, "FAILED", {"ctvr.error": reason})
 
     def _keep_words(self, trial: Any, error: BaseException) -> None:
-        """Record what a worker said before it failed: on its run, or on the sweep's where it had not come to one."""
+        """Store a worker's last output before its failure: on its run, or on the sweep's if it has no run yet."""
         plan, inner = self._plan(trial), _innermost(error)
         words = getattr(inner, "traceback_and_log", "") or fetch_actor_log(inner)
         if not words:
@@ -203,7 +203,7 @@ class TrialMonitor(tune.Callback):
             for run in runs or filter(None, [plan.parent]):
                 tracker.log_text(run, f"failures/{'' if runs else f'{name}-'}{number}.txt", words)
 
-        self.records.add(f"why {name} failed", keep)
+        self.records.add(f"failure output of {name}", keep)
 
     def _plan(self, trial: Any) -> TrialPlan:
         return self.plans[trial.config.get("row", "")]
@@ -212,11 +212,11 @@ class TrialMonitor(tune.Callback):
         return str(trial.trial_id)
 
     def _left(self) -> int:
-        """How many trials still want room."""
+        """Return the number of trials that still need resources."""
         return self.trials - len(self.ended)
 
     def _label(self, trial: Any) -> str:
-        if "number" in trial.config:  # of a search, in which every row has as many
+        if "number" in trial.config:  # in a search; every row has the same number of trials
             number, many, what = trial.config["number"], self.trials // len(self.plans), trial.config["row"]
         else:
             number = self.numbers.setdefault(trial.trial_id, len(self.numbers) + 1)
@@ -224,7 +224,7 @@ class TrialMonitor(tune.Callback):
         return f"trial {number}/{many} {what}".rstrip()
 
     def _outlook(self) -> str:
-        """The time that is left, if no further trial is stopped early."""
+        """Return the remaining time if no further trial is stopped early, as text."""
         if (left := self._left()) <= 0:
             return ""
         return f"; {left} to go, at most {format_duration(math.ceil(left / self.concurrent) * self._longest)}"
@@ -240,16 +240,16 @@ class TrialMonitor(tune.Callback):
                 tracker.set_tags(run.run_id, tags)
                 tracker.close(run.run_id, status)
 
-        self.records.add(f"the end of run {name}", close)
+        self.records.add(f"end of run {name}", close)
 
 
 class BracketMonitor(TrialMonitor):
-    """Watches a search in brackets, whose trials run in segments: each of these is a trial to Tune.
+    """Monitors a search in brackets, whose trials run in segments; to Tune, each segment is a trial.
 
     Args:
-        plans, num_tasks, concurrent, room: as of `TrialMonitor`.
-        trials: of each row.
-        search: says how many segments wait or run.
+        plans, num_tasks, concurrent, room: see `TrialMonitor`.
+        trials: number of trials per row.
+        search: counts the segments that wait or run.
     """
 
     def __init__(
@@ -283,13 +283,13 @@ class BracketMonitor(TrialMonitor):
             say(f"{self._label(trial)}  complete", with_time=True)
 
     def stopped(self, row: str, number: int, label: str, task: int) -> None:
-        """Others of the bracket did better."""
-        say(f"{self._name(row, number)}  stopped after task {task}: others do better", with_time=True)
+        """Report a trial that was stopped because others of its bracket are better, and close its run."""
+        say(f"{self._name(row, number)}  stopped after task {task}: others are better", with_time=True)
         plan = self.plans[row]
         self._close_run(plan, f"{plan.sweep}-{label}", "FINISHED", {"ctvr.stopped": f"halving after task {task}"})
 
     def bracket_ended(self, row: str, bracket: int, brackets: int | None) -> None:
-        """Say how long it took, and what is left at most where the number of brackets is known."""
+        """Report the time of a bracket and, where the number of brackets is known, the maximal remaining time."""
         taken = time.monotonic() - self._started
         left = (
             f"; at most {format_duration(taken / bracket * (brackets - bracket))} to go"
@@ -304,19 +304,19 @@ NO_REASON = "no reason was recorded"
 
 
 def _error(trial: Any) -> BaseException:
-    """Return what ended a trial, as this process was told."""
+    """Return the error that ended a trial, as reported to this process."""
     return error_of(trial) or TrialFailed(NO_REASON)
 
 
 def _innermost(error: Any) -> BaseException:
-    """Below what Ray and Tune wrap around an error."""
+    """Return the error inside the wrappers of Ray and Tune."""
     while isinstance(getattr(error, "cause", None), BaseException):
         error = error.cause
     return error
 
 
 def _reason(trial: Any) -> str:
-    """Why a trial failed, in one line."""
+    """Return the reason of a trial's failure in one line."""
     error = _innermost(_error(trial))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, TrialFailed):

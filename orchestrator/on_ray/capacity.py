@@ -1,4 +1,4 @@
-"""How many trials fit a Ray cluster at once, what each of them takes, and how the cluster is asked to grow."""
+"""Capacity of a Ray cluster in concurrent trials, resources of a trial, and requests to the autoscaler."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ctvr.orchestrator.on_ray.plan import Capacity, TrialPlan
 
 log = logging.getLogger(__name__)
 
-DRIVER_CPU = 0.1  # the driver of a trial of several workers only waits for them; one worker needs none
-EVERY_TRIAL = 10**6  # more than any number of nodes has room for
+DRIVER_CPU = 0.1  # a driver of several workers only waits for them; a single worker needs no driver
+EVERY_TRIAL = 10**6  # more trials than any number of nodes can hold
 
 
 def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
-    """How many trials fit the connected cluster at once.
+    """Return how many trials fit the connected cluster at once.
 
     Args:
-        max_concurrent: as the user said; memory, whose sum is rough, bounds them only where nothing was said.
+        max_concurrent: the user's limit; without one, a rough memory estimate limits the number, too.
 
     Raises:
         ConfigError: if not even one trial can ever be scheduled.
@@ -41,7 +41,7 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
 
 
 def process_resources(plan: TrialPlan) -> dict[str, float]:
-    """What Tune reserves for the process of a trial: the only worker's share, or the driver's of several."""
+    """Return the resources that Tune reserves for a trial's process: those of its only worker, or of its driver."""
     return _worker_resources(plan) if plan.workers == 1 else {"CPU": DRIVER_CPU}
 
 
@@ -54,10 +54,10 @@ def _driver_cpu(plan: TrialPlan) -> float:
 
 
 def request_resources_for(plan: TrialPlan, trials: int) -> None:
-    """Ask the cluster's autoscaler for room for so many trials; a fixed cluster takes no notice.
+    """Request resources for so many trials from the cluster's autoscaler; a cluster of fixed size ignores it.
 
-    The request stands until the next one; 0 trials take it back, and idle machines may go. It never asks for more
-    machines than `plan.max_nodes`.
+    The request is valid until the next one; 0 trials withdraw it, and idle nodes may be released. It never needs more
+    nodes than `plan.max_nodes`.
     """
     from ray.autoscaler.sdk import request_resources
 
@@ -69,23 +69,23 @@ def request_resources_for(plan: TrialPlan, trials: int) -> None:
     try:
         request_resources(bundles=bundles)
     except Exception as error:  # an interface that Ray calls experimental must not end a sweep
-        log.warning("the cluster was not asked to grow: %s", error)
+        log.warning("the autoscaler request failed: %s", error)
 
 
 def ask_for_nodes(plan: TrialPlan, count: int) -> None:
-    """Ask for as many machines as make `count` nodes of the cluster."""
+    """Request so many nodes that the cluster has `count`."""
     request_resources_for(replace(plan, max_nodes=count), EVERY_TRIAL)
 
 
 def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, float]], most: int) -> tuple[int, int]:
-    """How many of the trials, and of their workers, a request may name so that it is met by `most` nodes.
+    """Return how many trials, and workers, a request may contain so that `most` nodes satisfy it.
 
     Args:
         plan: of the trials.
-        trials: that want room.
-        nodes: resources of those that are there. New ones are taken to be like the smallest that holds a worker; before
-            there is one, one worker is asked for.
-        most: nodes in all, those on which no worker fits included.
+        trials: trials that need resources.
+        nodes: resources of the existing nodes. New nodes are assumed to be like the smallest that holds a worker;
+            before there is one, the request is for one worker.
+        most: maximal number of nodes, including those that hold no worker.
     """
     able = [node for node in nodes if _slots(plan, node, 1)]
     places = most - (len(nodes) - len(able))
@@ -94,33 +94,33 @@ def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, 
     smallest = min(able, key=lambda node: _slots(plan, node, 1))
     try:
         trials = min(trials, count_fitting_trials(plan, [smallest] * places))
-    except ConfigError:  # said where the cluster's capacity is asked for
+    except ConfigError:  # reported by `capacity`
         return 0, 0
     return trials, trials * plan.workers
 
 
 def choose_gpus(asked: float | None, workers: int) -> float:
-    """GPUs of a trial: as many as the user asked for, else one for each worker if the connected cluster has them.
+    """Return the GPUs of a trial: the user's number, else one per worker if the connected cluster has enough.
 
     Raises:
-        ConfigError: if they were asked for and torch cannot use them; workers would fail on it much later.
+        ConfigError: if the user asked for GPUs that torch cannot use; otherwise workers would fail much later.
     """
     if asked == 0 or (asked is None and ray.cluster_resources().get("GPU", 0.0) < workers):
         return 0.0
     share = (asked or workers) / workers
     if ray.cluster_resources().get("GPU", 0.0) < min(1.0, share) or _sees_cuda(share):
-        return asked or float(workers)  # too few of them is said by `capacity`
+        return asked or float(workers)  # `capacity` reports a lack of GPUs
     if asked is None:
         log.warning("the cluster has GPUs, but its torch cannot use them: trials run on CPUs")
         return 0.0
     raise ConfigError(
-        f"--gpus-per-trial: the cluster's GPUs are of no use to its torch: {_why_no_cuda(share)}. Set "
-        "CTVR_TORCH_BACKEND=auto for the nodes (docs/cluster.md) and run `ray up`, or write --gpus-per-trial 0."
+        f"--gpus-per-trial: torch cannot use the cluster's GPUs: {_why_no_cuda(share)} (got {asked:g}). Set "
+        "CTVR_TORCH_BACKEND=auto for the nodes (docs/cluster.md) and run `ray up`, or use --gpus-per-trial 0."
     )
 
 
 def _sees_cuda(gpus: float) -> bool:
-    """Whether torch finds a device in a process that Ray gave `gpus` GPUs; asked before workers fail on it."""
+    """Return whether torch finds a device in a process with `gpus` GPUs from Ray."""
 
     def ask() -> bool:
         import torch
@@ -131,7 +131,7 @@ def _sees_cuda(gpus: float) -> bool:
 
 
 def _why_no_cuda(gpus: float) -> str:
-    """The build of torch and the driver, of a process that Ray gave `gpus` GPUs."""
+    """Return the versions of torch and of the NVIDIA driver in a process with `gpus` GPUs from Ray."""
 
     def ask() -> str:
         import re
@@ -151,30 +151,30 @@ def _why_no_cuda(gpus: float) -> str:
 
 
 def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Trials that fit at once, wherever Ray places their drivers.
+    """Return how many trials fit at once, wherever Ray places their drivers.
 
-    Drivers and workers are placed one by one: drivers that hold the last CPUs while no worker fits would
-    wait for ever. So every node is counted as if it held the drivers of all trials.
+    Ray places drivers and workers one by one: drivers that hold the last CPUs while no worker fits would wait
+    forever. So every node is counted as if it held the drivers of all trials.
 
     Args:
         plan: workers and resources of one trial.
         nodes: resources (CPU, GPU) of each node.
 
     Raises:
-        ConfigError: if none fits; the message says what is missing.
+        ConfigError: if none fits, naming the missing resource.
     """
     cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
     need = plan.workers * plan.cpus_per_worker + _driver_cpu(plan)
     if cpus + 1e-9 < need:
         parts = f"{plan.workers} workers x {plan.cpus_per_worker:g} + {DRIVER_CPU} for its driver"
         raise ConfigError(
-            f"a trial needs {need:g} CPUs{f' ({parts})' if plan.workers > 1 else ''}, the cluster has {cpus:g}. "
+            f"a trial needs {need:g} CPUs{f' ({parts})' if plan.workers > 1 else ''}, but the cluster has {cpus:g}. "
             "Lower --workers or --cpus-per-worker."
         )
     wanted = plan.workers * plan.gpus_per_worker
     if gpus + 1e-9 < wanted:
         raise ConfigError(
-            f"a trial needs {wanted:g} GPUs, the cluster has {gpus:g}. Lower --gpus-per-trial or --workers."
+            f"a trial needs {wanted:g} GPUs, but the cluster has {gpus:g}. Lower --gpus-per-trial or --workers."
         )
 
     def is_too_many(trials: int) -> bool:
@@ -185,15 +185,15 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
     if not fits:
         slots = sum(_slots(plan, node, 1) for node in nodes)
         raise ConfigError(
-            f"a trial needs places for {plan.workers} workers of {plan.cpus_per_worker:g} CPUs and "
-            f"{plan.gpus_per_worker:g} GPUs, the cluster's nodes have {slots}. Lower --workers, --cpus-per-worker or "
-            "--gpus-per-trial."
+            f"a trial needs {plan.workers} workers of {plan.cpus_per_worker:g} CPUs and "
+            f"{plan.gpus_per_worker:g} GPUs, but the cluster's nodes hold {slots}. Lower --workers, --cpus-per-worker "
+            "or --gpus-per-trial."
         )
     return fits
 
 
 def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
-    """Workers that fit a node beside `drivers` trial drivers."""
+    """Return the number of workers that fit a node together with `drivers` trial drivers."""
     slots = math.floor((node.get("CPU", 0.0) - drivers * _driver_cpu(plan)) / plan.cpus_per_worker + 1e-9)
     if plan.gpus_per_worker:
         slots = min(slots, _gpu_slots(node.get("GPU", 0.0), plan.gpus_per_worker))
@@ -201,7 +201,7 @@ def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
 
 
 def _gpu_slots(gpus: float, share: float) -> int:
-    """Workers that a node's GPUs hold; a share of less than one GPU never spans two."""
+    """Return the number of workers that a node's GPUs hold; a share of less than one GPU never spans two."""
     if share < 1:
         return math.floor(gpus + 1e-9) * math.floor(1 / share + 1e-9)
     return math.floor(gpus / share + 1e-9)

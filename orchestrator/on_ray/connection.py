@@ -1,4 +1,4 @@
-"""A Ray cluster, joined or started here for the length of a command."""
+"""Connection to a Ray cluster, joined or started for the length of a command."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ from ctvr.orchestrator.proxies import EXCEPTIONS, exceptions, host_of
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_SECONDS = "300"  # a legitimate start took 40 s and more on a loaded machine
-REPLACEMENT_SECONDS = "1800"  # the same on a cluster, where a lost machine's successor boots and installs first
-PAUSE_SECONDS = 10.0  # before Ray is started again, and twice that before the third time
-POLL_SECONDS = "0.2"  # how often the controller looks for reports; its default of 2.0 s throttles short tasks
-_TOKEN = secrets.token_hex(32)  # of the clusters that this process starts; Ray reads it once in a process
+START_TIMEOUT_SECONDS = "300"  # normal starts took more than 40 s on a loaded machine
+REPLACEMENT_SECONDS = "1800"  # on a cluster, where the replacement of a lost machine must boot and install first
+PAUSE_SECONDS = 10.0  # before the second start of Ray; twice that before the third
+POLL_SECONDS = "0.2"  # interval at which the controller polls for reports; the default of 2.0 s slows short tasks
+_TOKEN = secrets.token_hex(32)  # of clusters that this process starts; Ray reads it once per process
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our own lines say more
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # what Tune would write is in MLflow
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # one line of ours says why a trial failed
+    "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our lines contain more
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow has the same data
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # our callback prints one line for each failed trial
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_worker_maximum_startup_concurrency": "8",  # a trial of several workers starts as many at once
 }
 
 
 def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS, head: str = "") -> dict[str, str]:
-    """Return the environment of every Ray process of a sweep. No credentials: Ray shows these in its dashboard.
+    """Return the environment of every Ray process of a sweep, without credentials: Ray's dashboard displays it.
 
     Args:
         start_timeout: seconds that a group of workers may take to start.
-        head: host of the cluster's dashboard, which Ray Train asks by HTTP; empty for this machine.
+        head: host of the cluster's dashboard, which Ray Train queries by HTTP; empty for this machine.
     """
     return {
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ.get("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_SECONDS),
-        # A process for each trial that warns workers of a machine's end; ours have committed every finished task
+        # Its watcher (a process per trial) warns workers before a machine's end; ours have committed finished tasks
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0"),
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", start_timeout
         ),
-        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # paths mean in a trial what they mean where it was started
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a trial as where it was started
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # the same numbers twice
+        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # deterministic kernels
         "MLFLOW_DISABLE_TELEMETRY": "true",
         **dict.fromkeys(EXCEPTIONS, exceptions(head)),
     }
@@ -78,13 +78,13 @@ def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS, head: str = "
 def cluster(
     address: str | None = None, local_cpus: int | None = None, nodes: int = 1, plan: TrialPlan | None = None
 ) -> Iterator[None]:
-    """A connection to Ray for the length of a `with` block; one that exists already is used and left open.
+    """Connect to Ray for the length of a `with` block; use an existing connection and leave it open.
 
     Args:
         address, local_cpus: see `connect`.
         nodes: wait until the cluster has so many.
-        plan: of the trials to come; a cluster that starts its machines on demand is asked for so many nodes. The
-            request is taken back at the end of the block, and where this process dies, by another.
+        plan: of the trials to come; an autoscaling cluster is asked for so many nodes. The request is withdrawn at the
+            end of the block or, if this process dies, by a watchdog process.
 
     Raises:
         ConfigError: see `connect`, `await_nodes` and `await_sources`.
@@ -107,11 +107,11 @@ def cluster(
 
 
 def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
-    """Join a Ray cluster or start one on this machine; False if this process was connected already.
+    """Join a Ray cluster or start one on this machine; return False if this process was already connected.
 
     Args:
-        address: `auto` or an address joins; `local` starts; None joins the cluster that this machine is
-            part of and starts one otherwise.
+        address: `auto` or an address joins a cluster; `local` starts one; None joins the cluster to which this
+            machine belongs, or starts one if there is none.
         local_cpus: logical CPUs of a cluster started here.
 
     Raises:
@@ -140,49 +140,49 @@ def _quiet() -> dict[str, Any]:
 
 
 def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
-    """Whether a cluster was joined. One that was not asked for may be gone, its file left behind."""
+    """Join a cluster and return whether it worked. One that the user did not name may have ended and left its file."""
     bind_to_loopback(False)
     record_free_memory(None)
-    if not is_asked and not _answers(cluster_file()):  # Ray would ask for minutes
+    if not is_asked and not _answers(cluster_file()):  # Ray would retry for minutes
         return False
-    variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}  # the node's own
+    variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}  # + the node's
     variables = {name: value for name, value in variables.items() if name not in _job_variables()}
     job: dict[str, Any] = {}
-    if "://" not in wanted:  # Ray's client makes its own
+    if "://" not in wanted:  # Ray Client makes its own job configuration
         job["job_config"] = job_config(source_folders())
     try:
         ray.init(address=wanted, runtime_env={"env_vars": variables}, **job, **_quiet())
     except ConnectionError as error:
         if is_asked:
-            raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or leave it out.") from error
+            raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or omit it.") from error
         return False
-    except (ValueError, RuntimeError, ray.exceptions.RayError) as error:  # other versions, no token, a job's variables
+    except (ValueError, RuntimeError, ray.exceptions.RayError) as error:  # versions, token, or variables of a job
         address = wanted if is_asked else _address_in(cluster_file())
-        elsewhere = "" if is_asked else ", or write --address local to start one"
+        elsewhere = "" if is_asked else ", or use --address local to start a cluster"
         raise ConfigError(
-            f"--address: Ray does not join {address!r} ({_first_line(error)[:300]}). Correct that{elsewhere}."
+            f"--address: Ray cannot join {address!r} ({_first_line(error)[:300]}). Correct that{elsewhere}."
         ) from error
     return True
 
 
 def _job_variables() -> set[str]:
-    """Return the variables that a submitted job sets itself (`ray job submit`): Ray refuses one that is set twice."""
+    """Return the variables that a submitted job (`ray job submit`) sets: Ray refuses a variable that is set twice."""
     try:
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
         return set((job.get("runtime_env") or {}).get("env_vars") or {})
-    except (ValueError, AttributeError):  # Ray says what is wrong with it
+    except (ValueError, AttributeError):  # Ray reports the error
         return set()
 
 
 def _address_in(file: Path) -> str:
-    """Return the address in a file that `ray start` left; empty where it is gone."""
+    """Return the address in a file that `ray start` wrote; empty if the file does not exist."""
     with contextlib.suppress(OSError, ValueError):
         return file.read_text(encoding="utf-8").strip()
     return ""
 
 
 def _answers(file: Path) -> bool:
-    """Whether anything listens at the address in a file that `ray start` left."""
+    """Return whether a process listens at the address in a file that `ray start` wrote."""
     with contextlib.suppress(OSError, ValueError):
         host, _, port = _address_in(file).rpartition(":")
         with socket.create_connection((host.strip("[]"), int(port)), timeout=10):
@@ -191,13 +191,13 @@ def _answers(file: Path) -> bool:
 
 
 def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
-    """Start a cluster on this machine. Ray gives itself 30 s, too little where all processors are busy."""
+    """Start a cluster on this machine; retry, because Ray's time limit of 30 s is too short on a busy machine."""
     bind_to_loopback(True)
-    if not token_file().is_file():  # Ray asks for a token by itself, and would write a new one into the home folder
+    if not token_file().is_file():  # otherwise Ray would write a new token into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     folder, problem = usable_folder()
     if problem:
-        log.warning("Ray keeps its files in %s/ray, not in %s: %s", folder, temporary_folder(), problem)
+        log.warning("Ray keeps its files in %s/ray instead of %s: %s", folder, temporary_folder(), problem)
     mine = _below(os.getpid())
     record_free_memory(free_memory())
     for attempt in range(1, attempts + 1):
@@ -208,7 +208,7 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
             ray.init(
                 address="local",
                 num_cpus=local_cpus,
-                include_dashboard=True,  # Ray Train frees the workers of stopped trials through it (or never)
+                include_dashboard=True,  # Ray Train needs it to free the workers of stopped trials
                 dashboard_host="127.0.0.1",
                 dashboard_port=port,
                 object_store_memory=200 * 2**20,
@@ -221,11 +221,11 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
             return
         except Exception as error:
             ray.shutdown()
-            _end(_below(os.getpid()) - mine)  # of an attempt that failed Ray itself ends nothing
+            _end(_below(os.getpid()) - mine)  # Ray does not end the processes of a failed start
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise  # the command waits for room, or says so
+                raise  # the command waits for disk space, or reports its lack
             if _comes_again(error) or attempt == attempts:
-                busy = "`ctvr doctor` examines it" if _comes_again(error) else "try again when the machine is less busy"
+                busy = "run `ctvr doctor`" if _comes_again(error) else "try again when the machine is less busy"
                 raise ConfigError(
                     f"Ray did not start on this machine: {_first_line(error)}. Finished tasks are kept; {busy}."
                 ) from error
@@ -238,8 +238,8 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
 
 
 def _comes_again(error: Exception) -> bool:
-    """Whether an error of Ray's start is not one of time, so that another attempt ends the same way."""
-    if isinstance(error, (ConfigError, ConnectionError, TimeoutError)):  # the first: the dashboard took too long
+    """Return whether an error of Ray's start is not a matter of time, so that another attempt would fail, too."""
+    if isinstance(error, (ConfigError, ConnectionError, TimeoutError)):  # ConfigError: the dashboard was too slow
         return False
     if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
         return False
@@ -247,10 +247,10 @@ def _comes_again(error: Exception) -> bool:
 
 
 def _below(pid: int) -> set[int]:
-    """The processes that a process has started, those that these have started, and so on; zombies excepted."""
+    """Return the descendants of a process, except zombies."""
     parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # gone
+        with contextlib.suppress(OSError):  # the process has ended
             state, parent = status.read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents[int(status.parent.name)] = int(parent)
@@ -261,7 +261,7 @@ def _below(pid: int) -> set[int]:
 
 
 def _end(processes: set[int], seconds: float = 10) -> None:
-    """End processes of ours, in order where they do so in time."""
+    """Terminate processes that we started; kill those that do not end in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
@@ -278,10 +278,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _of_workers(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What workers of a cluster on this machine run under.
+    """Return the runtime environment of workers of a cluster on this machine.
 
-    Ray writes the interpreter's path into a shell command as it is: below a folder with a space in its name no worker
-    would ever start, and nothing would say so.
+    Ray inserts the interpreter's path into a shell command without quotes: below a folder with a space in its name
+    no worker would ever start, without any message.
     """
     runtime: dict[str, Any] = {"env_vars": dict(environment)}
     if (quoted := shlex.quote(sys.executable)) != sys.executable:
@@ -302,24 +302,24 @@ def _free_port() -> int:
 def _await_dashboard(port: int, seconds: float = 120) -> None:
     """Wait until the State API answers: without it, every stopped trial leaks its workers' resources."""
     url = f"http://127.0.0.1:{port}/api/version"
-    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # a proxy would answer for itself
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # without proxies
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
             with ask(url, timeout=5):
                 return
-        except urllib.error.HTTPError:  # it answers, and wants the token
+        except urllib.error.HTTPError:  # it answers, but needs the token
             return
         except OSError:
             time.sleep(0.5)
     raise ConfigError(
-        f"Ray's dashboard does not answer on port {port} after {seconds:.0f} s; a sweep would hang without it. "
-        "Is ray[default] installed?"
+        f"Ray's dashboard did not answer on port {port} within {seconds:.0f} s; without it a sweep would hang. "
+        "Check that ray[default] is installed."
     )
 
 
 def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) -> None:
-    """Refuse a plan for a cluster that would be started here, before it is started.
+    """Check that a plan fits the cluster that would be started here, before it is started.
 
     Raises:
         ConfigError: if no trial fits this machine.

@@ -1,8 +1,8 @@
-"""Decoding on all nodes of a Ray cluster, as a Ray Data job: blocks of videos go to wherever a CPU is free.
+"""Decoding of videos on all nodes of a Ray cluster, as a Ray Data job: blocks of videos run on free CPUs.
 
-The frames go from the node that decodes them to the store; only names and reasons come back. A node that is lost
-takes nothing with it but the block it was at, which is decoded again elsewhere; so is everything missing after an
-interruption, by the next job.
+Frames go from the decoding node to the store; only names and error messages return to the driver. When a node is lost,
+only its current block is lost, which is decoded again on another node. After an interruption, the next job decodes
+what is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder
 
-FEW = 64  # videos that this machine has decoded before a job on all nodes has begun
+FEW = 64  # videos that this machine decodes before a job on all nodes has started
 
 
 def decode_on_nodes(
@@ -38,11 +38,11 @@ def decode_on_nodes(
     workers: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, Broken]:
-    """As `FrameSource.decode_missing`, on the connected cluster. `workers`: at most so many at once; 0 takes every CPU.
+    """Decode as `FrameSource.decode_missing`, on the cluster. `workers`: maximal number at once; 0 uses every CPU.
 
     Raises:
-        ConfigError: if a node sees another store or has other decoders than this process.
-        StoreError: if the store refuses what a node decoded.
+        ConfigError: if a node has another store or other decoders than this process.
+        StoreError: if the store rejects frames that a node decoded.
     """
     if not items:
         return 0, []
@@ -61,9 +61,9 @@ def decode_on_nodes(
 
 
 def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
-    """Runs on a node: decode a block into the store.
+    """Decode a block into the store; runs on a node.
 
-    Returns for each video why it could not be decoded, and why the store failed; "" where all is well.
+    Returns for each video the reason why it could not be decoded, and the error of the store; "" if there is none.
     """
     chosen = [items[index] for index in block["index"].tolist()]
     broken: Broken = []
@@ -82,7 +82,7 @@ def _decode(block: Columns, source: FrameSource, items: list[Item]) -> Columns:
 
 @cache
 def _decoder(name: str) -> Decoder:
-    """The decoding child of this process of Ray: it serves every block that comes here, and ends with the process."""
+    """Return the decoder subprocess of this Ray process: it serves all blocks and ends with the process."""
     return Decoder(workers=1, decoder=name)
 
 
@@ -92,10 +92,10 @@ def decode_on_cluster(
     workers: int = 0,
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, Broken]:
-    """As `decode_on_nodes` where the nodes of the connected cluster are several and can; else on this machine alone.
+    """Decode as `decode_on_nodes` if several nodes can decode; else on this machine only.
 
-    They cannot, and that is said, where one sees another store or no videos, or has other decoders; and they do not
-    where few videos are missing, or where others have taken their processors.
+    If a node has another store, no videos or other decoders, the reason is printed. This machine also decodes alone if
+    few videos are missing, or if other jobs use the CPUs of the cluster.
     """
     here = partial(source.decode_missing, items, workers or HERE, progress)
     free = ray.available_resources().get("CPU", 0.0)
@@ -104,7 +104,7 @@ def decode_on_cluster(
     try:
         check_nodes(source, items[0].path)
     except ConfigError as error:
-        say(f"videos are decoded on this machine alone: {error}")
+        say(f"videos are decoded on this machine only: {error}")
         return here()
     return decode_on_nodes(source, items, workers, progress)
 
@@ -114,7 +114,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def check_nodes(source: FrameSource, video: str | None = None) -> None:
-    """Refuse a cluster whose nodes would write elsewhere, or other pixels under the same key, or miss a video.
+    """Check that all nodes write to the same store, decode the same pixels per key, and see the videos.
 
     Raises:
         ConfigError: naming a node.
@@ -139,19 +139,19 @@ def check_nodes(source: FrameSource, video: str | None = None) -> None:
 
 @ray.remote(num_cpus=0)
 def _find_problem(source: FrameSource, key: str, video: str | None) -> str:
-    """What is wrong with a node, in one line; "" if it may decode."""
+    """Return the reason why a node may not decode, in one line; "" if it may."""
     node = socket.gethostname()
     if not source.store.has(USES, key):
         return (
-            f"store {source.store.uri}: node {node} sees another one. Give a folder that all nodes share, or "
-            "s3://BUCKET/PREFIX, with --store."
+            f"--store: node {node} does not see {source.store.uri} of this machine. Give a folder that all nodes "
+            "share, or s3://BUCKET/PREFIX."
         )
     try:
         version = decoder_version(source.decoder)
     except ConfigError as error:
         return f"node {node}: {error}"
     if version != source.version:
-        return f"node {node} decodes with {version}, this machine with {source.version}. Install the same versions."
+        return f"node {node} decodes with {version}, but this machine with {source.version}. Install the same versions."
     if video is not None and not os.path.exists(video):
-        return f"node {node} does not see {video}. Put videos into a folder that all nodes share."
+        return f"--videos: node {node} does not see {video}. Put videos into a folder that all nodes share."
     return ""

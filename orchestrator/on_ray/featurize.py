@@ -1,4 +1,4 @@
-"""Features of frozen vision blocks as a Ray Data job: one tower on each GPU, or each CPU, of the cluster."""
+"""Precomputation of frozen vision features as a Ray Data job: one tower on each GPU, or each CPU, of the cluster."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ctvr.orchestrator.streams.stream import Item
 
 
 def featurize_on_nodes(settings: Settings, places: RunPaths, gpus: float = 0.0) -> Featurize:
-    """On the connected cluster.
+    """Return a function that computes features on the connected cluster.
 
     Args:
         settings: complete and flat.
-        places: as every node sees them.
-        gpus: of a tower; 0 takes CPUs.
+        places: paths, valid on every node.
+        gpus: GPUs per tower; 0 uses CPUs.
 
     Raises:
-        ConfigError: if the method has no features to make; later, if a node sees another store.
+        ConfigError: if the method has no features to precompute; when it runs, if a node has another store.
     """
     tower = Featurizer(settings, places, torch.device("cpu"))
 
@@ -56,7 +56,7 @@ def featurize_on_nodes(settings: Settings, places: RunPaths, gpus: float = 0.0) 
 
 
 class _Tower:
-    """Runs on a node, as an actor."""
+    """Frozen tower on a node, as a Ray actor."""
 
     def __init__(
         self, settings: Settings, places: RunPaths, items: list[Item], has_gpu: bool, classes: Sequence[str]
@@ -65,13 +65,13 @@ class _Tower:
 
         Args:
             settings: complete and flat.
-            places: as every node sees them.
-            items: whose features are made.
-            has_gpu: one was given to this actor. Ray hides no GPU from an actor without one.
-            classes: that the user of the driver trusts.
+            places: paths, valid on every node.
+            items: videos of the job.
+            has_gpu: whether Ray assigned a GPU to this actor. Ray hides no GPU from an actor without one.
+            classes: classes that the driver's user trusts.
         """
         trust(classes)
-        torch.set_num_threads(1)  # one tower on each CPU
+        torch.set_num_threads(1)  # there is one tower per CPU
         if has_gpu:
             require_gpu()
         device = torch.device("cuda" if has_gpu else "cpu")

@@ -1,9 +1,9 @@
-"""A search in groups of trials, which share what the first task reads, which is then trained once for each group.
+"""Optuna sampler for groups of trials with equal settings of their first task, which is then trained once per group.
 
-Task-prefix reuse (learning/prefix_reuse.py) takes over the tasks of a run that has read the same values so far.
-A sampler that draws everything anew for each trial never lets it happen. Here one trial of a group, its leader, is
-drawn freely; the others have its values of what task 1 reads, and their own of what is read later (LATER_TASKS of
-search_spaces). The points that are tried first lead the first groups. A trial's place follows from its number alone.
+Task-prefix reuse (learning/prefix_reuse.py) adopts the tasks of a run that has read the same values so far. A sampler
+that draws all settings for each trial never makes that possible. Here the leader of a group is sampled freely; the
+others copy its values of the settings that task 1 reads, and sample those that are read later (LATER_TASKS of
+search_spaces). The points to evaluate first lead the first groups. A trial's group depends on its number only.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import optuna
 
 
 def leader_of(number: int, size: int, first: int) -> int:
-    """The trial whose first task trial `number` (from 0) shares; itself, if it leads.
+    """Return the trial whose first task trial `number` (from 0) shares; itself if it is a leader.
 
     Args:
         number: of a trial, in the order of suggestions.
-        size: of a group.
-        first: how many points were tried first; each leads a group, which is filled behind them all.
+        size: trials per group.
+        first: number of points to evaluate first; each leads a group, whose other trials come after all these points.
     """
     if number < first:
         return number
@@ -30,13 +30,13 @@ def leader_of(number: int, size: int, first: int) -> int:
 
 
 class GroupedSampler(optuna.samplers.BaseSampler):
-    """Draws as another sampler does, but for what a group shares.
+    """Samples like another sampler, except for the settings that a group shares.
 
     Args:
-        inner: samples each setting by itself.
+        inner: sampler of independent settings.
         later: settings that no task before the second reads.
-        size: of a group.
-        first: as of `leader_of`.
+        size: trials per group.
+        first: see `leader_of`.
     """
 
     def __init__(self, inner: optuna.samplers.BaseSampler, later: Iterable[str], size: int, first: int) -> None:
@@ -46,7 +46,7 @@ class GroupedSampler(optuna.samplers.BaseSampler):
         self.inner.reseed_rng()
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-        return {}  # every setting is drawn by itself
+        return {}  # every setting is sampled independently
 
     def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
         return {}

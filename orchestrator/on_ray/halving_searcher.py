@@ -1,10 +1,8 @@
 """Successive halving as a searcher of Ray Tune.
 
-Each segment of a trial, from one rung to the next, is a Tune trial of its own.
-
-A segment ends by itself after its last task and goes on from its commits in the next one, so that nothing is paused or
-killed, and no worker waits for a decision while it holds a GPU. The rows of a table take turns; none waits for the
-bracket of another.
+Each segment of a trial, from one rung to the next, is a Tune trial of its own. A segment ends by itself after its last
+task, and the next one continues from its commits. So nothing is paused or killed, and no worker waits for a decision
+while it holds a GPU. The rows of a table take turns; none waits for the bracket of another.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from ray.tune.search import Searcher
 from ctvr.orchestrator.on_ray.plan import RunSpec, SearchOutcome, TrialPlan
 from ctvr.orchestrator.on_ray.successive_halving import HalvingTrial, SuccessiveHalving
 
-NUMBER = "ctvr.number"  # tag of a trial's run: of equally good trials the first is the winner
+NUMBER = "ctvr.number"  # tag of a trial's run; among equally good trials the lowest number wins
 
 
 class Listener(Protocol):
-    """Hears what was decided."""
+    """Callbacks for the decisions of a search."""
 
     def stopped(self, row: str, number: int, label: str, task: int) -> None: ...
 
@@ -32,7 +30,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class TrialSegment:
-    """A trial that is due, until after some task."""
+    """Segment of a trial that must run, until after some task."""
 
     row: str
     trial: HalvingTrial
@@ -40,17 +38,17 @@ class TrialSegment:
 
 
 def label_of_trial(plan: TrialPlan, trial: HalvingTrial) -> str:
-    """The name of a trial within its sweep."""
+    """Return the name of a trial within its sweep."""
     return f"{plan.settings.get('method')}-{trial.label}"
 
 
 class HalvingSearcher(Searcher):
-    """The searches of one or several rows, as segments that Tune runs when there is room.
+    """Runs the searches of one or several rows as segments, which Tune starts when resources are free.
 
     Args:
         halving: row -> its search; "" where there are no rows.
-        plans: row -> what its trials share.
-        listener: hears what was decided.
+        plans: row -> shared plan of its trials.
+        listener: receives the decisions.
     """
 
     def __init__(
@@ -59,12 +57,12 @@ class HalvingSearcher(Searcher):
         super().__init__()
         self.halving, self.plans, self.listener = dict(halving), dict(plans), listener
         self.queues: dict[str, list[TrialSegment]] = {row: [] for row in halving}
-        self.running: dict[str, TrialSegment] = {}  # trial id of Tune -> what it runs
+        self.running: dict[str, TrialSegment] = {}  # Tune's trial id -> segment
         self.begun = dict.fromkeys(halving, 0)
-        self._told: set[tuple[str, int]] = set()  # (row, number) of trials whose stop was said
+        self._told: set[tuple[str, int]] = set()  # (row, number) of stopped trials that were reported
 
     def schedule(self) -> int:
-        """Ask every row that nothing is run for what is due; returns how many segments wait or run."""
+        """Queue the next segments of every row without any; return how many segments wait or run."""
         for row, halving in self.halving.items():
             if self.queues[row] or any(segment.row == row for segment in self.running.values()):
                 continue
@@ -80,7 +78,7 @@ class HalvingSearcher(Searcher):
                 self._told.add((row, trial.number))
                 self.listener.stopped(row, trial.number, label_of_trial(self.plans[row], trial), trial.stopped)
         if self.listener and halving.ended > ended:
-            is_known = halving.search.searcher != "grid"  # a grid is counted by walking it
+            is_known = halving.search.searcher != "grid"  # the size of a grid is unknown
             total = -(-halving.search.trials // halving.search.bracket_size) if is_known else None
             self.listener.bracket_ended(row, halving.ended, total)
 
@@ -89,8 +87,8 @@ class HalvingSearcher(Searcher):
             return Searcher.FINISHED
         ready = [row for row, queue in self.queues.items() if queue]
         if not ready:
-            return None  # all that is due runs
-        row = min(ready, key=lambda name: self.begun[name])  # the first in the table's order of those behind
+            return None  # all queued segments run
+        row = min(ready, key=lambda name: self.begun[name])  # among rows with fewest segments, the first of the table
         segment = self.queues[row].pop(0)
         self.begun[row] += 1
         self.running[trial_id] = segment
@@ -113,14 +111,14 @@ class HalvingSearcher(Searcher):
         self.halving[segment.row].end(segment.trial, segment.until)
 
     def save(self, checkpoint_path: str) -> None:
-        """The journal is what a resumed search goes on from."""
+        """Do nothing but create the file: a resumed search reads the journal."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
         """See `save`."""
 
     def outcome(self, row: str, seconds: float) -> SearchOutcome:
-        """How the trials of a row ended. Nothing is running any more."""
+        """Count how the trials of a row ended; call it when nothing runs any more."""
         halving = self.halving[row]
         is_over = not self.queues[row] and not any(each.row == row for each in self.running.values())
         is_over = is_over and not halving.next_trials()[0]

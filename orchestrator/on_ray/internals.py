@@ -1,7 +1,7 @@
-"""Ray's private names, each with the reason why it is needed. A test asserts that the installed Ray has all of them.
+"""Private names of Ray that we use, each with its reason. A test asserts that the installed Ray has all of them.
 
-No other file touches one. pyproject.toml bounds Ray at the newest minor version that the test has seen: whoever
-raises the bound runs `pytest tests/orchestrator/on_ray/test_internals.py` first.
+No other file uses one. pyproject.toml limits Ray to the newest minor version that the test has passed with: before
+you raise the limit, run `pytest tests/orchestrator/on_ray/test_internals.py`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 
 def bind_to_loopback(is_local: bool) -> None:
-    """Let Ray bind to loopback when it is started next, or to every interface, as a node of a cluster must.
+    """Bind the next Ray instance to loopback, or to every interface, as a node of a cluster must.
 
-    Without this a sweep on a laptop opens its ports, each of which runs commands, to every network it is in. Ray
-    offers no option for it: the setting is its default on the systems after which the variable is named, and
-    `ray_constants` has read that variable by the time this is called.
+    Without this a sweep on a laptop opens its ports, each of which executes commands, to all its networks. Ray has no
+    option for it: the setting is the default on the systems after which the variable is named, and
+    `ray_constants` has read that variable before this call.
     """
     from ray._private import ray_constants
 
     ray_constants.ENABLE_RAY_CLUSTER = not is_local
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # in the processes that it starts
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # for the processes that it starts
 
 
 class _SafePath(list[str]):
-    """Folders that Ray puts first on the path of every worker, to which it adds no others."""
+    """Fixed list of folders that Ray puts first on the path of every worker."""
 
     def extend(self, folders: Iterable[str]) -> None:
-        """Leave out the folders that `ray.init` adds: the present one and that of the driver's script."""
+        """Ignore the folders that `ray.init` adds: the current one and that of the driver's script."""
 
 
 def job_config(folders: Iterable[str]) -> JobConfig:
-    """Return a configuration of a job whose workers get these folders, and not the driver's present folder.
+    """Return a job configuration whose workers get these folders on their path, without the driver's current folder.
 
-    With it a file random.py or methods.py there would hide the module of that name in every worker. Ray has no option.
+    A file random.py or methods.py in that folder would shadow the module in every worker. Ray has no option for this.
     """
     made = JobConfig()
     made._py_driver_sys_path = _SafePath(folders)
@@ -48,9 +48,9 @@ def job_config(folders: Iterable[str]) -> JobConfig:
 
 
 def kv_put(key: str, text: str) -> None:
-    """Write a note that every process of the cluster can read until it ends.
+    """Store a text that every process can read while the cluster runs.
 
-    Ray's key-value store survives the trial driver that writes the note; an actor for it would be one more process.
+    Ray's key-value store outlives the trial driver that writes the text, and needs no extra actor process.
     """
     from ray.experimental import internal_kv
 
@@ -58,17 +58,17 @@ def kv_put(key: str, text: str) -> None:
 
 
 def kv_get(key: str) -> str:
-    """The note that `kv_put` left, or ""."""
+    """Return the text that `kv_put` stored, or ""."""
     from ray.experimental import internal_kv
 
     return (internal_kv._internal_kv_get(key.encode()) or b"").decode()
 
 
 def strip_credentials() -> None:
-    """Stop Tune from handing AWS keys on in the runtime environment of trials: Ray writes it to logs and shows it.
+    """Stop Tune from passing AWS keys in the runtime environment of trials: Ray logs and displays it.
 
     Processes of a cluster that was started here inherit the keys; the nodes of another one have their own. Tune has
-    no option for what it hands on.
+    no option for this.
     """
     from ray.tune.execution import class_cache
 
@@ -78,12 +78,12 @@ def strip_credentials() -> None:
 
 
 def dedupe_actor_deaths() -> None:
-    """Have Tune take the death of a trial's process for one failure of that trial, whatever the process was doing.
+    """Make Tune count the death of a trial's process as one failure of that trial, whatever the process was doing.
 
-    Tune 2.60 does not in two cases, both of which a machine without memory brings about. A process that is handed to
-    another trial (`reuse_actors`) and dies before it has begun with it is told twice, and the second time ends the
-    trial for good, however many attempts are left; a process that Ray's memory monitor ended raises an error that
-    Tune does not know as a death, and ends the search.
+    Tune 2.60 fails to do so in two cases, both caused by lack of memory. If a process is reused for another trial
+    (`reuse_actors`) and dies before it starts, Tune counts the death twice, and the second time ends the trial
+    regardless of remaining attempts. If Ray's memory monitor kills a process, Tune does not recognise the error as a
+    death, and ends the search.
     """
     from ray.air.execution._internal.actor_manager import RayActorManager
     from ray.tune.execution.tune_controller import TuneController
@@ -95,7 +95,7 @@ def dedupe_actor_deaths() -> None:
     def of_trial(self: Any, trial: Any, exception: Exception) -> None:
         told_again = trial in self._resetting_trials and isinstance(exception, RayActorError)
         self._resetting_trials.discard(trial)
-        if not told_again:  # the other notice of the same death comes at once
+        if not told_again:  # the other report of the same death follows at once
             fail_of_trial(self, trial, exception)
 
     def of_process(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
@@ -108,14 +108,14 @@ def dedupe_actor_deaths() -> None:
     RayActorManager._actor_task_failed = of_process  # type: ignore[method-assign]
 
 
-_errors: dict[str, BaseException] = {}  # trial id -> its last error, in the process that drives the trials
+_errors: dict[str, BaseException] = {}  # trial id -> its last error, in the driver of the trials
 
 
 def keep_errors_in_memory() -> None:
-    """Have Tune read no error of a trial from a file.
+    """Stop Tune from reading errors of trials from files.
 
-    Tune keeps errors as pickles in the runs folder and loads them at the end of a search: whoever can write there
-    would run code in the driver. Errors of this process's trials are in its memory, and others do not matter to it.
+    Tune stores errors as pickles in the runs folder and loads them at the end of a search: anyone who can write there
+    could run code in the driver. Errors of this process's trials are in memory; no others are needed.
     """
     from ray.tune.experiment import Trial
 
@@ -139,14 +139,14 @@ def error_of(trial: Any) -> Any:
 
 
 def trials_of(results: tune.ResultGrid) -> list[Any]:
-    """Tune's trials with their status; the public rows do not tell a stopped trial from an interrupted one."""
+    """Return Tune's trials with their status; the public rows do not distinguish stopped from interrupted trials."""
     return list(results._experiment_analysis.trials)
 
 
 class Trainer(DataParallelTrainer):
-    """Ray Train's trainer without the process that deals out Ray datasets: our workers read the data themselves.
+    """Ray Train's trainer without the process that distributes Ray datasets: our workers read the data themselves.
 
-    Ray starts that process for every trial, used or not.
+    Ray would start that process for every trial, even if it is not used.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
@@ -154,7 +154,7 @@ class Trainer(DataParallelTrainer):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The exception below Ray's wrappers: Train keeps a worker's own in `_base_exc`, Ray a task's in `cause`."""
+    """Return the exception inside Ray's wrappers: Train stores a worker's in `_base_exc`, Ray a task's in `cause`."""
     for name in ("_base_exc", "cause"):
         inner = getattr(error, name, None)
         if isinstance(inner, BaseException):

@@ -1,4 +1,4 @@
-"""Work shared out over all nodes of a Ray cluster, as a Ray Data job: blocks of items go to free CPUs or GPUs."""
+"""Distribution of work over all nodes of a Ray cluster with Ray Data: blocks of items run on free CPUs or GPUs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ray.exceptions import RayError
 
 from ctvr.orchestrator.errors import StoreError
 
-BLOCK = 8  # items that a node takes at a time: few enough to share out, enough to be worth a start
-LARGE, MANY = 32, 8192  # the same of many items: enough for a pack of the store
+BLOCK = 8  # items per block: small enough for an even distribution, large enough to outweigh a start
+LARGE, MANY = 32, 8192  # block size from so many items on: enough for one pack of the store
 Columns = dict[str, np.ndarray]
 
 
 def map_blocks(count: int, work: Any, **options: Any) -> Iterator[Columns]:
-    """Blocks of the numbers 0 to count - 1 through `work` on all nodes, as they are finished.
+    """Run `work` on blocks of the numbers 0 to count - 1 on all nodes; yield the results as they finish.
 
     Args:
-        count: items.
-        work: of Ray Data's `map_batches`: takes a block {"index": ...} and returns columns of as many rows, among
-            them "failure": why the store failed on that node, "" where it did not.
+        count: number of items.
+        work: function of Ray Data's `map_batches`: takes a block {"index": ...} and returns columns of equal length,
+            among them "failure": the store's error on that node, or "".
         options: of `map_batches`.
 
     Raises:
         StoreError: for the first failure, and if Ray itself fails.
     """
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # ours counts videos
+    context.enable_progress_bars = False  # our own bar counts videos
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     todo = ray.data.from_items([{"index": index} for index in range(count)], override_num_blocks=num_blocks(count))
@@ -47,11 +47,11 @@ def map_blocks(count: int, work: Any, **options: Any) -> Iterator[Columns]:
 
 
 def num_blocks(count: int) -> int:
-    """Blocks of `count` items."""
+    """Return the number of blocks of `count` items."""
     return -(-count // (LARGE if count >= MANY else BLOCK))
 
 
 def last_line(error: Exception) -> str:
-    """What Ray's long texts end with: the error itself."""
+    """Return the last line of one of Ray's long messages: the error itself."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1][:300]

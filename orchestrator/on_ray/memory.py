@@ -1,7 +1,7 @@
-"""How much memory a worker of a trial is taken to need, how many trials that leaves room for, and how much there is.
+"""Memory estimates: of a worker of a trial, of the trials that fit the nodes, and the memory that is free.
 
-The sum is rough on purpose: it keeps a machine of many processors and little memory from starting more trials than it
-holds, and is never a reason to refuse one. Loads neither Ray nor torch: `ctvr doctor` asks it too.
+The estimate is deliberately rough: it keeps a machine with many CPUs and little memory from starting too many trials,
+and never causes a refusal. Loads neither Ray nor torch, because `ctvr doctor` uses it, too.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from typing import Any
 
 from ctvr.methods.backbone.architectures import TINY, TINY_FOLDER, UMT, image_size
 
-# Bytes of a process with torch, open_clip, Ray and MLflow and a model of no size: 1.27 to 1.93 GB was the peak of 78
-# runs of 8 methods with tiny-clip
+# Bytes of a process with torch, open_clip, Ray and MLflow and a tiny model: the peak of 78 runs of 8 methods with
+# tiny-clip was 1.27 to 1.93 GB
 PROCESS = 1_900_000_000
-COPIES = 4  # of each parameter: weight, gradient and AdamW's two means
-# Bytes kept for the backward pass for each token, block and channel, float32: clip4clip with ViT-B/32 on a CPU took
-# 2.62 GiB for a pair of 4 frames and 3.42 for 8 pairs, 53 for each
+COPIES = 4  # of each parameter: weight, gradient and AdamW's two moments
+# Bytes for the backward pass per token, block and channel, float32: clip4clip with ViT-B/32 on a CPU took 2.62 GiB for
+# a pair of 4 frames and 3.42 GiB for 8 pairs, that is 53 bytes each
 PER_UNIT = 55
-_free_at_start: int | None = None  # on this machine, before the Ray that this process started
+_free_at_start: int | None = None  # bytes on this machine, before this process started Ray
 
 
 def worker_bytes(backbone: str, frames: int, pairs: int, on_gpu: bool = False) -> int:
-    """Resident memory of a worker that trains every parameter of a backbone.
+    """Estimate the resident memory (bytes) of a worker that trains every parameter of a backbone.
 
     Args:
-        backbone: its name; of one that nobody described, and of ResNets, the process alone is counted.
-        frames: of a video.
-        pairs: of a worker's batch.
-        on_gpu: gradients, means and activations lie on the device.
+        backbone: its name; for unknown ones and for ResNets, only the process counts.
+        frames: per video.
+        pairs: in a worker's batch.
+        on_gpu: gradients, optimizer moments and activations are on the device.
     """
     size = model_size(backbone)
     if size is None:
         return PROCESS
     if on_gpu:
-        return PROCESS + 2 * 4 * size.parameters  # the one that is read, and the one that is built
+        return PROCESS + 2 * 4 * size.parameters  # the loaded weights, and the model that is built
     return PROCESS + COPIES * 4 * size.parameters + PER_UNIT * pairs * (frames * size.image_units + size.text_units)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Parameters of a backbone, biases and norms left out; tokens x blocks x channels of an image and of a caption."""
+    """Size of a backbone: parameters without biases and norms; tokens x blocks x channels of an image and a caption."""
 
     parameters: int
     image_units: int
@@ -55,7 +55,7 @@ class Size:
 
 
 def model_size(name: str) -> Size | None:
-    """The size of a backbone of two transformers; None if it is none, or nobody has described one of this name."""
+    """Return the size of a backbone of two transformers; None if it is something else or its name is unknown."""
     described, side = _described(name), image_size(name)
     if described is None or side is None:
         return None
@@ -71,7 +71,7 @@ def model_size(name: str) -> Size | None:
 
 
 def _described(name: str) -> dict[str, Any] | None:
-    """The description of a backbone, as open_clip has it, which is not loaded for it."""
+    """Return open_clip's description of a backbone, without loading open_clip."""
     if name == TINY:
         return dict(json.loads((TINY_FOLDER / "config.json").read_text(encoding="utf-8"))["model"])
     if name in UMT:
@@ -82,12 +82,12 @@ def _described(name: str) -> dict[str, Any] | None:
 
 
 def trials_in_memory(worker: int, workers: int, nodes: Sequence[Mapping[str, float]]) -> int | None:
-    """How many trials the memory of nodes holds, at least one; None where either is not known.
+    """Return how many trials fit the memory of nodes, at least one; None where either is unknown.
 
     Args:
-        worker: bytes of one; 0 if unknown.
-        workers: of a trial.
-        nodes: Ray's resources of each.
+        worker: bytes of one worker; 0 if unknown.
+        workers: per trial.
+        nodes: Ray's resources of each node.
     """
     rooms = [node.get("memory") for node in nodes]
     if not worker or not rooms or not all(rooms):
@@ -96,20 +96,20 @@ def trials_in_memory(worker: int, workers: int, nodes: Sequence[Mapping[str, flo
 
 
 def record_free_memory(free: int | None) -> None:
-    """Keep how much was free when this process started Ray here: what trials take later is theirs; None elsewhere."""
+    """Record the free memory before this process started Ray, since trials use it later; None for other clusters."""
     global _free_at_start
     _free_at_start = free
 
 
 def memory_of(nodes: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """What trials may use of nodes: what was free, on the only node of a cluster that was started here."""
+    """Return the memory that trials may use on each node; for a cluster started here, the memory that was free."""
     if _free_at_start is not None and len(nodes) == 1:
         return [{"memory": float(_free_at_start)}]
     return [{"memory": node.get("memory", 0.0)} for node in nodes]
 
 
 def await_memory(needed: int, seconds: float) -> None:
-    """Wait, no longer than `seconds`, until a process of `needed` bytes fits without Ray ending it for its memory."""
+    """Wait at most `seconds` until a process of `needed` bytes fits without being killed by Ray's memory monitor."""
     share = 1.0 - float(os.environ.get("RAY_memory_usage_threshold", "0.95"))  # noqa: SIM112
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
@@ -119,14 +119,14 @@ def await_memory(needed: int, seconds: float) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes that may still be used, by the machine and by the container we are in; None where it cannot be known."""
+    """Return the bytes that the machine, and the container if any, still have free; None if unknown."""
     return min((limit - used for limit, used in _memories()), default=None)
 
 
 def _memories() -> list[tuple[int, int]]:
-    """Bytes there are and bytes in use: of the machine, and of the container we are in if it has a limit."""
+    """Return (limit, used) in bytes: of the machine, and of the container if it has a limit."""
     found = []
-    with contextlib.suppress(OSError, KeyError, ValueError):  # no Linux
+    with contextlib.suppress(OSError, KeyError, ValueError):  # not Linux
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         whole, free = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
         found.append((whole, whole - free))

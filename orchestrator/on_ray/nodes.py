@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: all there, and all with the same sources, before a sweep begins."""
+"""Checks of a Ray cluster's nodes before a sweep: that all have joined, and run the same source code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | N
     """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
 
     Args:
-        count: of nodes.
-        seconds: to wait for them.
-        ask: called while some are missing, whenever others have come or gone; a cluster that starts its machines on
-            demand grows by it.
+        count: number of nodes.
+        seconds: maximal waiting time.
+        ask: called while nodes are missing, whenever their number changes; it requests nodes from the autoscaler.
 
     Raises:
-        ConfigError: after `seconds`, with the number of nodes that came.
+        ConfigError: after `seconds`, with the number of nodes that joined.
     """
     until, before = time.monotonic() + seconds, -1
     while True:
@@ -34,21 +33,21 @@ def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | N
             before = alive
         if time.monotonic() > until:
             raise ConfigError(
-                f"--nodes: {alive} of {count} joined within {seconds:.0f} s. Look at `ray status`, or lower --nodes."
+                f"--nodes: {alive} of {count} joined within {seconds:.0f} s. Check `ray status`, or lower --nodes."
             )
         time.sleep(2)
 
 
 def is_started_here() -> bool:
-    """Whether the cluster was started by a sweep on this machine: it is this machine alone, and ends with the sweep."""
+    """Return whether a sweep started the cluster on this machine: it has one node, and ends with the sweep."""
     return ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
 
 
 def await_sources(seconds: float = 60) -> None:
-    """Wait until every node has the sources that this process runs; `ray up` brings them to the workers last.
+    """Wait until every node has the source code that this process runs; `ray up` copies it to the workers last.
 
     Raises:
-        ConfigError: after `seconds`, with the nodes that have others.
+        ConfigError: after `seconds`, with the nodes whose source code differs.
     """
     mine, here = source_digest(), ray.get_runtime_context().get_node_id()
     until = time.monotonic() + seconds
@@ -60,17 +59,17 @@ def await_sources(seconds: float = 60) -> None:
         if time.monotonic() > until:
             listed = ", ".join(f"{name} ({found})" for name, found in sorted(others.items()))
             raise ConfigError(
-                f"code: other sources than on this node ({mine}) are on {listed}; trials there would be other "
-                "experiments. Run `ray up` with the cluster's YAML again: it copies the sources to every node."
+                f"code: nodes {listed} run different source code than this node ({mine}); their results would not be "
+                "comparable. Run `ray up` with the cluster's YAML again: it copies the sources to every node."
             )
         time.sleep(2)
 
 
 def _sources_of(node: Mapping[str, Any]) -> str:
-    """`source_digest` on a node, or why it cannot be had; a node that is gone has what this one has."""
+    """Return `source_digest` of a node, or the reason why it is unknown; for a node that has left, our own digest."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def ask() -> str:  # by value: a node of another version may not have it
+    def ask() -> str:  # pickled by value: a node with an older version may not have it
         try:
             from ctvr.orchestrator.digests import source_digest
         except ImportError:

@@ -1,4 +1,4 @@
-"""What a sweep is made of, as plain data: no Ray is needed to write it, read it or ask for it."""
+"""Plans of sweeps and trials as plain data; Ray is not needed to write or read them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SearchConfig:
 
 
 def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
-    """After how many tasks trials are compared and stopped: `grace` times a power of `reduction`, before the end."""
+    """Return the tasks after which trials are compared: `grace` times powers of `reduction`, before the last task."""
     found = []
     while grace < num_tasks:
         found.append(grace)
@@ -86,7 +86,7 @@ def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
 
 
 def parse_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
-    """`name=v1,v2` of --space or --vary as the setting and its values.
+    """Split `name=v1,v2` of --space or --vary into the setting and its values.
 
     Raises:
         ConfigError: if it has no `=` or no value.
@@ -94,7 +94,7 @@ def parse_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
     name, equals, values = renamed.setting_word(word).partition("=")
     listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
     if not equals or not name.strip() or not listed:
-        raise ConfigError(f"{option} {word!r}: write name=VALUE,VALUE, for example method.beta=0.4,0.6.")
+        raise ConfigError(f"{option}: {word!r} is not name=VALUE,VALUE. Use for example method.beta=0.4,0.6.")
     return name.strip(), listed
 
 
@@ -106,50 +106,50 @@ def _plain(text: str) -> Any:
 
 
 def within(point: Mapping[str, Any], at_most: Mapping[str, str]) -> dict[str, Any]:
-    """A point in which no setting exceeds the one that bounds it: a larger one is the largest that can be."""
+    """Return the point with settings that exceed their bound reduced to it."""
     bounded = {name: bound for name, bound in at_most.items() if name in point and bound in point}
     return {**point, **{name: min(point[name], point[bound]) for name, bound in bounded.items()}}
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What is searched, and the two points that are tried first."""
+    """Search space of a sweep, and the two points to evaluate first."""
 
     space: Mapping[str, Any]  # setting -> domain of Ray Tune
     paper: Mapping[str, Any]  # setting -> the paper's value
-    recommended: Mapping[str, Any]  # setting -> the value that a run without a search would have
+    recommended: Mapping[str, Any]  # setting -> its value in a run without a search
     stream: Mapping[str, Any] = field(default_factory=dict)  # settings that the stream recommends
-    later: tuple[str, ...] = ()  # of `space`, what no task before the second reads
-    at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting of `space` that it cannot exceed
+    later: tuple[str, ...] = ()  # settings of `space` that no task before the second reads
+    at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting of `space` that bounds it
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """Everything a trial needs besides its own settings. Plain data: Ray pickles it."""
+    """Everything that a trial needs besides its own settings. Plain data: Ray pickles it."""
 
     sweep: str
     root: str  # the runs folder, the same on every node
     store: str
     tracking_uri: str
     parent: str | None  # MLflow run id of the sweep
-    storage: str  # where Ray keeps its own state of the trials
-    settings: Settings = field(default_factory=dict)  # what all trials share, as the user gave it
+    storage: str  # folder or URI of Ray's state of the trials
+    settings: Settings = field(default_factory=dict)  # shared by all trials, as the user gave them
     presets: tuple[str, ...] = ()
     videos: str | None = None
     workers: int = 1
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
-    memory_per_worker: int = 0  # bytes that one is taken to need (memory.py); 0: not known
+    memory_per_worker: int = 0  # estimated bytes (memory.py); 0: unknown
     max_failures: int = 3  # since the last finished task; lost nodes do not count
-    max_nodes: int | None = None  # machines that may be asked for, all nodes of the cluster counted
-    patience: float = 24.0  # hours that workers wait for what one of them does alone
+    max_nodes: int | None = None  # maximal number of nodes of the cluster, all counted
+    patience: float = 24.0  # hours that workers wait for work that one of them does alone
     keep_model: bool = False
-    reuse: bool = True  # take over tasks that another trial has finished where the results cannot differ
+    reuse: bool = True  # adopt tasks that another trial has finished where the results cannot differ
     tags: dict[str, str] = field(default_factory=dict)
     session: str = ""  # of the process that drives the trials; a resumed sweep has another
-    host: str = ""  # where that process runs
-    sources: str = ""  # `digests.source_digest` there
-    trusted: tuple[str, ...] = ()  # classes that this process's user has named; those of a plan.json do not count
+    host: str = ""  # host of that process
+    sources: str = ""  # `digests.source_digest` on that host
+    trusted: tuple[str, ...] = ()  # classes that the user of this process trusts; those of a plan.json do not count
 
     def places(self) -> RunPaths:
         from ctvr.orchestrator.learning.run import RunPaths
@@ -159,7 +159,7 @@ class TrialPlan:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What the search of one row of a table is made of."""
+    """Plan and search space of one row of a table."""
 
     plan: TrialPlan
     space: SearchSpace
@@ -167,31 +167,31 @@ class RowPlan:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of a list. `label` is the same whenever it is run: what is complete is known by it."""
+    """One run of a list. `label` is equal in every execution, so that complete runs are recognised."""
 
     label: str
     settings: Settings
-    presets: tuple[str, ...] | None = None  # none: the plan's
-    tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, beside the plan's
-    stop_after_task: int | None = None  # ends after this many tasks, to go on another time; none: to the end
+    presets: tuple[str, ...] | None = None  # None: the plan's
+    tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, in addition to the plan's
+    stop_after_task: int | None = None  # number of tasks after which it ends, to be continued later; None: no limit
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """How a set of trials ended."""
+    """Counts of how a set of trials ended."""
 
     trials: int
     complete: int
     stopped: int
     failed: int
-    unfinished: int  # interrupted, or not even begun
+    unfinished: int  # interrupted, or not started
     seconds: float
     tasks: int = 0  # finished by all trials together
-    reused: int = 0  # of these, tasks that another trial had trained
+    reused: int = 0  # number of these that another trial trained
 
     @property
     def executions(self) -> str:
-        """How many tasks another trial had trained, as a person reads it."""
+        """Text about the tasks that were reused from another trial."""
         share = f" ({self.reused / self.tasks:.0%})" if self.tasks else ""
         return f"reused {self.reused} of {self.tasks} task executions{share}"
 
@@ -202,16 +202,16 @@ class SearchOutcome:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a cluster has, and how many trials of a plan fit at once.
+    """Resources of a cluster, and how many trials of a plan fit at once.
 
-    `by_processors`: how many would, if memory were no matter; as many as `concurrent` where it is none.
+    `by_processors`: number of trials without the memory limit; 0 where the user gave a limit.
     """
 
     cpus: float
     gpus: float
     concurrent: int
     by_processors: int = 0
-    memory_per_worker: int = 0  # bytes; 0: not known
+    memory_per_worker: int = 0  # bytes; 0: unknown
 
     @property
     def memory_binds(self) -> bool:
@@ -219,7 +219,7 @@ class Capacity:
 
 
 def join_uri(storage: str, name: str) -> str:
-    """A folder of Ray's storage: a path, or a URI, whose query (`?endpoint_override=...`) stays at its end."""
+    """Return a folder of Ray's storage: a path, or a URI whose query (`?endpoint_override=...`) stays at its end."""
     if "://" not in storage:
         return str(Path(storage) / name)
     parts = urlsplit(storage)
@@ -227,22 +227,22 @@ def join_uri(storage: str, name: str) -> str:
 
 
 def run_name(plan: TrialPlan, config: Mapping[str, Any]) -> str:
-    """The name of a trial's Train run and of its MLflow run; `config` is Tune's."""
+    """Return the name of a trial's Train run and MLflow run; `config` is Tune's."""
     return f"{plan.sweep}-{config['run']['label']}"
 
 
 def still_note(name: str) -> str:
-    """Return the key of the note that says which worker of a run stands still (learning/pulse.py)."""
+    """Return the key-value key for the message about a run's stalled worker (learning/pulse.py)."""
     return f"ctvr-still-{name}"
 
 
 def label_of(settings: Mapping[str, Any], name: str = "") -> str:
-    """A listed run's name, the same whenever it is run; `name` stands for the method's."""
+    """Return a listed run's name, equal in every execution; `name` replaces the method's."""
     return f"{name or settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"
 
 
 def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
-    """Keep what a resumed sweep needs to be the same sweep; secrets are not kept."""
+    """Write the plan that a resumed sweep needs; secrets are redacted."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / "plan.json.tmp"
     temporary.write_text(json.dumps(redact_data({"plan": asdict(plan), **more}), indent=1), encoding="utf-8")
@@ -250,20 +250,22 @@ def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
 
 
 def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
-    """The plan that `write_plan` kept.
+    """Read the plan that `write_plan` wrote.
 
     Raises:
-        ConfigError: if there is no sweep of that name, or its plan is of another version.
+        ConfigError: if there is no sweep of that name, or its plan is from an incompatible version.
     """
     file = folder / "plan.json"
     if not file.is_file():
         known = sorted(path.parent.name for path in folder.parent.glob("*/plan.json"))
         raise ConfigError(
-            f"sweep: none is called {name!r}.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
+            f"sweep: {name!r} does not exist.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
         )
     try:
         kept = renamed.record(read_json(file))
         plan = TrialPlan(**kept.pop("plan"))
         return replace(plan, presets=tuple(plan.presets), trusted=()), kept
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"sweep {name}: {file} is no plan of this version ({error}). Start a new sweep.") from error
+        raise ConfigError(
+            f"sweep {name}: {file} is not a plan of this version ({error}). Start a new sweep."
+        ) from error

@@ -1,4 +1,4 @@
-"""Where Ray keeps its files on a machine. Nothing of Ray is loaded, so that `ctvr doctor` can look at them too."""
+"""Paths of Ray's files on a machine. Does not load Ray, so that `ctvr doctor` can use it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def temporary_folder() -> Path:
 
 
 def socket_problem(folder: Path) -> str:
-    """Return why Ray cannot bind its Unix sockets below a folder; empty where it can."""
+    """Return the reason why Ray cannot bind its Unix sockets below a folder; empty where it can."""
     most = _MOST - _ADDED - len(str(os.getpid()))
     if (length := len(os.fsencode(os.path.abspath(folder)))) > most:
-        return f"its path has {length} characters, and Ray's Unix sockets take at most {most}"
-    there = Path(os.path.abspath(folder), "ray")  # which may be another user's
+        return f"its path has {length} characters, but Ray's Unix sockets allow at most {most}"
+    there = Path(os.path.abspath(folder), "ray")  # it may belong to another user
     while not there.exists() and there != there.parent:
         there = there.parent
     try:
@@ -42,7 +42,7 @@ def socket_problem(folder: Path) -> str:
 
 
 def usable_folder() -> tuple[Path, str]:
-    """Return the folder in which a Ray that is started here keeps its files, and why it is not Ray's default.
+    """Return the folder for the files of a Ray that is started here, and the reason if it is not Ray's default.
 
     Raises:
         ConfigError: if neither the default nor any of the short folders can be used.
@@ -59,10 +59,10 @@ def usable_folder() -> tuple[Path, str]:
 
 
 def cluster_file() -> Path:
-    """Return the file that holds the address of the cluster that this machine is part of; without one it is absent."""
+    """Return the file with the address of the cluster to which this machine belongs; it exists only in a cluster."""
     return temporary_folder() / "ray" / "ray_current_cluster"
 
 
 def token_file() -> Path:
-    """Holds the token that a cluster asks for; not there until somebody has made one."""
+    """Return the file for the authentication token of a cluster; it may not exist."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").expanduser()

@@ -1,7 +1,7 @@
-"""Takes a request for machines back when the driver that made it has died without a word.
+"""Watchdog that releases a driver's autoscaler request if the driver dies without cleaning up.
 
-Ray keeps such a request until the next one, so a driver that is killed would leave machines on that nobody uses. This
-runs beside the driver (`python -m`), loads nothing while it waits, and ends with it.
+Ray keeps such a request until the next one, so a killed driver would keep unused machines running. The watchdog is a
+process next to the driver (`python -m`); it loads nothing while it waits, and ends with the driver.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ATTEMPTS = 5
 
 
 def start_watchdog(address: str, command: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-    """Start the process that waits for the end of this one. Whoever ends in order terminates it.
+    """Start the process that waits for the end of this one. A driver that ends normally terminates it.
 
     Args:
         address: of the cluster's GCS.
-        command: is run instead of taking the request back.
+        command: run instead of releasing the request.
     """
     words = run_module("ctvr.orchestrator.on_ray.resource_watchdog", str(os.getpid()), address, *command)
     nothing, environment = subprocess.DEVNULL, child_environment()
@@ -40,7 +40,7 @@ def main(driver: int, address: str, command: list[str]) -> int:
     for _ in range(ATTEMPTS):
         try:
             return _release_request(address)
-        except Exception:  # the head may be on its way down, and its requests with it
+        except Exception:  # the head may be shutting down, and its requests with it
             time.sleep(LOOK_SECONDS)
     return 1
 

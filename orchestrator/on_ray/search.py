@@ -1,4 +1,4 @@
-"""What is searched and by whom: search spaces and searchers."""
+"""Search spaces and searchers of Ray Tune."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchSpace, parse_value
 
 
 class PerTaskResults(Searcher):
-    """Tells a searcher of whole trials alone what they are worth; a stopped one is pruned, with its value by task.
+    """Passes results of complete trials to a searcher; a stopped trial counts as pruned, with its values per task.
 
-    A gain after one task and a gain after five are no values of one scale: told as a result, the first would make the
-    trial that was stopped early look best.
+    A gain after one task and a gain after five are not comparable: reported as a final result, the first would make
+    the trial that was stopped early look best.
 
     Args:
-        inner: Optuna's searcher, which takes a trial that ends without a value as pruned.
+        inner: Optuna's searcher, which treats a trial that ends without a value as pruned.
         num_tasks: of the stream.
-        at_most: setting -> the setting that it cannot exceed.
+        at_most: setting -> the setting that bounds it.
     """
 
     def __init__(self, inner: Searcher, num_tasks: int, at_most: Mapping[str, str]) -> None:
@@ -44,10 +44,10 @@ class PerTaskResults(Searcher):
 
 
 def grid_points(space: SearchSpace) -> list[dict[str, Any]]:
-    """Every point of a grid; those that exceed a bound are the one that reaches it.
+    """Return all points of a grid; points that exceed a bound are reduced to it.
 
     Raises:
-        ConfigError: over a range that has no listed values.
+        ConfigError: for a range without listed values.
     """
     listed = [grid_values(name, domain, space.paper.get(name)) for name, domain in space.space.items()]
     every = (within(dict(zip(space.space, values)), space.at_most) for values in itertools.product(*listed))
@@ -55,7 +55,7 @@ def grid_points(space: SearchSpace) -> list[dict[str, Any]]:
 
 
 class GridSearcher(Searcher):
-    """Every point of a grid, one after another."""
+    """Suggests all points of a grid in order."""
 
     def __init__(self, space: SearchSpace) -> None:
         super().__init__()
@@ -65,19 +65,19 @@ class GridSearcher(Searcher):
         return self.points.pop(0) if self.points else Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A grid learns nothing."""
+        """Ignore results."""
 
 
 def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> Searcher:
-    """Who suggests the points of one search, one at a time; what is known to work comes first.
+    """Make the searcher of one search; it suggests one point at a time, the recommended and the paper's first.
 
     Args:
-        search: what was asked for.
-        space: what is searched.
+        search: settings of the search.
+        space: the search space.
         num_tasks: of the stream.
 
     Raises:
-        ConfigError: if a grid is asked for over a range that has no listed values.
+        ConfigError: for a grid over a range without listed values.
     """
     if search.searcher == "grid":
         return GridSearcher(space)
@@ -85,14 +85,14 @@ def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> S
 
 
 def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]] | None, num_tasks: int) -> Searcher:
-    """Optuna's searcher over a space; `first` are the points tried first."""
+    """Make Optuna's searcher over a space; `first` are the points to evaluate first."""
     import warnings
 
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # a line for each study and trial otherwise
-    with warnings.catch_warnings():  # constant_liar is called experimental; it spreads trials that run at once
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise one line per study and trial
+    with warnings.catch_warnings():  # constant_liar is experimental; it spreads concurrent trials
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = max(3, search.trials // 3)
         sampler: Any = optuna.samplers.RandomSampler(seed=search.seed)
@@ -102,18 +102,18 @@ def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]
             from ctvr.orchestrator.on_ray.grouped_sampler import GroupedSampler
 
             sampler = GroupedSampler(sampler, space.later, search.group_size, len(first or ()))
-    found = OptunaSearch.convert_search_space(dict(space.space))  # which it would do itself, with a warning
+    found = OptunaSearch.convert_search_space(dict(space.space))  # otherwise OptunaSearch does it, with a warning
     made = OptunaSearch(space=found, metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler)
     return PerTaskResults(made, num_tasks, space.at_most)
 
 
 def is_grouped(search: SearchConfig, space: SearchSpace) -> bool:
-    """Whether trials share their first task: asked for, and the space has settings on both sides of it."""
+    """Return whether trials share their first task: requested, and some but not all settings are read later."""
     return search.searcher == "grouped_tpe" and 0 < len(set(space.later) & set(space.space)) < len(space.space)
 
 
 def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
-    """What a search tries first: the recommended point, so that it never ends below it, and the paper's."""
+    """Return the recommended point and the paper's, so that a search is never worse than either."""
     points: list[dict[str, Any]] = []
     for values in (space.recommended, space.paper):
         point = first_point(space.space, values)
@@ -123,14 +123,14 @@ def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
 
 
 def first_point(space: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as a point of the space; empty if one is unknown, out of its range or not among listed values."""
+    """Return values as a point of the space; empty if one is missing, outside its range or not among its choices."""
     point = {name: value for name, value in values.items() if name in space}
     is_inside = all(contains(space[name], value) for name, value in point.items())
     return point if is_inside and set(point) == set(space) else {}
 
 
 def contains(domain: Any, value: Any) -> bool:
-    """Whether a value lies in a domain of Ray Tune: among its choices, or between its ends."""
+    """Return whether a value is in a domain of Ray Tune: among its choices, or within its range."""
     if isinstance(domain, Categorical):
         return value in domain.categories
     if isinstance(domain, Integer):
@@ -141,7 +141,7 @@ def contains(domain: Any, value: Any) -> bool:
 
 
 def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:
-    """Values of a grid: all of a choice; ends, the paper's value and a middle of a range."""
+    """Return the grid values of a domain: all choices; or lower end, the paper's value or the middle, and upper end."""
     if isinstance(domain, Categorical):
         return list(domain.categories)
     if isinstance(domain, (Float, Integer)):
@@ -149,16 +149,16 @@ def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:
         is_log = "log" in type(domain.get_sampler()).__name__.lower()
         middle = paper if paper is not None else (math.sqrt(low * high) if is_log else (low + high) / 2)
         return sorted({type(low)(value) for value in (low, middle, high)})
-    raise ConfigError(f"{name}: a grid needs listed values. Write --space {name}=VALUE,VALUE.")
+    raise ConfigError(f"{name}: a grid needs listed values. Use --space {name}=VALUE,VALUE.")
 
 
 def count_trials(search: SearchConfig, space: SearchSpace) -> int:
-    """How many trials a search has; a grid has as many as it has points."""
+    """Return the number of trials of a search; for a grid, the number of its points."""
     return len(grid_points(space)) if search.searcher == "grid" else search.trials
 
 
 def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """A space with `name=v1,v2` choices put in place of its ranges (`--space`); one value fixes a setting.
+    """Return a space in which `name=v1,v2` choices (`--space`) replace ranges; one value fixes a setting.
 
     Raises:
         ConfigError: if a word has no `=` or no value.
@@ -171,5 +171,5 @@ def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
 
 
 def choices(values: Iterable[Any]) -> Categorical:
-    """A domain of listed values."""
+    """Return a domain of listed values."""
     return tune.choice(list(values))

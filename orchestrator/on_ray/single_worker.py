@@ -1,7 +1,7 @@
-"""A trial of one worker runs in the process that Ray Tune gave it: it needs no group, no controller and no driver.
+"""Trials of one worker, which run in the process of Ray Tune's trial without a worker group, controller or driver.
 
-Tune hands the process on to the next trial, so that torch and CLIP are imported once for many. What is killed is
-started anew by Tune and goes on from the last commit; how often it may fail, `TrialMonitor` counts.
+Tune reuses the process for the next trial, so that torch and CLIP are imported once for many. Tune restarts a killed
+process, and the trial continues from the last commit; `TrialMonitor` limits the number of failures.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
-SECONDS_TO_STOP = "60"  # that a stopped trial may take to leave its loop before Tune gives up the process
+SECONDS_TO_STOP = "60"  # time for a stopped trial to leave its loop before Tune gives up the process
 
 
 def run_single_worker(work: TrialWork) -> None:
-    """Run one trial in this process; every finished task is reported to Tune.
+    """Run one trial in this process; report every finished task to Tune.
 
     Raises:
-        TrialFailed: for whatever went wrong, in one line; the traceback is in this process's log.
+        TrialFailed: for any error, in one line; the traceback is in this process's log.
     """
     from ctvr.orchestrator.learning.distributed import Workers
 
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_STOP  # read when the next trial comes
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_STOP  # read when the next trial starts
     try:
         run_trial(work, Workers(device=_device(work.plan)), tune.report)
     except Exception as error:
@@ -46,7 +46,7 @@ def run_single_worker(work: TrialWork) -> None:
 
 
 def _device(plan: TrialPlan) -> torch.device:
-    """Where this process computes: the first of the GPUs that Ray lets it see, and never a CPU in a GPU's stead."""
+    """Return this process's device: the first GPU that Ray assigned to it. Never falls back to the CPU."""
     import torch
 
     if not plan.gpus_per_worker:
@@ -58,7 +58,7 @@ def _device(plan: TrialPlan) -> torch.device:
 
 
 def _release_memory() -> None:
-    """Free what the trial held: its process lives on, and the next trial counts its own peak of memory."""
+    """Free the memory of the trial: the process is reused, and the next trial measures its own peak."""
     import torch
 
     from ctvr.orchestrator.data.malloc_tuning import trim
@@ -67,5 +67,5 @@ def _release_memory() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     trim()
-    with contextlib.suppress(OSError):  # Linux alone
-        Path("/proc/self/clear_refs").write_text("5")  # peak resident memory is counted from here on
+    with contextlib.suppress(OSError):  # Linux only
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the resident memory

@@ -1,23 +1,23 @@
-"""Successive halving in brackets: what is suggested, run on and stopped is a function of results alone.
+"""Successive halving in brackets: suggestions, continuations and stops depend on results only.
 
-Asynchronous halving decides by who reports first, so the same sweep on a busier machine names another winner. Here
+Asynchronous halving depends on which trial reports first, so the same sweep on a busier machine has another winner.
+Here
 
-1. a bracket of `search.bracket_size` trials is suggested at once, whatever the cluster holds;
-2. those that reach a rung wait until all of the bracket have reached it; trials that failed are counted out. The best
-   1 / `reduction_factor`, and never fewer than `min_survivors`, go on; of equal ones the first suggested. A rung that
-   would stop nobody is not stopped at;
-3. when the bracket has ended the searcher is told of its trials in the order of their numbers, and suggests the next
-   bracket from exactly that. A trial that was stopped is told with its values by task, as pruned (search.py).
+1. a bracket of `search.bracket_size` trials is suggested at once, whatever the capacity of the cluster;
+2. trials that reach a rung wait until all of the bracket have reached it; failed trials do not count. The best
+   1 / `reduction_factor`, and at least `min_survivors`, continue; ties go to the earlier suggestion. A rung that would
+   stop no trial is skipped;
+3. at the end of the bracket the results of its trials are passed to the searcher, ordered by trial number; it then
+   proposes the next bracket. The results of a stopped trial are its values per task, as pruned (search.py).
 
 In a grouped search (grouped_sampler.py) the trials of a group share their first task: one of them trains it before the
-others begin, which then take it over.
+others start, which then adopt it.
 
-Points that train the same model are one trial: a suggestion whose settings equal a former trial's, or which differs
-from a complete one only in settings that no run reads (prefix_reuse.py notes them), is not run; another is
-asked for instead.
+Points that train the same model are one trial: a suggestion is skipped and replaced if its settings equal those of a
+former trial, or if it differs from a complete one only in settings that no run reads (recorded by prefix_reuse.py).
 
-Nothing here knows Ray. An interrupted sweep goes on by asking the same questions again; what the journal knows is not
-run. Source: Jamieson and Talwalkar, arXiv:1502.07943 (successive halving).
+Nothing here depends on Ray. A resumed sweep proposes the same trials again and skips those in its journal. Source:
+Jamieson and Talwalkar, arXiv:1502.07943 (successive halving).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchSpace, TrialPlan, 
 
 log = logging.getLogger(__name__)
 
-MAX_REPEATED = 100  # suggestions in a row that are trials already: the space has no other point, as far as one can see
+MAX_REPEATED = 100  # duplicate suggestions in a row after which the space counts as exhausted
 
 
 class SearcherProtocol(Protocol):
-    """A searcher of Ray Tune, as far as brackets need it."""
+    """The methods of Ray Tune's searchers that brackets need."""
 
     def suggest(self, trial_id: str) -> Any: ...
 
@@ -51,21 +51,21 @@ class SearcherProtocol(Protocol):
 
 @dataclass
 class HalvingTrial:
-    """A point that was suggested, and what is known of it."""
+    """A suggested point and its results."""
 
     number: int  # from 1, in the order of suggestions
     point: Settings
-    settings: Settings  # all that decide, with this point's
-    name: str  # to the searcher
+    settings: Settings  # all settings that decide the result, including this point's
+    name: str  # id for the searcher
     scores: dict[int, float] = field(default_factory=dict)  # finished tasks -> metric
-    reads: tuple[str, ...] = ()  # settings that had been read at the end
-    reused: int = 0  # tasks that another run had trained
+    reads: tuple[str, ...] = ()  # settings that were read until the end
+    reused: int = 0  # tasks that another run trained
     failed: bool = False
-    stopped: int = 0  # the rung that ended it
+    stopped: int = 0  # the rung at which it was stopped
 
     @property
     def label(self) -> str:
-        """The same whenever the sweep is run: what is known of a trial is found by it."""
+        """Return a name that is equal in every execution of the sweep; it identifies the trial's records."""
         return f"{self.number:02d}-{digest_of(self.settings)[:6]}"
 
     @property
@@ -73,7 +73,7 @@ class HalvingTrial:
         return not self.failed and not self.stopped
 
     def record(self, task: int, value: float, result: Mapping[str, Any], is_last: bool) -> None:
-        """What it reported after a task."""
+        """Record what the trial reported after a task."""
         self.scores[task] = value
         self.reused = int(result.get("reused", 0))
         if is_last:
@@ -81,20 +81,20 @@ class HalvingTrial:
 
 
 class Journal:
-    """What the trials of a sweep reported, in a file that an interruption leaves behind.
+    """Results of a sweep's trials, in a file that survives an interruption.
 
-    A line of JSON for the sources, then one for each report; of a trial the last counts. What a trial costs here does
-    not grow with their number.
+    The first line (JSON) holds the digest of the code, each further one a report; of a trial, the last report counts.
+    The cost per trial does not grow with the number of trials.
 
     Args:
-        file: none: nothing is kept.
-        sources: digest of the code. What other sources reported is not believed; their commits are not either.
+        file: None keeps nothing.
+        sources: digest of the code. Reports of other code are ignored, as are its commits.
     """
 
     def __init__(self, file: Path | None, sources: str = "") -> None:
         self.file, self.sources = file, sources
         self.rows: dict[str, dict[str, dict[str, Any]]] = {}
-        self._is_begun = False  # by this process
+        self._is_begun = False  # whether this process has written the file
         if file is not None and file.is_file():
             self._load(file)
 
@@ -102,8 +102,8 @@ class Journal:
         first, *lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
         try:
             kept = dict(json.loads(first))
-        except (ValueError, TypeError, RecursionError):  # a power cut took it
-            log.warning("%s is damaged: trials are asked again; their finished tasks are taken over", file)
+        except (ValueError, TypeError, RecursionError):  # for example after a power failure
+            log.warning("%s is damaged: trials run again, but adopt their finished tasks", file)
             return
         if kept.get("sources") != self.sources:
             return
@@ -111,7 +111,7 @@ class Journal:
             try:
                 entry = json.loads(line)
                 self.rows.setdefault(entry["row"], {})[entry["label"]] = entry["about"]
-            except (ValueError, TypeError, KeyError, RecursionError):  # empty, or cut short
+            except (ValueError, TypeError, KeyError, RecursionError):  # empty or truncated
                 continue
 
     def read(self, row: str, trial: HalvingTrial) -> None:
@@ -125,7 +125,7 @@ class Journal:
         self.rows.setdefault(row, {})[trial.label] = about
         if self.file is None:
             return
-        if not self._is_begun:  # what an earlier process left may end within a line
+        if not self._is_begun:  # the file of an earlier process may end in a partial line
             self._begin(self.file)
             self._is_begun = True
             return
@@ -146,7 +146,7 @@ def _line(row: str, label: str, about: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Resolve:
-    """From a point to every setting that decides a trial's result. Plain data: Ray pickles it."""
+    """Function from a point to all settings that decide a trial's result. Plain data: Ray pickles it."""
 
     plan: TrialPlan
     space: SearchSpace
@@ -161,14 +161,14 @@ class Resolve:
 
 
 class SuccessiveHalving:
-    """One search.
+    """Successive halving of one search.
 
     Args:
         searcher: suggests points.
-        search: how many trials, in which brackets.
+        search: settings of the search: number of trials, brackets.
         num_tasks: of the stream.
-        resolve: from a point to all settings that decide.
-        journal: what is known already; `row` is this search's name there.
+        resolve: function from a point to all settings that decide the result.
+        journal: known results; `row` is this search's name in it.
         later: settings that no task before the second reads, where trials run in groups.
     """
 
@@ -188,19 +188,19 @@ class SuccessiveHalving:
         is_halved = search.scheduler == "halving"
         self.rungs = rungs(search.grace_tasks, search.reduction_factor, num_tasks) if is_halved else []
         self.trials: list[HalvingTrial] = []
-        self.repeated = 0  # suggestions that were trials already
+        self.repeated = 0  # number of duplicate suggestions
         self.bracket: list[HalvingTrial] = []
-        self.ended = 0  # brackets
-        self._decided = 0  # the last rung of the bracket at which it was decided
+        self.ended = 0  # number of brackets that ended
+        self._decided = 0  # last rung of the bracket that was decided
         self._is_exhausted = False
         self._asked = 0
 
-    # ------------------------------------------------------------------------------------------ what runs next
+    # ------------------------------------------------------------------------------------------ scheduling
 
     def next_trials(self) -> tuple[list[HalvingTrial], int]:
-        """The trials that must run now, in the order of their numbers, and until after which task.
+        """Return the trials that must run now, ordered by number, and the task after which they stop.
 
-        Asked only while none of this search runs. No trial: the search is over.
+        Call it only while no trial of this search runs. If there is no trial, the search is over.
         """
         while self.bracket or self._begin_bracket():
             alive = [trial for trial in self.bracket if trial.is_alive]
@@ -215,7 +215,7 @@ class SuccessiveHalving:
         return [], self.num_tasks
 
     def _leaders(self, missing: list[HalvingTrial]) -> list[HalvingTrial]:
-        """Those that train the first task before others take it over; none where nobody would wait for them."""
+        """Return the trials that train the first task of their group; empty if no other trial would wait for them."""
         fresh = [trial for trial in missing if 1 not in trial.scores] if self.later else []
         leaders: dict[str, HalvingTrial] = {}
         for trial in fresh:
@@ -224,7 +224,7 @@ class SuccessiveHalving:
         return list(leaders.values()) if len(leaders) < len(fresh) else []
 
     def kept(self, number: int) -> int:
-        """How many of `number` trials pass a rung."""
+        """Return how many of `number` trials pass a rung."""
         return max(math.ceil(number / self.search.reduction_factor), min(number, self.search.min_survivors))
 
     def _next_rung(self, number: int) -> int:
@@ -238,11 +238,11 @@ class SuccessiveHalving:
         self._decided = rung
 
     def loss(self, trial: HalvingTrial, task: int) -> tuple[bool, float]:
-        """What is smaller for the better trial; a metric without number is the worst."""
+        """Return a sort key that is smaller for the better trial; NaN is the worst."""
         value = trial.scores[task]
         return math.isnan(value), 0.0 if math.isnan(value) else value if self.search.mode == "min" else -value
 
-    # ------------------------------------------------------------------------------------------ a bracket's ends
+    # ------------------------------------------------------------------------------------------ brackets
 
     def _begin_bracket(self) -> bool:
         while (
@@ -260,7 +260,7 @@ class SuccessiveHalving:
         return math.inf if self.search.searcher == "grid" else self.search.trials
 
     def _new(self) -> HalvingTrial | None:
-        """The next suggestion that is no trial yet; none if there is no other point."""
+        """Return the next suggestion that is not a duplicate; None if there is no other point."""
         for _ in range(MAX_REPEATED):
             self._asked += 1
             name = f"{self._asked:05d}"
@@ -271,11 +271,11 @@ class SuccessiveHalving:
             if not any(self._repeats(trial, other) for other in self.trials):
                 return trial
             self.repeated += 1
-            self.searcher.on_trial_complete(name, error=True)  # which no searcher counts
+            self.searcher.on_trial_complete(name, error=True)  # searchers ignore failed trials
         return None
 
     def _repeats(self, trial: HalvingTrial, other: HalvingTrial) -> bool:
-        """Compare two trials; what one of the same bracket reads is not measured yet, in a resumed search either."""
+        """Return whether two trials are duplicates; what trials of the same bracket read is not known yet."""
         return trial.settings == other.settings or (other not in self.bracket and same_model(trial, other))
 
     def _end_bracket(self) -> None:
@@ -294,10 +294,10 @@ class SuccessiveHalving:
     def _told(self, trial: HalvingTrial, task: int) -> dict[str, Any]:
         return {"task": task, self.search.metric: trial.scores[task]}
 
-    # ------------------------------------------------------------------------------------------ what came out
+    # ------------------------------------------------------------------------------------------ results
 
     def report(self, trial: HalvingTrial, result: Mapping[str, Any], until: int) -> None:
-        """Take in what a trial reported after a task."""
+        """Record what a trial reported after a task."""
         task = int(result.get("task", 0))
         if not 0 < task <= until or self.search.metric not in result:
             return
@@ -305,10 +305,10 @@ class SuccessiveHalving:
         self.journal.write(self.row, trial)
 
     def end(self, trial: HalvingTrial, until: int) -> None:
-        """A trial's process has ended; one that did not get as far as it should has failed."""
+        """Mark a trial as failed if its process ended before the task it should reach."""
         trial.failed = until not in trial.scores
 
 
 def same_model(trial: HalvingTrial, other: HalvingTrial) -> bool:
-    """Whether a trial is what a complete one is: whatever that has read is the same."""
+    """Return whether a trial trains the same model as a complete one: all settings that the latter read are equal."""
     return bool(other.reads) and all(trial.settings.get(name) == other.settings.get(name) for name in other.reads)

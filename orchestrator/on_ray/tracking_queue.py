@@ -1,7 +1,7 @@
-"""What the driver of a search tells MLflow of others' runs, in a thread of its own.
+"""Queue of MLflow updates that the driver of a search makes for its trials, in a separate thread.
 
-A search hears of its trials in one loop: a server that takes a second for an answer, or that hangs, would otherwise
-hold up every trial of the cluster.
+A search handles all trials in one loop: a slow or hanging tracking server would otherwise delay every trial of the
+cluster.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 log = logging.getLogger(__name__)
 
 Job = Callable[[], None]
-QUIET_SECONDS = 60.0  # after a failure: how long nothing is tried
+QUIET_SECONDS = 60.0  # pause after a failure
 
 
 class TrackingQueue:
-    """Does jobs one after another; one that fails is tried once more at the end.
+    """Runs jobs one after another; a failed job is retried once at the end.
 
-    Pickled (Ray Tune does that with everything it is given), it is a new one without jobs.
+    Unpickled (Ray Tune pickles its callbacks), it is a new queue without jobs.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class TrackingQueue:
         return TrackingQueue, ()
 
     def add(self, what: str, job: Job) -> None:
-        """Do it soon; `what` names it in a warning."""
+        """Queue a job; `what` names it in a warning."""
         self._thread.submit(self._do, what, job)
 
     def _do(self, what: str, job: Job) -> None:
@@ -41,13 +41,13 @@ class TrackingQueue:
             return
         try:
             job()
-        except Exception as error:  # a server that is away must not end the sweep
+        except Exception as error:  # an unreachable server must not end the sweep
             self._quiet_until = time.monotonic() + QUIET_SECONDS
             self._left.append((what, job))
-            log.warning("tracking: %s: %s. It is tried again at the end of the search.", what, error)
+            log.warning("tracking: %s: %s. It is retried at the end of the search.", what, error)
 
     def finish(self) -> None:
-        """Wait for what is under way and try again what failed; what fails then is warned of. Never raises."""
+        """Wait for running jobs and retry failed ones; log a warning about those that fail again. Never raises."""
         self._thread.submit(lambda: None).result()
         left, self._left = self._left, []
         for number, (what, job) in enumerate(left):

@@ -1,7 +1,7 @@
-"""A trial of several workers is one Ray Train run. Ray executes; the loop and its commits know nothing of it.
+"""Trials of several workers, each of which is one Ray Train run. The loop and its commits do not depend on Ray.
 
-Only workers import the science: the trial driver and Train's controller load this file too and start
-sooner without it, and without torch.
+Only workers import the training code: the trial driver and Train's controller load this file, too, and start
+faster without it and without torch.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
     from ctvr.orchestrator.learning.pulse import Pulse
 
-# To start a group of workers, each as long as RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S allows: machines of a cluster
-# come and go, this one does not
+# Attempts to start a group of workers, each as long as RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S allows: nodes of a
+# cluster join and leave, this machine does not
 ATTEMPTS_OF_A_CLUSTER, ATTEMPTS_HERE = 20, 2
 DETECTOR = "RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR"
-STEP_HOURS = 0.5  # that workers wait for one another within a step
+STEP_HOURS = 0.5  # time limit of a collective within a step
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
-    """Runs in every Ray Train worker, reporting once for each finished task."""
+    """Run one worker of a Ray Train run; report once for each finished task."""
     from ctvr.orchestrator.learning.distributed import Workers, patient_group
     from ctvr.orchestrator.learning.pulse import meet
 
@@ -66,7 +66,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
 
 
 def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
-    """Return the failure of a collective with the worker that stands still, or where all are if its time ran out."""
+    """Return a failed collective as an error that names the stalled worker, or all positions if it timed out."""
     if not isinstance(error, RuntimeError) or is_permanent(error):
         return None
     said = pulse.named() or (pulse.positions() if "timed out" in str(error).lower() else "")
@@ -78,7 +78,7 @@ def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
 
 
 def _device(plan: TrialPlan) -> torch.device:
-    """Where a worker computes; what the plan gave it, and never a CPU in a GPU's stead."""
+    """Return a worker's device as planned. Never falls back to the CPU."""
     if not plan.gpus_per_worker:
         import torch
 
@@ -92,33 +92,34 @@ def _device(plan: TrialPlan) -> torch.device:
 
 
 def _backend(plan: TrialPlan) -> BackendConfig:
-    """How the workers of a trial find each other."""
+    """Return the torch backend through which the workers of a trial communicate."""
     from ray.train.torch import TorchConfig
 
-    # NCCL wants a GPU for each process. Asked of the plan: the driver of a trial may see no GPU itself. What lies on
-    # the CPU (objects, galleries) goes by gloo. Waits for what rank 0 does alone have a group of their own
+    # NCCL needs one GPU per process. The plan decides, because the driver of a trial may see no GPU. Data on the CPU
+    # (objects, galleries) uses gloo. Waits for work of rank 0 alone have a separate group
     backend = "cpu:gloo,cuda:nccl" if plan.gpus_per_worker >= 1 else "gloo"
     return TorchConfig(backend=backend, timeout_s=round(3600 * min(plan.patience, STEP_HOURS)))
 
 
 def _hang_detector(plan: TrialPlan, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable by which Ray Train looks for NCCL collectives that hang, unless the user has set it.
+    """Return the variable that enables Ray Train's detector of hanging NCCL collectives, unless the user has set it.
 
-    Train reads it where a run is started, and writes what it finds into its log and below the run's folder; the run is
-    ended by the time limit of the collective.
+    Train reads it when a run starts, and writes its findings to its log and below the run's folder. The time limit of
+    the collective ends the run.
     """
     return {DETECTOR: environment.get(DETECTOR, "1")} if plan.gpus_per_worker >= 1 and plan.workers > 1 else {}
 
 
 class _FailurePolicyCallback(UserCallback):
-    """Ends a run at once on an error that would come again, and on too many others since the last finished task.
+    """Ends a run at once on a permanent error, and on too many others since the last finished task.
 
-    Train itself would try as often after a mistake as after a lost node, and would count both for the whole run. Lost
-    nodes are not counted: on machines that come and go a long trial loses many. A machine whose memory others take is
-    given `MOST_SHORT_OF_MEMORY` attempts.
+    Train itself would retry after a permanent error as after a lost node, and would count both over the whole run.
+    Lost nodes do not count: on preemptible machines a long trial loses many. Out-of-memory kills caused by other
+    processes have a limit of their own, `MOST_SHORT_OF_MEMORY`.
 
-    The same where the trial's driver has ended, stopped by the scheduler or lost: workers die with it, and a
-    controller that starts others in the moment before its own end leaves their placement group to nobody.
+    It also ends the run if the trial's driver has ended, because the scheduler stopped it or its node was lost:
+    workers die with the driver, and a controller that starts others just before its own end would leak their
+    placement group.
     """
 
     def __init__(self, max_failures: int = 3) -> None:
@@ -151,7 +152,7 @@ def run_distributed(work: TrialWork, callbacks: list[Any]) -> None:
         callbacks: of Ray Train, for example Tune's report callback.
 
     Raises:
-        TrialFailed: if the run failed more often than `plan.max_failures`, or for a mistake of the user.
+        TrialFailed: if the run failed more often than `plan.max_failures`, or with a permanent error.
     """
     plan = work.plan
     os.environ.update(_hang_detector(plan, os.environ))

@@ -1,8 +1,7 @@
-"""Ray Tune runs the trials of a sweep, a table or a rerun, each of them a pass over the task sequence.
+"""Execution of sweeps, tables and reruns with Ray Tune; each trial is a pass over the task sequence.
 
-Every figure that decides something here comes from the commits and MLflow; Tune's own tables lose rows
-when a sweep is restored. See `on_ray.alone` and `on_ray.trial` for what
-happens inside a trial of one worker, and of several.
+All figures that decide something come from the commits and MLflow; Tune's own tables lose rows when a sweep is
+restored. `on_ray.single_worker` and `on_ray.trial` run the inside of a trial with one worker, and with several.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from ctvr.orchestrator.on_ray.worker import TrialWork
 
 
 def _trial(config: dict[str, Any], plans: Plans) -> None:
-    """Tune's trainable. Tune tries a failed one again; what cannot go better is not trained again."""
+    """Run one trial; Tune's trainable. Tune retries a failed trial; one with a permanent error fails again at once."""
     plan, run = plans[config.get("row", "")], RunSpec(**config["run"])
     verdict = f"ctvr-{plan.session}-{tune.get_context().get_trial_id()}"
     if known := kv_get(verdict):
@@ -85,17 +84,17 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
 def run_search(
     plan: TrialPlan, num_tasks: int, search: SearchConfig, space: SearchSpace, max_concurrent: int | None = None
 ) -> SearchOutcome:
-    """Search settings, or go on with what an interrupted search under the same `plan.sweep` left. Ray is connected.
+    """Search settings, or resume an interrupted search under the same `plan.sweep`. Ray must be connected.
 
     Args:
-        plan: what all trials share.
+        plan: shared by all trials.
         num_tasks: of the stream.
-        search: how, and by how many trials.
-        space: what is searched; its two points are tried first.
-        max_concurrent: upper limit of trials at once; computed from the cluster otherwise.
+        search: settings of the search.
+        space: search space; its two points are evaluated first.
+        max_concurrent: limit of concurrent trials; computed from the cluster if None.
 
     Raises:
-        ConfigError: if nothing fits the cluster.
+        ConfigError: if no trial fits the cluster.
     """
     return run_rows({"": RowPlan(plan, space)}, num_tasks, search, max_concurrent)[""]
 
@@ -103,22 +102,22 @@ def run_search(
 def run_specs(
     plan: TrialPlan, num_tasks: int, runs: Sequence[Settings | RunSpec], max_concurrent: int | None = None
 ) -> SearchOutcome:
-    """Run a list of configurations to its end. Ray is connected.
+    """Run a list of configurations to the end. Ray must be connected.
 
     Args:
-        plan: what all runs share.
+        plan: shared by all runs.
         num_tasks: of the stream.
-        runs: settings besides the plan's, or runs with a label of their own.
-        max_concurrent: upper limit of runs at once; computed from the cluster otherwise.
+        runs: settings in addition to the plan's, or runs with a label of their own.
+        max_concurrent: limit of concurrent runs; computed from the cluster if None.
 
     Raises:
-        ConfigError: if nothing fits the cluster.
+        ConfigError: if no run fits the cluster.
     """
     room = capacity(plan, max_concurrent).concurrent
     plan = _stamped(plan)
     listed = [asdict(_as_listed(plan, run)) for run in runs]
     algorithm = BasicVariantGenerator(max_concurrent=room)
-    # without a metric: nothing is searched, and runs on images report no R@1
+    # No metric: nothing is searched, and runs on images report no R@1
     config = tune.TuneConfig(num_samples=1, search_alg=algorithm, trial_dirname_creator=_folder_name)
     watcher = TrialMonitor(plan, len(listed), num_tasks, room, ConcurrencyController(plan, algorithm, max_concurrent))
     param_space = {"run": tune.grid_search(listed)}
@@ -127,7 +126,7 @@ def run_specs(
 
 
 def _stamped(plan: TrialPlan, session: str = "") -> TrialPlan:
-    """A plan of this process: trials compare their node's sources with those here."""
+    """Return the plan with this process's session, host and source digest: trials compare their node's sources."""
     session = session or secrets.token_hex(4)
     return replace(plan, session=session, host=platform.node(), sources=source_digest(), trusted=trusted())
 
@@ -135,12 +134,12 @@ def _stamped(plan: TrialPlan, session: str = "") -> TrialPlan:
 def run_rows(
     rows: Mapping[str, RowPlan], num_tasks: int, search: SearchConfig, max_concurrent: int | None = None
 ) -> dict[str, SearchOutcome]:
-    """Search every row of a table, `search.trials` each, all of them sharing the connected cluster.
+    """Search every row of a table, `search.trials` trials each; all rows share the connected cluster.
 
-    Trials run in halving: what is done depends on results alone, so an interrupted search asks the same again.
+    The search depends on results only, so a resumed search proposes the same trials again.
 
     Raises:
-        ConfigError: if nothing fits the cluster, or for a grid that has no listed values.
+        ConfigError: if no trial fits the cluster, or for a grid over a range without listed values.
     """
     session = secrets.token_hex(4)
     plans = {name: _stamped(row.plan, session) for name, row in rows.items()}
@@ -167,25 +166,25 @@ def run_rows(
     searcher.listener = watcher
     config = tune.TuneConfig(num_samples=-1, search_alg=algorithm, trial_dirname_creator=_folder_name)
     seconds = 0.0
-    if searcher.schedule():  # a finished search has nothing to ask Tune for
+    if searcher.schedule():  # a finished search does not start Tune
         _, seconds = _fit(plans, config, {}, watcher, f"tune-{plan.session}")
     watcher.records.finish()
     return {name: searcher.outcome(name, seconds) for name in rows}
 
 
 def journal_path(plan: TrialPlan) -> Path:
-    """Where the driver keeps what trials reported: beside the plan, on its own disk."""
+    """Return the driver's file of trial reports: next to the plan, on its own disk."""
     return Path(plan.root) / "sweeps" / Path(urlsplit(plan.storage).path).name / "journal.json"
 
 
 def _fit(
     plans: Plans, config: tune.TuneConfig, param_space: dict[str, Any], watcher: TrialMonitor, name: str
 ) -> tuple[list[Any], float]:
-    """Hand everything to Tune; returns its trials and the seconds that it took."""
+    """Run Tune; return its trials and the time (seconds)."""
     started = time.monotonic()
     plan = next(iter(plans.values()))
     trainable = tune.with_resources(tune.with_parameters(_trial, plans=dict(plans)), process_resources(plan))
-    config = replace(config, reuse_actors=plan.workers == 1)  # a driver of workers imports nothing that is slow
+    config = replace(config, reuse_actors=plan.workers == 1)  # a driver of workers has no slow imports to save
     tuner = tune.Tuner(
         trainable,
         param_space=param_space,
@@ -222,13 +221,13 @@ def _as_listed(plan: TrialPlan, run: Settings | RunSpec) -> RunSpec:
 
 
 def can_resume(plan: TrialPlan) -> bool:
-    """Whether a search was begun: it left a journal."""
+    """Return whether a search was begun, which creates the journal."""
     return journal_path(plan).is_file()
 
 
 @contextlib.contextmanager
 def _restore_handlers() -> Iterator[None]:
-    """Tune lists unfinished trials as an error and keeps its own Ctrl-C handler; both end with the search."""
+    """Drop Tune's error line about unfinished trials, and restore the Ctrl-C handler after the search."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Trials did not complete")
@@ -240,12 +239,12 @@ def _restore_handlers() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_news)
-        with contextlib.suppress(ValueError):  # not the main thread: nothing was changed
+        with contextlib.suppress(ValueError):  # not the main thread: the handler was not changed
             signal.signal(signal.SIGINT, handler)
 
 
 def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> SearchOutcome:
-    """Count how listed trials ended; one that Ctrl-C ends is TERMINATED before its last task."""
+    """Count how listed trials ended; a trial that Ctrl-C ends is TERMINATED before its last task."""
     complete = failed = tasks = reused = 0
     for trial in trials:
         last = trial.last_result or {}

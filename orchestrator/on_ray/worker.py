@@ -1,7 +1,7 @@
-"""What one process of a trial does: the loop and what it tells, once for each finished task, to whoever started it.
+"""One process of a trial: it runs the loop and reports once for each finished task.
 
-Nothing of Ray is needed: the search hears of a task by a function that it hands in. This file is loaded by processes
-that do not train, too; they start sooner without the science and without torch.
+It does not depend on Ray: the caller passes the function that receives the reports. Processes that do not train load
+this file, too; they start faster without the training code and torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.learning.distributed import Workers
     from ctvr.orchestrator.learning.experiment import Experiment
 
-Tell = Callable[[dict[str, Any]], None]  # hears a row of metrics for each finished task
+Tell = Callable[[dict[str, Any]], None]  # receives a row of metrics for each finished task
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class TrialWork:
     """One run of one trial.
 
     Attributes:
-        plan: what all trials share.
-        settings: of this trial, with the plan's; flat and dotted.
+        plan: shared by all trials.
+        settings: of this trial and of the plan; flat and dotted.
         presets: of this trial.
-        name: of the run; it is never used for another configuration.
-        until: end after this many tasks, to go on another time; none: after the last.
+        name: of the run; never reused for another configuration.
+        stop_after_task: number of tasks after which it ends, to be continued later; None: no limit.
     """
 
     plan: TrialPlan
@@ -49,16 +49,16 @@ class TrialWork:
 def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     """Run the loop in this process, one of `workers`.
 
-    A worker that starts again after a failure goes on from the last commit; the finished tasks are told of again,
-    which schedulers ignore and the tracker does not store twice.
+    A worker that restarts after a failure continues from the last commit. It reports the finished tasks again;
+    schedulers ignore the repetition, and the tracker does not store it twice.
 
     Args:
         work: the trial.
-        workers: this process's place among them, and its device.
+        workers: this process's rank, the number of processes, and its device.
         tell: called equally often by every worker.
 
     Raises:
-        CtvrError: for a mistake of the user, for data that cannot be read, for numbers that are none.
+        CtvrError: for wrong settings, unreadable data or non-finite losses.
     """
     from ctvr.orchestrator.learning.resolve import resolve
     from ctvr.orchestrator.learning.run import execute
@@ -68,7 +68,7 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     hide_secrets()
     plan = work.plan
     _check_sources(plan)
-    trust(plan.trusted)  # the process that drives the trials has refused what its user did not name
+    trust(plan.trusted)  # the driver has refused classes that its user does not trust
     places = plan.places()
     stream = load_stream(work.settings["stream"], places.root, places.videos)
     experiment = resolve(work.settings, stream.settings, work.presets)
@@ -82,7 +82,7 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
 
 
 def _check_sources(plan: TrialPlan) -> None:
-    """Refuse to compute with other code than the sweep was started with, on a node that joined since.
+    """Check that this node, which may have joined later, has the source code that started the sweep.
 
     Raises:
         ConfigError: with this node's name.
@@ -92,17 +92,17 @@ def _check_sources(plan: TrialPlan) -> None:
     host = platform.node()
     if plan.sources and host != plan.host and (mine := source_digest()) != plan.sources:
         raise ConfigError(
-            f"code: {host} has other sources ({mine}) than {plan.host} ({plan.sources}), which started the sweep. Run "
-            "`ray up` with the cluster's YAML again, then `ctvr sweep --resume`."
+            f"code: {host} runs different source code ({mine}) than {plan.host} ({plan.sources}), which started the "
+            "sweep. Run `ray up` with the cluster's YAML again, then `ctvr sweep --resume`."
         )
 
 
 class _StopTrial(Exception):
-    """The tasks that were asked for are finished, and committed; every worker hears it after the same report."""
+    """Ends a run after the requested tasks; every worker raises it after the same report."""
 
 
 class _Reports:
-    """What a worker tells the search (every worker equally often) and MLflow (rank 0 alone)."""
+    """Reports of a worker to the search (equally often on every worker) and to MLflow (rank 0 only)."""
 
     def __init__(self, work: TrialWork, experiment: Experiment, workers: Workers, tell: Tell) -> None:
         from ctvr.orchestrator.tracking.recorder import Recorder
@@ -115,11 +115,11 @@ class _Reports:
         self.workers, self.tell, self.until = workers, tell, work.stop_after_task
         self.reads: Callable[[int], dict[str, str]] = lambda done: {}
         self.reported = 0
-        self.reused = 0  # tasks that another trial has trained
+        self.reused = 0  # tasks that another trial trained
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
         num_tasks = len(data.stream.tasks)
-        if self.workers.rank == 0:  # whose reports alone reach the search
+        if self.workers.rank == 0:  # only its reports reach the search
             self.reads = lambda done: {"reads": ",".join(commits.settings_read(done))} if done == num_tasks else {}
             self.recorder.ready(key, method, data, commits)
         done = self.workers.broadcast(commits.finished(num_tasks))
@@ -133,16 +133,16 @@ class _Reports:
         self._catch_up(record)
 
     def conclude(self, record: RunState, was_finished: bool) -> None:
-        if self.workers.rank == 0 and was_finished:  # by an earlier process that may not have told MLflow
+        if self.workers.rank == 0 and was_finished:  # the process that finished it may not have updated MLflow
             self.recorder.complete(record)
 
     def _catch_up(self, record: RunState) -> None:
-        """One report for each finished task that has none yet, and the end of the run where it was asked for."""
+        """Report each finished task that has no report yet; end the run after the requested task."""
         last = record.done if self.until is None else min(record.done, self.until)
         for done in range(self.reported, last):
             row = {name: value for name, value in record.metrics[done].items() if name.startswith("stream/")}
             about = {"task": done + 1, "seconds": record.seconds[done], "reused": self.reused}
-            self.tell({**about, **self.reads(done + 1), **row})  # the rest is in MLflow
+            self.tell({**about, **self.reads(done + 1), **row})  # MLflow has the other metrics
         self.reported = max(self.reported, last)
         if self.until is not None and last >= self.until:
             raise _StopTrial

@@ -1,4 +1,4 @@
-"""The tests of this room start Ray in their own process, which opens no video: FFmpeg and Ray end badly together."""
+"""Tests of this package start Ray in their own process, which opens no video: FFmpeg and Ray conflict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is slow in this room runs Ray: `make test-all` gives it a process of its own."""
+    """Mark slow tests of this package, which run Ray: `make test-all` gives them a separate process."""
     if item.get_closest_marker("slow"):
         item.add_marker("ray")
 
@@ -33,7 +33,7 @@ def _opens_no_video() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def _ray() -> Iterator[None]:
-    """Ray's sockets in a folder of their own, whose paths are short; a Ray that runs at the end is stopped."""
+    """Put Ray's sockets into a separate folder with a short path; stop a Ray that runs at the end."""
     import ray
 
     before = dict(os.environ)
@@ -49,7 +49,7 @@ def _ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def two_cpus(_ray: None) -> None:
-    """A Ray of two CPUs, started once for all files of this room."""
+    """Start a Ray with two CPUs, once for all files of this package."""
     from ctvr.orchestrator.on_ray.connection import connect
 
     connect("local", 2)

@@ -1,4 +1,4 @@
-"""What processes listen on, and what it answers to a stranger."""
+"""Listening sockets of processes, and their answers to a stranger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def listening(processes: set[int]) -> dict[str, str]:
-    """Address:port that any of these processes listens on -> its command, as the kernel has it."""
+    """Return address:port on which any of these processes listens -> its command, from the kernel."""
     sockets = {}
     for pid in processes:
         with contextlib.suppress(OSError):
@@ -35,7 +35,7 @@ def listening(processes: set[int]) -> dict[str, str]:
 
 
 def offer_job(address: str, command: str) -> int:
-    """What a server answers to somebody who offers it a job for Ray; 0 if it does not speak HTTP."""
+    """Return the HTTP status of a server's answer to an offered Ray job; 0 if it does not speak HTTP."""
     request = urllib.request.Request(
         f"http://{address}/api/jobs/",
         json.dumps({"entrypoint": command}).encode(),

@@ -1,4 +1,4 @@
-"""What is said of trials while they run, and the room they get: without a cluster."""
+"""Messages about running trials, and their concurrency, without a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ctvr.orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY
 from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, TrialPlan, run_name
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
-NUMBERS = {"a": 1, "b": 2, "0": 2, "1": 1}  # of trials, by the ends of their names
+NUMBERS = {"a": 1, "b": 2, "0": 2, "1": 1}  # of trials, by the last letter of their names
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def trial(trial_id: str, **config: object) -> SimpleNamespace:
 
 
 def failed_by(error: Exception, trial: SimpleNamespace) -> SimpleNamespace:
-    """The trial after Tune has told this process of its error."""
+    """Return the trial after Tune has reported its error to this process."""
     internals._errors[trial.trial_id] = error
     return trial
 
@@ -101,7 +101,7 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     assert (runs[ids["a_0"]].status, runs[ids["a_0"]].tags["ctvr.error"]) == ("FAILED", "data.x: is wrong.")
     assert runs[ids["a_10"]].status == "RUNNING"
     assert lines(capsys) == [
-        "trial 1/3  stopped after task 1: others do better",
+        "trial 1/3  stopped after task 1: others are better",
         "trial 2/3  failed: data.x: is wrong.",
     ]
 
@@ -128,7 +128,7 @@ def test_memory_that_others_take_is_waited_for_and_counted_apart(plan, monkeypat
     watcher.on_trial_recover(0, [], short)
     assert short.max_failures == 4
     assert len(waited) == MOST_SHORT_OF_MEMORY + 3
-    of_its_own = f"{killed} actual memory used=12.50GB, "  # what does not fit is no fault of others
+    of_its_own = f"{killed} actual memory used=12.50GB, "  # too large by itself: other processes did not cause it
     greedy = failed_by(RayActorError(error_msg=of_its_own), trial("a"))
     greedy.max_failures = 3
     watcher.on_trial_recover(0, [], greedy)
@@ -141,12 +141,12 @@ def test_failures_count_since_the_last_finished_task_and_what_would_come_again_h
     failing.num_failures = 2
     watcher.on_trial_result(0, [], failing, row(1))
     assert failing.max_failures == 2 + 3
-    watcher.on_trial_result(0, [], failing, row(1))  # told again after a restart: no progress
+    watcher.on_trial_result(0, [], failing, row(1))  # repeated after a restart: no progress
     failing.num_failures = 3
     failed_by(RayTaskError("f", "Traceback", TrialFailed("why", True)), failing)
     watcher.on_trial_recover(0, [], failing)
     assert failing.max_failures == 3
-    workers = replace(plan, workers=2)  # whom Ray Train starts again
+    workers = replace(plan, workers=2)  # restarted by Ray Train
     assert failures_of_process(workers) == 1
     failing.max_failures = 1
     TrialMonitor(workers, 1, 3, 1).on_trial_result(0, [], failing, row(1))
@@ -201,7 +201,7 @@ def test_trials_of_a_table_are_named_by_their_row_and_closed_in_its_sweep(plan, 
 
 @pytest.fixture
 def cluster(monkeypatch) -> SimpleNamespace:
-    """A cluster whose room, clock and requests are the test's."""
+    """A cluster whose capacity, clock and requests the test controls."""
     made = SimpleNamespace(room=2, now=0.0, asked=[])
 
     def capacity(plan: TrialPlan, most: int | None) -> Capacity:
@@ -236,7 +236,12 @@ def test_an_autoscaler_is_asked_for_the_trials_that_are_left_and_in_the_end_for_
         cluster.now = float(seconds)
         room.update(left)
     room.close()
-    assert cluster.asked == [3, 2, 2, 0]  # the same is asked again after a minute: another sweep may have asked
+    assert cluster.asked == [
+        3,
+        2,
+        2,
+        0,
+    ]  # the request is repeated after a minute: another sweep may have overwritten it
 
 
 def test_the_watcher_says_when_there_is_more_room(plan, cluster, capsys):
@@ -245,7 +250,7 @@ def test_the_watcher_says_when_there_is_more_room(plan, cluster, capsys):
     watcher.on_step_begin(0, [])
     cluster.now, cluster.room = 20.0, 4
     watcher.on_step_begin(1, [])
-    assert lines(capsys) == ["the cluster has room for 4 trials at once now"]
+    assert lines(capsys) == ["the cluster now has resources for 4 concurrent trials"]
     assert watcher.concurrent == 4
 
 
@@ -272,7 +277,7 @@ def test_stretches_of_a_trial_are_one_trial_to_the_reader_and_a_stopped_one_is_c
     assert [line[:19] for line in said[:3]] == [f"trial 2/8  task {task}/3" for task in (1, 2, 3)]
     assert said[3:] == [
         "trial 2/8  complete",
-        "trial 2/8  stopped after task 1: others do better",
+        "trial 2/8  stopped after task 1: others are better",
         "bracket 1/2 ended after 0 s; at most 0 s to go",
         "bracket 1 ended after 0 s",
     ]

@@ -1,4 +1,4 @@
-"""How many trials fit a cluster, whatever its shape; a plan that can never run is refused in one line."""
+"""Number of trials that fit a cluster, of any shape; a plan that can never run is refused in one line."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_trials_that_fit(made, nodes, fits):
     ("made", "nodes", "message"),
     [
         (plan(workers=4), [node(2)], r"needs 3.7 CPUs .*the cluster has 2. Lower --workers or --cpus-per-worker"),
-        (plan(gpus=1), [node(8)], "needs 1 GPUs, the cluster has 0. Lower --gpus-per-trial"),
-        (plan(workers=3, gpus=1), [node(8, 2)], "needs 3 GPUs, the cluster has 2"),
-        (plan(cpus=3), [node(2), node(2)], "places for 1 workers of 3 CPUs .* nodes have 0"),
-        (plan(gpus=2), [node(8, 1), node(8, 1)], "places for 1 workers of 0.9 CPUs and 2 GPUs"),
-        (plan(cpus=2.05), [node(2), node(0)], "needs 2.05 CPUs, the cluster"),
+        (plan(gpus=1), [node(8)], "needs 1 GPUs, but the cluster has 0. Lower --gpus-per-trial"),
+        (plan(workers=3, gpus=1), [node(8, 2)], "needs 3 GPUs, but the cluster has 2"),
+        (plan(cpus=3), [node(2), node(2)], "1 workers of 3 CPUs .* nodes hold 0"),
+        (plan(gpus=2), [node(8, 1), node(8, 1)], "1 workers of 0.9 CPUs and 2 GPUs"),
+        (plan(cpus=2.05), [node(2), node(0)], "needs 2.05 CPUs, but the cluster"),
         (plan(workers=2, cpus=0.95), [node(1.9), node(0)], r"needs 2 CPUs \(2 workers x 0.95 \+ 0.1 for its driver\)"),
     ],
 )
@@ -78,8 +78,8 @@ def test_a_plan_that_can_never_run_is_refused_in_one_line(made, nodes, message):
     ("worker", "workers", "nodes", "fits"),
     [
         (2 * GB, 1, [{"memory": 7.9 * GB}], 3),
-        (2 * GB, 2, [{"memory": 3 * GB}, {"memory": 5 * GB}], 1),  # three places, two for each trial
-        (9 * GB, 2, [{"memory": 3 * GB}], 1),  # a sum that is rough refuses nothing
+        (2 * GB, 2, [{"memory": 3 * GB}, {"memory": 5 * GB}], 1),  # room for three workers, two per trial
+        (9 * GB, 2, [{"memory": 3 * GB}], 1),  # a rough estimate refuses nothing
         (0, 1, [{"memory": 3 * GB}], None),
         (2 * GB, 1, [{"memory": 3 * GB}, {}], None),
     ],
@@ -97,7 +97,7 @@ def test_memory_bounds_trials_unless_their_number_was_said(monkeypatch):
     assert said.startswith("4 at once, limited by memory at 2.1 GB for a worker; the processors have room for 8")
     assert describe_concurrency(capacity(large, 6)) == "6 at once"
     assert describe_concurrency(capacity(plan())) == "8 at once"
-    record_free_memory(5 * GB)  # as when this process started Ray here, beside programs that have the rest
+    record_free_memory(5 * GB)  # as if this process had started Ray while other programs use the rest
     try:
         assert capacity(large).concurrent == 2
     finally:
@@ -142,7 +142,7 @@ def test_a_plan_for_this_machine_is_refused_before_ray_starts():
     with pytest.raises(ConfigError, match="needs 1800.1 CPUs"):
         check_local(plan(workers=2000), "local", 4)
     check_local(plan(), "local", 4)
-    check_local(plan(workers=2000), "10.0.0.1:6379", None)  # another cluster is asked when it is joined
+    check_local(plan(workers=2000), "10.0.0.1:6379", None)  # another cluster is checked when it is joined
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,15 @@ def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._sees_cuda", lambda share: False)
     why = "2.15.0 is built for CUDA 13.2, and the driver is 535.54.03"
     monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._why_no_cuda", lambda share: why)
-    with pytest.raises(ConfigError, match=f"of no use to its torch: {why}. Set CTVR_TORCH_BACKEND=auto"):
+    with pytest.raises(
+        ConfigError, match=f"torch cannot use the cluster's GPUs: {why} \\(got 0.5\\). Set CTVR_TORCH_BACKEND=auto"
+    ):
         choose_gpus(0.5, 1)
 
 
 @pytest.mark.parametrize("said", ["The current node timed out during startup.", "Failed to start the dashboard"])
 def test_ray_that_starts_too_slowly_is_started_again_and_then_given_up_in_one_line(monkeypatch, said):
-    """And what an attempt has left running ends before the next: Ray knows nothing of it."""
+    """Processes that an attempt has left are ended before the next: Ray does not know them."""
     monkeypatch.setattr("os.environ", dict(os.environ))
     monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.0)
     before, left, tries = subprocess.Popen(["sleep", "600"]), [], []
@@ -255,14 +257,14 @@ def test_ray_is_started_in_a_short_folder_where_its_own_is_too_long(monkeypatch,
     connection._start({}, 2)
     assert len(given[0]["_temp_dir"]) < 20
     (said,) = caplog.messages
-    assert said.startswith(f"Ray keeps its files in {given[0]['_temp_dir']}, not in /tmp/long/")
-    assert connection.cluster_file().is_relative_to(os.environ["RAY_TMPDIR"])  # where `ray start` writes its own
+    assert said.startswith(f"Ray keeps its files in {given[0]['_temp_dir']} instead of /tmp/long/")
+    assert connection.cluster_file().is_relative_to(os.environ["RAY_TMPDIR"])  # where `ray start` writes it
 
 
 def test_a_proxy_never_answers_for_the_dashboard(proxy, free_port):
-    with pytest.raises(ConfigError, match=f"does not answer on port {free_port}"):
+    with pytest.raises(ConfigError, match=f"did not answer on port {free_port}"):
         connection._await_dashboard(free_port, seconds=0.2)
-    with Server(401) as dashboard:  # it answers, and wants the token
+    with Server(401) as dashboard:  # it answers, but needs the token
         connection._await_dashboard(dashboard.server_port, seconds=60)
         dashboard.shutdown()
     assert dashboard.asked == ["/api/version"]
@@ -313,10 +315,10 @@ def test_variables_that_a_submitted_job_sets_are_left_to_it(monkeypatch):
     ("error", "said"),
     [
         (ConnectionError("nobody"), "no Ray cluster answers at '10.0.0.1:6379'"),
-        (ValueError("Failed to merge the Job's runtime env\nmore"), "Ray does not join .*Failed to merge the Job"),
+        (ValueError("Failed to merge the Job's runtime env\nmore"), "Ray cannot join .*Failed to merge the Job"),
         (
             RuntimeError("Version mismatch: The cluster was started with:\n  Ray: 2.9"),
-            "does not join .*Version mismatch",
+            "cannot join .*Version mismatch",
         ),
     ],
 )
@@ -354,7 +356,7 @@ def test_a_cluster_that_is_gone_and_left_its_file_is_not_asked_for(monkeypatch, 
         connection.cluster_file().write_text(f"127.0.0.1:{listener.getsockname()[1]}")
         listener.listen()
         connection.connect()
-    connection.connect()  # nobody listens any more
+    connection.connect()  # nothing listens any more
     connection.cluster_file().write_text("nonsense")
     connection.connect()
     assert calls == ["auto", "local", "local"]
@@ -378,14 +380,14 @@ A100, HEAD = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 16.0}
 @pytest.mark.parametrize(
     ("workers", "trials", "nodes", "most", "asked"),
     [
-        (1, 32, [HEAD, A100], 2, (8, 8)),  # no further machine
+        (1, 32, [HEAD, A100], 2, (8, 8)),  # no additional node
         (1, 32, [HEAD, A100], 3, (16, 16)),
         (1, 3, [HEAD, A100], 3, (3, 3)),
         (8, 32, [HEAD, A100, A100], 3, (2, 16)),
         (16, 4, [HEAD, A100], 3, (1, 16)),  # a trial that spans two
-        (1, 32, [HEAD], 2, (1, 1)),  # nobody knows yet what a machine holds
+        (1, 32, [HEAD], 2, (1, 1)),  # the capacity of a new node is unknown
         (1, 32, [HEAD], 1, (0, 0)),
-        (1, 32, [HEAD, A100, A100], 1, (0, 0)),  # somebody else's
+        (1, 32, [HEAD, A100, A100], 1, (0, 0)),  # another sweep's
     ],
 )
 def test_no_more_machines_are_asked_for_than_may_be(workers, trials, nodes, most, asked):
@@ -401,7 +403,7 @@ def test_as_many_machines_are_asked_for_as_are_waited_for(monkeypatch):
 
 
 def test_a_driver_that_is_killed_has_its_request_taken_back(tmp_path):
-    """The process beside it acts when the driver is gone, whatever ended it, and not before."""
+    """The watchdog acts when the driver has ended, for any reason, and not before."""
     done = tmp_path / "taken back"
     code = (
         "import sys, time; from ctvr.orchestrator.on_ray import resource_watchdog as t; "
@@ -428,11 +430,11 @@ def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, ca
 
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", fail)
     connection.request_resources_for(plan(), 1)
-    assert "the cluster was not asked to grow: away" in caplog.text
+    assert "the autoscaler request failed: away" in caplog.text
 
 
 def test_an_interpreter_below_a_folder_with_a_space_starts_workers(monkeypatch, tmp_path):
-    """Ray hands the command of a worker to bash with the interpreter's path as it is."""
+    """Ray passes the command of a worker to bash with the unquoted path of the interpreter."""
     python = tmp_path / "my folder" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho started\n")

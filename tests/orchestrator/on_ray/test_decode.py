@@ -42,7 +42,7 @@ def test_nodes_decode_the_same_frames_as_one_machine(items, tmp_path):
     for item in items[:4]:
         np.testing.assert_array_equal(there.store.get("frames", here.key(item))["frames"], here.load(item))
     assert there.store.list("frames") == sorted(there.key(item) for item in items)
-    assert not there.store.list("uses")  # the question to the nodes left nothing behind
+    assert not there.store.list("uses")  # the check of the nodes left nothing
 
 
 def test_a_build_on_the_cluster_names_the_broken_and_goes_on_where_it_was(runs, manifest, monkeypatch):
@@ -68,7 +68,7 @@ def test_nothing_to_do_starts_nothing(tmp_path, monkeypatch):
 def test_a_node_with_other_decoders_is_refused(items, tmp_path):
     source = source_in(tmp_path)
     source.version = "pyav-1"
-    with pytest.raises(ConfigError, match=r"node .* decodes with .*pyav-.*, this machine with pyav-1\."):
+    with pytest.raises(ConfigError, match=r"node .* decodes with .*pyav-.*, but this machine with pyav-1\."):
         decode_on_nodes(source, items)
     assert not source.store.list("frames")
 
@@ -76,7 +76,7 @@ def test_a_node_with_other_decoders_is_refused(items, tmp_path):
 def test_a_store_that_nodes_do_not_share_is_refused(items, tmp_path, monkeypatch):
     source = source_in(tmp_path / "here")
     monkeypatch.setattr(Store, "__reduce__", lambda self: (Store.open, (f"{tmp_path}/elsewhere",)))
-    with pytest.raises(ConfigError, match=r"sees another one. Give a folder that all nodes share, or s3://"):
+    with pytest.raises(ConfigError, match=r"does not see .* of this machine. Give a folder that all nodes share"):
         decode_on_nodes(source, items)
 
 
@@ -92,7 +92,7 @@ def test_a_store_that_refuses_is_one_line_and_no_broken_video(items, tmp_path):
 
 @pytest.fixture
 def two_nodes(tmp_path_factory) -> Iterator[object]:
-    """A cluster of two nodes with one CPU each, apart from the one of the other tests."""
+    """Start a cluster of two nodes with one CPU each, separate from that of the other tests."""
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
@@ -116,19 +116,19 @@ def test_nodes_decode_for_a_sweep_where_they_can_and_no_video_is_lost_with_one(
 
     monkeypatch.setattr(decode, "decode_on_nodes", job)
     shared = source_in(tmp_path / "shared")
-    assert decode_on_cluster(shared, items[:3]) == (3, [])  # too few
+    assert decode_on_cluster(shared, items[:3]) == (3, [])  # too few videos
     assert jobs == []
     monkeypatch.setattr(decode, "FEW", 3)
     assert decode_on_cluster(shared, items[3:9]) == (6, [])
     assert jobs == [6]
     until = time.monotonic() + 30
     while ray.available_resources().get("CPU", 0.0) < 2 and time.monotonic() < until:
-        time.sleep(0.1)  # until the job has given its processors back
-    unseen = [replace(items[9], path="/no/such.mp4"), *items[10:13]]  # a node with a disk of its own
+        time.sleep(0.1)  # until the job has released its CPUs
+    unseen = [replace(items[9], path="/no/such.mp4"), *items[10:13]]  # on a node with a separate disk
     done, broken = decode_on_cluster(shared, unseen)
     assert (done, [item.path for item, _ in broken]) == (3, ["/no/such.mp4"])
     told = capsys.readouterr().err
-    assert "videos are decoded on this machine alone: node " in told
+    assert "videos are decoded on this machine only: node " in told
     assert "does not see /no/such.mp4. Put videos into a folder that all nodes share." in told
     assert jobs == [6]
     assert shared.store.list("frames") == sorted(shared.key(item) for item in [*items[:9], *items[10:13]])
@@ -153,5 +153,5 @@ def test_nodes_decode_for_a_sweep_where_they_can_and_no_video_is_lost_with_one(
     assert len(source.store.list("frames")) == 120
     assert sum(node["Alive"] for node in ray.nodes()) == 1
     jobs.clear()
-    assert decode_on_cluster(shared, items[13:18]) == (5, [])  # the one that is left is this machine
+    assert decode_on_cluster(shared, items[13:18]) == (5, [])  # only this machine is left
     assert jobs == []

@@ -1,4 +1,4 @@
-"""Which failures of a trial are tried again, and what is said of them: without a cluster."""
+"""Trial failures that are retried, and their messages, without a cluster."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_failure_survives_the_way_between_processes():
 
 
 def test_a_failure_carries_the_traceback_and_the_end_of_the_log_without_secrets(tmp_path):
-    """A worker of Ray has a file as its standard error; what it notes comes through both ways of failing."""
+    """A Ray worker's standard error is a file; its last output arrives through both kinds of failure."""
     code = """
 import os, pickle, sys
 from ctvr.orchestrator.on_ray.failures import attach_traceback

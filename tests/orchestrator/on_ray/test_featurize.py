@@ -1,4 +1,4 @@
-"""Features as a Ray Data job: the same as on one machine."""
+"""Features as a Ray Data job equal those of one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every private name of Ray that we use is in the installed Ray, and does what we use it for."""
+"""Every private name of Ray that we use exists in the installed Ray, and does what we need."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_process_that_dies_is_one_failure_of_its_trial_also_where_it_was_just_
         _set_trial_status=lambda trial, status: setattr(trial, "status", status),
         _process_trial_failure=lambda trial, exception: failed.append(trial.status),
     )
-    # in this order Ray's manager of actors tells it: the process, then what it had been asked to do
+    # Ray's actor manager reports in this order: the process, then its task
     loop._actor_failed(process, RayActorError())
     loop._trial_task_failure(trial, RayActorError())
     assert failed == expected
@@ -144,7 +144,7 @@ def test_tune_hands_no_keys_on_in_the_runtime_environment_of_trials(monkeypatch)
     given: dict[str, dict[str, str]] = {}
     monkeypatch.setattr(class_cache.ray, "remote", lambda runtime_env: given.update(runtime_env) or (lambda cls: cls))
     class_cache._ActorClassCache().get(object)
-    assert given["env_vars"]["AWS_SECRET_ACCESS_KEY"] == "made-up"  # what Tune does by itself
+    assert given["env_vars"]["AWS_SECRET_ACCESS_KEY"] == "made-up"  # Tune's default
     strip_credentials()
     class_cache._ActorClassCache().get(object)
     assert "AWS_SECRET_ACCESS_KEY" not in given["env_vars"]

@@ -1,4 +1,4 @@
-"""Blocks of work: small ones where there is little of it, large enough for a pack of the store where there is much."""
+"""Blocks of work: small if there is little work, large enough for a pack of the store if there is much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep begins when all nodes are there with the same sources, or says in one line which are not."""
+"""A sweep begins when all nodes have joined with the same sources, or names the others in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Three nodes, this one first; `sources` says what each of the others has, in the order in which it is asked."""
+    """Three nodes, this one first; `sources` lists the answers of each other node, in the order of requests."""
     nodes = [{"NodeID": f"n{i}", "NodeManagerHostname": f"host{i}", "Alive": True} for i in range(3)]
     made = SimpleNamespace(nodes=nodes, sources={"n1": [source_digest()], "n2": [source_digest()]})
 
@@ -40,7 +40,7 @@ def test_nodes_that_are_being_updated_are_waited_for(cluster):
 
 def test_a_node_with_other_sources_is_named_with_the_remedy(cluster):
     cluster.sources["n2"] = ["0123456789ab"]
-    with pytest.raises(ConfigError, match=r"are on host2 \(0123456789ab\); .*Run `ray up`") as caught:
+    with pytest.raises(ConfigError, match=r"nodes host2 \(0123456789ab\) run .*Run `ray up`") as caught:
         await_sources(0)
     assert source_digest() in str(caught.value)
     assert "\n" not in str(caught.value)

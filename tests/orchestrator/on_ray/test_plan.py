@@ -1,4 +1,4 @@
-"""What a sweep keeps of itself: without Ray."""
+"""Stored plans of sweeps, without Ray."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_a_plan_that_was_written_is_read_back(plan, tmp_path):
 
 
 def test_an_unknown_sweep_names_the_nearest_one(plan, tmp_path):
-    with pytest.raises(ConfigError, match="none is called 's1'. Known: none yet"):
+    with pytest.raises(ConfigError, match="'s1' does not exist. Known: none yet"):
         read_plan(tmp_path / "sweeps" / "s1", "s1")
     write_plan(plan, tmp_path / "sweeps" / "monday")
-    with pytest.raises(ConfigError, match="none is called 'mondy'. Did you mean 'monday'"):
+    with pytest.raises(ConfigError, match="'mondy' does not exist. Did you mean 'monday'"):
         read_plan(tmp_path / "sweeps" / "mondy", "mondy")
 
 
@@ -36,7 +36,7 @@ def test_an_unknown_sweep_names_the_nearest_one(plan, tmp_path):
 def test_a_plan_of_another_version_is_refused(tmp_path, text):
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "plan.json").write_text(text)
-    with pytest.raises(ConfigError, match="no plan of this version"):
+    with pytest.raises(ConfigError, match="not a plan of this version"):
         read_plan(tmp_path / "s", "s")
 
 

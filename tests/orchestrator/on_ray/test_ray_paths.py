@@ -1,4 +1,4 @@
-"""Ray's files are looked for where Ray puts them, and put where its sockets can be bound."""
+"""Ray's files are found where Ray puts them, and put where its sockets can be bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_cluster_file_stands_where_ray_writes_it(plain, monkeypatch, given):
 
 
 def test_a_folder_is_refused_from_the_length_on_at_which_rays_sockets_fail(plain, tmp_path):
-    """Ray's own check of the path that Ray makes is the judge."""
+    """Ray's own check of its path decides."""
     from ray._private.utils import validate_socket_filepath
 
     added = f"/ray/session_2026-11-25_14-18-18_123456_{os.getpid()}/sockets/plasma_store"

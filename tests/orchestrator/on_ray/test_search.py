@@ -1,4 +1,4 @@
-"""Search spaces and searchers: without a cluster."""
+"""Search spaces and searchers, without a cluster."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_grid_takes_listed_values_and_three_of_a_range():
     assert grid_values("a", tune.uniform(0.0, 1.0), 0.6) == [0.0, 0.6, 1.0]
     assert grid_values("a", tune.loguniform(1e-4, 1e-2), None) == pytest.approx([1e-4, 1e-3, 1e-2])
     assert grid_values("a", tune.randint(1, 10), None) == [1, 5, 9]
-    with pytest.raises(ConfigError, match="a: a grid needs listed values. Write --space a=VALUE,VALUE"):
+    with pytest.raises(ConfigError, match="a: a grid needs listed values. Use --space a=VALUE,VALUE"):
         grid_values("a", tune.sample_from(lambda spec: 1), None)
 
 
@@ -96,7 +96,7 @@ def test_a_domain_holds_its_choices_and_what_lies_between_its_ends(domain, insid
 
 
 def test_a_trial_that_was_stopped_early_is_pruned_and_never_the_best():
-    """The gains of a sweep that was recorded: 15.62 after one task is no better than 13.75 after five."""
+    """Gains of a recorded sweep: 15.62 after one task is not better than 13.75 after five."""
     searcher = make_searcher(SearchConfig(), SearchSpace(SPACE, {}, {}), 5)
     gains = {"a": [15.62, 7.81, 7.29, 9.38, 13.75], "b": [18.75, 12.5, 7.29, 10.16, 12.5], "c": [15.62]}
     for trial_id in [*gains, "lost"]:
@@ -132,5 +132,5 @@ def test_space_words_replace_ranges_by_listed_values():
 
 @pytest.mark.parametrize("word", ["method.lr", "method.lr=", "=1", "method.lr=,"])
 def test_a_space_word_without_values_is_refused(word):
-    with pytest.raises(ConfigError, match="write name=VALUE,VALUE"):
+    with pytest.raises(ConfigError, match="is not name=VALUE,VALUE"):
         override_space(SPACE, [word])

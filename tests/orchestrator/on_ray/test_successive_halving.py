@@ -1,4 +1,4 @@
-"""Halving in brackets: a function of results, whatever the load, the order of arrival or the size of the cluster."""
+"""Halving in brackets depends on results only, not on load, order of arrival or size of the cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TASKS = 5
 
 
 def gain(point: Mapping[str, Any], task: int) -> float:
-    """A made-up result, best at lr = 3e-6 and few layers; its order changes with the task."""
+    """Return a synthetic result, best at lr = 3e-6 and few layers; its order changes with the task."""
     return 10 - abs(math.log10(point["method.lr"] / 3e-6)) * task - 0.1 * point["method.layers"] + task
 
 
@@ -54,7 +54,7 @@ def run(
     most: float = math.inf,
     score: Callable[[Mapping[str, Any], int], float] = gain,
 ) -> tuple[HalvingSearcher, list[tuple[str, int, int]]]:
-    """A cluster that holds `room` segments, whose reports arrive in an order that `seed` decides.
+    """Simulate a cluster that holds `room` segments, whose reports arrive in an order that `seed` decides.
 
     Returns the search and the segments that ended well, (row, trial, until); after `most` tasks everything is killed.
     """
@@ -89,7 +89,7 @@ def run(
 
 
 def told(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
-    """Everything that the searcher was told, trial by trial."""
+    """Return everything that was reported to the searcher, trial by trial."""
     study = made.searcher.inner._ot_study
     return [(t.number, t.state.name, t.params, t.intermediate_values, t.values) for t in study.trials]
 
@@ -131,7 +131,7 @@ def test_a_wave_is_suggested_from_the_ones_before_it_told_in_the_order_of_number
 
 
 def scripted(values: list[float], **search: Any) -> SuccessiveHalving:
-    """A grid whose trials score `values`, after every task alike."""
+    """A grid whose trials score `values`, equally after every task."""
     space = SearchSpace({"x": tune.choice(list(range(len(values))))}, {}, {})
     config = SearchConfig(searcher="grid", bracket_size=len(values), **search)
     made = halving(config, space)
@@ -147,7 +147,7 @@ def scripted(values: list[float], **search: Any) -> SuccessiveHalving:
         ([1, 8, 3, 6, 5, 4, 7, 2], {"reduction_factor": 3}, [1, 0, 1, 3, 1, 1, 0, 1]),
         ([1, 8, 3, 6, 5, 4, 7, 2], {"grace_tasks": 2}, [2, 0, 2, 4, 4, 2, 0, 2]),
         ([1, 8, 3, 6], {"mode": "min"}, [0, 1, 0, 1]),
-        ([5, 5, 5, 5, 5], {"min_survivors": 1}, [0, 4, 2, 1, 1]),  # of equal trials the first ones go on
+        ([5, 5, 5, 5, 5], {"min_survivors": 1}, [0, 4, 2, 1, 1]),  # of equal trials the first continue
         ([math.nan, 1, 2], {"min_survivors": 1}, [1, 2, 0]),
         ([1, 2], {}, [0, 0]),
         ([1, 8, 3, 6], {"scheduler": "none"}, [0, 0, 0, 0]),
@@ -268,10 +268,10 @@ STAGES = SearchSpace(
 
 
 def executions(search: SearchConfig, room: int, seed: int) -> tuple[list[tuple[Any, ...]], int, int]:
-    """Decisions of a search, tasks that its trials finished, and those that nobody trained.
+    """Return the decisions of a search, the tasks that its trials finished, and those that no trial trained.
 
-    A segment takes over what has been finished before it, as `learning/prefix_reuse.py` does: task 1 of a trial that
-    has the same values of what task 1 reads.
+    A segment adopts tasks that were finished before it, as `learning/prefix_reuse.py` does: task 1 of a trial with the
+    same values of the settings that task 1 reads.
     """
     later = STAGES.later if is_grouped(search, STAGES) else ()
     made = SuccessiveHalving(make_searcher(search, STAGES, TASKS), search, TASKS, dict, later=later)
@@ -317,7 +317,7 @@ def test_a_search_of_24_trials_is_staged_by_itself_and_saves_30_percent_whatever
             for point in points[8 * bracket :][:8]
         ]
         assert sorted(groups.count(group) for group in set(groups)) == [4, 4]
-    assert len({point["method.beta"] for point in points}) == 23  # drawn anew, but for the two points tried first
+    assert len({point["method.beta"] for point in points}) == 23  # all sampled, except the two points evaluated first
     assert executions(SearchConfig(trials=24, searcher="tpe"), 8, 0)[2] == 0
 
 

@@ -1,4 +1,4 @@
-"""Sweeps, workers, kills and reruns on a real Ray: that of the room, or one that a killed command started itself."""
+"""Sweeps, workers, kills and reruns on a real Ray: that of the package, or one that a killed command started."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.orchestrator.on_ray.sockets import listening, offer_job
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-PATIENCE = 600  # seconds that anything may take on a loaded machine
+PATIENCE = 600  # seconds, maximal duration of any step on a loaded machine
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def commits(runs: Path) -> Store:
 
 
 class Finished:
-    """The commits that trials add to a runs folder, whose zero-shot curves and runs are there before."""
+    """Return the commits that trials add to a runs folder with existing zero-shot curves and runs."""
 
     def __init__(self, runs: Path) -> None:
         self.store = commits(runs)
@@ -80,12 +80,12 @@ class Finished:
 
 
 def without_times(commit: dict[str, Any]) -> dict[str, Any]:
-    """A commit without what may differ between two runs of the same: the seconds."""
+    """Return a commit without the times, which differ between equal runs."""
     return {**commit, "record": {name: v for name, v in commit["record"].items() if name != "seconds"}}
 
 
 def assert_equals_an_unbroken_run(runs: Path, settings: dict[str, Any], manifest: str, tmp_path: Path) -> None:
-    """The last commit of a run under Ray is, digests of weights and galleries included, that of a bare process."""
+    """The last commit of a run under Ray equals that of a bare process, digests of weights and galleries included."""
     other = tmp_path / "unbroken"
     shutil.copytree(runs, other, ignore=shutil.ignore_patterns("commits", "weights", "gallery", "sweeps", "mlflow*"))
     stream = load_stream(manifest, other)
@@ -118,7 +118,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
             "grace_tasks": 2,
             "confirm": 1,
             "confirm_seeds": 2,
-        },  # one task of three videos tells nothing
+        },  # one task of three videos is too small to discriminate
         space=("method.lr=0,1e-6,1e-3,3e-3",),  # with optim.lr_scale=50 the last two destroy the backbone
         seeds=1,
         baselines=("zero_shot",),
@@ -127,7 +127,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
 
     said = capsys.readouterr().err
     assert "4 by grid, scheduler halving in waves of 8" in said
-    assert said.count("stopped after task 2: others do better") == 2
+    assert said.count("stopped after task 2: others are better") == 2
     assert "2 complete, 2 stopped early, 0 failed" in text
     assert "| zero\\_shot" in text
     assert "settings are the best of 4 trials" in text
@@ -156,7 +156,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     assert "3 runs, 3 of them already complete" in capsys.readouterr().err  # zero-shot, recommended, searched
     assert again in text
 
-    # One file to mail, of the sweep and of its rerun: what was asked, found and believed, and what was forgotten
+    # One page about the sweep and its rerun: settings, results, the confirmation, and forgetting
     make_report("s", execution, execution.runs / "page.html")
     shown = (execution.runs / "page.html").read_text()
     assert "Which settings of clip4clip are best on" in shown
@@ -173,7 +173,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
 
 
 def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) -> SearchOutcome:
-    """Of a trial of which one process is killed after the first task."""
+    """Run a trial of which one process is killed after the first task."""
 
     def kill_after_the_first_task() -> None:
         wait_for(lambda: finished(1))
@@ -232,7 +232,7 @@ def is_training(command: subprocess.Popen[str]) -> bool:
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Commands that a test started: none outlives it."""
+    """Commands started by a test: none outlives it."""
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for process in processes:
@@ -242,7 +242,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(execution: ExecutionConfig, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
-    """A sweep as of somebody who has set nothing of Ray, in whose home folder there is no token."""
+    """A sweep of a user without any Ray settings, whose home folder has no token."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_TMPDIR": str(ray_folder), "HOME": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "ctvr", "sweep", "--runs", str(execution.runs), *words]
@@ -252,7 +252,7 @@ def start(execution: ExecutionConfig, ray_folder: Path, *words: str) -> subproce
 
 
 def assert_closed(found: dict[str, str], answers: dict[str, int]) -> None:
-    """Of the sockets of a sweep on this machine, none listens to a network, and the dashboard wants a token."""
+    """No socket of a local sweep listens to a network, and the dashboard needs a token."""
     assert any("raylet" in command for command in found.values())
     assert any("ImplicitFunc" in command for command in found.values())
     assert {
@@ -264,9 +264,9 @@ def assert_closed(found: dict[str, str], answers: dict[str, int]) -> None:
 def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_end_with_the_same_numbers(
     execution, manifest, tmp_path, started
 ):
-    """Without its raylet the second one goes on by itself.
+    """Without its raylet the second sweep continues by itself.
 
-    And none of it can be reached from a network: every socket of the last command is looked at twice a second.
+    None of it is reachable from a network: every socket of the last command is checked twice a second.
     """
     ray_folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
     finished = Finished(execution.runs)
@@ -282,7 +282,7 @@ def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_
     first.kill()
     assert first.wait() == -signal.SIGKILL, first.communicate()
 
-    # At once: what Ray has left behind may still be dying, and a worker may finish one more task
+    # At once: processes left by Ray may still be dying, and a worker may finish one more task
     second = start(execution, ray_folder, "--resume", "s")
     started.append(second)
     wait_for(lambda: (is_training(second) and finished(2)) or second.poll() is not None)

@@ -1,4 +1,4 @@
-"""A whole table on a real Ray: rows share the cluster, one that fails does not end it, and resuming repeats nothing."""
+"""A whole table on a real Ray: rows share the cluster, a failed row does not end it, and resuming repeats nothing."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     assert [len(run.metrics[GAIN]) for run in searched if not run.tags.get("ctvr.stopped")] == [3]
     assert {run.status for run in searched} == {"FINISHED"}
     assert {run.settings["evaluation.split"] for run in searched} == {"val"}
-    lost = tracker.find_runs(sweep="t-lora")  # each tried once: a loss that is no number comes again
+    lost = tracker.find_runs(sweep="t-lora")  # each tried once: a non-finite loss is permanent
     assert [run.status for run in lost] == ["FAILED"] * 3
     assert all("no finite number" in run.tags["ctvr.error"] for run in lost)
     final = {run.tags["ctvr.rerun_of"] for run in tracker.find_runs(tags={"ctvr.role": "final"})}
     assert final == {"t"}
 
-    # Resumed, the lost row is tried again; of the others nothing is run, and the table is the same
+    # Resumed, the lost row is tried again; the others run nothing, and the table is the same
     with pytest.raises(RunsFailed) as again:
         resume("t", execution)
     said = capsys.readouterr().err

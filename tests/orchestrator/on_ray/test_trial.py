@@ -1,4 +1,4 @@
-"""A trial of several workers under Ray Train: devices, backends, failures; without a cluster."""
+"""Trials of several workers under Ray Train: devices, backends, failures; without a cluster."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_workers_meet_by_what_their_devices_allow():
     assert _backend(plan(workers=2, patience=0.5)).timeout_s == 1800
     assert _backend(plan(workers=2)).timeout_s == 1800  # of a step; what rank 0 does alone has another group
     assert _backend(plan(workers=2, patience=0.1)).timeout_s == 360
-    assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL wants a GPU of its own
+    assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL needs one GPU per process
 
 
 def test_a_collective_that_fails_names_the_worker_that_stands_still_or_where_all_are():

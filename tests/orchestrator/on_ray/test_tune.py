@@ -1,4 +1,4 @@
-"""What the driver of a sweep hands to Tune and makes of its trials: without a cluster. With one: test_sweeps.py."""
+"""Input of Tune from the driver of a sweep, and its evaluation, without a cluster. With one: test_sweeps.py."""
 
 from __future__ import annotations
 

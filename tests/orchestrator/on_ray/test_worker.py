@@ -1,4 +1,4 @@
-"""What one process of a trial tells the search, and which sources it refuses: without a cluster."""
+"""Reports of a trial's process to the search, and refused sources, without a cluster."""
 
 from __future__ import annotations
 
@@ -65,6 +65,8 @@ def test_a_worker_on_another_host_with_other_sources_refuses():
 
     _check_sources(plan())  # of an older version
     _check_sources(plan(host="elsewhere", sources=source_digest()))
-    _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # one's own edits while a sweep runs
-    with pytest.raises(ConfigError, match=rf"code: {platform.node()} has other sources .*elsewhere.*Run `ray up`"):
+    _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # the user's own edits while a sweep runs
+    with pytest.raises(
+        ConfigError, match=rf"code: {platform.node()} runs different source code .*elsewhere.*Run `ray up`"
+    ):
         _check_sources(plan(host="elsewhere", sources="0123456789ab"))

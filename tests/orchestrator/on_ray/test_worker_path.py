@@ -1,4 +1,4 @@
-"""Ray's workers import nothing from the folder in which the user stands, but a method that the user names."""
+"""Ray's workers import nothing from the user's current folder, except a method that the user names."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execu
         ({"presets": ("papr",)}, "clip4clip has none called 'papr'. Did you mean 'paper'"),
         ({"space": ("method.lrr=1,2",)}, "method.lrr: no such setting"),
         ({"space": ("method.frame_norm=l2,l3",)}, "method.frame_norm: .*'l3'"),
-        ({"space": ("method.lr",)}, "write name=VALUE,VALUE"),
+        ({"space": ("method.lr",)}, "is not name=VALUE,VALUE"),
         (
             {"method": "framefusion_moe", "overrides": {"method.top_k": "2"}, "space": ("method.num_experts=1,5",)},
             "method.top_k chooses among method.num_experts=1 experts, got 2. Use method.top_k=1",
@@ -153,7 +153,7 @@ def test_a_sweep_that_exists_is_not_overwritten(few, execution):
 
 
 def test_a_sweep_that_does_not_exist_is_not_resumed(execution):
-    with pytest.raises(ConfigError, match="sweep: none is called 'yesterday'"):
+    with pytest.raises(ConfigError, match="sweep: 'yesterday' does not exist"):
         resume("yesterday", execution)
 
 
