@@ -151,7 +151,7 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
     Returns:
         `cost/query_passes`: passes through the text tower, one per task where the text is task-conditioned;
         `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Those inside a
-        fused attention kernel (3 % for a text of 77 tokens) count only where torch knows the kernel, on a GPU.
+        fused attention kernel (3 % for a text of 77 tokens) count only where torch supports the kernel, on a GPU.
     """
     passes = tasks if method.task_conditioned_text else 1
     training = method.training

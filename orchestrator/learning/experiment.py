@@ -98,7 +98,7 @@ class Experiment:
 
     @property
     def trains_on_searched(self) -> bool:
-        """Whether training reads the features of the searched videos, which in tables are the test videos."""
+        """True if training reads the features of the searched videos, which in tables are the test videos."""
         if not self.optim.epochs:
             return False
         of_base = self.base is not None and find_method(self.method.base).trains_on_searched(self.base)

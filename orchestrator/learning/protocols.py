@@ -1,6 +1,6 @@
 """Protocols of streams: re-encoding of galleries, metrics, and the score that selects an epoch.
 
-The loop uses the protocol object of its stream (`protocol_of`) and knows no protocol by name.
+The loop uses the protocol object of its stream (`protocol_of`) and depends on no protocol by name.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_the_index_of_files_is_never_believed_against_the_files(manifest, runs, 
         return FrameSource(there, DataConfig(num_frames=4), 64).keys(items, scan_videos(stream))[0]
 
     def index() -> dict:
-        """What is stored for all files, when it has been found right."""
+        """Return the stored index of all files, after checking it."""
         assert keys() == keys(least=10**9)
         return there.get_json(FILES, name)
 
@@ -139,7 +139,7 @@ def test_a_broken_video_is_named_and_the_good_ones_are_decoded_all_the_same(mani
     spoil(manifest, lambda path: path.write_bytes(b"no video at all"))
     stream = load_stream(manifest, runs)
     store = RunPaths(runs).open_store()
-    source = FrameSource(store, DataConfig(num_frames=3), 64)  # another sampling: nothing is there yet
+    source = FrameSource(store, DataConfig(num_frames=3), 64)  # another sampling: its frames are not stored
     with pytest.raises(ConfigError, match=r"1 videos are broken: .*red_train_0"):
         prepare_stream(stream, source, ("train",), progress=False)
     good = [item for index in range(3) for item in stream.items(index, "train")][1:]

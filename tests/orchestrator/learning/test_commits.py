@@ -43,7 +43,7 @@ def test_the_galleries_on_which_epochs_are_chosen_are_part_of_a_commit(store):
     assert torch.equal(commits.galleries(1, "selection")[0], chosen[0])
     (key,) = store.get_json("commits", "run/task_001")["selection"]
     store.delete("gallery", key)
-    assert commits.finished(3) == 0  # a task whose choice could not be repeated is not finished
+    assert commits.finished(3) == 0  # a task whose selection galleries are lost is not finished
 
 
 def test_a_commit_without_a_choice_has_no_galleries_for_it(store):
@@ -96,10 +96,10 @@ def test_a_child_of_another_parent_is_refused_and_one_of_the_parent_that_won_is_
     first, other = Commits(store, "run"), Commits(store, "run")
     assert first.publish(value(0), [torch.zeros(1, 1)], record(1))
     assert not other.publish(value(1), [torch.ones(1, 1)], record(1))
-    other._at = (1, "f" * 64)  # as if it had gone on from what it trained
+    other._at = (1, "f" * 64)  # as if it continued from its own task
     assert not other.publish(value(1), [torch.ones(1, 1)] * 2, record(2))
     assert first.finished(3) == 1
-    weights, _ = other.load(1)  # what won
+    weights, _ = other.load(1)  # the winning commit
     assert other.publish({"w": weights["w"] + 1}, [torch.zeros(1, 1)] * 2, record(2))
     assert not first.publish(value(7), [torch.zeros(1, 1)] * 2, record(2))
     commits = [store.get_json("commits", f"run/task_00{done}") for done in (1, 2)]

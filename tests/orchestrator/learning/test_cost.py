@@ -29,7 +29,7 @@ KEYS = {
 
 @pytest.mark.parametrize(
     ("name", "backbone", "printed", "tokens", "parameters"),
-    [  # TempMe (arXiv:2409.01156), tables 1, 2 and 4; parameters: the exact counts behind its rounded ones
+    [  # TempMe (arXiv:2409.01156), tables 1, 2 and 4; parameters: exact counts, which the tables round
         ("zero_shot", B32, 53.0, 600, 0),
         ("lora", B32, 53.0, 600, 491_520),
         ("prompt", B32, 58.2, 660, 76_800),
@@ -40,7 +40,7 @@ KEYS = {
         ("sta", B32, 35.7, 12 * 22, 491_520),
         ("diffrate", B32, 36.8, 12 * 20, 491_520),
         ("testa", B32, 40.6, 7 * 26, 491_520 + 98_304 + 4),
-        ("evit", B16, 139.5, 12 * 72, 491_520),  # not printed: with the norms, by hand
+        ("evit", B16, 139.5, 12 * 72, 491_520),  # not printed: computed by hand, with the norms
         ("diffrate", B16, 138.5, 12 * 49, 491_520),
         ("lora", B16, 211.3, 12 * 197, 491_520),
         ("prompt", B16, 216.8, 12 * 202, 76_800),
@@ -65,7 +65,7 @@ def test_multiply_adds_tokens_and_parameters_are_the_papers(name, backbone, prin
     ],
 )
 def test_multiply_adds_of_larger_towers_are_those_of_their_arithmetic(backbone, width, depth, patch, size, joint):
-    """A frame: the patches' convolution, and in each block 12 N D^2 + 2 N^2 D; the projection of the class token."""
+    """Compute the multiply-adds of a frame: the patch convolution, 12 N D^2 + 2 N^2 D per block, and the projection."""
     patches = (size // patch) ** 2
     tokens = patches + 1
     frame = patches * width * 3 * patch**2 + depth * (12 * tokens * width**2 + 2 * tokens**2 * width) + width * joint
@@ -89,7 +89,7 @@ def test_multiply_adds_of_larger_towers_are_those_of_their_arithmetic(backbone, 
     ],
 )
 def test_every_ablation_of_the_paper_has_its_multiply_adds(settings, printed):
-    rel = 0.01 if "join_clips" in settings else 0.006  # the paper does not state that schedule
+    rel = 0.01 if "join_clips" in settings else 0.006  # the paper does not give that schedule
     assert estimate("tempme", settings)[1].macs / 1e9 == pytest.approx(printed, rel=rel)
 
 
@@ -98,7 +98,7 @@ def test_every_ablation_of_the_paper_has_its_multiply_adds(settings, printed):
     [("lora", 276.7, 64 * 50, 491_520), ("tome", 208.5, 64 * 26, 491_520), ("tempme", 180.3, 500, 556_032)],
 )
 def test_64_frames_agree_once_all_frames_are_embedded(name, printed, tokens, parameters):
-    """The paper's counter embeds the patches of 12 frames only."""
+    """Check that the paper's counter embeds the patches of 12 frames only."""
     method, found = estimate(name, {"num_frames": 64} if name == "tempme" else {}, frames=64)
     unseen = 52 * 49 * 768 * 3 * 32**2
     assert (found.macs - unseen) / 1e9 == pytest.approx(printed, rel=0.005)
@@ -112,9 +112,9 @@ def test_all_of_clip_is_151_million_parameters_and_the_temperature_is_one():
 
 
 def test_the_formula_is_what_torch_counts():
-    """Linear layers, convolution and attention, of a tower that joins clips and of a plain one.
+    """Compare linear layers, convolution and attention, of a tower that joins clips and of a plain one.
 
-    The formula counts the last block's tokens that nobody reads, as the papers do; a tower does not make them.
+    The formula, like the papers, counts unused tokens of the last block, which a tower does not compute.
     """
     frames, width = torch.randn(2, 4, 3, 32, 32), 32
 
@@ -135,7 +135,7 @@ def test_the_formula_is_what_torch_counts():
     ):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             method.encode_video(frames)
-        readout = 2 * 4 * 32 * 16  # left out of the formula, as in the paper
+        readout = 2 * 4 * 32 * 16  # not in the formula, as in the paper
         matching = counter.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0) // 2  # likewise
         executed = counter.get_total_flops() // 2
         assert video_cost(method, frames).macs * 2 + readout + matching - spared == executed
@@ -204,10 +204,10 @@ def test_a_query_costs_a_pass_for_each_task_where_captions_are_read_by_task():
     prompted.begin_task(make_task(0))
     once, often = (query_cost(method, tokens, 5) for method in (plain, prompted))
     assert (once["cost/query_passes"], often["cost/query_passes"]) == (1, 5)
-    assert often["cost/query_gmacs"] > 5 * once["cost/query_gmacs"]  # and experts on top
+    assert often["cost/query_gmacs"] > 5 * once["cost/query_gmacs"]  # plus the experts
     tower = plain.backbone.text
     length, width, depth = tokens.shape[1], tower.width, len(tower.blocks)
-    linear = 12 * length * width**2  # of a block: projections and an MLP of 4 D; the last may make one token alone
+    linear = 12 * length * width**2  # per block: projections and an MLP of 4 D; the last may compute one token only
     most = depth * (linear + 2 * length**2 * width) + width * 16
     assert (depth - 1) * linear < once["cost/query_gmacs"] * 1e9 <= most
     assert query_cost(prompted, tokens, 10)["cost/query_gmacs"] == pytest.approx(2 * often["cost/query_gmacs"])

@@ -1,4 +1,4 @@
-"""What workers tell one another; threads stand for them here, real processes are in tests/workers."""
+"""Collectives of workers, simulated by threads; tests/workers uses real processes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ctvr.orchestrator.learning.loss_monitor import EpochMetrics
 
 
 def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
-    """What each of `size` workers finds.
+    """Run `work` on `size` workers, simulated by threads, and return their results.
 
-    Their `all_gather` refuses what gloo refuses, and `all_reduce` knows the least; nothing else is there.
+    Their `all_gather` rejects unequal shapes, as gloo does, and `all_reduce` supports MIN; there are no others.
     """
     me, meet, given = threading.local(), threading.Barrier(size, timeout=60), [torch.empty(0)] * size
 
@@ -56,7 +56,7 @@ def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
 
 
 def test_waits_for_what_one_worker_does_alone_go_over_the_patient_group(monkeypatch):
-    """And collectives of a step over the default group, which has another time limit."""
+    """Collectives of a step use the default group, which has another time limit."""
     seen: list[tuple[str, object]] = []
 
     def note(name: str, *given: Any, group: object = None, **named: object) -> None:
@@ -81,7 +81,7 @@ def test_waits_for_what_one_worker_does_alone_go_over_the_patient_group(monkeypa
 @pytest.mark.parametrize("count", [7, 6, 2, 1])  # of rows; some workers have one less, or none
 def test_every_worker_gets_the_rows_of_all_bit_for_bit(count, shape, dtype):
     numbers = torch.randn(*reversed(shape), count, generator=torch.Generator().manual_seed(count))
-    features = numbers.to(dtype).permute(*reversed(range(numbers.ndim)))  # not as they lie in memory
+    features = numbers.to(dtype).permute(*reversed(range(numbers.ndim)))  # not contiguous in memory
     for size in (2, 3):
         found = on_threads(
             size, lambda workers: workers.encode_sharded(lambda rows: features[list(rows)], range(count))
@@ -143,7 +143,7 @@ def test_a_method_that_says_it_trains_all_and_does_not_is_named_in_the_first_ste
     method.idle(torch.ones(2)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    optimizer.step()  # the first one alone is looked at
+    optimizer.step()  # only the first step is checked
 
 
 def test_one_worker_or_a_method_that_may_rest_expects_nothing():

@@ -1,4 +1,4 @@
-"""Every method learns an embedded stream from the first video to the last metric."""
+"""Every method learns a built-in stream from the first video to the last metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of CTVR: stored galleries, cumulative and own-task search, prompts by task."""
+"""The protocol of CTVR: stored galleries, cumulative and own-task search, task-conditioned text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Lookup(Method):
-    """Captions are rows of a table; with prompts, every task turns its own feature on."""
+    """Looks up captions in a table; with task-conditioned text, every task turns its own feature on."""
 
     def __init__(self, table: torch.Tensor, prompts: bool = False) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def two_tasks():
 
 
 class Words(Method):
-    """A caption's words (B, N, 2) up to the longest of the pass, as word features are made; keeps what was asked."""
+    """Encodes a caption as words (B, N, 2) up to the longest of the pass; records its calls."""
 
     def __init__(self, text_is_frozen: bool) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def test_ranks_without_the_matrix_are_those_with_it(prompts, width, held, two_ta
 
 
 class Centred(Method):
-    """Transductive, and of each direction in its own way."""
+    """Transductive method with a different normalization in each direction."""
 
     def normalize_scores(self, scores):
         return scores - scores.mean(dim=0)
@@ -249,4 +249,4 @@ def test_the_sum_of_recalls_is_logged_in_both_directions(two_tasks):
     found = measured(scores, asked, [5, 7]).metrics
     for direction in ("t2v", "v2t", "v2t_captions"):
         assert found[f"stream/{direction}/rsum"] == sum(found[f"stream/{direction}/r{k}"] for k in (1, 5, 10))
-    assert found["stream/v2t/r1"] == found["stream/v2t_captions/r1"]  # one caption a video
+    assert found["stream/v2t/r1"] == found["stream/v2t_captions/r1"]  # one caption per video

@@ -1,4 +1,4 @@
-"""A method is put together from settings; a trained model can be loaded again."""
+"""A method is built from settings; a trained model can be loaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features made ahead are those that runs look for."""
+"""Precomputed features are those that runs look up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of several batches has the gradient of one large batch, or is refused by name."""
+"""A step of several batches has the gradient of one large batch, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
 
 
 def made(name: str, task: int = 1, **more: object):
-    """A method as it begins `task`, with what former tasks leave behind: memories, queues, statistics."""
+    """Build a method at the start of `task`, with the state of former tasks: memories, queues, statistics."""
     settings = {"method": name, "stream": "s", "data.num_frames": 4, "data.batch_size": 8, **more}
     settings |= {} if name != "vr_lwf" else {"method.sentences": 20}
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def test_batches_of_a_step_are_one_large_batch(name, more):
     torch.manual_seed(3)
     with most_rows() as rows:
         terms = backward(parted, parts(batch, 3, 3, 2), nullcontext)
-    assert max(rows) == 3  # no graph holds more
+    assert max(rows) == 3  # no graph holds more rows
     assert terms.keys() == expected.keys()
     for term, value in expected.items():
         torch.testing.assert_close(terms[term], value, atol=1e-6, rtol=1e-5)
@@ -95,7 +95,7 @@ def test_batches_of_a_step_are_one_large_batch(name, more):
     assert max(float(grad.abs().max()) for grad in gradients.values()) > 1e-4
     for key, grad in gradients.items():
         torch.testing.assert_close(found[key], grad, atol=4e-6 * float(1 + grad.abs().max()), rtol=1e-4)
-    for method in (whole, parted):  # what a step leaves behind besides: queues, averages, counts
+    for method in (whole, parted):  # other state after a step: queues, averages, counts
         method.after_step()
     for mine, other in zip(parted.buffers(), whole.buffers(), strict=True):
         torch.testing.assert_close(mine, other)
@@ -103,7 +103,7 @@ def test_batches_of_a_step_are_one_large_batch(name, more):
 
 @contextmanager
 def most_rows() -> Iterator[list[int]]:
-    """How many captions or videos went through a tower at once with a graph."""
+    """Count the captions or videos that pass a tower at once with a graph."""
     rows: list[int] = []
     plain = blocks.run_blocks
 

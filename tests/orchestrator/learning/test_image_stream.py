@@ -1,4 +1,4 @@
-"""Streams of labelled images: the same loop, commits and settings, with nearest neighbours in the place of a search."""
+"""Streams of labelled images: the same loop, commits and settings, with nearest neighbours instead of a search."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAIN, TEST = 5, 4
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory) -> str:
-    """Two tasks of two classes of noise around colours, of 8 pixels."""
+    """Two tasks of two classes of coloured noise, of 8 pixels per side."""
     folder = tmp_path_factory.mktemp("images")
     random, tasks = np.random.default_rng(3), []
     for number in range(2):
@@ -61,7 +61,7 @@ def run(method: str, manifest: str, root: Path, stop_after: int | None = None, *
 
 @pytest.fixture(scope="module")
 def whole(manifest, tmp_path_factory):
-    """Each method's run, made once."""
+    """Run each method once."""
     made: dict[str, Result] = {}
 
     def of(method: str) -> Result:
@@ -123,7 +123,7 @@ def test_the_matrices_are_those_of_a_plain_vote_among_the_images_of_a_task(whole
     own, metrics = result.record.own, result.record.metrics
     assert metrics[1]["stream/knn/forgetting"] == pytest.approx(own[0][0] - own[1][0])
     assert metrics[1]["stream/knn/accuracy"] == pytest.approx(np.mean(own[1]))
-    assert "stream/knn/forgetting" not in metrics[0]  # nothing can be forgotten yet
+    assert "stream/knn/forgetting" not in metrics[0]  # forgetting is undefined after one task
 
 
 def test_a_batch_is_two_views_that_differ_and_the_plain_images_and_all_come_once(manifest, tmp_path):

@@ -1,4 +1,4 @@
-"""The task loop: same numbers whatever happens in between, stored galleries, nothing trained twice."""
+"""The task loop: interruptions change no number, galleries are stored, nothing is trained twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.small_stream import write_clip
 
 
 class Killed(Exception):
-    """Stands for a process that dies."""
+    """Simulates the end of a process."""
 
 
 def settings(manifest: str, method: str = "clip4clip", **more: object) -> dict[str, object]:
@@ -78,7 +78,7 @@ def test_low_rank_parts_are_apart_in_steps_and_in_the_weights_while_a_run_encode
 
 
 def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
-    """A run that nobody disturbs, and one that is killed after its second task and goes on: they are equal."""
+    """Compare an uninterrupted run with one that is killed after its second task and resumed: they are equal."""
     unbroken = execute(experiment, RunPaths(runs), fresh=True)
 
     def die(task, record, seconds):
@@ -95,13 +95,13 @@ def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
 
 
 def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest, small_stream, runs, monkeypatch):
-    """A commits task 1 and B, which draws otherwise, task 2; A is refused with its own, and goes on from B's."""
+    """A commits task 1, and B, with other randomness, task 2; A's own is refused, and it continues from B's."""
     experiment = resolve(settings(manifest, "framefusion_moe"), small_stream.settings)
     seed_of, told, started = loop.seed_of, [], []
 
     def second(task, record, seconds):
         if task.index == 1:
-            raise Killed  # after its commit
+            raise Killed  # after the commit
 
     def first(task, record, seconds):
         told.append((task.index, json.loads(json.dumps(record.metrics))))
@@ -121,7 +121,7 @@ def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest,
     assert commits[1]["record"]["training"] != unbroken.record.training[: len(commits[1]["record"]["training"])]
     assert [commit["parent"] for commit in commits] == ["", *map(digest_of_commit, commits[:2])]
     assert all(commits[2]["record"][name][:2] == commits[1]["record"][name] for name in ("own", "union", "metrics"))
-    assert started == [0, 2]  # what B had finished is told again: trackers and searches learn of it there
+    assert started == [0, 2]  # the task that B finished is reported again for trackers and searches
     assert [index for index, _ in told] == [0, 2]
     assert told[-1][1] == commits[2]["record"]["metrics"] == result.record.metrics
     assert result.resumed == 2
@@ -210,7 +210,7 @@ def test_matrices_are_lower_triangular_and_complete(manifest, small_stream, runs
 
 
 def test_numbers_of_a_task_and_of_an_epoch_share_no_key(manifest, small_stream, runs):
-    """Their steps count other things; StructAlign gives both the same names."""
+    """These methods count other things per step; StructAlign gives both the same names."""
     record = train(manifest, small_stream, runs, method="structalign").record
     of_tasks = {key for row in record.metrics for key in row}
     of_epochs = {key for row in record.training for key in row}
@@ -226,7 +226,7 @@ def test_a_diverged_run_says_where_and_what_to_lower(manifest, small_stream, run
 
 # --------------------------------------------------------------------------------- the epoch that is kept
 
-FLAT = {"optim__schedule": "constant", "optim__warmup": 0.0}  # an epoch does not depend on how many follow
+FLAT = {"optim__schedule": "constant", "optim__warmup": 0.0}  # an epoch does not depend on the number of epochs
 
 
 def test_best_forgets_a_last_epoch_that_spoiled_the_model(manifest, small_stream, runs, monkeypatch):
@@ -234,7 +234,7 @@ def test_best_forgets_a_last_epoch_that_spoiled_the_model(manifest, small_stream
     steps = []
 
     def spoil(self):
-        """The last of a task's three epochs of two steps ends with captions that all mean the same."""
+        """Make the last of a task's three epochs of two steps end with captions that are all equal."""
         steps.append(1)
         if len(steps) % 6 == 0:
             self.backbone.text.proj.data.zero_()
@@ -247,7 +247,7 @@ def test_best_forgets_a_last_epoch_that_spoiled_the_model(manifest, small_stream
     best = train(manifest, small_stream, runs, **three, evaluation__select="best")
     assert same_weights(best, two)
     assert best.record.own == two.record.own
-    assert best.record.steps == 18  # it was trained, and thrown away
+    assert best.record.steps == 18  # the last epoch was trained, and discarded
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_no_commit_holds_a_backbone_that_stays_as_it_was(select, manifest, small
 
 
 def test_the_loss_of_evaluated_pairs_is_that_of_the_model_then(manifest, small_stream, runs):
-    """Its three pairs are one batch, none of them augmented."""
+    """The three pairs are one batch, without augmentation."""
     told = train(manifest, small_stream, runs, evaluation__log_losses=True, data__augment="crop_flip")
     clip, config = load_backbone("tiny-clip", "shipped"), DataConfig(num_frames=4)
     source = FrameSource(RunPaths(runs).open_store(), config, clip.image_size)
@@ -301,7 +301,7 @@ def test_the_loss_of_evaluated_pairs_is_that_of_the_model_then(manifest, small_s
     assert told.record.training[-1]["test/loss/contrastive"] == pytest.approx(expected.item(), rel=1e-5)
 
 
-NOTING = ("bmu_moco", "umt")  # queues of keys; a count of what was drawn
+NOTING = ("bmu_moco", "umt")  # queues of keys; a count of draws
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,9 @@ def test_losses_of_evaluated_pairs_are_told_and_decide_nothing(method, manifest,
 def test_a_task_ends_when_no_epoch_has_been_better_for_a_while(
     patience, begins, epochs, manifest, small_stream, runs, monkeypatch
 ):
-    curve = iter([50.0, 50.0, 20.0, 30.0, 30.0, 50.0])  # R@1 after the epochs of the first task; equal is no better
+    curve = iter(
+        [50.0, 50.0, 20.0, 30.0, 30.0, 50.0]
+    )  # R@1 after the epochs of the first task; a tie is not an improvement
     seen = []
 
     def scripted(scores, queries, sizes):
@@ -348,7 +350,7 @@ def test_test_videos_are_not_looked_at_until_the_epoch_is_chosen(
         for task in content["tasks"]:
             task["val"] = []
         Path(manifest).write_text(json.dumps(content))
-    train(manifest, small_stream, runs, method="zero_shot")  # the curve that the run is compared with
+    train(manifest, small_stream, runs, method="zero_shot")  # the curve with which the run is compared
     seen: list[set[str]] = [set()]
     videos = StreamData.videos
 
@@ -382,7 +384,7 @@ def test_gradient_accumulation_steps_less_often(manifest, small_stream, runs):
 
 
 class Brightness(Method):
-    """Its loss is a mean over pairs that know nothing of one another."""
+    """Method whose loss is a mean over independent pairs."""
 
     accumulation = "pairs"
 
@@ -404,14 +406,14 @@ class Brightness(Method):
 
 
 def bright(stream: Stream, runs: Path, pairs: int, accumulate: int) -> tuple[torch.Tensor, int]:
-    """The weight after two epochs of the first task's 8 pairs, and the number of steps."""
+    """Return the weight after two epochs of the first task's 8 pairs, and the number of steps."""
     config = DataConfig(num_frames=4, batch_size=pairs)
     clip = load_backbone("tiny-clip", "shipped")
     store = RunPaths(runs).open_store()
     source = FrameSource(store, config, clip.image_size)
     cpu = torch.device("cpu")
     data = StreamData(replace(stream, tasks=stream.tasks[:1]), source, clip.tokenize, clip.mean, clip.std, config, cpu)
-    # So large an eps makes Adam's step linear in the gradient, whose size it forgives otherwise
+    # Such a large eps makes Adam's step linear in the gradient; otherwise it is invariant to the gradient's scale
     optim = OptimConfig(epochs=2, accumulation_steps=accumulate, grad_clip=None, eps=100.0, lr_scale=1000.0)
     commits = Commits(store, f"bright-{pairs}-{accumulate}")
     made = loop.Loop(Brightness(), data, loop.LoopConfig(optim, EvaluationConfig()), commits)
@@ -458,7 +460,7 @@ def test_bf16_changes_the_towers_and_scores_in_float32(manifest, small_stream, r
 
 @pytest.fixture
 def cvlm(manifest: str) -> str:
-    """The same videos under the protocol that re-encodes every gallery after every task."""
+    """Load the same videos under the protocol that re-encodes every gallery after every task."""
     path = Path(manifest).with_name("small_cvlm.json")
     path.write_text(json.dumps({**json.loads(Path(manifest).read_text()), "name": "small-cvlm", "protocol": "cvlm"}))
     return str(path)

@@ -1,4 +1,4 @@
-"""What the loop's steps begin with and keep: draws of a task's beginning, checkpointed activations."""
+"""Initial and kept state of the loop's steps: randomness at the beginning of a task, checkpointed activations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ctvr.orchestrator.learning.run import RunPaths
 
 @pytest.fixture
 def make_loop(small_stream, runs):
-    """A loop over the small stream in batches of 4 pairs."""
+    """Build a loop over the small stream with batches of 4 pairs."""
     store, config, clip = (
         RunPaths(runs).open_store(),
         DataConfig(num_frames=4, batch_size=4),
@@ -40,7 +40,7 @@ def make_loop(small_stream, runs):
 
 
 class Drawing(Clip4Clip):
-    """Takes note of what it draws as a task begins, and of how a task ends."""
+    """Records the random numbers drawn at the beginning of a task, and how a task ends."""
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)

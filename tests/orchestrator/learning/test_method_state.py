@@ -1,4 +1,4 @@
-"""What changed in a method is kept and comes back; what does not fit is refused by name."""
+"""Changes of a method are saved and restored; a state that does not fit is refused with names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics against brute force, with ties, and the identities of the papers."""
+"""Metrics equal a brute-force computation, with ties, and the papers' identities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules and optimizers as the papers and the released code have them."""
+"""Schedules and optimizers equal those of the papers and the released code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_warm_up_rises_linearly_in_the_tasks_it_is_meant_for():
 
 @pytest.mark.parametrize(("steps", "share", "warm"), [(7, 0.25, 1), (9, 0.3, 2), (5, 0.1, 0), (10, 0.3, 3)])
 def test_a_warm_up_has_the_whole_steps_of_its_share(steps, share, warm):
-    """The fraction of a step is dropped, also one of a half or more, as the released codes' int() does."""
+    """The fraction of a step is truncated, even if it is a half or more, as by the released codes' int()."""
     config = OptimConfig(warmup=share, schedule="constant")
     found = [lr_factor(step, steps, 1, True, config) for step in range(steps)]
     assert found == pytest.approx([(step + 1) / warm for step in range(warm)] + [1.0] * (steps - warm))

@@ -1,7 +1,7 @@
 """Task-prefix reuse is sound: a setting that a task did not read cannot change it, whatever the method.
 
-For every method one run notes what it read. Then every setting that was not read from the first task on is
-given another value: up to the task that reads it, all weights, galleries and metrics must be bit-identical.
+For every method one run records what it reads. Then every setting that was not read from the first task on gets
+another value: up to the task that reads it, all weights, galleries and metrics must be bit-identical.
 (A setting that was read is part of the key, so that nothing is shared between its values.)
 """
 
@@ -36,7 +36,7 @@ LEFT_ALONE = {
 
 
 def others(hint: Any, value: Any) -> list[Any]:
-    """Other values that a setting of this type may take, some of which its owner may refuse."""
+    """Return other values for a setting of this type, some of which may be refused."""
     options = [
         o
         for part in (hint, *typing.get_args(hint))
@@ -64,7 +64,7 @@ def hints_of(experiment) -> dict[str, Any]:
 
 
 def commits_of(experiment, places) -> list[tuple[Any, ...]]:
-    """What each finished task left behind, without its times: digests are part of the objects' names."""
+    """Return the results of each finished task, without times: digests are part of the objects' names."""
     result = execute(experiment, places, reuse=False)
     commits = Commits(places.open_store(), result.key)
     found = []
@@ -77,7 +77,7 @@ def commits_of(experiment, places) -> list[tuple[Any, ...]]:
 
 
 def check(method: str, manifest: str, runs, sample: int | None = None) -> int:
-    """Flip every late setting of a method, or the first `sample` of them that can be; returns how many there were."""
+    """Change every late setting of a method, or the first `sample` that can be changed; return their number."""
     stream, places = load_stream(manifest, runs), RunPaths(runs)
     given = {"method": method, "stream": manifest, "optim.epochs": 1}
     if method == "zscl":

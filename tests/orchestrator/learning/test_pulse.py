@@ -18,7 +18,7 @@ EVERY, STILL = 0.05, 0.5
 
 
 def wait(until: Callable[[], object]) -> None:
-    """Wait until something is so, a minute at most."""
+    """Wait until a condition holds, at most a minute."""
     end = time.monotonic() + 60
     while not until() and time.monotonic() < end:
         time.sleep(0.01)
@@ -27,7 +27,7 @@ def wait(until: Callable[[], object]) -> None:
 
 @pytest.fixture
 def three() -> Iterator[tuple[list[Pulse], list[list[str]]]]:
-    """The pulses of three workers, all in this process, and what each of them tells."""
+    """Make the pulses of three workers in this process, and collect their lines."""
     sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
@@ -53,7 +53,7 @@ def test_the_first_worker_that_waits_names_the_one_that_stands_still(three):
     (said,) = told[0]
     assert said.startswith(f"worker 1 of 3 ({platform.node()}, process {os.getpid()}) is stalled: no heartbeat for")
     assert said.endswith("worker 0 waits for it in task_02, epoch 3, step 4")
-    pulses[0].close()  # now the last one speaks
+    pulses[0].close()  # now the last worker reports
     wait(lambda: told[2])
     assert "worker 0 of 3" in told[2][0]
 
@@ -83,7 +83,7 @@ def test_who_was_never_heard_and_what_strangers_send_name_nobody(three):
 
 
 def test_a_process_that_stood_still_itself_names_nobody_when_it_goes_on(three):
-    """Its clock has gone on, and it has heard nobody meanwhile."""
+    """Its clock has advanced without any heartbeat."""
     pulses, told = three
     pulse = pulses[0]
     pulse.heard = {1: time.monotonic() - 1000, 2: time.monotonic() - 1000}

@@ -1,4 +1,4 @@
-"""Streams of questions: the same loop and commits, with a list of answers in the place of a search."""
+"""Streams of questions: the same loop and commits, with a list of answers instead of a search."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory) -> Path:
-    """Two tasks of one colour; videos are asked their colour and what for, and one test answer is in no training."""
+    """Two tasks of one colour each, with two questions per video; one test answer never occurs in training."""
     folder = tmp_path_factory.mktemp("asked")
     file = write_stream(folder, num_tasks=2, has_val=False)
     text = json.loads(file.read_text()) | {"name": "asked", "protocol": "qa"}
@@ -106,17 +106,17 @@ def test_the_matrices_count_equal_words_among_the_answers_of_the_task_and_of_all
                 hits[matrix] += listed[int(found[0, 0])] == right
         assert result.record.own[1][task] == pytest.approx(100 * hits["own"] / 6)
         assert result.record.union[1][task] == pytest.approx(100 * hits["union"] / 6)
-        assert hits["own"] <= 5  # "test" is in no training
+        assert hits["own"] <= 5  # "test" is not a training answer
     last = result.record.metrics[-1]
     assert last["stream/qa/accuracy"] == pytest.approx(sum(result.record.own[1]) / 2)
     assert last["stream/qa/forgetting_all"] == pytest.approx(result.record.union[0][0] - result.record.union[1][0])
 
 
 class ByVideo:
-    """Answers by the number that stands for a question's video."""
+    """Answers by the number that represents a question's video."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []  # how many answers were ranked
+        self.asked: list[int] = []  # numbers of ranked answers
 
     def rank_answers(self, questions: Tensor, videos: Tensor, answers: Tensor) -> Tensor:
         self.asked.append(len(answers))

@@ -1,4 +1,4 @@
-"""Ranks that are counted tile by tile are those of the complete matrix, whatever the tiles, ties and NaN."""
+"""Ranks counted tile by tile equal those of the complete matrix, for all tiles, ties and NaN."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def brute_rank(row: list[float], own: int) -> float:
 
 
 def brute(scores: Tensor, target: Tensor) -> tuple[list[float], list[float], list[float]]:
-    """Of captions among videos, of videos by their best captions, of best captions among those of other videos."""
+    """Rank captions among videos, videos by their best captions, and best captions among those of other videos."""
     scores = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     rows, columns = scores.tolist(), scores.mT.tolist()
     captioned, owner = sorted(set(target.tolist())), target.tolist()
@@ -41,12 +41,12 @@ def brute(scores: Tensor, target: Tensor) -> tuple[list[float], list[float], lis
 @pytest.mark.parametrize(("kept", "scatters"), [(0, ("cpu",)), (2**25, ("cpu",)), (0, ())])
 @pytest.mark.parametrize("seed", range(12))
 def test_ranks_of_both_directions_agree_with_brute_force_however_the_tiles_are_cut(seed, kept, scatters, monkeypatch):
-    """Ties, NaN, infinities; one caption of a video or several or none, together or apart; one task or three."""
+    """Draw ties, NaN, infinities; one, several or no captions per video, adjacent or not; one task or three."""
     generator = torch.Generator().manual_seed(seed)
     tile, chunk = ((1, 1), (3, 2), (4, 7), (100, 100))[seed % 4]
     monkeypatch.setattr(ranking, "TILE", tile)
     monkeypatch.setattr(ranking, "KEPT", kept)
-    monkeypatch.setattr(ranking, "SCATTERS", scatters)  # of another device the groups are gathered
+    monkeypatch.setattr(ranking, "SCATTERS", scatters)  # on another device the groups are gathered
     sizes = [(5, 5), (13, 4), (9, 8)][: 1 + seed % 3]
     parts = [torch.randint(0, videos, (captions,), generator=generator) for captions, videos in sizes]
     parts = [part if seed % 5 == 4 else part.sort().values for part in parts]

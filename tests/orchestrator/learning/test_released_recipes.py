@@ -45,7 +45,7 @@ ROWS = (
 
 
 def optim_of(name: str, **changed: Any) -> OptimConfig:
-    """`optim.*` of a preset `original`, at the sizes of a fixture."""
+    """Return `optim.*` of a preset `original`, at the sizes of a fixture."""
     settings = presets_of(name)["original"]
     found = {key.removeprefix("optim."): value for key, value in settings.items() if key.startswith("optim.")}
     return OptimConfig(**{**found, **changed})
@@ -68,11 +68,11 @@ def test_an_original_is_a_legal_recipe_whose_every_value_names_its_place(name):
 
 
 def test_originals_have_what_the_first_ones_lacked():
-    """Audit of the rows: zscl.sh and its relatives, CLIP-ViP's optimizer, and what replay leaves out."""
+    """Audit the rows: zscl.sh and its relatives, CLIP-ViP's optimizer, and the settings that replay omits."""
     for name in ("zscl", "lwf", "vr_lwf", "moe_adapter"):
         found = presets_of(name)["original"]
         assert (found["optim.eps"], found["optim.grad_clip"], found["data.batch_size"]) == (1e-8, None, 64), name
-        assert name == "moe_adapter" or found["base.train_scale"] is False, name  # it trains no tower at all
+        assert name == "moe_adapter" or found["base.train_scale"] is False, name  # it trains no tower
     assert [presets_of("zscl")["original"][f"method.{name}"] for name in ("l2", "average_every")] == [1.0, 100]
     clip4clip = presets_of("clip4clip")["original"]
     told = (
@@ -114,7 +114,7 @@ def test_weights_after_every_step_are_those_of_the_released_optimizer(compared):
 
 
 def test_steps_of_lump_are_descent_with_momentum_that_decays_every_weight(compared):
-    """From the released gradient of the second step; the first one follows from the weights before and behind it."""
+    """Compare with the released gradient of the second step; the first follows from the weights before and after it."""
     optim, lr = optim_of("lump"), 3 * 6 / 256
     start, *after, second = (torch.from_numpy(FILE[f"lump/{name}"]) for name in ("start", "step0", "step1", "grad1"))
     weight = torch.nn.Parameter(start.clone())
@@ -146,7 +146,7 @@ def test_the_rate_of_every_step_is_that_of_the_released_schedule(compared):
 
 
 def test_mocos_cosine_is_that_of_every_epochs_first_step():
-    """No row is trained with it; version 1 drops by ten at epochs 120 and 160, for which there is no schedule."""
+    """No row uses it; version 1 divides by ten at epochs 120 and 160, for which we have no schedule."""
     table, optim = FILE["moco/v2_cos"], OptimConfig(schedule="cosine", warmup=0.0)
     for per_epoch in (1, 5):
         found = [
@@ -169,7 +169,7 @@ def test_clip_vip_counts_its_steps_from_one_and_ends_at_its_own_least_rate():
 
 
 def test_umts_rates_never_fall_below_a_hundredth_and_start_there():
-    """Its scheduler: step / warm, then half a cosine over what is left, both at least 0.01."""
+    """Its scheduler: step / warm, then half a cosine over the rest, both at least 0.01."""
     steps, warm = 30, 3
     released = [
         s / warm if s < warm else (1 + math.cos(math.pi * (s - warm) / (steps - warm))) / 2 for s in range(steps)
@@ -204,7 +204,7 @@ def method_of(name: str, config: Any, cls: Any, **changed: Any) -> Method:
 
 
 def our_name(theirs: str) -> str:
-    """A parameter of the authors' CLIP4Clip under its name here."""
+    """Return our name of a parameter of the authors' CLIP4Clip."""
     name = theirs.replace("transformerClip.resblocks", "header.blocks")
     name = name.replace("frame_position_embeddings.weight", "header.positions")
     name = name.replace("clip.visual.", "backbone.vision.").replace("transformer.resblocks", "blocks")
@@ -231,7 +231,7 @@ def test_clip4clip_freezes_decays_and_rates_the_tensors_that_the_release_does(co
 
 
 def test_of_vit_b_32_the_release_freezes_27_736_320_weights_and_trains_123_540_993():
-    """Counts of ArrowLuo/CLIP4Clip@508ffa3 at --freeze_layer_num 0; no weight is made here."""
+    """Counts of ArrowLuo/CLIP4Clip@508ffa3 at --freeze_layer_num 0; no weights are created."""
     with torch.device("meta"):
         source = open_clip.CLIP(**open_clip.get_model_config("ViT-B-32-quickgelu"))
         clip = Clip(source, lambda texts: torch.zeros(1), (0.5,) * 3, (0.5,) * 3)
@@ -256,7 +256,7 @@ def test_xpool_decays_every_tensor_and_clip_vip_all_but_biases_and_the_temperatu
     groups = make_optimizer(vip.param_groups(), optim_of("clip_vip"), vip).param_groups
     free = {names[id(p)] for g in groups if not g["weight_decay"] for p in g["params"]}
     assert free == {name for name in names.values() if name.endswith("bias")} | {"backbone.logit_scale"}
-    assert sorted({g["peak"] for g in groups}) == [1e-6, 1e-5]  # the temperature may have a rate of its own
+    assert sorted({g["peak"] for g in groups}) == [1e-6, 1e-5]  # the temperature may have its own rate
 
 
 def test_a_group_may_have_its_own_rule_and_a_rule_by_names_needs_them():
@@ -289,7 +289,7 @@ def test_a_part_that_clip_has_not_is_refused_by_name():
 
 
 def test_every_method_has_recipes_that_a_search_can_copy():
-    """A recipe travels to other processes with its sources."""
+    """A recipe keeps its sources when it is pickled."""
     import pickle
 
     for name in METHODS:

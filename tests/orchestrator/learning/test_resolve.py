@@ -1,4 +1,4 @@
-"""Settings become an experiment, or one line that says what is wrong with them."""
+"""Settings become an experiment, or a one-line error."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_recipe_that_is_named_is_no_mixture_with_the_recommended_one(recommend
 
 
 def test_the_recipe_is_the_streams_or_the_papers_unless_it_is_for_other_frames():
-    assert with_recipe("tempme", [], ACTNET) == ("paper",)  # its own for ActivityNet has 64 frames
+    assert with_recipe("tempme", [], ACTNET) == ("paper",)  # TempMe's recipe for ActivityNet has 64 frames
     assert with_recipe("camoe", [], ACTNET) == ()  # its paper has 16
     assert with_recipe("camoe", ["mean"], {"preset": "paper"}) == ("paper", "mean")
     assert with_recipe("camoe", ["mean"], {"data.batch_size": 4}) == ("mean",)  # a stream that recommends none
@@ -253,7 +253,7 @@ def test_an_unknown_preset_lists_the_known_ones():
 
 @pytest.mark.parametrize("family", ["", *GROUPS, *EVERY_METHOD])
 def test_a_refused_number_is_told_by_the_setting_as_it_is_typed(family):
-    """Every field of a family, with numbers of which most fields refuse one."""
+    """Yield every field of a family, with numbers that most fields refuse."""
     config = GROUPS.get(family) or (find_method(family).Config if family else RunConfig)
     group = family if family in GROUPS or not family else "method"
     needed = {"method": "m", "stream": "s"} if config is RunConfig else {}

@@ -1,4 +1,4 @@
-"""A run reads what its experiment says."""
+"""A run follows its experiment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_queue_that_is_longer_than_an_epoch_of_a_task_is_warned_of(
 
 
 class Crowd(Workers):
-    """Sixteen workers, of which this process is the first and the others agree."""
+    """Sixteen workers; this process is the first, and the others agree."""
 
     def broadcast(self, value):
         return value
@@ -73,7 +73,7 @@ def test_pairs_that_workers_would_leave_out_are_refused_where_they_are_many(mani
 
 
 def test_few_pairs_that_workers_leave_out_are_said_once(small_stream, caplog):
-    """41 pairs of a task in batches of 4, dealt out to two workers: the last batch is one pair."""
+    """A task of 41 pairs in batches of 4, split over two workers: the last batch is one pair."""
     tasks = small_stream.tasks
     more = tuple(replace(item, captions=tuple("abcdefghij")) for item in tasks[1].train)
     odd = replace(tasks[1], train=(replace(more[0], captions=tuple("abcdefghijk")), *more[1:]))

@@ -1,4 +1,4 @@
-"""A run has one key: it changes with what decides the result and with nothing else."""
+"""A run has one key: it changes with everything that decides the result, and with nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_key_changes_with_what_decides_and_with_nothing_else(small_stream):
 
 @pytest.fixture
 def edited(tmp_path_factory, monkeypatch):
-    """Edit a source in a copy of our own and say which parts of a key it changes."""
+    """Edit a source in a copy of ours and return the parts of the key that change."""
     root = tmp_path_factory.mktemp("sources")
     for package in ("orchestrator", "methods"):
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__", "tiny_clip"))
@@ -79,7 +79,7 @@ def test_a_reference_folder_is_known_by_what_is_in_it_however_it_is_named(small_
         return [experiment.key(small_stream) for experiment in made]
 
     clip = load_backbone("tiny-clip", "shipped")
-    assert [len(load_reference(name, clip)) for name in names] == [1, 1, 1]  # the method reads what the key knows
+    assert [len(load_reference(name, clip)) for name in names] == [1, 1, 1]  # the method reads the files of the key
     states = [keys()]
     (folder / "captions.txt").write_text("a dog\n")
     states.append(keys())

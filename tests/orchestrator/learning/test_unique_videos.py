@@ -1,4 +1,4 @@
-"""A video that stands several times in a batch is encoded once, and nothing else changes."""
+"""A video that occurs several times in a batch is encoded once, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gradients(method: Method) -> dict[str, torch.Tensor]:
 
 
 def step(name: str, is_plain: bool) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """Videos of each pass through an image tower that learns, and what one step computes."""
+    """Return the videos of each pass through a trained image tower, and the results of one step."""
     method, passed = made(name if name != "noisy" else "clip4clip"), []
     if name == "noisy":
         method.backbone.vision.ln_post = nn.Sequential(method.backbone.vision.ln_post, nn.Dropout(0.5))

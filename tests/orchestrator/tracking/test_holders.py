@@ -1,4 +1,4 @@
-"""Whether the process of a run has ended: true only where that is certain."""
+"""Detection of runs whose process has ended: only where that is certain."""
 
 from __future__ import annotations
 
