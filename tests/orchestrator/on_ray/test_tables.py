@@ -53,7 +53,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     assert {run.settings["evaluation.split"] for run in searched} == {"val"}
     lost = tracker.find_runs(sweep="t-lora")  # each tried once: a non-finite loss is permanent
     assert [run.status for run in lost] == ["FAILED"] * 3
-    assert all("no finite number" in run.tags["ctvr.error"] for run in lost)
+    assert all("is not finite" in run.tags["ctvr.error"] for run in lost)
     final = {run.tags["ctvr.rerun_of"] for run in tracker.find_runs(tags={"ctvr.role": "final"})}
     assert final == {"t"}
 
