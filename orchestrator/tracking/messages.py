@@ -1,6 +1,6 @@
 """Schema of records for MLflow, checked before they are sent, because files of a runs folder may be untrusted.
 
-A record is one line of JSON in `<runs>/told` or `<runs>/outbox`. Its names become files below an artifact folder, and
+A record is one line of JSON in the event log or in the outbox. Its names become files below an artifact folder, and
 its keys and values become rows of MLflow. A line that names a location outside that folder, or that lacks a field, is
 refused here with one sentence.
 """
@@ -34,7 +34,7 @@ def is_id(value: Any) -> TypeGuard[str]:
 
 
 def read_line(line: bytes) -> Message:
-    """Return the record of a line of `told` or `outbox`.
+    """Return the record of a line of the event log or the outbox.
 
     Raises:
         BadRecord: if the line is not a record.

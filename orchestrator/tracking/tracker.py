@@ -1,7 +1,7 @@
 """Recording of runs in MLflow. Experiment = stream, parent run = sweep, child run = trial.
 
 Writing never raises into training: unsent messages are kept in `<runs>/outbox` (outbox.py), and `Tracker.flush` (`ctvr
-sync`) sends them later; all messages are logged in `<runs>/told` (event_log.py). Every write may be repeated: a
+sync`) sends them later; all messages are logged, too (event_log.py). Every write may be repeated: a
 (metric, step) that exists is not stored again, and a run that exists under its identity is continued.
 
 Tags of a run: `ctvr.kind` (sweep, trial), `ctvr.identity` (its identity below its parent), `ctvr.stream`, `ctvr.sweep`
