@@ -1,8 +1,8 @@
 """Log of all messages to MLflow, stored with the runs.
 
 `ctvr rebuild` restores a lost MLflow from it (rebuild_tracking.py). It is a file per run in the folder `EVENTS`, with
-one JSON line per message in the outbox's form, written before MLflow gets the message. Lines are not synced to disk one by
-one: metrics that a power failure loses are in the commits. Files (models) are omitted: the commits hold their weights.
+one JSON line per message in the outbox's form, written before MLflow gets the message. Lines are not synced to disk
+one by one: metrics that a power failure loses are in the commits. Files (models) are omitted: the commits hold them.
 """
 
 from __future__ import annotations
