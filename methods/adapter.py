@@ -9,7 +9,7 @@ every block of both towers; where it stands and its activation are our choice (a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
+from ctvr.methods.base import Capabilities
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
 
 Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
@@ -80,8 +81,11 @@ class Adapter(AdaptedClip):
     """Frozen CLIP with a bottleneck after each MLP."""
 
     Config = AdapterConfig
-    backbone_agnostic = True
     PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}
+
+    @classmethod
+    def capabilities(cls, config: AdaptedConfig) -> Capabilities:
+        return replace(super().capabilities(config), backbone_agnostic=True)
 
     def __init__(self, config: AdapterConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, Bottlenecks(backbone, config.bottleneck, config.placement))

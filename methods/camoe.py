@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Batch, Method, Override, ParamGroup, SeparableEncoders, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, SeparableEncoders, l2_normalize
 from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
 from ctvr.methods.layers.losses.contrastive import contrastive
@@ -159,7 +159,6 @@ class CAMoE(Method):
     """CLIP with fusion, entity and action experts on its frames."""
 
     Config = CAMoEConfig
-    uses_all_parameters = True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": ORIGINAL,
         "original": ORIGINAL,
@@ -179,12 +178,19 @@ class CAMoE(Method):
         # With optim.lr_scale=50, as clip4clip's
         "shapes": {"method.lr": 4e-6, "method.lr_experts": 2e-5, "method.num_frames": 8},
     }
-    uses_in_batch_negatives = False  # three losses of its own
+
+    @classmethod
+    def capabilities(cls, config: CAMoEConfig) -> Capabilities:
+        return Capabilities(
+            uses_all_parameters=True,
+            uses_in_batch_negatives=False,  # three losses of its own
+            is_transductive=config.revise,
+            normalizes_scores=config.revise,
+        )
 
     def __init__(self, config: CAMoEConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.is_transductive = config.revise
         self.experts = nn.ModuleDict({name: self._aggregation(self._scheme(name)) for name in STREAMS})
         gated = STREAMS if config.gates == "multi" else STREAMS[:1]
         width = backbone.embed_dim
@@ -314,9 +320,6 @@ class CAMoE(Method):
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()
-
-    def normalizes_scores(self) -> bool:
-        return self.config.revise
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
         return self._revised(scores, dim=0)

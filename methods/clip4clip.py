@@ -17,7 +17,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Batch, Method, Override, ParamGroup, Recipe, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.missing_frames import without_missing
 from ctvr.methods.layers.parameter_groups import parts
@@ -113,8 +113,6 @@ class Clip4Clip(Method):
     """CLIP whose frames are averaged, at will after they have looked at one another; fully fine-tuned."""
 
     Config = Clip4ClipConfig
-    backbone_agnostic, uses_all_parameters = True, True
-    accumulation = "features"
     PRESETS = {
         "paper": {},
         "released": {"method.loss_reduction": "sum", "optim.num_cycles": 1.0, "optim.decay_parameters": "all"},
@@ -124,6 +122,16 @@ class Clip4Clip(Method):
         # with optim.lr_scale=50: 2e-4, which suits the small backbone, and 1e-3
         "shapes": {"method.lr": 4e-6, "method.lr_head": 2e-5},
     }
+
+    @classmethod
+    def capabilities(cls, config: Clip4ClipConfig) -> Capabilities:
+        return Capabilities(
+            backbone_agnostic=True,
+            uses_all_parameters=True,
+            accumulation="features",
+            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            masks_missing_frames=config.mask_missing,
+        )
 
     def __init__(self, config: Clip4ClipConfig, backbone: Clip) -> None:
         super().__init__()
@@ -149,14 +157,6 @@ class Clip4Clip(Method):
         if added := list(self.reducer.parameters()):
             groups.append(ParamGroup(name="reducer", params=added, lr=self.config.lr_head))
         return groups
-
-    @classmethod
-    def required_num_frames(cls, config: Clip4ClipConfig) -> int | None:
-        return config.num_frames if config.reducer == "tempme" else None
-
-    @classmethod
-    def masks_missing_frames(cls, config: Clip4ClipConfig) -> bool:
-        return config.mask_missing
 
     def encode_video(self, frames: Tensor) -> Tensor:
         return without_missing(frames, self._encode) if self.config.mask_missing else self._encode(frames)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Attention, Clip, TokenState, VisionTower, record, run_block
-from ctvr.methods.base import Batch, Method, Override, ParamGroup, Recipe, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.layers.global_tokens import attend, block_of_video
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
@@ -162,7 +162,6 @@ class CLIPViP(Method):
     """CLIP with video proxies, all of it trained."""
 
     Config = CLIPViPConfig
-    accumulation, uses_all_parameters = "features", True
     PRESETS = {
         "paper": {},
         "shapes": {
@@ -173,6 +172,10 @@ class CLIPViP(Method):
         "original": ORIGINAL,
         "close-to-clip": Override({"method.proxy_init": "copy_cls"}),
     }
+
+    @classmethod
+    def capabilities(cls, config: CLIPViPConfig) -> Capabilities:
+        return Capabilities(accumulation="features", uses_all_parameters=True)
 
     def __init__(self, config: CLIPViPConfig, backbone: Clip) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState, VisionTower, run_block
 from ctvr.methods.backbone.quick_gelu import QuickGELU
-from ctvr.methods.base import Method, Override, ParamGroup, Recipe, Task, l2_normalize
+from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, Recipe, Task, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.global_tokens import block_of_video
 from ctvr.methods.layers.transformer_block import new_block, passed
@@ -165,7 +165,6 @@ class DGL(Method):
     """Frozen CLIP with prompts that a whole video shares, and prompts of its frames."""
 
     Config = DGLConfig
-    uses_all_parameters = True
     PRESETS = {
         "paper": {**PAPER, "method.lr": 1e-2},  # the training of TempMe's tables, at the release's rate
         "original": LINEAR,
@@ -177,8 +176,9 @@ class DGL(Method):
     }
 
     @classmethod
-    def required_num_frames(cls, config: DGLConfig) -> int | None:
-        return config.num_frames if config.prompts == "transformer" else None
+    def capabilities(cls, config: DGLConfig) -> Capabilities:
+        only = config.num_frames if config.prompts == "transformer" else None
+        return Capabilities(uses_all_parameters=True, required_num_frames=only)
 
     def __init__(self, config: DGLConfig, backbone: Clip) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Method, Override
+from ctvr.methods.base import Batch, Capabilities, Method, Override
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce
@@ -63,15 +63,16 @@ class DSL(Strategy):
     @classmethod
     def check_base(cls, config: DSLConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
-        if config.loss and not base.uses_in_batch_negatives:
+        if config.loss and not base.capabilities(base_config).uses_in_batch_negatives:
             raise ValueError(
                 "the strategy revises a contrastive loss over the pairs of a batch alone, which the retriever has not. "
                 "Write method.loss=false to revise the search, or name a retriever such as clip4clip."
             )
 
-    def __init__(self, config: DSLConfig, base: Method) -> None:
-        super().__init__(config, base)
-        self.is_transductive = config.search or base.is_transductive
+    @classmethod
+    def capabilities(cls, config: DSLConfig) -> Capabilities:
+        # The prior of a pair is a softmax over a complete row or column, so `search` needs the matrix
+        return Capabilities(uses_all_parameters=True, is_transductive=config.search, normalizes_scores=config.search)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The retriever's terms, `contrastive` replaced by eqs. 15-16.
@@ -94,10 +95,6 @@ class DSL(Strategy):
             revised = dual_softmax(logits, self.config.temperature, self.config.gain, self.config.reduction)
         terms["contrastive"] = self.config.weight * revised
         return terms
-
-    def normalizes_scores(self) -> bool:
-        """The prior of a pair is a softmax over a complete row or column, so `search` needs the matrix."""
-        return self.config.search or self.base.normalizes_scores()
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
         scores = self.base.normalize_scores(scores)

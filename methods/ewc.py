@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.base import Batch, Method, Task
+from ctvr.methods.base import Batch, Capabilities, Method, Task
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.losses.contrastive import contrastive
 
@@ -43,11 +43,14 @@ class EWC(Strategy):
     """Wrap a retriever; pull its weights back as strongly as former tasks were sensitive to them."""
 
     Config = EWCConfig
-    backbone_agnostic = True
     # shapes: with optim.lr_scale=50, for the small backbone. R@1 on validation videos of shapes-5, seed 0: weight 100
     # 31.9, 1e4 and 1e6 30.6, fine-tuning alone 33.8: there, former tasks are best served by learning on.
     PRESETS = {"paper": {}, "shapes": {"method.weight": 100.0, "base.lr": 4e-6}}
     config: EWCConfig
+
+    @classmethod
+    def capabilities(cls, config: EWCConfig) -> Capabilities:
+        return Capabilities(backbone_agnostic=True, uses_all_parameters=True)
 
     @classmethod
     def compares(cls, config: EWCConfig) -> bool:

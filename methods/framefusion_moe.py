@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip
-from ctvr.methods.base import Batch, Method, ParamGroup, Task, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
 from ctvr.methods.families.framefusion_recipes import PRESETS
 from ctvr.methods.layers.expert_usage import usage
 from ctvr.methods.layers.experts import PLACES, TaskAwareExperts, check_top_k, expert_seams
@@ -111,35 +111,35 @@ class FrameFusionMoE(Method):
     """Frozen CLIP with FFA beside its spatial attention and TAME on q, k, v, out of its text tower."""
 
     Config = FrameFusionMoEConfig
-    accumulation, backbone_agnostic, uses_all_parameters = "features", True, True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
     controls = ("framefusion_moe:train-references",)
-    joins_tasks = True
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`
 
     @classmethod
-    def is_task_conditioned(cls, config: FrameFusionMoEConfig) -> bool:
-        return config.use_tame and config.use_prototypes
+    def capabilities(cls, config: FrameFusionMoEConfig) -> Capabilities:
+        return Capabilities(
+            backbone_agnostic=True,
+            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            joins_tasks=True,
+            uses_all_parameters=True,
+            accumulation="features",
+            task_conditioned_text=config.use_tame and config.use_prototypes,
+            text_is_frozen=not config.use_tame,
+        )
 
     @classmethod
     def trains_on_searched(cls, config: FrameFusionMoEConfig, of_base: bool = False) -> bool:
         return config.reference_source == "gallery" and config.beta > 0
 
-    @classmethod
-    def required_num_frames(cls, config: FrameFusionMoEConfig) -> int | None:
-        return config.num_frames if config.reducer == "tempme" else None
-
     def __init__(self, config: FrameFusionMoEConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.task_conditioned_text = self.is_task_conditioned(config)
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
         self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, backbone.vision)
         self._vision_seams()  # refuses a reducer that breaks the frames' alignment
         fused = self._ffa_blocks() or range(len(backbone.vision.blocks), 0)
         self.frozen_blocks = fused.start if config.reducer == "none" else 0
-        self.text_is_frozen = not config.use_tame
         depth = len(backbone.text.blocks) if config.use_tame else 0
         self.tame = nn.ModuleList(nn.ModuleDict({place: self._make_tame() for place in PLACES}) for _ in range(depth))
         self.prototypes = nn.ParameterList()  # p_t of eq. 4: one (D,) for each task of the stream
@@ -156,7 +156,7 @@ class FrameFusionMoE(Method):
     # ------------------------------------------------------------------------------------- the stream
 
     def begin_task(self, task: Task) -> None:
-        if self.task_conditioned_text and not self.prototypes:
+        if self.declared.task_conditioned_text and not self.prototypes:
             width = self.backbone.text.width
             self.prototypes.extend(torch.randn(width) * width**-0.5 for _ in range(task.num_tasks))
         if task.index or not self._has_bypass:
@@ -220,7 +220,7 @@ class FrameFusionMoE(Method):
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
         present = self._task.index if self._task is not None else 0
-        index = task if task is not None and self.task_conditioned_text else present
+        index = task if task is not None and self.declared.task_conditioned_text else present
         return l2_normalize(self.backbone.text(tokens, self._text_seams(index)))
 
     def scale(self) -> Tensor:

@@ -15,10 +15,10 @@ TESTA's 0.59 M parameters are LoRA on four more attentions, over time, and four 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Override, Recipe
+from ctvr.methods.base import Capabilities, Override, Recipe
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
 
 # ToMe has no training of its own: its README patches a trained ViT. LoRA at its start is CLIP as it was.
@@ -52,7 +52,6 @@ class Lora(AdaptedClip):
     """Frozen CLIP with LoRA on the attention of both towers."""
 
     Config = LoraConfig
-    backbone_agnostic = True
     PRESETS = {
         "paper": PAPER,
         "released": RELEASED,
@@ -66,6 +65,10 @@ class Lora(AdaptedClip):
         "diffrate-search": Override({"method.reducer": "diffrate", "method.search_macs": 3.07}),
         "testa": Override({"method.reducer": "testa"}),
     }
+
+    @classmethod
+    def capabilities(cls, config: AdaptedConfig) -> Capabilities:
+        return replace(super().capabilities(config), backbone_agnostic=True)
 
     def __init__(self, config: LoraConfig, backbone: Clip) -> None:
         super().__init__(config, backbone, JointLoRA(backbone, config.rank))

@@ -83,7 +83,7 @@ class LUMP(ReplayStrategy):
     @classmethod
     def check_base(cls, config: LUMPConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
-        if config.mix_level == "input" and base.needs_umt:
+        if config.mix_level == "input" and base.capabilities(base_config).needs_umt:
             raise ValueError(
                 "captions are mixed as they enter CLIP's text tower, and the retriever reads them in its own way. "
                 "Write method.mix_level=feature."

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Frozen, Method, Recipe, Task
+from ctvr.methods.base import Batch, Capabilities, Frozen, Method, Recipe, Task
 from ctvr.methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
@@ -72,7 +72,6 @@ class LwF(Strategy):
     """Wrap a retriever; hold it close to its former self."""
 
     Config = LwFConfig
-    backbone_agnostic = True
     PRESETS = {
         "paper": {},
         # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 and 0.3 28.1, 0.1 29.4,
@@ -82,6 +81,10 @@ class LwF(Strategy):
         "original": ORIGINAL,
     }
     config: LwFConfig
+
+    @classmethod
+    def capabilities(cls, config: LwFConfig) -> Capabilities:
+        return Capabilities(backbone_agnostic=True, uses_all_parameters=True)
 
     @classmethod
     def compares(cls, config: LwFConfig) -> bool:

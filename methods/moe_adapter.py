@@ -33,7 +33,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, Clip, TokenState, is_recomputing
-from ctvr.methods.base import Batch, Method, Override, ParamGroup, Recipe, SeparableEncoders, Task, l2_normalize
+from ctvr.methods.base import (
+    Batch,
+    Capabilities,
+    Method,
+    Override,
+    ParamGroup,
+    Recipe,
+    SeparableEncoders,
+    Task,
+    l2_normalize,
+)
 from ctvr.methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
 from ctvr.methods.layers.experts import Router, RoutingRecorder, check_top_k
 from ctvr.methods.layers.gather import world_size
@@ -212,7 +222,6 @@ class MoEAdapter(Method):
     """Frozen CLIP with a mixture of experts in every block of both towers."""
 
     Config = MoEAdapterConfig
-    joins_tasks = True
     PRESETS = {
         "paper": {},
         "shapes": {"method.lr": 2e-4},
@@ -221,13 +230,12 @@ class MoEAdapter(Method):
     }
 
     @classmethod
-    def is_task_conditioned(cls, config: MoEAdapterConfig) -> bool:
-        return config.query_router == "block"
+    def capabilities(cls, config: MoEAdapterConfig) -> Capabilities:
+        return Capabilities(joins_tasks=True, task_conditioned_text=config.query_router == "block")
 
     def __init__(self, config: MoEAdapterConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.task_conditioned_text = self.is_task_conditioned(config)
         self.vision = nn.ModuleList(Mixture(backbone.vision.width, config) for _ in backbone.vision.blocks)
         self.text = nn.ModuleList(Mixture(backbone.text.width, config) for _ in backbone.text.blocks)
         self._index = 0
@@ -268,7 +276,7 @@ class MoEAdapter(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
-        index = task if task is not None and self.task_conditioned_text else self._index
+        index = task if task is not None and self.declared.task_conditioned_text else self._index
         return l2_normalize(self.backbone.text(tokens, self._seams(self.text, index, self.config.text_gate)))
 
     def separable_encoders(self) -> SeparableEncoders | str:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
-from ctvr.methods.base import Method, Override, ParamGroup, Recipe, l2_normalize
+from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.missing_frames import frames_there
@@ -106,7 +106,6 @@ class MVAdapter(Method):
     """Frozen CLIP but for its biases, with adapters that the towers' last blocks tie to each other."""
 
     Config = MVAdapterConfig
-    uses_all_parameters = True
     PRESETS = {
         "paper": PAPER,  # the training of TempMe's tables
         "original": ORIGINAL,
@@ -115,8 +114,8 @@ class MVAdapter(Method):
     }
 
     @classmethod
-    def masks_missing_frames(cls, config: MVAdapterConfig) -> bool:
-        return config.mask_missing
+    def capabilities(cls, config: MVAdapterConfig) -> Capabilities:
+        return Capabilities(uses_all_parameters=True, masks_missing_frames=config.mask_missing)
 
     def __init__(self, config: MVAdapterConfig, backbone: Clip) -> None:
         super().__init__()

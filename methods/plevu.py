@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
-from ctvr.methods.base import Batch, Method, ParamGroup, Recipe, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.transformer_block import new_block, passed
 
@@ -90,12 +90,15 @@ class PLEVU(Method):
     """Frozen CLIP with learned vectors around the words and a small transformer over its frames."""
 
     Config = PLEVUConfig
-    accumulation, uses_all_parameters = "features", True
     PRESETS = {
         "paper": {**PAPER, "method.lr": 1e-4},  # the training of TempMe's tables, at the release's rate
         "original": ORIGINAL,
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3, the default of its code
     }
+
+    @classmethod
+    def capabilities(cls, config: PLEVUConfig) -> Capabilities:
+        return Capabilities(accumulation="features", uses_all_parameters=True)
 
     def __init__(self, config: PLEVUConfig, backbone: Clip) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip, Seams
-from ctvr.methods.base import Batch, Frozen, Method, ParamGroup, SeparableEncoders, Task, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Frozen, Method, ParamGroup, SeparableEncoders, Task, l2_normalize
 from ctvr.methods.families.structalign_recipes import PRESETS
 from ctvr.methods.layers.expert_usage import usage
 from ctvr.methods.layers.experts import check_top_k
@@ -117,21 +117,19 @@ class StructAlign(Method):
     """Frozen CLIP whose words and frames are aligned with one simplex of categories."""
 
     Config = StructAlignConfig
-    uses_all_parameters = True
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     @classmethod
-    def score_caveat(cls, config: StructAlignConfig) -> str:
-        final = config.score == "words"
-        return "" if final else "score=fused is known for a whole gallery only. Write base.score=words"
-
-    @classmethod
-    def is_task_conditioned(cls, config: StructAlignConfig) -> bool:
-        return config.adapters == "task_aware"
-
-    @classmethod
-    def required_num_frames(cls, config: StructAlignConfig) -> int | None:
-        return config.num_frames if config.reducer == "tempme" else None
+    def capabilities(cls, config: StructAlignConfig) -> Capabilities:
+        is_final = config.score == "words"
+        return Capabilities(
+            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            uses_all_parameters=True,
+            task_conditioned_text=config.adapters == "task_aware",
+            attends_to_padding=config.pads_are_words,
+            normalizes_scores=not is_final,
+            score_caveat="" if is_final else "score=fused is known for a whole gallery only. Write base.score=words",
+        )
 
     def __init__(self, config: StructAlignConfig, backbone: Clip) -> None:
         super().__init__()
@@ -141,7 +139,6 @@ class StructAlign(Method):
         reducer = plain_reducer(c.reducer, c.r, c.num_frames, backbone.vision)
         vision = (c.vision_rank, c.vision_alpha)
         self.adapters = make_adapters(c.adapters, backbone, text, vision, c.fusion_layers, reducer)
-        self.task_conditioned_text, self.attends_to_padding = self.is_task_conditioned(config), config.pads_are_words
         if isinstance(self.adapters, TaskAwareAdapters) and c.reducer == "none":
             self.frozen_blocks = self.adapters.first
         self.g_text, self.g_video = make_head(d, c.heads), make_head(d, c.heads)
@@ -222,9 +219,6 @@ class StructAlign(Method):
             return frame_word_similarity(queries, gallery)
         whole = queries[:, 0].float() @ mean_of(gallery.float()).mT
         return torch.stack([frame_word_similarity(queries[:, 1:], gallery), whole], dim=-1)
-
-    def normalizes_scores(self) -> bool:
-        return self.config.score != "words"
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
         """`fused`: the mean of both columns' z-scores over a query's whole row, so over all stored videos."""

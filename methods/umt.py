@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.umt import Umt, like
-from ctvr.methods.base import Batch, Method, Override, ParamGroup, Recipe, Task, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Recipe, Task, l2_normalize
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
@@ -118,8 +118,6 @@ class UMT(Method):
     """Two towers whose best pairs a third part reads together; all of it trained."""
 
     Config = UmtConfig
-    backbone_agnostic, needs_umt, uses_all_parameters = True, True, True
-    accumulation = "features"
     PRESETS = {
         "paper": PAPER,
         "original": original(
@@ -144,14 +142,17 @@ class UMT(Method):
         self.seed = 0  # of the next wrong pairs: the same on all workers, and on a run that goes on
 
     @classmethod
-    def required_num_frames(cls, config: UmtConfig) -> int | None:
-        return config.num_frames if config.reducer == "tempme" else None
-
-    @classmethod
-    def score_caveat(cls, config: UmtConfig) -> str:
-        if not config.rerank:
-            return ""
-        return "umt orders the best pairs of a complete matrix by another score. Write base.rerank=0"
+    def capabilities(cls, config: UmtConfig) -> Capabilities:
+        caveat = "umt orders the best pairs of a complete matrix by another score. Write base.rerank=0"
+        return Capabilities(
+            backbone_agnostic=True,
+            needs_umt=True,
+            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            uses_all_parameters=True,
+            accumulation="features",
+            normalizes_scores=config.rerank > 0,
+            score_caveat=caveat if config.rerank else "",
+        )
 
     def begin_task(self, task: Task) -> None:
         self.seed = (task.index + 1) << 32
@@ -193,9 +194,6 @@ class UMT(Method):
         for video in gallery[:, 1:, : self.backbone.vision.width].split(1):
             logits.append(self.backbone.match(words, there, self.backbone.text.bert.memory(video))[:, 1])
         return torch.stack([similar, torch.stack(logits, dim=1).to(similar)], dim=-1)
-
-    def normalizes_scores(self) -> bool:
-        return self.config.rerank > 0
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
         return self._best(scores, 1)

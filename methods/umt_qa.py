@@ -34,7 +34,7 @@ from ctvr.methods.backbone.answer_decoder import (
 )
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.umt import OF_RETRIEVAL, Umt, like
-from ctvr.methods.base import Batch, Method, Override, ParamGroup
+from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.reduction.reducers import plain_reducer
 from ctvr.methods.umt import original
@@ -88,8 +88,6 @@ class UmtQA(Method):
 
     Config = UmtQAConfig
     domain = "questions"
-    backbone_agnostic, needs_umt, uses_in_batch_negatives = True, True, False
-    accumulation = "pairs"
     PRESETS = {
         "paper": PAPER,
         "original": original(
@@ -133,8 +131,14 @@ class UmtQA(Method):
         self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
 
     @classmethod
-    def required_num_frames(cls, config: UmtQAConfig) -> int | None:
-        return config.num_frames if config.reducer == "tempme" else None
+    def capabilities(cls, config: UmtQAConfig) -> Capabilities:
+        return Capabilities(
+            backbone_agnostic=True,
+            needs_umt=True,
+            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            uses_in_batch_negatives=False,
+            accumulation="pairs",
+        )
 
     def param_groups(self) -> list[ParamGroup]:
         own = [p for name, p in self.backbone.named_parameters() if not name.startswith(OF_RETRIEVAL)]

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
+from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Task
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.losses.contrastive import contrastive
@@ -52,7 +52,8 @@ class UpperBound(Strategy):
 
     @classmethod
     def check_base(cls, config: UpperBoundConfig, base: type[Method], base_config: Any) -> None:
-        if base.is_task_conditioned(base_config) and not base.joins_tasks:
+        found = base.capabilities(base_config)
+        if found.task_conditioned_text and not found.joins_tasks:
             raise ValueError(
                 "it reads captions by the task that they search and does not train the parameters of several tasks "
                 "together (joins_tasks). Write method.base=clip4clip."
@@ -60,18 +61,18 @@ class UpperBound(Strategy):
         super().check_base(config, base, base_config)
 
     @classmethod
+    def capabilities(cls, config: UpperBoundConfig) -> Capabilities:
+        return Capabilities(trains_on="seen", uses_all_parameters=True, reencodes_gallery=True)
+
+    @classmethod
     def trains_on_searched(cls, config: UpperBoundConfig, of_base: bool = False) -> bool:
-        return False  # every training starts from a fresh retriever, which remembers no gallery
+        return False  # every training starts from a fresh retriever, which has no stored gallery
 
     def __init__(self, config: UpperBoundConfig, base: Method) -> None:
         super().__init__(config, base)
-        self.trains_on, self.reencodes_gallery = "seen", True
         self._constructed = partial(copy.deepcopy, copy.deepcopy(base))  # as no task has changed it: no experts yet
         self._is_idle = False
-        self._is_joint = base.task_conditioned_text  # it keeps parameters for each task
-        self.uses_all_parameters = (
-            not self._is_joint
-        )  # a batch may lack a task, whose own parameters then have no gradient
+        self._is_joint = base.declared.task_conditioned_text  # it keeps parameters for each task
         self._tasks: list[Task] = []  # so far
 
     def begin_task(self, task: Task) -> None:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
-from ctvr.methods.base import Method, Override, ParamGroup, l2_normalize
+from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.deep_prompts import Seam, drop, insert
 
@@ -88,7 +88,6 @@ class VoP(Method):
     """Frozen CLIP with prompts in every block of both towers."""
 
     Config = VoPConfig
-    uses_all_parameters = True
     PRESETS = {
         "paper": PAPER,  # the training of TempMe's tables
         "released": Override({"method.readout": "past_end"}),  # modelscope's: a search alone, so nothing of training
@@ -97,6 +96,10 @@ class VoP(Method):
             {"method.prompts": "context", "method.num_prompts": 4, "method.suffix": 0, "method.video_blocks": 4}
         ),  # the row `vop_fc`
     }
+
+    @classmethod
+    def capabilities(cls, config: VoPConfig) -> Capabilities:
+        return Capabilities(uses_all_parameters=True)
 
     def __init__(self, config: VoPConfig, backbone: Clip) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Method, ParamGroup, Recipe, Task
+from ctvr.methods.base import Capabilities, Method, ParamGroup, Recipe, Task
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 
@@ -157,12 +157,15 @@ class XPool(Method):
     """CLIP with text-conditioned pooling, all of it trained."""
 
     Config = XPoolConfig
-    uses_all_parameters = True
     PRESETS = {
         "paper": {},
         "shapes": {"method.lr": 4e-6, "method.lr_head": 4e-6},  # with optim.lr_scale=50, for the small backbone
         "original": ORIGINAL,
     }
+
+    @classmethod
+    def capabilities(cls, config: XPoolConfig) -> Capabilities:
+        return Capabilities(uses_all_parameters=True)
 
     def __init__(self, config: XPoolConfig, backbone: Clip) -> None:
         super().__init__()

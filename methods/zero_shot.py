@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Method, l2_normalize
+from ctvr.methods.base import Capabilities, Method, l2_normalize
 from ctvr.methods.layers.pooling import mean_pool
 
 
@@ -27,12 +27,15 @@ class ZeroShot(Method):
     """Frozen CLIP with mean-pooled frames."""
 
     Config = ZeroShotConfig
-    backbone_agnostic = True
+
+    @classmethod
+    def capabilities(cls, config: ZeroShotConfig) -> Capabilities:
+        return Capabilities(backbone_agnostic=True, text_is_frozen=True)
 
     def __init__(self, config: ZeroShotConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.frozen_blocks, self.text_is_frozen = len(backbone.vision.blocks), True
+        self.frozen_blocks = len(backbone.vision.blocks)
 
     def encode_video(self, frames: Tensor) -> Tensor:
         return mean_pool(self.backbone.vision(frames), self.config.frame_norm)

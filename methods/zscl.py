@@ -108,7 +108,7 @@ class ZSCL(Strategy):
     @classmethod
     def check_base(cls, config: ZSCLConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
-        only = base.required_num_frames(base_config)
+        only = base.capabilities(base_config).required_num_frames
         if config.weight and only not in {None, config.reference_frames}:
             raise ValueError(
                 f"the strategy shows it images as videos of {config.reference_frames} frames, and the retriever takes "

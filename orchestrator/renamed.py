@@ -5,7 +5,7 @@ Arguments, files, plug-ins and records of earlier runs are translated here befor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctvr.orchestrator.console import say
@@ -56,29 +56,48 @@ HOOKS: dict[str, str] = {
     "BLOCKS": "DEPTHS",
     "DEPARTS": "DEVIATIONS",
     "LATER": "LATER_TASKS",
-    "accumulates": "accumulation",
-    "any_tower": "backbone_agnostic",
     "calibrate": "normalize_scores",
     "calibrate_for_videos": "normalize_scores_v2t",
-    "calibrates": "normalizes_scores",
-    "contrasts_batch": "uses_in_batch_negatives",
     "diagnostics": "task_metrics",
     "encode_video_of": "encode_video_for_task",
-    "frozen_text": "text_is_frozen",
-    "leaves_out_missing": "masks_missing_frames",
     "monitored": "batch_metrics",
-    "only_frames": "required_num_frames",
     "own_texts": "encode_own_captions",
-    "prompts_by_task": "task_conditioned_text",
     "read_pairs_from": "set_pair_source",
-    "reads_by_task": "is_task_conditioned",
-    "reads_pads": "attends_to_padding",
-    "reads_umt": "needs_umt",
     "remember": "on_gallery_stored",
     "row_wise": "separable_encoders",
+}  # old member of Method, or old name in a search space -> new one
+CAPABILITIES: dict[str, str] = {
+    "accumulates": "accumulation",
+    "accumulation": "accumulation",
+    "any_tower": "backbone_agnostic",
+    "attends_to_padding": "attends_to_padding",
+    "backbone_agnostic": "backbone_agnostic",
+    "calibrates": "normalizes_scores",
+    "contrasts_batch": "uses_in_batch_negatives",
+    "frozen_text": "text_is_frozen",
+    "is_task_conditioned": "task_conditioned_text",
+    "is_transductive": "is_transductive",
+    "joins_tasks": "joins_tasks",
+    "leaves_out_missing": "masks_missing_frames",
+    "masks_missing_frames": "masks_missing_frames",
+    "needs_umt": "needs_umt",
+    "normalizes_scores": "normalizes_scores",
+    "only_frames": "required_num_frames",
+    "prompts_by_task": "task_conditioned_text",
+    "reads_by_task": "task_conditioned_text",
+    "reads_pads": "attends_to_padding",
+    "reads_umt": "needs_umt",
+    "reencodes_gallery": "reencodes_gallery",
+    "required_num_frames": "required_num_frames",
+    "score_caveat": "score_caveat",
+    "task_conditioned_text": "task_conditioned_text",
+    "text_is_frozen": "text_is_frozen",
     "trains_all": "uses_all_parameters",
+    "trains_on": "trains_on",
     "unfinished_score": "score_caveat",
-}  # old member of Method -> new one
+    "uses_all_parameters": "uses_all_parameters",
+    "uses_in_batch_negatives": "uses_in_batch_negatives",
+}  # old attribute or classmethod of Method -> field of Capabilities, which `capabilities(config)` returns
 
 TAGS = {"ctvr.made_of": "ctvr.provenance"}  # old tag of an MLflow run -> new one
 
@@ -213,15 +232,40 @@ def check_hooks(cls: type) -> None:
     A class that also defines the new name works with both releases.
 
     Raises:
-        ConfigError: naming the class, the old and the new name.
+        ConfigError: naming the class, the old member and the line to write.
     """
     for base in cls.__mro__:
-        for old in vars(base).keys() & HOOKS.keys():
-            if HOOKS[old] not in vars(base):
+        defined = vars(base).keys()
+        for old in sorted(defined & HOOKS.keys()):
+            if HOOKS[old] not in defined:
                 raise ConfigError(
                     f"method {base.__module__}:{base.__qualname__}: defines {old}, which is now {HOOKS[old]}. "
                     "Rename it; docs/new-method.md lists the members."
                 )
+        if "capabilities" not in defined:
+            _refuse_capabilities(base, defined)
+
+
+def check_attributes(method: object) -> None:
+    """Refuse an instance of a plug-in's method that sets a capability as an attribute, which nothing reads.
+
+    A class that defines `capabilities` as well works with both releases.
+
+    Raises:
+        ConfigError: naming the class, the attribute and the line to write.
+    """
+    theirs = [base for base in type(method).__mro__ if not base.__module__.startswith("ctvr.")]
+    if not any("capabilities" in vars(base) for base in theirs):
+        _refuse_capabilities(type(method), vars(method).keys())
+
+
+def _refuse_capabilities(cls: type, names: Iterable[str]) -> None:
+    for old in sorted({*names} & CAPABILITIES.keys()):
+        raise ConfigError(
+            f"method {cls.__module__}:{cls.__qualname__}: sets {old}, which nothing reads. Write "
+            f"`@classmethod def capabilities(cls, config): return Capabilities({CAPABILITIES[old]}=...)`; "
+            "docs/new-method.md shows it."
+        )
 
 
 def _tell(old: str, new: str, quiet: bool = False) -> None:

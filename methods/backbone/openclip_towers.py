@@ -2,7 +2,7 @@
 
 timm's ViT (SigLIP, MobileCLIP2-B and L) and Eva (PE-Core, EVA02: rotary positions) are rebuilt of blocks.py's blocks;
 before and behind them timm's own modules work. They may pool by attention or by the mean, and may have no class token:
-so methods reach them through `forward` and seams alone (`Method.backbone_agnostic`).
+so methods reach them through `forward` and seams alone (`Capabilities.backbone_agnostic`).
 With its seams off a tower is equal to open_clip's own (tests/methods/backbone/test_openclip_towers.py).
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, D width, d joint embedding.
@@ -117,7 +117,7 @@ class TimmVision(VisionTower):
 
     def read(self, x: Tensor) -> Tensor:
         raise ValueError(
-            "a timm tower pools tokens by itself: a method must call it as a whole (Method.backbone_agnostic)."
+            "a timm tower pools tokens by itself: a method must call it as a whole (Capabilities.backbone_agnostic)."
         )
 
     def _pooled(self, x: Tensor) -> Tensor:

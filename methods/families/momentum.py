@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Batch, Method, ParamGroup, SeparableEncoders, Task
+from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, SeparableEncoders, Task
 from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.replay.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
 from ctvr.methods.layers.replay.queues import Pair
@@ -108,8 +108,10 @@ class MomentumRetriever(Method):
     """
 
     config: MomentumConfig
-    uses_in_batch_negatives = False  # but against queues
-    uses_all_parameters = True
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(uses_all_parameters=True, uses_in_batch_negatives=False)  # but against queues
 
     def __init__(
         self, config: MomentumConfig, backbone: Clip, has_local: bool = True, has_global: bool = False

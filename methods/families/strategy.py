@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Method, PairSource, ParamGroup, SeparableEncoders, Task
+from ctvr.methods.base import Batch, Capabilities, Method, PairSource, ParamGroup, SeparableEncoders, Task
+from ctvr.methods.capabilities import neutral
 from ctvr.methods.families.momentum import MomentumRetriever
 from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
 
@@ -19,7 +20,7 @@ from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
 class Strategy(Method):
     """A strategy that changes nothing yet: the wrapped retriever, call for call."""
 
-    wraps, uses_all_parameters = True, True
+    wraps = True
     needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/families/momentum.py
 
     @classmethod
@@ -33,22 +34,17 @@ class Strategy(Method):
             raise ValueError(
                 "the strategy works on queues of keys, which the momentum retrievers have. Write method.base=base_moco."
             )
-        if cls.compares(config) and (reason := base.score_caveat(base_config)):
+        if cls.compares(config) and (reason := base.capabilities(base_config).score_caveat):
             raise ValueError(f"the strategy compares similarities within a batch, and {reason}.")
 
     @classmethod
-    def trains_on_searched(cls, config: Any, of_base: bool = False) -> bool:
-        return of_base or cls.on_gallery_stored is not Strategy.on_gallery_stored
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(uses_all_parameters=True)
 
     def __init__(self, config: Any, base: Method) -> None:
         super().__init__()
         self.config, self.base = config, base
-        self.trains_on = base.trains_on
-        self.reencodes_gallery = base.reencodes_gallery
-        self.task_conditioned_text = base.task_conditioned_text
-        self.is_transductive = base.is_transductive
         self.max_frames = base.max_frames
-        self.attends_to_padding = base.attends_to_padding
 
     def set_pair_source(self, source: PairSource) -> None:
         self.base.set_pair_source(source)
@@ -59,6 +55,7 @@ class Strategy(Method):
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         self.base.end_task(task, loader)
 
+    @neutral
     def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:
         self.base.on_gallery_stored(task, gallery)
 
@@ -74,16 +71,13 @@ class Strategy(Method):
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         return self.base.score(queries, gallery)
 
+    @neutral
     def normalize_scores(self, scores: Tensor) -> Tensor:
         return self.base.normalize_scores(scores)
 
+    @neutral
     def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
         return self.base.normalize_scores_v2t(scores)
-
-    def normalizes_scores(self) -> bool:
-        names = ("normalize_scores", "normalize_scores_v2t")
-        own = any(getattr(type(self), name) is not getattr(Strategy, name) for name in names)
-        return own or self.base.normalizes_scores()
 
     def scale(self) -> Tensor:
         return self.base.scale()

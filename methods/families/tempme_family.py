@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
-from ctvr.methods.base import Batch, Method, ParamGroup, Task, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
 from ctvr.methods.layers.lora import LoRA
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.layers.reduction.config import ReducerConfig
@@ -116,11 +116,10 @@ def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
 class AdaptedClip(Method):
     """Frozen CLIP, an adaptation, a reducer. The base of four methods and none itself."""
 
-    accumulation, uses_all_parameters = "features", True
-
     @classmethod
-    def required_num_frames(cls, config: AdaptedConfig) -> int | None:
-        return config.num_frames if config.reducer == "tempme" else None
+    def capabilities(cls, config: AdaptedConfig) -> Capabilities:
+        only = config.num_frames if config.reducer == "tempme" else None
+        return Capabilities(accumulation="features", uses_all_parameters=True, required_num_frames=only)
 
     def __init__(self, config: AdaptedConfig, backbone: Clip, adaptation: Adaptation) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctvr.methods.base import Batch, Method, ParamGroup, Task
+from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task
 from ctvr.methods.families.momentum import check_momentum, check_start
 from ctvr.methods.images.siamese import FIRST, SECOND, make_projector
 from ctvr.methods.layers.gather import gather
@@ -83,8 +83,11 @@ class ImageBMUMoCo(Method):
     Config = ImageBMUConfig
     domain = "images"
     PRESETS = {"paper": {}, "shapes": {"method.width": 128, "method.queue_size": 128}}  # of 256 images a task
-    uses_in_batch_negatives = False
     config: ImageBMUConfig
+
+    @classmethod
+    def capabilities(cls, config: ImageBMUConfig) -> Capabilities:
+        return Capabilities(uses_in_batch_negatives=False)
 
     def __init__(self, config: ImageBMUConfig, backbone: nn.Module) -> None:
         super().__init__()

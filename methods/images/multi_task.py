@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ctvr.methods.base import Batch, ParamGroup, Task
+from ctvr.methods.base import Batch, Capabilities, ParamGroup, Task
 from ctvr.methods.images.siamese import Siamese, SiameseStrategy
 
 
@@ -28,8 +28,11 @@ class ImageMultiTask(SiameseStrategy):
     """Forget nothing by learning everything again."""
 
     Config = ImageMultiTaskConfig
-    trains_on = "seen"
     config: ImageMultiTaskConfig
+
+    @classmethod
+    def capabilities(cls, config: ImageMultiTaskConfig) -> Capabilities:
+        return Capabilities(trains_on="seen")
 
     def __init__(self, config: ImageMultiTaskConfig, base: Siamese) -> None:
         super().__init__(base)

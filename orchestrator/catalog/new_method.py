@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ctvr import Batch, Method
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import ParamGroup, l2_normalize
+from ctvr.methods.base import Capabilities, ParamGroup, l2_normalize
 from ctvr.methods.layers.pooling import mean_pool
 
 
@@ -52,6 +52,10 @@ class CLASS(Method):
 
     Config = CLASSConfig
     PRESETS = {"free": {"method.weight": 0.0}}  # `--preset free`
+
+    @classmethod
+    def capabilities(cls, config: CLASSConfig) -> Capabilities:
+        return Capabilities(uses_all_parameters=True)  # each step gives the shift a gradient
 
     def __init__(self, config: CLASSConfig, backbone: Clip) -> None:
         super().__init__()

@@ -159,7 +159,7 @@ def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> No
             f"method: {name} changes its vision tower, but stream {stream.name} has features instead of frames. "
             "Choose one that leaves it frozen: zero_shot, framefusion_moe with method.use_ffa=false."
         )
-    if stream.text_features and not method.text_is_frozen:
+    if stream.text_features and not method.declared.text_is_frozen:
         raise ConfigError(
             f"method: {name} changes its text tower, but stream {stream.name} has features instead of captions. "
             "Choose one that leaves it frozen, such as zero_shot, or import the stream without text=."

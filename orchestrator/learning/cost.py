@@ -153,7 +153,7 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
         `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Those inside a
         fused attention kernel (3 % for a text of 77 tokens) count only where torch supports the kernel, on a GPU.
     """
-    passes = tasks if method.task_conditioned_text else 1
+    passes = tasks if method.declared.task_conditioned_text else 1
     training = method.training
     method.eval()
     with FlopCounterMode(display=False) as counter:

@@ -24,8 +24,12 @@ def all_reduce_min(x: Tensor) -> Tensor:
 
 
 def all_parameters_used(module: nn.Module) -> bool:
-    """Return whether each step gives every trained weight a gradient, as declared by all methods within `module`."""
-    return all(getattr(part, "uses_all_parameters", True) for part in module.modules())
+    """Return whether all methods and experts in `module` declare that each step gives every weight a gradient."""
+    return all(_uses_all_parameters(part) for part in module.modules())
+
+
+def _uses_all_parameters(part: nn.Module) -> bool:
+    return bool(getattr(getattr(part, "declared", part), "uses_all_parameters", True))
 
 
 def require_gradients(module: nn.Module) -> None:
@@ -36,10 +40,10 @@ def require_gradients(module: nn.Module) -> None:
     """
     for name, weight in module.named_parameters():
         if weight.requires_grad and weight.grad is None:
-            method = next(type(part).__name__ for part in module.modules() if hasattr(part, "uses_all_parameters"))
-            said = f"{method} declares uses_all_parameters = True"
+            method = next(type(part).__name__ for part in module.modules() if hasattr(part, "declared"))
             raise ContractViolation(
-                f"{name}: a step gives it no gradient, but {said}. Set uses_all_parameters = False in the class."
+                f"a step gives {name} no gradient, and {method} declares that each step gives every weight one: return "
+                "Capabilities(uses_all_parameters=False) from capabilities(config)"
             )
 
 

@@ -113,12 +113,12 @@ def encode_texts(
     are encoded once; with a frozen text tower, once per run, although they search again after every task.
     """
     keys = [row.numpy().tobytes() for row in tokens]
-    known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.text_is_frozen else {}
+    known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.declared.text_is_frozen else {}
     new = {key: row for row, key in enumerate(keys) if key not in known}
     rows = torch.tensor(list(new.values()), dtype=torch.int64)
     rows = rows[tokens[rows].argmax(dim=1).argsort(stable=True)]  # by the position of the end of text
     for part in rows.split(config.batch_size) if len(rows) else ():
-        own = tokens[part] if method.attends_to_padding else trim_padding(tokens[part])
+        own = tokens[part] if method.declared.attends_to_padding else trim_padding(tokens[part])
         features = method.encode_text(to_device(own, device), task).float().cpu()
         known.update((keys[row], feature) for row, feature in zip(part.tolist(), features))
     return torch.nn.utils.rnn.pad_sequence([known[key] for key in keys], batch_first=True)
@@ -166,9 +166,9 @@ def caption_features(
         encode_sharded: encodes captions on all workers instead of this one; see `distributed.Workers.encode_sharded`.
     """
     tokens = torch.cat([q.tokens for q in queries])
-    tokens = trim_padding(tokens) if method.attends_to_padding else tokens
+    tokens = trim_padding(tokens) if method.declared.attends_to_padding else tokens
     run = encode_sharded or (lambda encode, rows: encode(rows))
-    for task in range(tasks) if method.task_conditioned_text else (None,):
+    for task in range(tasks) if method.declared.task_conditioned_text else (None,):
         yield run(lambda rows, task=task: encode_texts(method, rows, task, config, device), tokens)  # type: ignore[misc]
 
 
@@ -188,7 +188,7 @@ def all_scores(
     known = iter(features)
     of_task = next(known)
     for task, gallery in enumerate(galleries):
-        if task and method.task_conditioned_text:
+        if task and method.declared.task_conditioned_text:
             of_task = next(known)
         score = TiledScorer(method, [of_task], [gallery], device)
         for rows in torch.arange(len(of_task)).split(config.query_chunk):
@@ -231,10 +231,12 @@ def compute_ranks(
     first = next(encoded)
     scored = len(first) * sum(sizes)  # elements of the matrix
     is_large = (
-        method.task_conditioned_text and len(galleries) * first.numel() > scored and 4 * scored <= spill.MEMORY_BUDGET
+        method.declared.task_conditioned_text
+        and len(galleries) * first.numel() > scored
+        and 4 * scored <= spill.MEMORY_BUDGET
     )
     features = chain([first], encoded)
-    if method.normalizes_scores() or is_large:
+    if method.declared.normalizes_scores or is_large:
         scores = all_scores(method, features, galleries, config, device)
         is_cut = config.own_gallery == "cut" and protocol != "cvlm"
         return rank_scores(final_scores(method, scores, queries, sizes, is_cut), queries, sizes, config)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ctvr.methods import CONFIGURATIONS, find_method
+from ctvr.methods.capabilities import Capabilities, capabilities_of
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision
@@ -95,6 +96,12 @@ class Experiment:
             if method == self.run.method and preset in self.presets:
                 return name
         return self.run.method
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return facts about the method under these settings, with those of the retriever that it wraps."""
+        base = None if self.base is None else capabilities_of(find_method(self.method.base), self.base)
+        return capabilities_of(find_method(self.run.method), self.method, base)
 
     @property
     def trains_on_searched(self) -> bool:

@@ -15,6 +15,7 @@ from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.backbone.umt import Umt
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
+from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, qualify_field_names
 from ctvr.orchestrator.data.batches import seed_of
 from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen
@@ -81,11 +82,11 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
     cls = find_method(experiment.run.method)
     if isinstance(backbone, ResNet18):
         return cls(experiment.method, _wrapped(experiment, cls, backbone))
-    served = [cls] if not cls.wraps else [cls, find_method(experiment.method.base)]
-    if isinstance(backbone, Umt) and not served[-1].needs_umt:
+    known = experiment.capabilities
+    if isinstance(backbone, Umt) and not known.needs_umt:
         raise ConfigError(f"method: {experiment.name} needs CLIP's towers, but {backbone.name} has UMT's. Use umt.")
-    if not backbone.vision.is_plain and not all(each.backbone_agnostic for each in served):
-        others = ", ".join(name for name in METHODS if find_method(name).backbone_agnostic)
+    if not backbone.vision.is_plain and not known.backbone_agnostic:
+        others = ", ".join(name for name in METHODS if _is_backbone_agnostic(find_method(name)))
         raise ConfigError(
             f"method: {experiment.name} uses parts of CLIP's own towers, which {backbone.name} does not have. Choose a "
             f"backbone such as ViT-B-16, or one of the methods {others}."
@@ -95,6 +96,8 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
         wrapped = _wrapped(experiment, cls, backbone)
         group, config = "method", experiment.method
         method = cls(config, wrapped)
+        renamed.check_attributes(method)
+        _ = method.declared  # a fault of the class is reported here
     except ValueError as error:
         names = (field.name for field in fields(config)) if config is not None else ()
         raise ConfigError(qualify_field_names(str(error), names, group)) from error
@@ -107,6 +110,10 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
             f"Use data.num_frames={most}."
         )
     return method
+
+
+def _is_backbone_agnostic(cls: type[Method]) -> bool:
+    return cls.capabilities(cls.Config()).backbone_agnostic
 
 
 def _wrapped(experiment: Experiment, cls: type[Method], backbone: nn.Module) -> nn.Module:

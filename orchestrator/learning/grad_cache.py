@@ -38,12 +38,12 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 
 def accumulation_mode(method: Method, accumulate: int) -> Literal["features", "pairs"]:
-    """Return how a method's batches form one step; see `Method.accumulation`.
+    """Return how a method's batches form one step; see `Capabilities.accumulation`.
 
     Raises:
         ConfigError: if the loss of `accumulate` batches would differ from that of one large batch.
     """
-    if method.accumulation == "pairs":
+    if method.declared.accumulation == "pairs":
         return "pairs"
     found = method.separable_encoders()
     if isinstance(found, SeparableEncoders):

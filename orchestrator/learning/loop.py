@@ -78,7 +78,7 @@ class Loop:
         """Pass the zero-shot R@1 after each task as `zero_shot`, for `stream/t2v/r1_gain`; `reads` records settings."""
         self.workers = workers or Workers()
         self.method = method.to(self.workers.device)
-        self.data = data.trim_captions_per_task() if method.attends_to_padding else data
+        self.data = data.trim_captions_per_task() if method.declared.attends_to_padding else data
         self.config, self.commits, self.protocol = config, commits, protocol_of(data.stream)
         self.report, self.zero_shot, self.reads = report, zero_shot, reads or AccessLog()
         self.record = RunState()
@@ -154,7 +154,7 @@ class Loop:
         accumulation_mode(self.method, optim.accumulation_steps)  # raises before anything is trained
         optimizer = make_optimizer(groups, optim, self.method)
         optimizer.state.update({p: self._momenta[p] for p in parameters if p in self._momenta})
-        tasks = list(range(task.index + 1)) if self.method.trains_on == "seen" else [task.index]
+        tasks = list(range(task.index + 1)) if self.method.declared.trains_on == "seen" else [task.index]
         losses = self.workers.wrap_ddp(Losses(self.method))
         self.workers.check_gradients_once(self.method, optimizer)
         per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulation_steps)
@@ -261,7 +261,7 @@ class Loop:
 
     @property
     def _reencodes(self) -> bool:
-        return self.method.reencodes_gallery or self.protocol.reencodes_gallery
+        return self.method.declared.reencodes_gallery or self.protocol.reencodes_gallery
 
     def _tasks_to_encode(self, task: Task) -> list[int]:
         """Return the tasks whose videos the current model encodes: `task`, with earlier ones if it re-encodes."""

@@ -54,7 +54,7 @@ def oracle_metrics(
         encode_sharded: see `caption_features`.
     """
     sizes = [len(gallery) for gallery in galleries]
-    if not method.task_conditioned_text:
+    if not method.declared.task_conditioned_text:
         own = None
     else:
         own = _joined([_own(method, q, task, config, device, encode_sharded) for task, q in enumerate(queries)])
@@ -63,7 +63,7 @@ def oracle_metrics(
         for _ in features:  # the other workers wait for this worker's share
             pass
         return {}
-    if method.normalizes_scores():
+    if method.declared.normalizes_scores:
         scores = all_scores(method, features, galleries, config, device)
         as_usual = score_reader(final_scores(method, scores, queries, sizes).to_videos)
     else:
@@ -71,7 +71,7 @@ def oracle_metrics(
     rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     told = usual
     if own is not None:
-        if method.normalizes_scores():
+        if method.declared.normalizes_scores:
             scores = all_scores(method, [own] * len(sizes), galleries, config, device)
             told = _ranked(score_reader(method.normalize_scores(scores)), queries, rows, columns, config)
         else:

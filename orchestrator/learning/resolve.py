@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, UntrustedClass, find_method
-from ctvr.methods.base import Method, Override, Recipe
+from ctvr.methods.base import Capabilities, Method, Override, Recipe
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, flatten, select_prefix, suggest
 from ctvr.orchestrator.data.config import DataConfig
@@ -192,6 +192,21 @@ def get_method(name: str) -> type[Method]:
         raise ConfigError(f"method: {error}") from error
 
 
+def stored_capabilities(settings: Settings) -> Capabilities:
+    """Return facts about the method of a stored run; of settings of another version the defaults count.
+
+    Raises:
+        ConfigError: for a method that cannot be loaded here.
+    """
+    cls = get_method(str(settings["method"]))
+    known = {f.name for f in fields(cls.Config)}
+    given = {name: value for name, value in select_prefix(settings, "method").items() if name in known}
+    try:
+        return cls.capabilities(build(cls.Config, given, "method"))
+    except ConfigError:
+        return cls.capabilities(build(cls.Config, {}, "method"))
+
+
 @contextmanager
 def named_in(place: str) -> Iterator[None]:
     """Add the file or record that contains the name to an UntrustedCode error."""
@@ -277,12 +292,13 @@ def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefi
     if any(f.name == "num_frames" for f in fields(cls.Config)):
         values = {"num_frames": data.num_frames, **values}
     made: Any = build(cls.Config, values, prefix)
-    if cls.required_num_frames(made) not in {None, data.num_frames}:
+    known: Capabilities = cls.capabilities(made)
+    if known.required_num_frames not in {None, data.num_frames}:
         raise ConfigError(
-            f"{prefix}.num_frames: {cls.required_num_frames(made)} differs from data.num_frames={data.num_frames}. "
+            f"{prefix}.num_frames: {known.required_num_frames} differs from data.num_frames={data.num_frames}. "
             "Omit it, or change data.num_frames."
         )
-    if data.sampling == "one_per_second" and not cls.wraps and not cls.masks_missing_frames(made):
+    if data.sampling == "one_per_second" and not cls.wraps and not known.masks_missing_frames:
         remedy = f"{prefix}.mask_missing=true, or " if hasattr(made, "mask_missing") else ""
         raise ConfigError(
             "data.sampling: one_per_second leaves frame slots of short videos empty, but this retriever reads all. "

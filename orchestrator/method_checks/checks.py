@@ -97,11 +97,11 @@ def _close(found: Tensor, expected: Tensor, what: str) -> None:
 def check_frozen(subject: Subject) -> None:
     """Check that blocks and a text tower declared as frozen compute what the pre-trained ones do, in every task."""
     method = subject.make()
-    if not (method.frozen_blocks or method.text_is_frozen):
+    if not (method.frozen_blocks or method.declared.text_is_frozen):
         return
     towers = [module.vision for module in method.modules() if isinstance(module, Clip)]
     pretrained, tokens = make_small_clip().vision, make_batch(5, FRAMES, seed=3).tokens
-    first = method.encode_text(tokens, 0) if method.text_is_frozen else None
+    first = method.encode_text(tokens, 0) if method.declared.text_is_frozen else None
     for index in range(2):
         learn(method, index)
         frames = make_batch(3, FRAMES, seed=50 + index).frames

@@ -44,7 +44,7 @@ def first_moved(method: Method, config: EvaluationConfig, protocol: str) -> int 
         task = make_task(index, TASKS)
         method.begin_task(task)
         method.end_task(task, batches_of(index, 2))
-        again = protocol == "cvlm" or method.reencodes_gallery
+        again = protocol == "cvlm" or method.declared.reencodes_gallery
         stored = [_gallery(method, i) if again or i == index else stored[i] for i in range(index + 1)]
         method.on_gallery_stored(task, stored[-1])
         queries = [_queries(i) for i in range(index + 1)]

@@ -132,7 +132,7 @@ def _knows_no_order(method: Method) -> None:
 
 
 def _knows_no_task(method: Method) -> None:
-    if method.task_conditioned_text:
+    if method.declared.task_conditioned_text:
         return  # every caption is encoded for the task whose videos are searched
     tokens = make_batch(4, FRAMES, seed=13).tokens
     first = method.encode_text(tokens, None)

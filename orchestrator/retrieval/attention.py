@@ -126,7 +126,7 @@ def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]
     none = ConfigError(
         f"plot scores: {model.method} changes no matrix of scores. Use one that does: dsl, or camoe with preset dsl."
     )
-    if not method.normalizes_scores():
+    if not method.declared.normalizes_scores:
         raise none
     block = model.gallery()[-1]
     chosen = block.items[:number]

@@ -192,22 +192,22 @@ class Model:
         method, chunk = self.trained.method, self.trained.experiment.evaluation.query_chunk
         galleries = [block.features for block in blocks]
         columns = offsets(map(len, galleries))
-        if method.normalizes_scores():
+        if method.declared.normalizes_scores:
             return topk(score_reader(self.scores(texts, blocks)), len(texts), columns, k, chunk)
         asked = list(self._asked(texts, blocks))
         return topk(TiledScorer(method, asked, galleries, self.device), len(texts), columns, k, chunk)
 
     def _asked(self, texts: Sequence[str], blocks: Sequence[Block]) -> Iterator[Tensor]:
         """Yield features of texts: one for all blocks, or one for each if the method prompts by task."""
-        for block in blocks if self.trained.method.task_conditioned_text else (None,):
+        for block in blocks if self.trained.method.declared.task_conditioned_text else (None,):
             yield self.encode_text(texts, block.task if block is not None else None)
 
     @torch.no_grad()
     def _texts(self, tokens: Tensor, task: int | None) -> Tensor:
         method = self.trained.method
-        if task is None and method.task_conditioned_text and self.stream is not None:
+        if task is None and method.declared.task_conditioned_text and self.stream is not None:
             task = len(self.stream.tasks) - 1
-        tokens = trim_padding(tokens) if method.attends_to_padding else tokens
+        tokens = trim_padding(tokens) if method.declared.attends_to_padding else tokens
         with self._precision(), merged_weights():
             return method.encode_text(tokens.to(self.device), task).float().cpu()
 

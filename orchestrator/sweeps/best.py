@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.resolve import get_method, named_in
+from ctvr.orchestrator.learning.resolve import named_in, stored_capabilities
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
 from ctvr.orchestrator.sweeps.comparison import compare
 from ctvr.orchestrator.tables.footnotes import method_of
@@ -51,7 +51,7 @@ def can_be_asked(run: RunRecord) -> bool:
     """Return whether a run's method can be loaded here and keeps the protocol, unlike an upper bound."""
     try:
         with named_in(f"run {run.name}"):
-            return not get_method(str(run.settings["method"])).reencodes_gallery
+            return not stored_capabilities(run.settings).reencodes_gallery
     except ConfigError:
         return False
 

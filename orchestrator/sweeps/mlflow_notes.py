@@ -12,7 +12,7 @@ from typing import Any
 
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.resolve import get_method
+from ctvr.orchestrator.learning.resolve import stored_capabilities
 from ctvr.orchestrator.on_ray.halving_searcher import NUMBER
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED, FORGETTING
@@ -172,7 +172,7 @@ def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
     Returns:
         The version, None without a model; a sentence on `best-STREAM`, empty for an upper bound.
     """
-    if get_method(str(run.settings["method"])).reencodes_gallery:
+    if stored_capabilities(run.settings).reencodes_gallery:
         return None, ""
     is_best, said = promote(tracker, run)
     if not tracker.client.list_artifacts(run.run_id, "model"):

@@ -73,7 +73,7 @@ class Recorder:
             tags["ctvr.recommended_epochs"] = str(recommended.optim.epochs)
         if stream.paper:
             tags["ctvr.paper"] = stream.paper
-        if method.is_transductive:
+        if method.declared.is_transductive:
             tags["ctvr.transductive"] = "true"
         settings = self.experiment.settings
         if self.parent is None and not self.run_id:

@@ -205,8 +205,8 @@ def test_scores_are_revised_on_request_only(make):
     scores = torch.tensor([[0.30, 0.10], [0.29, 0.28]])
     plain, revised = make(), make(revise=True)
     assert plain.normalize_scores(scores) is scores
-    assert not plain.is_transductive
-    assert revised.is_transductive
+    assert not plain.declared.is_transductive
+    assert revised.declared.is_transductive
     assert scores[1].argmax() == 0
     assert revised.normalize_scores(scores)[1].argmax() == 1  # video 0 belongs to query 0
 

@@ -155,7 +155,7 @@ def test_what_is_not_refused_learns_and_searches(strategy):
             scores = method.normalize_scores(plain)
         assert scores.shape == (6, 6), retriever
         kept = scores is plain and method.normalize_scores_v2t(plain) is plain
-        assert method.normalizes_scores() is not kept, "what is final is ranked without the matrix"
+        assert method.declared.normalizes_scores is not kept, "what is final is ranked without the matrix"
         assert torch.isfinite(scores).all(), retriever
 
 
@@ -181,5 +181,5 @@ def test_what_settings_leave_frozen_is_called_so_and_is(case):
     looked_at = Subject.of(name, {f"method.{key}": value for key, value in settings.items()})
     method = looked_at.make()
     assert method.frozen_blocks == blocks
-    assert method.text_is_frozen == (case == "framefusion_moe, no experts")
+    assert method.declared.text_is_frozen == (case == "framefusion_moe, no experts")
     checks.check_frozen(looked_at)

@@ -186,8 +186,8 @@ def test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them(small_
     assert local.shape == (4, 3, 2, 32)
     assert text.shape == (4, 4, 32)
     assert not torch.allclose(local[:, 0], local[:, 1], atol=1e-3)
-    assert DGL.required_num_frames(DGLConfig(prompts="transformer", num_frames=7)) == 7
-    assert DGL.required_num_frames(DGLConfig(num_frames=7)) is None
+    assert DGL.capabilities(DGLConfig(prompts="transformer", num_frames=7)).required_num_frames == 7
+    assert DGL.capabilities(DGLConfig(num_frames=7)).required_num_frames is None
 
 
 def test_what_a_video_is_read_from_is_a_setting(small_clip):

@@ -47,8 +47,8 @@ def test_the_prior_changes_the_training(make, base):
 
 
 def test_a_revised_search_is_transductive_and_its_loss_alone_is_not(make):
-    assert make().is_transductive
-    assert not make(search=False).is_transductive
+    assert make().declared.is_transductive
+    assert not make(search=False).declared.is_transductive
 
 
 def test_the_search_revises_scaled_similarities(make):
@@ -60,7 +60,7 @@ def test_the_search_revises_scaled_similarities(make):
 
 def test_a_transductive_retriever_stays_so(make):
     inner = make()
-    assert DSL(DSLConfig(search=False), inner).is_transductive
+    assert DSL(DSLConfig(search=False), inner).declared.is_transductive
 
 
 def test_it_wraps_a_retriever_whose_features_are_frames(small_clip):

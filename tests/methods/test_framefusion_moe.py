@@ -172,7 +172,7 @@ def test_right_after_task_1_all_experts_are_equal_and_the_router_is_irrelevant(b
 
 def test_a_caption_has_a_feature_for_each_task_it_searches(batch):
     method = learned()
-    assert method.task_conditioned_text
+    assert method.declared.task_conditioned_text
     prototypes = [p.detach().clone() for p in method.prototypes]
     present = method.encode_text(batch.tokens)
     assert torch.equal(present, method.encode_text(batch.tokens, 1))
@@ -200,7 +200,7 @@ def test_without_bypass_task_1_is_routed_as_any_other(batch):
 
 def test_without_prototypes_a_caption_has_one_feature(batch):
     method = learned(use_prototypes=False)
-    assert not method.task_conditioned_text
+    assert not method.declared.task_conditioned_text
     assert len(method.prototypes) == 0
     assert torch.equal(method.encode_text(batch.tokens, 0), method.encode_text(batch.tokens))
 

@@ -168,14 +168,14 @@ def test_only_free_experts_and_the_tasks_own_router_are_trained(small_clip):
 def test_a_caption_takes_the_router_of_the_task_that_it_searches(small_clip):
     tokens = make_batch().tokens
     method = make(small_clip, is_random=True)
-    assert method.task_conditioned_text
+    assert method.declared.task_conditioned_text
     first = method.encode_text(tokens, 0)
     method.begin_task(make_task(1))
     assert torch.equal(method.encode_text(tokens, 0), first)  # nothing that router 0 uses has moved
     assert not torch.equal(method.encode_text(tokens, 1), first)
     last = make(small_clip, is_random=True, query_router="last")
     last.begin_task(make_task(1))
-    assert not last.task_conditioned_text
+    assert not last.declared.task_conditioned_text
     assert torch.equal(last.encode_text(tokens, 0), last.encode_text(tokens, None))
 
 

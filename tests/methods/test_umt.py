@@ -50,7 +50,7 @@ def test_the_best_are_ordered_by_the_head_in_each_direction_and_all_others_come_
     assert method.normalize_scores_v2t(scores).tolist() == [[-1, 2, OUT], [OUT, 1, 3], [7, OUT, -4]]
     assert torch.equal(made().normalize_scores(scores), logits)
     plain = made(rerank=0)
-    assert not plain.normalizes_scores()
+    assert not plain.declared.normalizes_scores
     assert plain.normalize_scores(similar) is similar
 
 

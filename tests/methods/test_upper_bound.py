@@ -79,7 +79,7 @@ def joint(name, tasks=3):
 @pytest.mark.parametrize("name", BY_TASK)
 def test_a_base_that_reads_captions_by_task_trains_what_it_keeps_for_each_task(name, batch):
     method = joint(name)
-    assert method.task_conditioned_text
+    assert method.declared.task_conditioned_text
     trained = [p for group in method.param_groups() for p in group["params"]]
     start = copy.deepcopy(method.state_dict())
     optimizer = torch.optim.SGD(trained, lr=1.0)
@@ -119,7 +119,9 @@ def test_joint_training_of_one_task_is_the_retriever_s_own_first_task(name, batc
 
 
 def test_a_base_that_does_not_join_tasks_is_refused(monkeypatch):
-    monkeypatch.setattr(find_method("moe_adapter"), "joins_tasks", False)
+    cls = find_method("moe_adapter")
+    found = replace(cls.capabilities(cls.Config()), joins_tasks=False)
+    monkeypatch.setattr(cls, "capabilities", lambda config: found)
     with pytest.raises(ConfigError, match="upper_bound cannot wrap moe_adapter: it reads .* Write method.base=clip4cl"):
         resolve({"method": "upper_bound", "method.base": "moe_adapter", "stream": "s"})
 
@@ -141,9 +143,9 @@ def test_the_last_stage_does_not_depend_on_the_stages_before(base, batch):
 
 def test_it_trains_on_all_seen_pairs_and_encodes_all_videos_again(base):
     method = UpperBound(UpperBoundConfig(), base)
-    assert method.trains_on == "seen"
-    assert method.reencodes_gallery
-    assert method.task_conditioned_text == base.task_conditioned_text
+    assert method.declared.trains_on == "seen"
+    assert method.declared.reencodes_gallery
+    assert method.declared.task_conditioned_text == base.declared.task_conditioned_text
 
 
 def test_only_final_trains_in_the_last_task_alone(base, batch):

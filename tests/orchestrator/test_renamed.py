@@ -65,5 +65,24 @@ def test_a_class_with_an_old_hook_is_refused_unless_it_has_the_new_one() -> None
     renamed.check_hooks(type("Both", (), {"remember": None, "on_stored": None}))
 
 
+@pytest.mark.parametrize("old", ["trains_all", "uses_all_parameters"])
+def test_an_old_class_attribute_is_refused_with_the_line_to_write(old: str) -> None:
+    said = rf"sets {old}, .*def capabilities\(cls, config\): return Capabilities\(uses_all_parameters=\.\.\.\)"
+    with pytest.raises(ConfigError, match=said):
+        renamed.check_hooks(type("Old", (), {old: True}))
+    renamed.check_hooks(type("Both", (), {old: True, "capabilities": None}))
+
+
+def test_an_old_attribute_of_an_instance_is_refused_with_the_line_to_write() -> None:
+    old = type("Old", (), {})()
+    renamed.check_attributes(old)
+    old.is_transductive = True
+    with pytest.raises(ConfigError, match=r"Old: sets is_transductive, .*Capabilities\(is_transductive=\.\.\.\)"):
+        renamed.check_attributes(old)
+    both = type("Both", (), {"capabilities": None})()
+    both.is_transductive = True
+    renamed.check_attributes(both)
+
+
 def test_a_search_space_may_have_old_names() -> None:
     assert renamed.search_space({"SPACE": {"optim.old": 1}, "x": 2}) == {"SPACE": {"optim.new": 1}, "x": 2}

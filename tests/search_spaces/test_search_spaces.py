@@ -99,7 +99,7 @@ def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name)
             scores = method.score(captions, videos)
             (
                 method.scale(),
-                method.normalizes_scores(),
+                method.declared.normalizes_scores,
                 method.normalize_scores(scores),
                 method.normalize_scores_v2t(scores),
             )

@@ -65,7 +65,7 @@ def test_every_strategy_trains_every_retriever(strategy, retriever):
 def test_a_strategy_without_effect_is_the_retriever_call_for_call(retriever):
     base = make(RETRIEVERS, retriever, make_small_clip())
     method = Strategy(None, base)
-    assert method.task_conditioned_text == base.task_conditioned_text
+    assert method.declared.task_conditioned_text == base.declared.task_conditioned_text
     batch, task = make_batch(4, 2), make_task(0)
     method.begin_task(task)
     method.eval()

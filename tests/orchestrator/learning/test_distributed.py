@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ctvr.methods.capabilities import Capabilities
 from ctvr.methods.layers.experts import RoutingRecorder
 from ctvr.orchestrator.errors import ContractViolation, NonFiniteLoss
 from ctvr.orchestrator.learning.distributed import Workers
@@ -117,7 +118,8 @@ class Routed(nn.Module):
 
     def __init__(self, says: bool, routes: bool = False) -> None:
         super().__init__()
-        self.uses_all_parameters, self.used, self.idle = says, nn.Linear(2, 1), nn.Linear(2, 1)
+        self.declared = Capabilities(uses_all_parameters=says)
+        self.used, self.idle = nn.Linear(2, 1), nn.Linear(2, 1)
         if routes:
             self.experts = RoutingRecorder()
 
@@ -137,7 +139,7 @@ def test_a_method_that_says_it_trains_all_and_does_not_is_named_in_the_first_ste
     method.used(torch.ones(2)).sum().backward()
     with pytest.raises(
         ContractViolation,
-        match=r"0\.idle\.weight: a step gives it no gradient, but Routed declares .*\. Set uses_all_parameters",
+        match=r"a step gives 0\.idle\.weight no gradient, and Routed declares .*: return Capabilities\(uses_all",
     ):
         optimizer.step()
     method.idle(torch.ones(2)).sum().backward()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctvr.methods.base import Method
+from ctvr.methods.base import Capabilities, Method
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.learning import metrics, spill
 from ctvr.orchestrator.learning.evaluate import (
@@ -30,7 +30,7 @@ class Lookup(Method):
 
     def __init__(self, table: torch.Tensor, prompts: bool = False) -> None:
         super().__init__()
-        self.table, self.task_conditioned_text = table, prompts
+        self.table, self.declared = table, Capabilities(task_conditioned_text=prompts)
 
     def encode_text(self, tokens: torch.Tensor, task: int | None = None) -> torch.Tensor:
         rows = self.table[tokens[:, 0]]
@@ -70,7 +70,7 @@ class Words(Method):
 
     def __init__(self, text_is_frozen: bool) -> None:
         super().__init__()
-        self.text_is_frozen, self.passes = text_is_frozen, list[tuple[int, int]]()
+        self.declared, self.passes = Capabilities(text_is_frozen=text_is_frozen), list[tuple[int, int]]()
 
     def encode_text(self, tokens: torch.Tensor, task: int | None = None) -> torch.Tensor:
         tokens = tokens[:, : int(tokens.argmax(dim=1).max())]
@@ -225,7 +225,7 @@ def test_each_direction_and_each_own_gallery_is_calibrated_alone():
     block = scores[5:, 5:]
     torch.testing.assert_close(found.own[1], block - block.mean(dim=0))
     torch.testing.assert_close(found.own_to_captions[1], block - block.mean(dim=1, keepdim=True))
-    assert Centred().normalizes_scores()
+    assert Centred().declared.normalizes_scores
     ranked = rank_scores(found, asked, [5, 7], EvaluationConfig())
     alone = rank_scores(final(block, asked[1:], [7], Centred()), [queries(5, 7)], [7], EvaluationConfig())
     assert torch.equal(ranked.own[5:], alone.to_videos)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from ctvr.methods import METHODS
 from ctvr.methods.backbone.load import load_backbone
-from ctvr.methods.base import Method, ParamGroup
+from ctvr.methods.base import Capabilities, Method, ParamGroup
 from ctvr.methods.clip4clip import Clip4Clip
 from ctvr.methods.families import tempme_family
 from ctvr.orchestrator.data.batches import StreamData
@@ -386,11 +386,13 @@ def test_gradient_accumulation_steps_less_often(manifest, small_stream, runs):
 class Brightness(Method):
     """Method whose loss is a mean over independent pairs."""
 
-    accumulation = "pairs"
+    @classmethod
+    def capabilities(cls, config):
+        return Capabilities(accumulation="pairs")
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(3, 8))
+        self.config, self.weight = None, torch.nn.Parameter(torch.zeros(3, 8))
 
     def param_groups(self):
         return [ParamGroup(name="weight", params=[self.weight], lr=0.01)]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ctvr.methods.base import Method
+from ctvr.methods.base import Capabilities, Method
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluate import EvaluationConfig, compute_ranks
@@ -20,7 +20,7 @@ class Prompted(Method):
     def __init__(self, table, turns, is_calibrated=False) -> None:
         super().__init__()
         self.table, self.turns, self.is_calibrated = table, turns, is_calibrated
-        self.task_conditioned_text = turns is not None
+        self.declared = Capabilities(task_conditioned_text=turns is not None, normalizes_scores=is_calibrated)
 
     def encode_text(self, tokens, task=None):
         rows = self.table[tokens[:, 0]]
@@ -28,9 +28,6 @@ class Prompted(Method):
 
     def normalize_scores(self, scores):
         return scores - scores.mean(dim=0) if self.is_calibrated else scores
-
-    def normalizes_scores(self):
-        return self.is_calibrated
 
 
 def made(seed, **more):
@@ -70,7 +67,7 @@ def test_the_three_numbers_are_those_of_a_loop_over_captions(seed, is_calibrated
 
 def test_without_prompts_only_the_gallery_is_told():
     method, queries, galleries = made(1)
-    method.turns, method.task_conditioned_text = None, False
+    method.turns, method.declared = None, Capabilities()
     found, usual = asked(method, queries, galleries)
     assert found["stream/oracle/r1"] == pytest.approx(100 * (usual.to_videos == 1).double().mean().item())
     assert found["stream/oracle/r1_block"] >= found["stream/oracle/r1"]
@@ -78,7 +75,7 @@ def test_without_prompts_only_the_gallery_is_told():
 
 def test_equally_good_videos_of_several_tasks_count_by_their_share():
     method, queries, galleries = made(1)
-    method.turns, method.task_conditioned_text = None, False
+    method.turns, method.declared = None, Capabilities()
     found, _ = asked(method, queries, [torch.zeros_like(gallery) for gallery in galleries])
     shares = [size / sum(SIZES) for size in SIZES for _ in range(size)]
     assert found["stream/oracle/right"] == pytest.approx(100 * sum(shares) / len(shares))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from ctvr.methods.base import l2_normalize
+from ctvr.methods.base import Capabilities, l2_normalize
 from ctvr.orchestrator.catalog.new_method import MODULE
 
 # The correct one is the output of `ctvr new method`, so that it satisfies every check that a fault below violates
@@ -147,7 +147,9 @@ class MixesRows(Plain):
 
 
 class NotFrozen(Plain):
-    text_is_frozen = True
+    @classmethod
+    def capabilities(cls, config):
+        return Capabilities(text_is_frozen=True)
 
 
 class Crashes(Plain):

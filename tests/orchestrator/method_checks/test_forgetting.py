@@ -22,7 +22,7 @@ CALIBRATED = [
 @pytest.mark.parametrize(("name", "settings", "presets"), CALIBRATED, ids=[name for name, *_ in CALIBRATED])
 def test_an_untrained_model_whose_scores_are_calibrated_forgets_nothing(name, settings, presets):
     subject = Subject.of(name, settings, presets)
-    assert subject.make().normalizes_scores()
+    assert subject.make().declared.normalizes_scores
     assert check_forgetting(subject) is None
 
 

@@ -61,7 +61,7 @@ def test_a_text_that_names_no_task_is_read_as_of_the_last_one(model):
     assert len(of_tasks) > 1
     assert torch.equal(model.encode_text("a red circle"), of_tasks[-1])
     differs = [not torch.equal(found, of_tasks[-1]) for found in of_tasks[:-1]]
-    assert differs == [model.trained.method.task_conditioned_text] * len(differs)
+    assert differs == [model.trained.method.declared.task_conditioned_text] * len(differs)
 
 
 def test_every_name_of_a_run_leads_to_it(execution, tmp_path, monkeypatch, caplog):

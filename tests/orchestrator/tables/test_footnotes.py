@@ -230,4 +230,6 @@ def test_a_row_is_transductive_where_other_queries_change_its_scores(row):
         queries = method.encode_text(tokenize([f"a man {n} plays" for n in range(6)])[:, :CONTEXT])
         scores = method.score(queries, method.encode_video(frames))
     alone = method.normalize_scores(scores[:2])
-    assert (not torch.allclose(method.normalize_scores(scores)[:2], alone, atol=1e-6)) == method.is_transductive
+    assert (
+        not torch.allclose(method.normalize_scores(scores)[:2], alone, atol=1e-6)
+    ) == method.declared.is_transductive

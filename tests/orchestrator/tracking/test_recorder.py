@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctvr.methods.base import Method
+from ctvr.methods.base import Capabilities, Method
 from ctvr.orchestrator.learning.cost import video_cost
 from ctvr.orchestrator.learning.factory import load_model
 from ctvr.orchestrator.learning.resolve import resolve
@@ -169,7 +169,7 @@ def test_the_split_on_which_epochs_were_chosen_is_kept(small_stream, manifest, r
 def test_a_transductive_method_is_marked(small_stream, manifest, runs, tracker, monkeypatch):
     from ctvr.methods.zero_shot import ZeroShot
 
-    monkeypatch.setattr(ZeroShot, "is_transductive", True)
+    monkeypatch.setattr(ZeroShot, "capabilities", lambda config: Capabilities(is_transductive=True))
     made = Recorder(tracker, resolve({"method": "zero_shot", "stream": manifest}, small_stream.settings), "r")
     execute(made.experiment, RunPaths(runs), report=made.report, on_ready=made.ready)
     assert only_run(tracker).tags["ctvr.transductive"] == "true"

@@ -1,0 +1,93 @@
+"""Facts about a method that follow from its settings, before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """Facts that `Method.capabilities(config)` returns; the defaults suit a retriever that needs nothing special.
+
+    A run reads them before its first task. A setting that matters in later tasks only is therefore not read here:
+    trials that differ in it train the first task once.
+    """
+
+    # Backbone and frames
+    backbone_agnostic: bool = False  # calls its towers through `forward` and seams only: any backbone fits
+    needs_umt: bool = False  # accepts the towers of UMT, and needs no CLIP
+    required_num_frames: int | None = None  # frames that every video must have; None: any number
+    masks_missing_frames: bool = False  # leaves out frames of zeros at the end of a short video
+    # Training
+    trains_on: Literal["task", "seen"] = "task"  # pairs of the present task, or of all tasks so far
+    joins_tasks: bool = False  # a retriever with parameters for each task trains them together if `is_joint`
+    uses_all_parameters: bool = False  # each step gives every weight of `param_groups` a gradient (not: chosen experts)
+    uses_in_batch_negatives: bool = True  # the loss `contrastive` compares the pairs of one batch and no others
+    # How `optim.accumulation_steps` joins batches. features: `losses` reads frames and tokens only through
+    # `separable_encoders`; pairs: the loss is a mean over independent pairs; None: features where `losses` and
+    # `logits` are the defaults, otherwise accumulation is refused
+    accumulation: Literal["features", "pairs"] | None = None
+    # Captions
+    task_conditioned_text: bool = False  # encodes a caption once for each task whose videos it searches
+    attends_to_padding: bool = False  # a caption's feature depends on the length to which it is padded
+    text_is_frozen: bool = False  # `encode_text` depends on the caption only, in every task
+    # Evaluation
+    reencodes_gallery: bool = False  # encodes former tasks' videos again: breaks the protocol on purpose
+    is_transductive: bool = False  # the ranks of a query depend on other queries; tables mark it
+    normalizes_scores: bool | None = None  # None: if `normalize_scores` or `normalize_scores_v2t` is overridden
+    score_caveat: str = ""  # why `score` is not a final similarity, and the remedy; empty: it is
+
+    def wrapping(self, base: Capabilities) -> Capabilities:
+        """Combine the facts of a strategy with those of the retriever that it wraps.
+
+        A joint training of all tasks leaves parameters of a task without a gradient where a batch lacks the task.
+        """
+        is_joint = self.trains_on == "seen" and base.task_conditioned_text
+        return replace(
+            self,
+            backbone_agnostic=self.backbone_agnostic and base.backbone_agnostic,
+            needs_umt=base.needs_umt,
+            required_num_frames=base.required_num_frames,
+            masks_missing_frames=base.masks_missing_frames,
+            trains_on="seen" if "seen" in (self.trains_on, base.trains_on) else "task",
+            uses_all_parameters=self.uses_all_parameters and base.uses_all_parameters and not is_joint,
+            uses_in_batch_negatives=self.uses_in_batch_negatives and base.uses_in_batch_negatives,
+            task_conditioned_text=self.task_conditioned_text or base.task_conditioned_text,
+            attends_to_padding=self.attends_to_padding or base.attends_to_padding,
+            reencodes_gallery=self.reencodes_gallery or base.reencodes_gallery,
+            is_transductive=self.is_transductive or base.is_transductive,
+            normalizes_scores=self.normalizes_scores or base.normalizes_scores,
+            score_caveat=self.score_caveat or base.score_caveat,
+        )
+
+
+def neutral(function: _Function) -> _Function:
+    """Mark a default hook, or one that only calls the same hook of the wrapped retriever, as of no effect."""
+    function.is_neutral = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_overridden(cls: type, *names: str) -> bool:
+    """Return whether a class replaces one of these hooks by one that is not `neutral`."""
+    return not all(getattr(getattr(cls, name), "is_neutral", False) for name in names)
+
+
+def capabilities_of(cls: Any, config: Any, base: Capabilities | None = None) -> Capabilities:
+    """Return the facts about a method under its settings, without a None that stands for overridden hooks.
+
+    Args:
+        cls: subclass of `Method`, a retriever or a strategy.
+        config: `cls.Config` with its values.
+        base: facts about the retriever that a strategy wraps; None for a retriever.
+    """
+    own = cls.capabilities(config)
+    if own.normalizes_scores is None and is_overridden(cls, "normalize_scores", "normalize_scores_v2t"):
+        own = replace(own, normalizes_scores=True)
+    if own.accumulation is None and not is_overridden(cls, "losses", "logits"):
+        own = replace(own, accumulation="features")
+    whole = own if base is None else own.wrapping(base)
+    return replace(whole, normalizes_scores=bool(whole.normalizes_scores))

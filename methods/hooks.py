@@ -1,0 +1,176 @@
+"""Optional members of a method, with defaults that suit most methods.
+
+Shapes: B pairs, T frames, L text length, d joint embedding, Q queries, V videos, N answers, A ids of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ctvr.methods.capabilities import Capabilities, is_overridden, neutral
+from ctvr.methods.data import Batch, PairSource, SeparableEncoders, Task
+from ctvr.methods.layers.gather import gather, world_size
+from ctvr.methods.layers.losses.blockwise import LARGE, contrastive_in_blocks
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.layers.task_captions import by_task
+
+
+class Hooks(nn.Module):
+    """Members that the loop calls and that a method overrides only where it needs to."""
+
+    # Facts of a built instance: they depend on the backbone or change while a stream is learned
+    max_frames: int | None = None  # frames of a video that the method has positions for; None: any number
+    # Leading vision blocks whose output is the pre-trained tower's, in every task and for any video. If > 0,
+    # `Batch.frames` and `encode_video` may receive tokens (B, T, N, D), the input of the block after them.
+    frozen_blocks: int = 0
+    is_joint: bool = False  # set by a joint training: train the parameters of all tasks so far together
+
+    if TYPE_CHECKING:  # members of `Method` that the defaults call
+
+        @property
+        def declared(self) -> Capabilities: ...
+        def encode_video(self, frames: Tensor) -> Tensor: ...
+        def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor: ...
+        def scale(self) -> Tensor: ...
+
+    # ---------------------------------------------------------------- tables
+
+    @classmethod
+    def trains_on_searched(cls, config: Any, of_base: bool = False) -> bool:
+        """Return whether training reads the features that `on_gallery_stored` receives; tables mark such a method.
+
+        This is not one of the `Capabilities`, which may not read settings of later tasks.
+
+        Args:
+            config: settings of the method.
+            of_base: for a strategy, whether the training of the wrapped retriever reads them.
+        """
+        return of_base or is_overridden(cls, "on_gallery_stored")
+
+    # ---------------------------------------------------------------- tasks and steps
+
+    def set_pair_source(self, source: PairSource) -> None:
+        """Receive the reader of former pairs; only a method that replays them keeps it, outside its state."""
+
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        """Finish `task`. `loader` yields its training pairs once, in order, without augmentation."""
+
+    @neutral
+    def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:
+        """Receive the features (V, ...) under which the videos of `task` are stored and searched."""
+
+    def before_step(self) -> None:
+        """Read or change the complete gradient before every optimizer step, for example to clip it."""
+
+    def after_step(self) -> None:
+        """Update state after every optimizer step: moving averages, clamping."""
+
+    # ---------------------------------------------------------------- features and scores
+
+    def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
+        """Encode videos (B, T, 3, H, W) of the task with index `task`; the default ignores the task.
+
+        The evaluation calls this method. If former tasks are encoded again, a method may have a network for each.
+        """
+        return self.encode_video(frames)
+
+    def encode_own_captions(self, batch: Batch, encode: Callable[..., Tensor] | None = None) -> Tensor:
+        """Encode the captions of a batch, each for a search among the videos of its own task: (B, ...).
+
+        Args:
+            batch: pairs of the present task, or of the tasks in `batch.task_ids`.
+            encode: replaces `encode_text`, with the same arguments.
+        """
+        tasks = batch.task_ids if self.declared.task_conditioned_text else None
+        return by_task(encode or self.encode_text, batch.tokens, tasks)
+
+    def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        """Return similarities (Q, V) of caption features and video features; the default is their dot product.
+
+        Each similarity depends on its caption and its video only: the evaluation scores them in blocks.
+        """
+        return queries @ gallery.mT
+
+    @neutral
+    def normalize_scores(self, scores: Tensor) -> Tensor:
+        """Return final similarities (Q, V), text to video, from the complete output of `score`, (Q, V) or (Q, V, ...).
+
+        The evaluation passes all queries and all stored videos; the protocol CVLM passes those of one task. If the
+        result for a query depends on other queries, set `Capabilities.is_transductive`.
+        """
+        return scores
+
+    @neutral
+    def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
+        """Return final similarities, video to text: rows are captions, and each column is ranked."""
+        return self.normalize_scores(scores)
+
+    def rank_answers(self, questions: Tensor, videos: Tensor, answers: Tensor) -> Tensor:
+        """Rank answers to questions: return indices (B, k) int64 into `answers`, the likeliest first, k <= N.
+
+        Args:
+            questions: (B, L) int64.
+            videos: (B, ...), `encode_video` of each question's video.
+            answers: (N, A) int64, the most frequent training answer first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not answer questions.")
+
+    # ---------------------------------------------------------------- the default loss
+
+    @neutral
+    def logits(self, batch: Batch) -> Tensor:
+        """Return scaled similarities (B, B), captions x videos, over the pairs of all workers."""
+        queries = gather(self.encode_own_captions(batch))
+        videos = gather(self.encode_video(batch.frames))
+        with torch.autocast(videos.device.type, enabled=False):  # similarities are float32 for towers of any precision
+            return self.scale().float() * self.score(queries.float(), videos.float())
+
+    def info_nce(
+        self, batch: Batch, reduction: Literal["mean", "sum"] = "mean", numbers: Tensor | None = None
+    ) -> Tensor:
+        """Return the symmetric contrastive loss, a scalar, over the pairs of all workers.
+
+        For a very large batch of cosines the matrix is not kept (layers/losses/blockwise.py).
+
+        Args:
+            batch: of this worker.
+            reduction: over the pairs.
+            numbers: (B,) int64 of all workers' pairs; pairs with equal numbers are not negatives. None: all are.
+        """
+        cls = type(self)
+        is_cosine = cls.logits is Hooks.logits and cls.score is Hooks.score
+        if not is_cosine or len(batch.video_ids) * world_size() < LARGE:
+            return contrastive(self.logits(batch), reduction, numbers)
+        queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
+        with torch.autocast(videos.device.type, enabled=False):
+            return contrastive_in_blocks(queries.float(), videos.float(), self.scale().float(), reduction, numbers)
+
+    def separable_encoders(self) -> SeparableEncoders | str:
+        """Return the functions through which `losses` reads frames and tokens, or the reason why none exist.
+
+        With them a large batch is encoded in parts.
+        """
+        if self.declared.accumulation == "features":
+            return SeparableEncoders(self)
+        return f"the loss of {type(self).__name__} reads more than features"
+
+    # ---------------------------------------------------------------- logs
+
+    def task_metrics(self) -> dict[str, float]:
+        """Return numbers that are logged after a task as `task/NAME`, at the number of tasks."""
+        return {}
+
+    def similarities(self) -> dict[str, Tensor]:
+        """Return square matrices of cosines in [-1, 1] that are drawn after a stream."""
+        return {}
+
+    def batch_metrics(self) -> dict[str, float | Tensor]:
+        """Return numbers of the last batch, logged as `train/NAME`: means over an epoch, at the number of steps.
+
+        Leave scalars on the device: to read one in every step makes the host wait.
+        """
+        return {}

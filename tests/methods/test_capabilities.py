@@ -1,0 +1,103 @@
+"""Facts about methods that follow from their settings."""
+
+import dataclasses
+
+import pytest
+from torch import nn
+
+from ctvr.methods import EVERY_METHOD, METHODS, find_method
+from ctvr.methods.base import Capabilities, Method
+from ctvr.methods.capabilities import capabilities_of
+from ctvr.methods.families.strategy import Strategy
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
+
+WRAPPED = [name for name in METHODS if find_method(name).wraps]
+HELD = ("reencodes_gallery", "is_transductive", "task_conditioned_text", "attends_to_padding", "normalizes_scores")
+
+
+def of(name: str) -> Capabilities:
+    cls = find_method(name)
+    return capabilities_of(cls, cls.Config())
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_facts_are_known_before_anything_is_built_and_are_one_value(name):
+    cls = find_method(name)
+    assert cls.capabilities(cls.Config()) == cls.capabilities(cls.Config())
+    assert isinstance(hash(of(name)), int)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not find_method(name).wraps])
+def test_an_instance_declares_what_its_class_says_of_its_settings(name):
+    cls = find_method(name)
+    assert cls(cls.Config(), make_small_clip()).declared == of(name)
+
+
+@pytest.mark.parametrize("field", HELD)
+def test_a_strategy_has_what_its_retriever_has(field):
+    base = Capabilities(**{field: True})
+    assert getattr(capabilities_of(Strategy, None, base), field) is True
+    assert getattr(capabilities_of(Strategy, None, Capabilities(normalizes_scores=False)), field) is False
+
+
+def test_a_strategy_around_a_retriever_that_needs_one_backbone_needs_it_too():
+    for agnostic in (True, False):
+        found = Capabilities(backbone_agnostic=True).wrapping(Capabilities(backbone_agnostic=agnostic))
+        assert found.backbone_agnostic is agnostic
+
+
+def test_a_joint_training_of_task_parameters_may_leave_some_without_a_gradient():
+    by_task, plain = (
+        Capabilities(task_conditioned_text=is_by_task, uses_all_parameters=True) for is_by_task in (True, False)
+    )
+    upper = find_method("upper_bound").capabilities(None)
+    assert not upper.wrapping(by_task).uses_all_parameters
+    assert upper.wrapping(plain).uses_all_parameters
+    assert upper.wrapping(plain).trains_on == "seen"
+
+
+class Centres(Method):
+    def normalize_scores(self, scores):
+        return scores - scores.mean(dim=0)
+
+
+class KeepsGallery(Method):
+    def on_gallery_stored(self, task, gallery):
+        self.kept = gallery
+
+
+def test_overridden_hooks_count_where_a_method_says_nothing():
+    assert capabilities_of(Centres, None).normalizes_scores is True
+    assert capabilities_of(Method, None).normalizes_scores is False
+    assert KeepsGallery.trains_on_searched(None)
+    assert not Method.trains_on_searched(None)
+    assert not Strategy.trains_on_searched(None)
+    assert Strategy.trains_on_searched(None, of_base=True)
+
+
+def test_default_losses_accumulate_over_features_and_others_do_not():
+    class Own(Method):
+        def losses(self, batch):
+            return {}
+
+    assert capabilities_of(Method, None).accumulation == "features"
+    assert capabilities_of(Own, None).accumulation is None
+
+
+def test_a_method_without_its_settings_is_named():
+    class Forgets(Method):
+        @classmethod
+        def capabilities(cls, config):
+            return Capabilities(is_transductive=config.revise)
+
+    with pytest.raises(ValueError, match=r"Forgets: .* Write self\.config = config"):
+        _ = Forgets().declared
+
+
+def test_every_old_name_leads_to_a_field_and_no_method_of_ours_has_one():
+    fields = {field.name for field in dataclasses.fields(Capabilities)}
+    assert {*renamed.CAPABILITIES.values()} == fields
+    for name in EVERY_METHOD:
+        renamed.check_hooks(find_method(name))
+    assert not renamed.CAPABILITIES.keys() & {*vars(nn.Module)}
