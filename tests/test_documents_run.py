@@ -46,7 +46,7 @@ WHY_NOT = {
     "ctvr streams export .* --form h5": "h5py",
     "ctvr ui": "a server that stays until it is stopped",
     "ctvr plot (merges|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_plot.py",
-    "ctvr (run|search|table|report|plot|check-method|explain|reproduce|rebuild|sync)": "names the command in a sentence",
+    "ctvr (run|search|table|report|plot|check-method|explain|reproduce|rebuild|sync)": "a sentence names the command",
 }
 FILLED = {
     "FILE": "clip.mp4",
