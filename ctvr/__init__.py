@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ctvr.api import Run, Sweep, check_method, list_methods, list_streams, load, run, schema, stream, sweep, table
     from ctvr.methods.base import Batch, Method, Task
+    from ctvr.methods.settings import setting
     from ctvr.orchestrator.errors import ConfigError, CtvrError
     from ctvr.orchestrator.retrieval.model import Hit, Model
     from ctvr.orchestrator.retrieval.mteb import MtebEncoder
@@ -38,6 +39,7 @@ _PUBLIC = {
     "Batch": "ctvr.methods.base",
     "Method": "ctvr.methods.base",
     "Task": "ctvr.methods.base",
+    "setting": "ctvr.methods.settings",
     "Model": "ctvr.orchestrator.retrieval.model",
     "Hit": "ctvr.orchestrator.retrieval.model",
     "MtebEncoder": "ctvr.orchestrator.retrieval.mteb",
@@ -62,6 +64,7 @@ __all__ = [
     "load",
     "run",
     "schema",
+    "setting",
     "stream",
     "sweep",
     "table",

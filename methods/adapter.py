@@ -19,16 +19,17 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Capabilities
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
+from ctvr.methods.settings import setting
 
 Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(AdaptedConfig):
-    """Tuned by search_spaces/adapter.py."""
+    """Settings, searched by search_spaces/adapter.py."""
 
-    bottleneck: int = 8
-    placement: Placement = "after_mlp"
+    bottleneck: int = setting(8, doc="width of an adapter", unpublished=True)
+    placement: Placement = setting("after_mlp", doc="place of the adapter in a block", unpublished=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from ctvr.methods.layers.replay.momentum import ema_update
 
 @dataclass(frozen=True, kw_only=True)
 class BaseMoCoConfig(MomentumConfig):
-    """Tuned by search_spaces/base_moco.py."""
+    """Settings, searched by search_spaces/base_moco.py."""
 
 
 class BaseMoCo(MomentumRetriever):

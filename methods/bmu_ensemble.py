@@ -17,14 +17,17 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Task
 from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever, check_start
 from ctvr.methods.layers.replay.momentum import Momentum, ema_update, reverse_ema_update
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class BMUEnsembleConfig(MomentumConfig):
-    """Tuned by search_spaces/bmu_ensemble.py."""
+    """Settings, searched by search_spaces/bmu_ensemble.py."""
 
-    ensemble_weights: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)  # of theta, theta_m, theta~_m
-    method_start_task: int = 2  # earlier tasks are Base-MoCo
+    ensemble_weights: tuple[float, float, float] = setting(
+        (1 / 3, 1 / 3, 1 / 3), doc="weights of theta, theta_m and theta~_m", unpublished=True, later=True
+    )
+    method_start_task: int = setting(2, doc="first task of the method; earlier ones are Base-MoCo")
 
     def __post_init__(self) -> None:
         super().__post_init__()

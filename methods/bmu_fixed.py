@@ -17,7 +17,7 @@ from ctvr.methods.layers.replay.momentum import ema_update, reverse_ema_update
 
 @dataclass(frozen=True, kw_only=True)
 class BMUFixedConfig(ReviewConfig):
-    """Tuned by search_spaces/bmu_fixed.py. `m` acts only before `method_start_task`."""
+    """Settings, searched by search_spaces/bmu_fixed.py. `m` acts only before `method_start_task`."""
 
 
 class BMUFixed(MomentumRetriever):

@@ -30,17 +30,27 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Override, Task
 from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 from ctvr.methods.layers.replay.momentum import Encoders, Momentum, ema_update, reverse_ema_update
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class BMUMoCoConfig(ReviewConfig):
-    """Tuned by search_spaces/bmu_moco.py."""
+    """Settings, searched by search_spaces/bmu_moco.py."""
 
-    bmu: bool = True  # eq. 12 and 13
-    use_local: bool = True
-    use_global: bool = True
-    order: Literal["enc_first", "mom_first", "simultaneous"] = "enc_first"
-    global_init: Literal["pretrained", "after_task1"] = "pretrained"  # when theta~_m <- theta
+    bmu: bool = setting(True, doc="bidirectional momentum update, eqs. 12 and 13")
+    use_local: bool = setting(True, doc="momentum encoders of the present task")
+    use_global: bool = setting(True, doc="momentum encoders of all tasks")
+    method_start_task: int = setting(
+        2,
+        doc="first task of the method; earlier ones are Base-MoCo, so all rows of table 1 share their first task",
+        paper="1",
+    )
+    order: Literal["enc_first", "mom_first", "simultaneous"] = setting(
+        "enc_first", doc="order of updates of the encoders and their momentum encoders in a step", paper="simultaneous"
+    )
+    global_init: Literal["pretrained", "after_task1"] = setting(
+        "pretrained", doc="time at which theta~_m is set to theta"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

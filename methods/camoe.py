@@ -33,6 +33,7 @@ from ctvr.methods.layers.language.sentences import Keywords, MaskMode, Strategy,
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.losses.dual_softmax import Gain, Reduction, dual_softmax, revise
 from ctvr.methods.layers.transfer import to_device
+from ctvr.methods.settings import setting
 
 STREAMS = ("sentence", "entity", "action")
 Stream = Literal["sentence", "entity", "action"]
@@ -41,42 +42,54 @@ Scheme = Literal["mean", "se", "attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class CAMoEConfig:
-    """Tuned by search_spaces/camoe.py. "Silent": the paper does not say."""
+    """Settings, searched by search_spaces/camoe.py."""
 
-    # Text
-    sentences: Strategy = "muw"  # table 5: muw, rkw or akwe
-    mask_mode: MaskMode = "attention"  # of muw; silent: CLIP has no mask token. filler: an id in its place
-    filler: int = 0  # that id
-    auxiliaries: bool = False  # `is`, `can` are verbs; the paper's example (fig. 2) does not count them
-    streams: Literal["parts", "whole"] = "parts"  # whole: MTAC of table 4, three matchings of the same caption
+    UNPUBLISHED = ("optim.epochs", "data.batch_size")
 
-    # Video
-    fusion: Scheme = "se"
-    entity: Scheme = "attention"
-    action: Scheme = "attention"
-    gate: Scheme = "se"  # AGG of eq. 10
-    gates: Literal["single", "multi"] = "single"  # multi: a gate for each of the three, table 4
-    tasks: Literal["three", "sentence"] = (
-        "three"  # sentence: the single task of table 4, experts and gate kept (silent)
+    sentences: Strategy = setting(
+        "muw", doc="rule that makes captions into sentences of entities and actions, table 5: muw, rkw or akwe"
     )
-    num_frames: int = 16  # se and attention have weights for so many; videos may have fewer
-    se_reduction: int = 2  # silent: the width of se's hidden layer is num_frames / se_reduction
+    mask_mode: MaskMode = setting(
+        "attention",
+        doc="mask of muw; not published, since CLIP has no mask token; filler: the token id below",
+        unpublished=True,
+    )
+    filler: int = setting(0, doc="token id in place of a masked word")
+    auxiliaries: bool = setting(False, doc="`is` and `can` as verbs; the paper's example (fig. 2) leaves them out")
+    streams: Literal["parts", "whole"] = setting(
+        "parts", doc="sentences of the three experts; whole: MTAC of table 4, three matchings of one caption"
+    )
 
-    # Loss
-    loss: Literal["cross_entropy", "dual_softmax"] = "cross_entropy"  # eqs. 11-12 or 15-16
-    temperature: float = 1000.0  # of the prior; silent, the authors' code
-    gain: Gain = "batch"  # the code; one: as printed
-    reduction: Reduction = "sum"  # eq. 13 does not halve
-    mask_same_video: bool = False  # other captions of the same video are no negatives
-    train_scale: bool = False  # l is "the same as CLIP"; true: learnt at CLIP's rate, clamped to [1, 200]
+    fusion: Scheme = setting("se", doc="weighting of frames for the sentence")
+    entity: Scheme = setting("attention", doc="weighting of frames for the entities")
+    action: Scheme = setting("attention", doc="weighting of frames for the actions")
+    gate: Scheme = setting("se", doc="weighting of frames for the gate, AGG of eq. 10")
+    gates: Literal["single", "multi"] = setting("single", doc="one gate, or one for each of the three (table 4)")
+    tasks: Literal["three", "sentence"] = setting(
+        "three", doc="three experts, or the single task of table 4 with experts and gate kept (not published)"
+    )
+    num_frames: int = setting(16, doc="number of frames with weights in se and attention; videos may have fewer")
+    se_reduction: int = setting(
+        2, doc="divisor of num_frames in the width of se's hidden layer; not published", unpublished=True
+    )
+    loss: Literal["cross_entropy", "dual_softmax"] = setting(
+        "cross_entropy", doc="contrastive loss: eqs. 11-12 or 15-16"
+    )
+    temperature: float = setting(
+        1000.0, doc="temperature of the prior; not published, the default is the authors' code's", unpublished=True
+    )
+    gain: Gain = setting("batch", doc="factor of the prior. batch: as in the code; one: as printed")
+    reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum")
+    mask_same_video: bool = setting(False, doc="other captions of the same video are left out of the negatives")
+    train_scale: bool = setting(
+        False, doc="training of l at CLIP's rate, within [1, 200]; the paper's l is \"the same as CLIP\""
+    )
+    search_with: Stream = setting("sentence", doc="expert that ranks videos (table 7)")
+    revise: bool = setting(False, doc="Dual Softmax over all queries at test: transductive")
+    test_temperature: float = setting(1.0, doc="temperature of the prior at test, by the authors' advice")
 
-    # Search
-    search_with: Stream = "sentence"  # table 7: one expert alone
-    revise: bool = False  # Dual Softmax over all queries at test: transductive
-    test_temperature: float = 1.0  # the authors' advice for the test
-
-    lr: float = 1e-7  # both towers
-    lr_experts: float = 1e-4  # experts and gate
+    lr: float = setting(1e-7, doc="learning rate of both towers")
+    lr_experts: float = setting(1e-4, doc="learning rate of experts and gate")
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "se_reduction"):

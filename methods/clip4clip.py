@@ -26,6 +26,7 @@ from ctvr.methods.layers.reduction.config import ReducerName
 from ctvr.methods.layers.reduction.reducers import plain_reducer
 from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+from ctvr.methods.settings import setting
 
 # The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers.
 ORIGINAL = Recipe(
@@ -79,21 +80,29 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class Clip4ClipConfig(ScaleConfig):
-    """Tuned by search_spaces/clip4clip.py."""
+    """Settings, searched by search_spaces/clip4clip.py."""
 
-    lr: float = 1e-6  # both towers
-    sim_header: Literal["meanP", "seqLSTM", "seqTransf"] = "meanP"  # what frames pass before they are averaged
-    sim_layers: int = 4  # blocks of seqTransf; at most as many as CLIP's text tower has
-    lr_head: float = 1e-4  # of seqLSTM and seqTransf; CLIP4Clip's rate of new modules
-    frame_norm: Literal["none", "l2"] = "none"
-    loss_reduction: Literal["mean", "sum"] = "mean"
-    mask_same_video: bool = False  # other captions of the same video are no negatives
-    reducer: ReducerName = "none"  # fewer tokens in the vision tower; what it adds learns at lr_head
-    r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
-    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
-    sim_eps: float | None = None  # of seqTransf's LayerNorms; None: as in CLIP's text tower, 1e-5
-    mask_missing: bool = False  # frames of zeros at a video's end are none: those of data.sampling=one_per_second
-    frozen: tuple[str, ...] = ()  # parts of CLIP that are not trained, such as vision.conv1 or text.blocks.0
+    UNPUBLISHED = ("optim.weight_decay",)
+
+    lr: float = setting(1e-6, doc="learning rate of both towers", unpublished=True)
+    sim_header: Literal["meanP", "seqLSTM", "seqTransf"] = setting(
+        "meanP", doc="module that processes frames before their mean"
+    )
+    sim_layers: int = setting(4, doc="blocks of seqTransf, at most the depth of CLIP's text tower")
+    lr_head: float = setting(
+        1e-4, doc="learning rate of seqLSTM and seqTransf; the default is CLIP4Clip's for new modules"
+    )
+    frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
+    loss_reduction: Literal["mean", "sum"] = setting("mean", doc="mean or sum of the contrastive loss's two directions")
+    mask_same_video: bool = setting(False, doc="other captions of the same video are left out of the negatives")
+    reducer: ReducerName = setting("none", doc="token reduction in the vision tower; its new weights learn at lr_head")
+    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
+    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
+    sim_eps: float | None = setting(None, doc="epsilon of seqTransf's LayerNorms; none: 1e-5, as in CLIP's text tower")
+    mask_missing: bool = setting(
+        False, doc="mask of all-zero frames at a video's end, as data.sampling=one_per_second makes them"
+    )
+    frozen: tuple[str, ...] = setting((), doc="frozen parts of CLIP, such as vision.conv1 or text.blocks.0")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,6 +30,7 @@ from ctvr.methods.backbone.clip import Attention, Clip, TokenState, VisionTower,
 from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.layers.global_tokens import attend, block_of_video
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+from ctvr.methods.settings import setting
 
 # src/configs/msrvtt_retrieval/msrvtt_retrieval_vip_base_32.json, which starts from post-pre-trained weights
 _FILE = "msrvtt_retrieval_vip_base_32.json"
@@ -74,17 +75,29 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class CLIPViPConfig(ScaleConfig):
-    """Tuned by search_spaces/clip_vip.py."""
+    """Settings, searched by search_spaces/clip_vip.py."""
 
-    lr: float = 1e-6  # everything
-    # Proxies beside the class token. CTVR writes "4 video proxies"; its code adds 4, the original 3 (4 with the class
-    # token). Both print as 151.29 M parameters.
-    num_proxies: int = 4
-    num_frames: int = 12  # of a video
-    temporal_size: int | None = None  # time embeddings, interpolated to the frames; None: one for each frame (CTVR)
-    proxy_init: Literal["normal", "copy_cls", "zeros"] = "normal"
-    loss_reduction: Literal["mean", "sum"] = "mean"  # the released codes sum both directions
-    lr_scale: float | None = None  # of logit_scale; None: as the rest. CLIP-ViP on DiDeMo with ViT-B/16: 1e-5
+    UNPUBLISHED = ("optim.weight_decay",)
+
+    lr: float = setting(1e-6, doc="learning rate of all weights", unpublished=True)
+    num_proxies: int = setting(
+        4,
+        doc='video proxies in addition to the class token. CTVR writes "4 video proxies" and its code adds '
+        "4; the original adds 3 (4 with the class token). Both print as 151.29 M parameters",
+    )
+    num_frames: int = setting(12, doc="frames of a video")
+    temporal_size: int | None = setting(
+        None, doc="time embeddings, interpolated to the frames; none: one for each frame (CTVR)"
+    )
+    proxy_init: Literal["normal", "copy_cls", "zeros"] = setting(
+        "normal", doc="initialization of the video proxies", unpublished=True
+    )
+    loss_reduction: Literal["mean", "sum"] = setting(
+        "mean", doc="mean or sum of both directions; the released codes: sum"
+    )
+    lr_scale: float | None = setting(
+        None, doc="learning rate of logit_scale; none: lr. CLIP-ViP on DiDeMo with ViT-B/16: 1e-5"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

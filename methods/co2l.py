@@ -36,6 +36,7 @@ from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce, RelationConfig, kept_across, kept_within
+from ctvr.methods.settings import setting
 
 _UNIT = 0.07 / 0.5  # the released loss is that of this file, divided by it: the rate is divided, the decay multiplied
 ORIGINAL = Recipe(
@@ -78,7 +79,9 @@ ORIGINAL = Recipe(
 class Co2LConfig(RelationConfig, ReplayConfig):
     """Nothing of it is published for retrieval."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
+    UNPUBLISHED = ("method.buffer_size", "method.buffer_policy", "method.ird", "base.lr")
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

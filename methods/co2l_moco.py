@@ -18,18 +18,21 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Frozen, Method, Task
-from ctvr.methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import RelationConfig, kept_across, kept_within
 from ctvr.methods.layers.replay.queues import Pair
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Co2LMoCoConfig(RelationConfig, ReplayConfig):
-    """Tuned by search_spaces/co2l_moco.py."""
+    """Settings, searched by search_spaces/co2l_moco.py."""
 
-    base: str = "base_moco"  # any method of methods/families/momentum.py
+    UNPUBLISHED = MOCO_UNPUBLISHED
+
+    base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

@@ -26,12 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Method, Override, Recipe
-from ctvr.methods.families.momentum import PAPER
+from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER
 from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import backbone_of
 from ctvr.methods.layers.replay.buffer import Policy
+from ctvr.methods.settings import setting
 
 # `der` on Split CIFAR-10 with 500 images
 ORIGINAL = Recipe(
@@ -49,12 +50,21 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class DERConfig(ReplayConfig):
-    """Nothing of it is published for retrieval."""
+    """Settings; no paper publishes values for retrieval."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
-    buffer_policy: Policy = "reservoir"  # as the original; ring: a place for each task
-    alpha: float = 0.5
-    target: Literal["features", "similarities"] = "features"
+    UNPUBLISHED = ("method.buffer_size", "base.lr")
+    ROW_UNPUBLISHED = {"der_moco": ("method.alpha", *MOCO_UNPUBLISHED)}
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    buffer_policy: Policy = setting(
+        "reservoir",
+        doc="places in the memory. reservoir: one uniform sample of all pairs so far, as the original; ring: "
+        "an equal share for each task",
+    )
+    alpha: float = setting(0.5, doc="weight of the distance to the stored outputs", unpublished=True)
+    target: Literal["features", "similarities"] = setting(
+        "features", doc="stored output of a pair", unpublished=True, later=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

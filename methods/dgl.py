@@ -39,6 +39,7 @@ from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, Recipe
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.global_tokens import block_of_video
 from ctvr.methods.layers.transformer_block import new_block, passed
+from ctvr.methods.settings import setting
 
 # scripts/msrvtt.sh is of the transformer; the linear ones are of LSMDC and ActivityNet (VATEX: 5e-3)
 _SHARED = {
@@ -92,13 +93,23 @@ Readout = Literal["global", "globals", "frames", "globals_and_frames"]
 
 @dataclass(frozen=True, kw_only=True)
 class DGLConfig:
-    """Tuned by search_spaces/dgl.py."""
+    """Settings, searched by search_spaces/dgl.py."""
 
-    lr: float = 2e-3  # all prompts; the release's for MSR-VTT. Its linear prompts: 1e-2 (LSMDC), 5e-3 (VATEX)
-    prompts: Literal["linear", "transformer"] = "linear"  # DGL^L, DGL^T
-    num_prompts: int = 4  # global ones, local ones of a frame, prefix and postfix of a caption
-    num_frames: int = 12  # of a video: prompts=transformer has local prompts for each
-    readout: Readout = "global"  # the first global prompt; else means of class tokens, global prompts, both
+    lr: float = setting(
+        2e-3, doc="learning rate of all prompts; the release's for MSR-VTT. Linear prompts: 1e-2 (LSMDC), 5e-3 (VATEX)"
+    )
+    prompts: Literal["linear", "transformer"] = setting("linear", doc="DGL^L or DGL^T")
+    num_prompts: int = setting(
+        4,
+        doc="number of global prompts, of local prompts per frame, of a caption's prefix and postfix",
+        unpublished=True,
+    )
+    num_frames: int = setting(12, doc="frames of a video; prompts=transformer has local prompts for each")
+    readout: Readout = setting(
+        "global",
+        doc="video feature: the first global prompt, or means of class tokens, global prompts, both",
+        unpublished=True,
+    )
 
     def __post_init__(self) -> None:
         if self.lr < 0:

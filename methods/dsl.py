@@ -19,22 +19,27 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce
 from ctvr.methods.layers.losses.dual_softmax import Gain, Reduction, dual_softmax, revise
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class DSLConfig:
-    """Tuned by search_spaces/dsl.py. The paper prints no temperature; these are the authors' code and advice."""
+    """Settings, searched by search_spaces/dsl.py. Temperatures are those of the authors' code and advice."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
-    loss: bool = True  # revise the retriever's contrastive loss
-    search: bool = True  # revise the similarities of all queries: transductive
-    temperature: float = 1000.0  # of the prior in the loss
-    test_temperature: float = 1.0  # of the prior in the search
-    gain: Gain = "batch"  # the prior counts B times, as in the code; one: as printed
-    reduction: Reduction = "sum"  # eq. 13 does not halve
-    # Of the revised loss, in place of whatever weight the retriever gives its contrastive term: FrameFusionMoE's
-    # 1 - beta, for one, is not carried over.
-    weight: float = 1.0
+    UNPUBLISHED = ("optim.epochs", "data.batch_size")
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    loss: bool = setting(True, doc="revision of the retriever's contrastive loss")
+    search: bool = setting(True, doc="revision of the similarities of all queries: transductive")
+    temperature: float = setting(1000.0, doc="temperature of the prior in the loss", unpublished=True)
+    test_temperature: float = setting(1.0, doc="temperature of the prior in the search")
+    gain: Gain = setting("batch", doc="factor of the prior. batch: B, as in the code; one: as printed", paper="one")
+    reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum")
+    weight: float = setting(
+        1.0,
+        doc="weight of the revised loss, in place of the retriever's own for its contrastive loss (such as "
+        "FrameFusionMoE's 1 - beta)",
+    )
 
     def __post_init__(self) -> None:
         for name in ("temperature", "test_temperature"):

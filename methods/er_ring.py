@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Method, Override, Recipe
-from ctvr.methods.families.momentum import PAPER
+from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER
 from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import uneven_rows, world_size
 from ctvr.methods.layers.replay.buffer import join
+from ctvr.methods.settings import setting
 
 # `er` on Split CIFAR-10 with 500 images: the code that DER's authors published
 ORIGINAL = Recipe(
@@ -38,11 +39,18 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class ERRingConfig(ReplayConfig):
-    """Nothing of it is published for retrieval."""
+    """Settings; no paper publishes values for retrieval."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
-    quota: Literal["dynamic", "static"] = "dynamic"  # a ring is dealt to the tasks so far, or to all of the stream
-    ratio: float = 1.0  # memory pairs for each pair of the step; the step costs 1 + ratio times as much
+    UNPUBLISHED = ("method.buffer_size", "base.lr")
+    ROW_UNPUBLISHED = {"er_ring_moco": ("method.ratio", *MOCO_UNPUBLISHED)}
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    quota: Literal["dynamic", "static"] = setting(
+        "dynamic", doc="share of a ring: divided among the tasks so far, or among all of the stream"
+    )
+    ratio: float = setting(
+        1.0, doc="memory pairs for each pair of the step, which costs 1 + ratio times as much", unpublished=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

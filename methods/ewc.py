@@ -22,15 +22,22 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, Capabilities, Method, Task
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class EWCConfig:
-    """Tuned by search_spaces/ewc.py. Nothing of it is published for retrieval."""
+    """Settings, searched by search_spaces/ewc.py. No paper publishes values for retrieval."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
-    weight: float = 400.0  # lambda of eq. 3; the paper's for Atari games, its scale follows the size of the gradients
-    decay: float = 1.0  # gamma: 1 keeps all tasks alike, as eq. 3 does
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    weight: float = setting(
+        400.0,
+        doc="lambda of eq. 3; the paper's for Atari games; its scale depends on the size of the gradients",
+        unpublished=True,
+    )
+    decay: float = setting(1.0, doc="gamma; 1: equal weights for all tasks, as in eq. 3", unpublished=True)
 
     def __post_init__(self) -> None:
         if self.weight < 0:

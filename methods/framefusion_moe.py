@@ -19,92 +19,23 @@ Shapes: B pairs, T frames, L text length, d joint embedding, R stored videos of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
+from ctvr.methods.families.framefusion_config import FrameFusionMoEConfig
 from ctvr.methods.families.framefusion_recipes import PRESETS
 from ctvr.methods.layers.expert_usage import usage
-from ctvr.methods.layers.experts import PLACES, TaskAwareExperts, check_top_k, expert_seams
+from ctvr.methods.layers.experts import PLACES, TaskAwareExperts, expert_seams
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import contrastive, cross_task
 from ctvr.methods.layers.pooling import mean_pool
-from ctvr.methods.layers.reduction.config import ReducerName
 from ctvr.methods.layers.reduction.reducers import combine, plain_reducer
 from ctvr.methods.layers.replay.galleries import PastGallerySampler, encode_once
-from ctvr.methods.layers.temporal import Direction, FFAInit, FrameFusion, fused_blocks, fusion_seams
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrameFusionMoEConfig:
-    """Tuned by search_spaces/framefusion_moe.py. "Silent": the paper does not say; the value is the released code's."""
-
-    # Not of the paper: fewer tokens in the vision tower. FFA needs the same plan for every frame (tome_shared)
-    reducer: ReducerName = "none"
-    r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
-    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
-
-    # Vision, section 3.3
-    use_ffa: bool = True  # off: the ablation "w/o FFA", a frozen vision tower
-    ffa_layers: int = 10  # section 4.4: 10 for MSRVTT, 12 for ACTNET; at most the tower's depth
-    ffa_placement: Literal["shallowest", "deepest"] = "shallowest"  # section 5.3; the code counts from the deepest
-    ffa_direction: Literal["previous", "alternate"] = "previous"  # eq. 1; code: odd blocks ask the next frame
-    ffa_mix: Literal["add", "convex"] = "add"  # eq. 3, SA + alpha CA; code: (1 - alpha) SA + alpha CA
-    # Eq. 1 ends with A V and names no output projection. Neither does eq. 2 for CLIP's own attention,
-    # which has one, and the printed 46.8M parameters hold only with it: so there is one.
-    ffa_output: bool = True
-    ffa_init: FFAInit = "identity"  # silent (the code under its pinned transformers may have drawn as torch does)
-    alpha_init: float = 0.0  # silent; 0 makes the untrained model equal CLIP
-
-    # Text, section 3.4
-    use_tame: bool = True  # off: the ablation "w/o TAME", a frozen text tower
-    use_prototypes: bool = True  # off: one caption feature for all tasks, the router reads the bare token
-    num_experts: int = 10  # section 4.4: 10 for MSRVTT, 5 for ACTNET
-    top_k: int = 2  # silent; at most num_experts
-    rank: int = 64  # silent
-    lora_alpha: float = 256.0  # silent; lambda of eq. 6 is lora_alpha / rank = 4
-    dropout: float = 0.1  # on the experts' input; silent
-    noisy_router: bool = True  # eq. 4 shows no noise, but the printed 46.8M counts its weights
-    # Silent: eq. 4 does not say how task 1 starts. In the code the prototype of task 1 always gets expert 0
-    # without asking the router, task 1 trains that expert alone and ends by copying it into all others.
-    first_task_bypass: bool = True
-
-    # Losses, section 3.5
-    beta: float = 0.6  # eq. 9; 0 in task 1. 0 everywhere is the ablation "w/o L_CT"
-    references: Literal["all", "batch"] = "all"  # eq. 8 sums over the former videos; code: one batch after the other
-    # Section 3.1: the database holds *test* videos, so eq. 8 sees (unlabelled) test features of former
-    # tasks. `train` keeps features of their training videos instead.
-    reference_source: Literal["gallery", "train"] = "gallery"
-    loss_reduction: Literal["mean", "sum"] = "mean"  # eq. 9 halves the two directions, the code does not
-    logit_scale: float | None = None  # log(1 / temperature); none: CLIP's own, never trained. Code: 4.60
-
-    # Learning rates of TAME, of FFA, and of alpha and prototypes. Section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET).
-    lr_text: float = 4e-6
-    lr_vision: float = 4e-6
-    lr_other: float = 4e-6
-    lr_text_first: float = 2e-5  # in task 1; silent
-    lr_vision_first: float = 2e-5
-    lr_other_first: float = 2e-5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta weighs two losses and must lie in [0, 1], got {self.beta}. Use 0.6, or 0 for none.")
-        for name in (name for name in ("num_experts", "rank") if getattr(self, name) < 1):
-            raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use use_tame=false for no experts.")
-        check_top_k(self.top_k, self.num_experts)
-        if self.ffa_layers < 0:
-            raise ValueError(f"ffa_layers counts blocks and must be >= 0, got {self.ffa_layers}. Use 0 for no FFA.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
-        if self.ffa_init == "zero_out" and not self.ffa_output:
-            raise ValueError("ffa_init=zero_out starts from an output projection of zero; set ffa_output=true.")
-        for name in ("lr_text", "lr_vision", "lr_other", "lr_text_first", "lr_vision_first", "lr_other_first"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+from ctvr.methods.layers.temporal import Direction, FrameFusion, fused_blocks, fusion_seams
 
 
 class FrameFusionMoE(Method):

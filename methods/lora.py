@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Capabilities, Override, Recipe
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
+from ctvr.methods.settings import setting
 
 # ToMe has no training of its own: its README patches a trained ViT. LoRA at its start is CLIP as it was.
 TOME = Recipe(
@@ -38,9 +39,17 @@ TOME = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(AdaptedConfig):
-    """Tuned by search_spaces/lora.py; defaults are the paper's."""
+    """Settings, searched by search_spaces/lora.py; defaults are the paper's."""
 
-    rank: int = 8  # r of LoRA
+    ROW_UNPUBLISHED = {
+        "sta": ("method.r", *AdaptedConfig.UNPUBLISHED),
+        "testa": (
+            *("method.r", "method.r_frames", "method.stages", "method.temporal_rank"),
+            *AdaptedConfig.UNPUBLISHED,
+        ),
+    }
+
+    rank: int = setting(8, doc="rank r of LoRA")
 
     def __post_init__(self) -> None:
         super().__post_init__()

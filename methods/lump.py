@@ -28,6 +28,7 @@ from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.replay.buffer import Policy
 from ctvr.methods.layers.replay.mixup import MixingConfig, mixed_captions, mixed_features, sample_lambda
+from ctvr.methods.settings import setting
 
 _FILE = "configs/simsiam_c10.yaml"
 ORIGINAL = Recipe(
@@ -59,10 +60,17 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class LUMPConfig(MixingConfig, ReplayConfig):
-    """Nothing of it is published for retrieval."""
+    """Settings; no paper publishes values for retrieval."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
-    buffer_policy: Policy = "reservoir"  # as the original; ring: a place for each task
+    UNPUBLISHED = ("method.buffer_size", "base.lr")
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    buffer_policy: Policy = setting(
+        "reservoir",
+        doc="places in the memory. reservoir: one uniform sample of all pairs so far, as the original; ring: "
+        "an equal share for each task",
+        unpublished=True,
+    )
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

@@ -20,21 +20,28 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Method, SeparableEncoders
-from ctvr.methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.replay.buffer import Policy
 from ctvr.methods.layers.replay.mixup import MixingConfig, mix_features, sample_lambda
 from ctvr.methods.layers.replay.momentum import Encoders
 from ctvr.methods.layers.replay.queues import Pair
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class LUMPMoCoConfig(MixingConfig, ReplayConfig):
-    """Tuned by search_spaces/lump_moco.py."""
+    """Settings, searched by search_spaces/lump_moco.py."""
 
-    base: str = "base_moco"  # any method of methods/families/momentum.py
-    buffer_policy: Policy = "reservoir"  # as the original; ring: a place for each task
+    UNPUBLISHED = MOCO_UNPUBLISHED
+
+    base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
+    buffer_policy: Policy = setting(
+        "reservoir",
+        doc="places in the memory. reservoir: one uniform sample of all pairs so far, as the original; ring: "
+        "an equal share for each task",
+    )
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

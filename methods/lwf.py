@@ -28,6 +28,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
+from ctvr.methods.settings import setting
 
 ORIGINAL = Recipe(
     "Thunderbeee/ZSCL@b96e714",
@@ -49,15 +50,20 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class LwFConfig:
-    """Tuned by search_spaces/lwf.py. CTVR publishes T = 2 and no weight."""
+    """Settings, searched by search_spaces/lwf.py. CTVR publishes T = 2 and no weight."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
-    weight: float = 1.0  # lambda_o, eq. 1
-    temperature: float = 2.0  # T, eq. 3
-    # What the student answers with. video: its videos, asked by the teacher's captions (CTVR, ZSCL). each: also its
-    # captions, which ask the teacher's videos. pair: its own captions ask its own videos.
-    student: Literal["video", "each", "pair"] = "video"
-    first_task: bool = True  # in the first task the teacher is the pre-trained model, as in ZSCL's scripts
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    weight: float = setting(1.0, doc="weight of distillation lambda_o, eq. 1", unpublished=True)
+    temperature: float = setting(2.0, doc="temperature T, eq. 3")
+    student: Literal["video", "each", "pair"] = setting(
+        "video",
+        doc="student's features. video: its videos, with the teacher's captions (CTVR, ZSCL); each: also its "
+        "captions, with the teacher's videos; pair: its own captions with its own videos",
+        unpublished=True,
+    )
+    first_task: bool = setting(True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts")
 
     def __post_init__(self) -> None:
         if self.weight < 0:

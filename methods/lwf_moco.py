@@ -18,21 +18,30 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Frozen, Method, Task
-from ctvr.methods.families.momentum import PAPER, SHAPES_WRAPPED, MomentumRetriever
+from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
 from ctvr.methods.families.strategy import Strategy, momentum_base
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import distillation
 from ctvr.methods.layers.replay.queues import Pair
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class LwFMoCoConfig:
-    """Tuned by search_spaces/lwf_moco.py. Neither weight nor temperature is published."""
+    """Settings, searched by search_spaces/lwf_moco.py. Neither weight nor temperature is published."""
 
-    base: str = "base_moco"  # any method of methods/families/momentum.py
-    alpha: float = 1.0
-    tau: float = 0.07  # tau_d
-    distill: Literal["inbatch_kl", "queue_kl", "feature_l2"] = "inbatch_kl"
+    UNPUBLISHED = MOCO_UNPUBLISHED
+
+    base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
+    alpha: float = setting(1.0, doc="weight of the distillation", unpublished=True, later=True)
+    tau: float = setting(0.07, doc="temperature tau_d of the distillation", unpublished=True, later=True)
+    distill: Literal["inbatch_kl", "queue_kl", "feature_l2"] = setting(
+        "inbatch_kl",
+        doc="distillation loss. queue_kl: KL over the pair's own key and the queue, the same for both; "
+        "feature_l2: ||q - q*||^2 in both modalities",
+        unpublished=True,
+        later=True,
+    )
     # queue_kl: over the pair's own key and the queue, seen alike by both. feature_l2: ||q - q*||^2 in both modalities
 
     def __post_init__(self) -> None:

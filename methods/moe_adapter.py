@@ -48,6 +48,7 @@ from ctvr.methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
 from ctvr.methods.layers.experts import Router, RoutingRecorder, check_top_k
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.settings import setting
 
 SCALE = 0.1  # of an expert's answer, in both codes
 _SCRIPT = "mtil/scripts/train/train_full_shot_router11_experts22_1000iters.sh"
@@ -69,16 +70,22 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class MoEAdapterConfig:
-    """Tuned by search_spaces/moe_adapter.py."""
+    """Settings, searched by search_spaces/moe_adapter.py."""
 
-    lr: float = 1e-3  # experts and routers
-    num_experts: int = 22  # E
-    top_k: int = 2  # K
-    bottleneck: int = 64
-    dropout: float = 0.1  # on the bottleneck
-    frozen_per_task: int = 2  # experts of each block that a task keeps for itself
-    text_gate: Literal["sot", "eot"] = "sot"
-    query_router: Literal["block", "last"] = "block"  # last: the present task's router for all queries
+    UNPUBLISHED = ("optim.weight_decay",)
+
+    lr: float = setting(1e-3, doc="learning rate of experts and routers", unpublished=True)
+    num_experts: int = setting(22, doc="number of experts E", unpublished=True)
+    top_k: int = setting(2, doc="experts per token K", unpublished=True, at_most="num_experts")
+    bottleneck: int = setting(64, doc="width of an expert", unpublished=True)
+    dropout: float = setting(0.1, doc="dropout on the bottleneck")
+    frozen_per_task: int = setting(2, doc="experts of each block that a task reserves")
+    text_gate: Literal["sot", "eot"] = setting(
+        "sot", doc="caption token that the router reads: first or last", unpublished=True
+    )
+    query_router: Literal["block", "last"] = setting(
+        "block", doc="router of queries; last: the present task's for all queries"
+    )
 
     def __post_init__(self) -> None:
         if self.lr < 0:

@@ -37,6 +37,7 @@ from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.missing_frames import frames_there
 from ctvr.methods.layers.mv_adapters import FACTOR, TextAdapter, Tying, VideoAdapter
+from ctvr.methods.settings import setting
 
 _CONFIG = "the configuration of MSRVTT"
 ORIGINAL = Recipe(
@@ -72,17 +73,19 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class MVAdapterConfig:
-    """Tuned by search_spaces/mv_adapter.py."""
+    """Settings, searched by search_spaces/mv_adapter.py."""
 
-    lr: float = 5e-6  # adapters and tied vectors
-    lr_bias: float = 1e-7  # every bias of CLIP; 0 learns none
-    bottleneck: int = 64  # m
-    heads: int = 2  # of the block within an adapter
-    tied: int = 2  # last blocks of both towers that share a vector. LSMDC: 3, ActivityNet: 1
-    tying: Tying = "down_out"  # what the vector scales. MSVD, LSMDC, ActivityNet: down_in
-    num_frames: int = 12  # positions of the video adapter; videos may have fewer
-    num_words: int = 32  # positions of the text adapter; longer captions are cut and end with the end of text
-    mask_missing: bool = False  # frames of zeros at a video's end are none: those of data.sampling=one_per_second
+    lr: float = setting(5e-6, doc="learning rate of adapters and tied vectors", unpublished=True)
+    lr_bias: float = setting(1e-7, doc="learning rate of every bias of CLIP; 0: frozen", unpublished=True)
+    bottleneck: int = setting(64, doc="width m of an adapter")
+    heads: int = setting(2, doc="attention heads of the block within an adapter")
+    tied: int = setting(2, doc="last blocks of both towers that share a vector; LSMDC: 3, ActivityNet: 1")
+    tying: Tying = setting("down_out", doc="weights that the shared vector scales; MSVD, LSMDC, ActivityNet: down_in")
+    num_frames: int = setting(12, doc="positions of the video adapter; videos may have fewer")
+    num_words: int = setting(32, doc="positions of the text adapter; longer captions are cut before the end of text")
+    mask_missing: bool = setting(
+        False, doc="mask of all-zero frames at a video's end, as data.sampling=one_per_second makes them"
+    )
 
     def __post_init__(self) -> None:
         for name in ("lr", "lr_bias"):

@@ -29,6 +29,7 @@ from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.transformer_block import new_block, passed
+from ctvr.methods.settings import setting
 
 _COMMAND = "the documented command of HMDB51"
 ORIGINAL = Recipe(
@@ -63,16 +64,24 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class PLEVUConfig:
-    """Tuned by search_spaces/plevu.py."""
+    """Settings, searched by search_spaces/plevu.py."""
 
-    lr: float = 1e-4  # all that is new
-    prefix: int = 16  # a; at most a quarter of the text tower's places
-    postfix: int = 16  # b; likewise
-    layers: int = 2  # over the frames: two have the weights that TempMe prints, the documented command has one
-    heads: int = 8  # of these
-    num_frames: int = 12  # rows of the table of times; videos may have fewer
-    tau: float = 0.07  # fixed, not CLIP's
-    directions: Literal["both", "video"] = "both"  # video: each video over the captions, as released
+    UNPUBLISHED = ("optim.weight_decay",)
+
+    lr: float = setting(1e-4, doc="learning rate of all new weights", unpublished=True)
+    prefix: int = setting(16, doc="number of prefix tokens a, at most a quarter of the text length", unpublished=True)
+    postfix: int = setting(16, doc="number of postfix tokens b, at most a quarter of the text length", unpublished=True)
+    layers: int = setting(
+        2,
+        doc="layers over the frames: two have the weights that TempMe prints, the documented command has one",
+        unpublished=True,
+    )
+    heads: int = setting(8, doc="attention heads of these layers")
+    num_frames: int = setting(12, doc="rows of the table of frame positions; videos may have fewer")
+    tau: float = setting(0.07, doc="fixed temperature, not CLIP's")
+    directions: Literal["both", "video"] = setting(
+        "both", doc="directions of the loss; video: each video over the captions, as released"
+    )
 
     def __post_init__(self) -> None:
         if self.lr < 0:

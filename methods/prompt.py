@@ -20,13 +20,16 @@ from torch import nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
 from ctvr.methods.layers.deep_prompts import drop, insert
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptConfig(AdaptedConfig):
-    """Tuned by search_spaces/prompt.py."""
+    """Settings, searched by search_spaces/prompt.py."""
 
-    num_prompts: int = 5  # P, per block and tower
+    UNPUBLISHED = ("method.lr", *AdaptedConfig.UNPUBLISHED)
+
+    num_prompts: int = setting(5, doc="number of prompts P, per block and tower", unpublished=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,23 +23,21 @@ Shapes: B pairs, N words, T frames (the paper's M), L text length, d joint embed
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip, Seams
 from ctvr.methods.base import Batch, Capabilities, Frozen, Method, ParamGroup, SeparableEncoders, Task, l2_normalize
+from ctvr.methods.families.structalign_config import StructAlignConfig
 from ctvr.methods.families.structalign_recipes import PRESETS
 from ctvr.methods.layers.expert_usage import usage
-from ctvr.methods.layers.experts import check_top_k
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import contrastive, distillation
 from ctvr.methods.layers.losses.distillation import symmetric_distillation
-from ctvr.methods.layers.losses.etf import CategoryPrototypes, Head, make_head, misalignment
-from ctvr.methods.layers.reduction.config import ReducerName
+from ctvr.methods.layers.losses.etf import CategoryPrototypes, make_head, misalignment
 from ctvr.methods.layers.reduction.reducers import plain_reducer
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.methods.layers.replay.statistics import ClassStatistics, geometry
@@ -54,63 +52,6 @@ from ctvr.methods.layers.word_features import (
 )
 
 Features = tuple[Tensor, Tensor]  # words (B, N, d) with zero rows as pads, frames (B, T, d)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StructAlignConfig:
-    """Tuned by search_spaces/structalign.py; defaults are the paper's MSRVTT setting."""
-
-    lr_first: float = 2e-5  # base task
-    lr: float = 3e-6  # later tasks; 6e-6 on ACTNET
-    lr_other: float = 1e-5  # later tasks: learned prototypes of categories or tasks, alpha of frame fusion
-    lambda1: float = 0.1  # of the ETF alignment, eq. 18
-    lambda2: float = 10.0  # of relation preserving, eq. 18
-    tau: float | None = None  # of eqs. 19-20; None: CLIP's own, 0.01
-    tau2: float = 0.1  # of eq. 17
-    num_experts: int = 10  # I
-    top_k: int = 2  # k_e
-    text_rank: int = 64
-    text_alpha: float = 256.0  # text experts are multiplied by text_alpha / text_rank
-    text_dropout: float = 0.1
-    vision_rank: int = 32
-    vision_alpha: float = 32.0  # equal to the rank: x A B as eq. 5 has it
-    etf_num_classes: int | None = None  # C or an upper bound; None: the stream's number of categories
-    prototypes: Literal["fixed", "learned"] = "fixed"
-    prototype_weight: float = 1.0  # omega, of learned prototypes
-    sigma: float | None = None  # of eq. 14; None: measured for each category and modality
-    pseudo_per_pair: int = 2  # pseudo pairs drawn for each real pair
-    # What the released code does otherwise
-    adapters: Literal["lora", "task_aware"] = "lora"  # eqs. 2-5, or FrameFusionMoE's (see layers/structalign_adapters)
-    fusion_layers: int = 10  # task_aware: frames are fused in so many of the last blocks
-    etf_frame: Literal["orthonormal", "gaussian"] = "orthonormal"  # U of eq. 7
-    heads: Head = "mlp"  # g_t, g_v: trained MLPs, or fixed random matrices
-    pseudo: Literal["inputs", "shared", "clip"] = "inputs"  # where pseudo features are drawn, see above
-    swap_heads: bool = False  # pseudo features before the heads pass through the other modality's
-    lambda1_is: Literal["weight", "share"] = "weight"  # share: lambda1 L_ETF has lambda1 times the value of the rest
-    pair_weight: float = 0.0  # of an extra contrastive loss on pooled real and pseudo pairs
-    loss_reduction: Literal["mean", "sum"] = "mean"  # eq. 21 halves the sum of both directions
-    divide_by_batch: bool = False  # similarities are divided by sqrt(B) in the contrastive loss
-    teacher: Literal["previous", "initial"] = "previous"  # theta_{k-1}, or zero-shot CLIP for ever
-    crp_rows: Literal["both", "text"] = "both"
-    crp_on: Literal["similarity", "logits"] = "similarity"  # logits: tau2 divides eqs. 19-20's logits; times tau2^2
-    # End-of-text tokens count as words up to the longest caption of the task, or of all queries; released: of the batch
-    pads_are_words: bool = False
-    score: Literal["words", "fused"] = "words"  # fused: half eq. 6, half mean frame x end of text, as z-scores
-    # Not of the paper: fewer tokens in the vision tower; frames that ask each other (task_aware) need tome_shared
-    reducer: ReducerName = "none"
-    r: int | None = None  # tokens that a block merges away; none: as ToMe, scaled to the depth
-    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
-
-    def __post_init__(self) -> None:
-        for name in ("lambda1", "lambda2", "pair_weight", "prototype_weight", "lr", "lr_first", "lr_other"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave its term out.")
-        if self.tau2 <= 0 or (self.tau is not None and self.tau <= 0):
-            raise ValueError(f"tau and tau2 are temperatures and must be > 0, got {self.tau} and {self.tau2}.")
-        check_top_k(self.top_k, self.num_experts)
-        for name in ("swap_heads", "pair_weight"):
-            if getattr(self, name) and self.pseudo != "clip":
-                raise ValueError(f"{name} needs pseudo=clip: pseudo={self.pseudo} draws elsewhere than it reads.")
 
 
 class StructAlign(Method):

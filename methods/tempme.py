@@ -30,16 +30,23 @@ from ctvr.methods.families.tempme_family import (
     AdaptedConfig,
     JointLoRA,
 )
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class TempMeConfig(AdaptedConfig):
-    """Tuned by search_spaces/tempme.py; the schedule's settings are those of `ReducerConfig`."""
+    """Settings, searched by search_spaces/tempme.py; the schedule's settings are those of `ReducerConfig`."""
 
-    reducer: Literal["tempme", "tome", "none"] = "tempme"  # tome: row "+ToMe" of table 5, with adaptation=full
-    adaptation: Literal["lora", "full", "none"] = "lora"  # full: CLIP itself is fine-tuned (table 5)
-    rank: int = 8  # of LoRA
-    lr_clip: float = 1e-6  # adaptation=full: both towers; printed nowhere
+    UNPUBLISHED = ("method.train_positions", *AdaptedConfig.UNPUBLISHED)
+
+    reducer: Literal["tempme", "tome", "none"] = setting(
+        "tempme", doc='token reduction; tome: row "+ToMe" of table 5, with adaptation=full'
+    )
+    adaptation: Literal["lora", "full", "none"] = setting(
+        "lora", doc="trained weights of CLIP; full: fine-tuning of all (table 5)"
+    )
+    rank: int = setting(8, doc="rank of LoRA")
+    lr_clip: float = setting(1e-6, doc="learning rate of both towers with adaptation=full; not published")
 
     def __post_init__(self) -> None:
         super().__post_init__()

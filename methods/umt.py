@@ -39,6 +39,7 @@ from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
 from ctvr.methods.layers.reduction.reducers import plain_reducer
 from ctvr.methods.layers.transfer import to_device
+from ctvr.methods.settings import setting
 
 _RETRIEVAL = "recipe file of MSR-VTT (9k), B/16-25M"
 OUT = -100.0  # the score of a pair that is not among the best
@@ -92,16 +93,18 @@ def original(lr: float, epochs: int, warmup: float, words: dict[str, tuple[int, 
 
 @dataclass(frozen=True, kw_only=True)
 class UmtConfig:
-    """Tuned by search_spaces/umt.py."""
+    """Settings, searched by search_spaces/umt.py."""
 
-    lr: float = 1e-5  # of everything
-    rerank: int = 128  # best videos of a caption, and captions of a video, that are read together; 0: s alone ranks
-    hard_negatives: bool = True  # False: wrong pairs are drawn alike
-    attends: Literal["video", "frame"] = "video"  # how far a patch looks; frame: UMT4Clip
-    reducer: Literal["none", "tome", "tome_shared", "tempme"] = "none"  # fewer tokens; with attends=frame
-    r: int | None = None  # tokens that a block merges away; None: as ToMe, scaled to the depth
-    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
-    num_words: int = 32  # of a caption, [CLS] included
+    lr: float = setting(1e-5, doc="learning rate of all weights")
+    rerank: int = setting(128, doc="candidates that are re-ranked for each caption and each video; 0: ranks by s only")
+    hard_negatives: bool = setting(True, doc="wrong pairs drawn by similarity; false: with equal probability")
+    attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
+    reducer: Literal["none", "tome", "tome_shared", "tempme"] = setting(
+        "none", doc="token reduction, with attends=frame"
+    )
+    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
+    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
+    num_words: int = setting(32, doc="tokens of a caption, including [CLS]")
 
     def __post_init__(self) -> None:
         if self.lr < 0:

@@ -37,6 +37,7 @@ from ctvr.methods.backbone.umt import OF_RETRIEVAL, Umt, like
 from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.reduction.reducers import plain_reducer
+from ctvr.methods.settings import setting
 from ctvr.methods.umt import original
 
 _QUESTIONS = "recipe file of MSRVTT-QA, B/16-17M"
@@ -56,17 +57,19 @@ PAPER = {
 
 @dataclass(frozen=True, kw_only=True)
 class UmtQAConfig:
-    """Tuned by search_spaces/umt_qa.py."""
+    """Settings, searched by search_spaces/umt_qa.py."""
 
-    lr: float = 2e-5  # of everything
-    answers: int = 1500  # the commonest of the list, which are ranked
-    k: int = 128  # of these, the likeliest beginnings, which are written to their ends
-    attends: Literal["video", "frame"] = "video"  # how far a patch looks; frame: UMT4Clip
-    reducer: Literal["none", "tome", "tome_shared", "tempme"] = "none"  # fewer tokens; with attends=frame
-    r: int | None = None  # tokens that a block merges away; None: as ToMe, scaled to the depth
-    num_frames: int = 12  # reducer=tempme only: T; must be data.num_frames
-    num_words: int = 25  # of a question, [CLS] included
-    answer_words: int = 5  # of an answer, [CLS] and [SEP] included
+    lr: float = setting(2e-5, doc="learning rate of all weights")
+    answers: int = setting(1500, doc="number of the most frequent answers, which are ranked")
+    k: int = setting(128, doc="candidates by their first token, which are scored to their ends")
+    attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
+    reducer: Literal["none", "tome", "tome_shared", "tempme"] = setting(
+        "none", doc="token reduction, with attends=frame"
+    )
+    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
+    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
+    num_words: int = setting(25, doc="tokens of a question, including [CLS]")
+    answer_words: int = setting(5, doc="tokens of an answer, including [CLS] and [SEP]")
 
     def __post_init__(self) -> None:
         if self.lr < 0:

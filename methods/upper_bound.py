@@ -29,14 +29,17 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.task_captions import by_task, scores_by_task
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpperBoundConfig:
     """`base.*` are the settings of the wrapped retriever."""
 
-    base: str = "clip4clip"
-    only_final: bool = False  # one training on all tasks at the end; earlier tasks stay zero-shot
+    UNPUBLISHED = ("base.lr", "optim.weight_decay")
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    only_final: bool = setting(False, doc="one training on all tasks at the end; earlier tasks stay zero-shot")
 
 
 class UpperBound(Strategy):

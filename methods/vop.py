@@ -36,20 +36,31 @@ from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.deep_prompts import Seam, drop, insert
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class VoPConfig:
-    """Tuned by search_spaces/vop.py."""
+    """Settings, searched by search_spaces/vop.py."""
 
-    lr: float = 6e-4  # all that is new; TempMe's
-    prompts: Literal["fixed", "context"] = "fixed"  # of frames: learned, or made of what the video's frames show (C)
-    num_prompts: int = 8  # P of a frame, and of a video in `video_blocks`
-    prefix: int = 4  # a of a caption; at most an eighth of the text tower's places
-    suffix: int = 4  # b; likewise
-    video_blocks: int = 0  # last blocks in which all frames of a video attend to each other (F)
-    lstm_width: int = 768  # of each direction, where prompts=context
-    readout: Literal["end", "past_end"] = "end"  # of a caption; past_end as released
+    UNPUBLISHED = ("optim.weight_decay",)
+    ROW_UNPUBLISHED = {
+        "vop_fc": (
+            *("method.lr", "method.prompts", "method.num_prompts", "method.suffix", "method.video_blocks"),
+            *("method.lstm_width", "method.readout", "optim.weight_decay"),
+        )
+    }
+
+    lr: float = setting(6e-4, doc="learning rate of all new weights, TempMe's", unpublished=True)
+    prompts: Literal["fixed", "context"] = setting(
+        "fixed", doc="prompts of frames: learned, or made from the video's frames (C)"
+    )
+    num_prompts: int = setting(8, doc="number of prompts P of a frame, and of a video in `video_blocks`")
+    prefix: int = setting(4, doc="number of prefix tokens a, at most an eighth of the text length")
+    suffix: int = setting(4, doc="number of suffix tokens b, at most an eighth of the text length")
+    video_blocks: int = setting(0, doc="last blocks in which all frames of a video attend to each other (F)")
+    lstm_width: int = setting(768, doc="width of each LSTM direction, with prompts=context")
+    readout: Literal["end", "past_end"] = setting("end", doc="caption token that is the feature; past_end: as released")
 
     def __post_init__(self) -> None:
         if self.lr < 0:

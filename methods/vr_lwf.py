@@ -32,6 +32,7 @@ from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.methods.layers.transfer import to_device
+from ctvr.methods.settings import setting
 
 _AT_ONCE = 250  # sentences encoded together
 _SCRIPT = "mtil/scripts/lwf_vr.sh"
@@ -58,17 +59,22 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class VRLwFConfig:
-    """Tuned by search_spaces/vr_lwf.py. CTVR publishes T = 2; count and length are those of ZSCL's repository."""
+    """Settings, searched by search_spaces/vr_lwf.py. Only T = 2 is CTVR's; others: ZSCL's repository."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
-    weight: float = 1.0  # of both terms
-    temperature: float = 2.0  # T
-    sentences: int = 1000  # R
-    length: int = 10  # words of a sentence
-    # What the student answers with: its videos (the reference), or also its own features of the sentences, which
-    # ask the teacher's videos; that costs R captions in each step.
-    student: Literal["video", "each"] = "video"
-    first_task: bool = True  # in the first task the teacher is the pre-trained model, as in ZSCL's scripts
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    weight: float = setting(1.0, doc="weight of both terms", unpublished=True)
+    temperature: float = setting(2.0, doc="temperature T")
+    sentences: int = setting(1000, doc="number of sentences R", unpublished=True)
+    length: int = setting(10, doc="words of a sentence", unpublished=True)
+    student: Literal["video", "each"] = setting(
+        "video",
+        doc="student's features: its videos (the reference), or also its own features of the sentences, with "
+        "the teacher's videos, which costs R captions in each step",
+        unpublished=True,
+    )
+    first_task: bool = setting(True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts")
 
     def __post_init__(self) -> None:
         if self.weight < 0:

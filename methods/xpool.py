@@ -28,6 +28,7 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Capabilities, Method, ParamGroup, Recipe, Task
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
+from ctvr.methods.settings import setting
 
 # The command of MSR-VTT-9k
 ORIGINAL = Recipe(
@@ -63,12 +64,14 @@ CHUNK = 2**22  # numbers held at a time by `score`: 16 MiB
 
 @dataclass(frozen=True, kw_only=True)
 class XPoolConfig(ScaleConfig):
-    """Tuned by search_spaces/xpool.py. CTVR publishes no rates: these are the defaults of both papers' code."""
+    """Settings, searched by search_spaces/xpool.py. Rates are the defaults of both papers' code."""
 
-    lr: float = 1e-6  # both towers and the temperature
-    lr_head: float = 1e-5  # X-Pool on MSR-VTT-9k: 3e-5
-    dropout: float = 0.3
-    max_scale: float = 100.0
+    UNPUBLISHED = ("method.train_scale", "optim.weight_decay")
+
+    lr: float = setting(1e-6, doc="learning rate of both towers and the temperature", unpublished=True)
+    lr_head: float = setting(1e-5, doc="learning rate of X-Pool's pooling; 3e-5 on MSR-VTT-9k", unpublished=True)
+    dropout: float = setting(0.3, doc="dropout in X-Pool's pooling", unpublished=True)
+    max_scale: float = setting(100.0, doc="upper bound of 1 / temperature after each step")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,13 +14,16 @@ from torch import Tensor
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Capabilities, Method, l2_normalize
 from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotConfig:
     """One choice, on which published tables differ in the second decimal."""
 
-    frame_norm: Literal["none", "l2"] = "none"  # CTVR averages raw frame features, CLIP4Clip unit ones
+    frame_norm: Literal["none", "l2"] = setting(
+        "none", doc="normalization of each frame's feature before the mean; CTVR: none, CLIP4Clip: l2"
+    )
 
 
 class ZeroShot(Method):

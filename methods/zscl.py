@@ -36,6 +36,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import deal, gather, world_size
 from ctvr.methods.layers.losses.distillation import backbone_of, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.reference import ReferenceSet, load_reference
+from ctvr.methods.settings import setting
 
 _AT_ONCE = 250  # texts encoded together
 _SCRIPT = "mtil/scripts/ZSCL.sh"
@@ -60,20 +61,31 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class ZSCLConfig:
-    """Tuned by search_spaces/zscl.py. CTVR publishes T = 2 and no other value."""
+    """Settings, searched by search_spaces/zscl.py. CTVR publishes T = 2 and no other value."""
 
-    base: str = "clip4clip"  # any retriever; its settings are base.*
-    weight: float = 1.0  # of both distillation terms
-    temperature: float = 2.0  # T
-    reference: str = "embedded"  # or a folder of images with captions.txt, or a .safetensors file
-    # Images in a step, over all workers (rounded up to a multiple of them); none: as many as pairs
-    reference_images: int | None = None
-    reference_frames: int = 1  # frames of an image's video; a retriever of a fixed number of frames needs that number
-    reference_texts: int = 1000  # R; the first ones of the set
-    average_every: int = 10  # I, steps; 0 averages nothing
-    # Snapshots come after I, 2I, .. steps, or as in the released code after 1, 1 + I, 1 + 2I, ..
-    average_from: Literal["interval", "first"] = "interval"
-    l2: float = 0.0  # of the distance to the task's start ("WC" in the paper's ablation); a sum over all weights
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    weight: float = setting(1.0, doc="weight of both distillation terms", unpublished=True)
+    temperature: float = setting(2.0, doc="temperature T")
+    reference: str = setting(
+        "embedded", doc="reference set: embedded, a folder of images with captions.txt, or a .safetensors file"
+    )
+    reference_images: int | None = setting(
+        None, doc="images in a step, over all workers (rounded up to a multiple of them); none: as many as pairs"
+    )
+    reference_frames: int = setting(1, doc="frames of an image's video, for a retriever with a fixed number of frames")
+    reference_texts: int = setting(1000, doc="number of texts R, the first ones of the set")
+    average_every: int = setting(10, doc="steps I between weight averages; 0: without averaging", unpublished=True)
+    average_from: Literal["interval", "first"] = setting(
+        "interval",
+        doc="first snapshot. interval: after I, 2I, .. steps; first: after 1, 1 + I, 1 + 2I, .., as released",
+    )
+    l2: float = setting(
+        0.0,
+        doc="weight of the distance to the task's start (\"WC\" in the paper's ablation), a sum over all weights",
+        unpublished=True,
+    )
 
     def __post_init__(self) -> None:
         for name in ("weight", "l2"):

@@ -9,12 +9,4 @@ SPACE = {
     "method.placement": tune.choice(["after_mlp", "beside_mlp", "after_attention"]),  # printed nowhere; ours first
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # section 4.1 prints none; the released code uses 0.2
 }
-PAPER = {"method.lr": 6e-4, "method.bottleneck": 8, "method.placement": "after_mlp", "optim.weight_decay": 0.2}
-UNPUBLISHED = (
-    "method.placement",
-    "method.bottleneck",
-    "optim.weight_decay",
-    "optim.warmup",
-    "optim.decay_parameters",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

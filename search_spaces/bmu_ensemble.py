@@ -17,19 +17,5 @@ SPACE = {
         ["0.3333333,0.3333333,0.3333334", "0.5,0.25,0.25", "0.5,0,0.5", "1,0,0"]
     ),
 }
-PAPER = {
-    "method.lr": 5e-05,
-    "method.m": 0.99,
-    "method.tau": 0.07,
-    "method.queue_size": 1440,
-    "method.ensemble_weights": "0.3333333,0.3333333,0.3333334",
-}
-LATER_TASKS = ("method.ensemble_weights",)
-UNPUBLISHED = (
-    "method.ensemble_weights",
-    "optim.weight_decay",
-    "optim.warmup",
-    "data.num_frames",
-)
-DEVIATIONS = {"method.text_pool": "avg"}
+PAPER = {"method.ensemble_weights": "0.3333333,0.3333333,0.3333334"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -16,17 +16,4 @@ SPACE = {
     "method.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # the paper uses 0.07, CLIP was trained at 0.01
     "method.queue_size": tune.choice([32, 480, 1440, 4320]),  # the paper uses 1440
 }
-PAPER = {
-    "method.lr": 5e-05,
-    "method.m_hat": 0.99,
-    "method.tau": 0.07,
-    "method.queue_size": 1440,
-}
-LATER_TASKS = ("method.m_hat",)
-UNPUBLISHED = (
-    "optim.weight_decay",
-    "optim.warmup",
-    "data.num_frames",
-)
-DEVIATIONS = {"method.text_pool": "avg"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -21,27 +21,7 @@ SPACE = {
         ["enc_first", "mom_first", "simultaneous"]
     ),  # the paper says simultaneous, its equations are listed encoders first
 }
-PAPER = {
-    "method.lr": 5e-05,
-    "method.m": 0.99,
-    "method.m_hat": 0.99,
-    "method.tau": 0.07,
-    "method.queue_size": 1440,
-    "method.method_start_task": 2,
-    "method.order": "enc_first",
-}
-LATER_TASKS = ("method.m_hat",)
-UNPUBLISHED = (
-    "optim.weight_decay",
-    "optim.warmup",
-    "data.num_frames",
-)
-DEVIATIONS = {"method.text_pool": "avg", "method.order": "simultaneous", "method.method_start_task": 1}
-_ORDER = "method.order"
 CONFIGURATIONS = {
-    "bmu_moco_local": {
-        "SPACE": {name: domain for name, domain in SPACE.items() if name != _ORDER},
-        "PAPER": {name: value for name, value in PAPER.items() if name != _ORDER},
-    },
+    "bmu_moco_local": {"SPACE": {name: domain for name, domain in SPACE.items() if name != "method.order"}},
 }
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -15,22 +15,4 @@ SPACE = {
     "method.loss": tune.choice(["cross_entropy", "dual_softmax"]),  # table 1 has both
     "method.temperature": tune.loguniform(100.0, 3000.0),  # the authors' code uses 1000
 }
-PAPER = {
-    "method.lr": 1e-7,
-    "method.lr_experts": 1e-4,
-    "method.sentences": "muw",
-    "method.fusion": "se",
-    "method.entity": "attention",
-    "method.action": "attention",
-    "method.gates": "single",
-    "method.loss": "cross_entropy",
-    "method.temperature": 1000.0,
-}
-UNPUBLISHED = (
-    "method.temperature",
-    "method.se_reduction",
-    "method.mask_mode",
-    "optim.epochs",
-    "data.batch_size",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

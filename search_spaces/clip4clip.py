@@ -11,9 +11,4 @@ SPACE = {
     "method.train_scale": tune.choice([True, False]),  # CLIP4Clip and CTVR's released code train it
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # CLIP4Clip and CTVR's released code use 0.2; CTVR prints none
 }
-PAPER = {"method.lr": 1e-6, "method.frame_norm": "none", "method.train_scale": True, "optim.weight_decay": 0.2}
-UNPUBLISHED = (
-    "method.lr",
-    "optim.weight_decay",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

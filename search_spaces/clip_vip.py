@@ -5,15 +5,9 @@ from ray import tune
 FIXED = {"method": "clip_vip"}
 SPACE = {
     "method.lr": tune.loguniform(1e-7, 1e-5),  # the paper uses 1e-6
-    "method.num_proxies": tune.choice([1, 3, 4, 8]),  # CTVR uses 4, the original 3 beside the class token
+    "method.num_proxies": tune.choice([1, 3, 4, 8]),  # CTVR uses 4, the original 3 in addition to the class token
     # Both codes use normal; the others are ours, since CTVR goes without the post-pre-training that trained proxies
     "method.proxy_init": tune.choice(["normal", "copy_cls"]),
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # the paper uses 0.2
 }
-PAPER = {"method.lr": 1e-6, "method.num_proxies": 4, "method.proxy_init": "normal", "optim.weight_decay": 0.2}
-UNPUBLISHED = (
-    "method.lr",
-    "method.proxy_init",
-    "optim.weight_decay",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -9,9 +9,6 @@ SPACE = {
     "method.target": tune.choice(["features", "similarities"]),  # features, as DER keeps its network's response
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
-PAPER = {"method.buffer_size": 256, "method.alpha": 0.5, "method.target": "features", "base.lr": 1e-6}
-LATER_TASKS = ("method.target",)
-UNPUBLISHED = ("method.buffer_size", "method.alpha", "method.target", "base.lr")
 CONFIGURATIONS = {
     "der_moco": {  # as a competitor of BMU-MoCo, whose paper keeps 10,000 pairs
         "FIXED": {
@@ -27,8 +24,7 @@ CONFIGURATIONS = {
             "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
             "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
         },
-        "PAPER": {"method.buffer_size": 10_000, "method.alpha": 0.5, "base.lr": 5e-5, "base.m": 0.99, "base.tau": 0.07},
-        "UNPUBLISHED": ("method.alpha", "optim.weight_decay", "optim.warmup", "data.num_frames"),
+        "PAPER": {"method.buffer_size": 10_000},
     },
 }
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -9,6 +9,5 @@ SPACE = {
     "method.readout": tune.choice(["global", "globals_and_frames"]),  # released: the first global prompt
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # released: 0.2
 }
-PAPER = {"method.lr": 1e-2, "method.num_prompts": 4, "method.readout": "global", "optim.weight_decay": 0.2}
-UNPUBLISHED = ("method.num_prompts", "method.readout")
+PAPER = {"method.lr": 1e-2}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

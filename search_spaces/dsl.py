@@ -9,11 +9,4 @@ SPACE = {
     # CLIP4Clip uses 1e-7 with float16 weights (docs/protocol.md), CTVR's released default is 1e-6
     "base.lr": tune.loguniform(1e-7, 1e-4),
 }
-PAPER = {"method.temperature": 1000.0, "method.gain": "batch", "base.lr": 1e-6}
-UNPUBLISHED = (
-    "method.temperature",
-    "optim.epochs",
-    "data.batch_size",
-)
-DEVIATIONS = {"method.gain": "one"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

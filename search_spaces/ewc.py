@@ -8,10 +8,4 @@ SPACE = {
     "method.decay": tune.choice([0.5, 0.9, 1.0]),  # eq. 3 of the paper has none: 1
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
-PAPER = {"method.weight": 400.0, "method.decay": 1.0, "base.lr": 1e-6}
-UNPUBLISHED = (
-    "method.weight",
-    "base.lr",
-    "method.decay",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -1,7 +1,7 @@
 """Search space of methods/framefusion_moe.py. Frames per video stay with the stream: another number is other data.
 
-PAPER is the paper's point for MSRVTT. For ACTNET it has another, the preset `paper-actnet`, which imported
-ACTNET streams choose; the values of a sweep's presets go before PAPER's.
+A search begins with the defaults, which are the paper's for MSRVTT. Imported ACTNET streams choose the preset
+`paper-actnet`, whose values are tried before them.
 """
 
 from ray import tune
@@ -19,38 +19,4 @@ SPACE = {
     "method.top_k": tune.choice([1, 2, 4]),  # TopK of section 3.4 has no number; the released code uses 2
     "method.dropout": tune.choice([0.0, 0.1, 0.2]),  # the released code uses 0.1
 }
-PAPER = {
-    "method.lr_text": 4e-6,
-    "method.lr_vision": 4e-6,
-    "method.lr_other": 4e-6,
-    "method.lr_text_first": 2e-5,
-    "method.beta": 0.6,
-    "method.num_experts": 10,
-    "method.ffa_layers": 10,
-    "method.rank": 64,
-    "method.top_k": 2,
-    "method.dropout": 0.1,
-}
-DEPTHS = ("method.ffa_layers",)
-UPPER_BOUNDS = {"method.top_k": "method.num_experts"}
-LATER_TASKS = (
-    "method.lr_text",
-    "method.lr_vision",
-    "method.lr_other",
-    "method.beta",
-    "method.num_experts",
-    "method.top_k",
-)
-UNPUBLISHED = (
-    "method.lr_text_first",
-    "method.rank",
-    "method.dropout",
-    "method.lr_vision_first",
-    "method.lr_other_first",
-    "method.top_k",
-    "method.lora_alpha",
-    "method.ffa_init",
-    "method.alpha_init",
-    "optim.weight_decay",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

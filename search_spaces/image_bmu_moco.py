@@ -9,6 +9,4 @@ SPACE = {
     "method.tau": tune.choice([0.03, 0.07, 0.2]),
     "method.lr": tune.loguniform(3e-3, 0.3),
 }
-PAPER = {"method.m": 0.99, "method.m_hat": 0.99, "method.tau": 0.07, "method.lr": 0.03}
-UNPUBLISHED = ("method.m", "method.m_hat", "method.tau", "method.lr")
 METRIC, MODE = "stream/knn/accuracy", "max"

@@ -6,6 +6,4 @@ FIXED = {"method": "image_finetune"}
 SPACE = {
     "method.lr": tune.loguniform(3e-3, 0.3),
 }
-PAPER = {"method.lr": 0.03}
-UNPUBLISHED = ("method.lr",)
 METRIC, MODE = "stream/knn/accuracy", "max"

@@ -7,6 +7,4 @@ SPACE = {
     "method.alpha": tune.loguniform(0.04, 4.0),
     "base.lr": tune.loguniform(3e-3, 0.3),
 }
-PAPER = {"method.alpha": 0.4, "base.lr": 0.03}
-UNPUBLISHED = ("method.alpha", "base.lr")
 METRIC, MODE = "stream/knn/accuracy", "max"

@@ -6,6 +6,4 @@ FIXED = {"method": "image_multi_task", "method.base": "image_finetune"}
 SPACE = {
     "base.lr": tune.loguniform(3e-3, 0.3),
 }
-PAPER = {"base.lr": 0.03}
-UNPUBLISHED = ("base.lr",)
 METRIC, MODE = "stream/knn/accuracy", "max"

@@ -7,6 +7,4 @@ SPACE = {
     "method.strength": tune.loguniform(0.04, 40.0),
     "base.lr": tune.loguniform(3e-3, 0.3),
 }
-PAPER = {"method.strength": 0.4, "base.lr": 0.03}
-UNPUBLISHED = ("method.strength", "base.lr")
 METRIC, MODE = "stream/knn/accuracy", "max"

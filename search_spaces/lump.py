@@ -10,13 +10,4 @@ SPACE = {
     "method.mix_level": tune.choice(["input", "feature"]),  # LUMP mixes inputs
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
-PAPER = {
-    "method.buffer_size": 256,
-    "method.buffer_policy": "reservoir",
-    "method.alpha": 0.4,
-    "method.mix_level": "input",
-    "base.lr": 1e-6,
-}
-LATER_TASKS = ("method.alpha", "method.mix_level")
-UNPUBLISHED = ("method.buffer_size", "method.buffer_policy", "method.alpha", "method.mix_level", "base.lr")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

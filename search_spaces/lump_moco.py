@@ -17,20 +17,5 @@ SPACE = {
     "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
     "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
 }
-PAPER = {
-    "method.buffer_size": 10000,
-    "method.alpha": 0.4,
-    "method.mix_level": "input",
-    "base.lr": 5e-05,
-    "base.m": 0.99,
-    "base.tau": 0.07,
-}
-LATER_TASKS = ("method.alpha", "method.mix_level")
-UNPUBLISHED = (
-    "method.alpha",
-    "method.mix_level",
-    "optim.weight_decay",
-    "optim.warmup",
-    "data.num_frames",
-)
+PAPER = {"method.buffer_size": 10000}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

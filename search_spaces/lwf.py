@@ -9,10 +9,4 @@ SPACE = {
     "method.student": tune.choice(["video", "each", "pair"]),  # CTVR's released loss is video; the others are ours
     "base.lr": tune.loguniform(1e-7, 1e-5),  # unpublished; 1e-6 is the released default, 1e-5 ZSCL's
 }
-PAPER = {"method.weight": 1.0, "method.temperature": 2.0, "method.student": "video", "base.lr": 1e-6}
-UNPUBLISHED = (
-    "method.weight",
-    "base.lr",
-    "method.student",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

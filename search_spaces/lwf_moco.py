@@ -17,21 +17,4 @@ SPACE = {
     "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
     "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
 }
-PAPER = {
-    "method.alpha": 1.0,
-    "method.tau": 0.07,
-    "method.distill": "inbatch_kl",
-    "base.lr": 5e-05,
-    "base.m": 0.99,
-    "base.tau": 0.07,
-}
-LATER_TASKS = ("method.alpha", "method.tau", "method.distill")
-UNPUBLISHED = (
-    "method.alpha",
-    "method.tau",
-    "method.distill",
-    "optim.weight_decay",
-    "optim.warmup",
-    "data.num_frames",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

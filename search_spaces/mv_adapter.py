@@ -11,12 +11,4 @@ SPACE = {
     "method.tying": tune.choice(["down_out", "down_in"]),  # MSRVTT and DiDeMo: down_out; the others: down_in
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # released: 0.2
 }
-PAPER = {
-    "method.lr": 5e-6,
-    "method.lr_bias": 1e-7,
-    "method.tied": 2,
-    "method.tying": "down_out",
-    "optim.weight_decay": 0.2,
-}
-UNPUBLISHED = ("method.lr", "method.lr_bias")
 METRIC, MODE = "stream/t2v/r1_gain", "max"

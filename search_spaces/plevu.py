@@ -10,12 +10,5 @@ SPACE = {
     "method.layers": tune.choice([1, 2, 4]),  # its documented command: 1; two have the weights that TempMe prints
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # released: 0.01
 }
-PAPER = {
-    "method.lr": 1e-4,
-    "method.prefix": 16,
-    "method.postfix": 16,
-    "method.layers": 2,
-    "optim.weight_decay": 0.01,
-}
-UNPUBLISHED = ("method.lr", "method.prefix", "method.postfix", "method.layers", "optim.weight_decay")
+PAPER = {"optim.weight_decay": 0.01}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

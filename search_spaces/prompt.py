@@ -8,12 +8,4 @@ SPACE = {
     "method.num_prompts": tune.choice([2, 5, 10]),  # 5 gives the printed 0.08 M parameters
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # section 4.1 prints none; the released code uses 0.2
 }
-PAPER = {"method.lr": 6e-4, "method.num_prompts": 5, "optim.weight_decay": 0.2}
-UNPUBLISHED = (
-    "method.lr",
-    "method.num_prompts",
-    "optim.weight_decay",
-    "optim.warmup",
-    "optim.decay_parameters",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

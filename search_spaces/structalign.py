@@ -1,7 +1,8 @@
-"""Search space of methods/structalign.py. Where the paper prints no value, PAPER has the method's default.
+"""Search space of methods/structalign.py.
 
-PAPER is the point for MSRVTT; preset `paper-actnet`, which imported ACTNET streams choose, goes before it. Where pseudo
-features are drawn is searched by `--space method.pseudo=inputs,shared,clip`: preset `released` needs `clip`.
+A search begins with the defaults, which are the paper's for MSRVTT where it prints a value. Imported ACTNET streams
+choose the preset `paper-actnet`, whose values are tried before them. `--space method.pseudo=inputs,shared,clip` also
+searches the place where pseudo features are drawn: preset `released` needs `clip`.
 """
 
 from ray import tune
@@ -17,31 +18,4 @@ SPACE = {
     "method.lr_first": tune.loguniform(2e-6, 2e-4),  # paper 2e-5
     "method.lr": tune.loguniform(3e-7, 3e-5),  # paper 3e-6 (MSRVTT), 6e-6 (ACTNET)
 }
-PAPER = {
-    "method.lambda1": 0.1,
-    "method.lambda2": 10.0,
-    "method.tau2": 0.1,
-    "method.text_rank": 64,
-    "method.vision_rank": 32,
-    "method.num_experts": 10,
-    "method.lr_first": 2e-5,
-    "method.lr": 3e-6,
-}
-UPPER_BOUNDS = {"method.top_k": "method.num_experts"}
-LATER_TASKS = ("method.lambda2", "method.tau2", "method.lr")
-UNPUBLISHED = (
-    "method.tau2",
-    "method.text_rank",
-    "method.vision_rank",
-    "method.num_experts",
-    "method.tau",
-    "method.top_k",
-    "method.text_alpha",
-    "method.text_dropout",
-    "method.sigma",
-    "method.pseudo_per_pair",
-    "optim.weight_decay",
-    "data.num_frames",
-)
-DEVIATIONS = {"method.pseudo": "shared"}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

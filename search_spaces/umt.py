@@ -8,6 +8,5 @@ SPACE = {
     "method.hard_negatives": tune.choice([True, False]),  # released: true
     "optim.weight_decay": tune.choice([0.0, 0.02, 0.2]),  # released: 0.02
 }
-PAPER = {"method.lr": 1e-5, "method.hard_negatives": True, "optim.weight_decay": 0.02}
-UNPUBLISHED = ()
+PAPER = {"optim.weight_decay": 0.02}
 METRIC, MODE = "stream/t2v/r1_gain", "max"

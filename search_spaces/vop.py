@@ -9,8 +9,6 @@ SPACE = {
     "method.prefix": tune.choice([0, 4, 8]),  # released: 4
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # TempMe: 0.2
 }
-PAPER = {"method.lr": 6e-4, "method.num_prompts": 8, "method.prefix": 4, "optim.weight_decay": 0.2}
-UNPUBLISHED = ("method.lr", "optim.weight_decay")
 CONFIGURATIONS = {
     "vop_fc": {  # of which no code is public: how its prompts are made and where is our reading
         "SPACE": {
@@ -19,22 +17,6 @@ CONFIGURATIONS = {
             "method.video_blocks": tune.choice([2, 4, 6]),  # TempMe's GFLOPs: 4
             "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # TempMe: 0.2
         },
-        "PAPER": {
-            "method.lr": 6e-4,
-            "method.num_prompts": 4,
-            "method.video_blocks": 4,
-            "optim.weight_decay": 0.2,
-        },
-        "UNPUBLISHED": (
-            "method.lr",
-            "method.prompts",
-            "method.num_prompts",
-            "method.suffix",
-            "method.video_blocks",
-            "method.lstm_width",
-            "method.readout",
-            "optim.weight_decay",
-        ),
     },
 }
 METRIC, MODE = "stream/t2v/r1_gain", "max"

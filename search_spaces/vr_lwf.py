@@ -14,19 +14,4 @@ SPACE = {
     "method.student": tune.choice(["video", "each"]),  # the repository uses video; each is ours
     "base.lr": tune.loguniform(1e-7, 1e-5),  # unpublished; 1e-6 is CTVR's released default
 }
-PAPER = {
-    "method.weight": 1.0,
-    "method.temperature": 2.0,
-    "method.sentences": 1000,
-    "method.length": 10,
-    "method.student": "video",
-    "base.lr": 1e-6,
-}
-UNPUBLISHED = (
-    "method.weight",
-    "method.sentences",
-    "method.length",
-    "base.lr",
-    "method.student",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -10,18 +10,4 @@ SPACE = {
     "method.train_scale": tune.choice([True, False]),  # the paper trains it
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # the paper uses 0.2
 }
-PAPER = {
-    "method.lr": 1e-6,
-    "method.lr_head": 1e-5,
-    "method.dropout": 0.3,
-    "method.train_scale": True,
-    "optim.weight_decay": 0.2,
-}
-UNPUBLISHED = (
-    "method.lr",
-    "method.lr_head",
-    "method.dropout",
-    "method.train_scale",
-    "optim.weight_decay",
-)
 METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Override, Recipe
-from ctvr.orchestrator.catalog.setting_docs import field_docs
+from ctvr.methods.settings import EXACT, settings_of
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.resolve import configured, get_method, presets_of, resolve, with_recipe
@@ -86,30 +86,41 @@ def settings_page() -> str:
     titles = {"": ("Of a run", RunConfig), **{f"{name}.": (f"`{name}.*`", config) for name, config in GROUPS.items()}}
     titles["search."] = ("`search.*`, of a sweep", SearchConfig)
     for prefix, (title, config) in titles.items():
-        lines += ["", f"## {title}", "", *_table(("setting", "type", "default", "allowed", "meaning"))]
-        lines += [_row((f"`{prefix}{name}`", *rest)) for name, *rest in _fields(config)]
-    lines += ["", "## `method.*`", ""]
-    lines += [
-        "A strategy passes `base.*` to the retriever that it wraps: `base.lr` is that retriever's `method.lr`.",
-        "",
-    ]
-    lines += _table(("setting", "type", "default", "allowed", "meaning", "methods"))
+        rows = [(_row((f"`{prefix}{name}`", *rest)), name in _exact(config)) for name, *rest in _fields(config)]
+        lines += ["", f"## {title}", "", *_folded(f"{prefix}*", rows)]
+    lines += ["", "## `method.*`", "", "A strategy hands `base.*` to its retriever, as its `method.*`.", ""]
     owners: dict[tuple[str, ...], list[str]] = {}
     for method in EVERY_METHOD:
         for field in _fields(get_method(method).Config):
             owners.setdefault(field, []).append(f"[`{method}`](methods.md#{method})")
-    for (name, *rest), methods in sorted(owners.items()):
-        lines.append(_row((f"`method.{name}`", *rest, ", ".join(methods))))
-    return "\n".join(lines) + "\n"
+    exact = set[str]().union(*(_exact(get_method(method).Config) for method in EVERY_METHOD))
+    rows = [
+        (_row((f"`method.{name}`", *rest, ", ".join(methods))), name in exact)
+        for (name, *rest), methods in sorted(owners.items())
+    ]
+    return "\n".join([*lines, *_folded("method.*", rows, "methods")]) + "\n"
+
+
+def _exact(config: type) -> set[str]:
+    return {name for name, facts in settings_of(config).items() if facts.exact}
+
+
+def _folded(names: str, rows: list[tuple[str, bool]], *more: str) -> list[str]:
+    """Return the table of rows, then that of the rows that exist for exact reproduction of a release."""
+    head = ("setting", "type", "default", "allowed", "meaning", *more)
+    lines = [*_table(head), *(row for row, is_exact in rows if not is_exact)]
+    if exact := [row for row, is_exact in rows if is_exact]:
+        lines += ["", f"### `{names}` {EXACT}", "", *_table(head), *exact]
+    return lines
 
 
 def _fields(config: type) -> Iterator[tuple[str, ...]]:
-    """Yield name, type, default, allowed values and meaning of each field, as text."""
-    hints, meanings = typing.get_type_hints(config), field_docs(config)
+    """Name, type, default, allowed values and meaning of each field, as text."""
+    hints, facts = typing.get_type_hints(config), settings_of(config)
     for field in dataclasses.fields(config):
         required = field.default is dataclasses.MISSING
         default = "required" if required else f"`{_value(field.default)}`" if field.default != "" else "empty"
-        yield field.name, _kind(hints[field.name]), default, _allowed(config, field.name), meanings.get(field.name, "")
+        yield field.name, _kind(hints[field.name]), default, _allowed(config, field.name), facts[field.name].doc
 
 
 def _value(value: Any) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctvr import Method
+from ctvr import Method, setting
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import ParamGroup, l2_normalize
 from ctvr.methods.layers.pooling import mean_pool
@@ -19,9 +19,9 @@ from ctvr.methods.layers.pooling import mean_pool
 
 @dataclass(frozen=True, kw_only=True)
 class TextShiftConfig:
-    """What `ctvr methods text_shift` prints, and what is set as method.lr=0.1."""
+    """Settings, which `ctvr methods text_shift` prints and a word such as method.lr=0.1 sets."""
 
-    lr: float = 1e-2  # of the shift
+    lr: float = setting(1e-2, doc="learning rate of the shift")
 
 
 class TextShift(Method):

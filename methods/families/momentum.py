@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.replay.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
 from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.layers.transfer import to_device
+from ctvr.methods.settings import setting
 
+MOCO_UNPUBLISHED = ("optim.weight_decay", "optim.warmup", "data.num_frames")  # of every row of BMU-MoCo's paper
 # Section 4.1 and, where the paper is silent (optimizer, weight decay, which caption), our assumption.
 PAPER: dict[str, Any] = {
     "optim.name": "adamw",
@@ -57,15 +59,19 @@ SHAPES_WRAPPED: dict[str, Any] = {"base.lr": 4e-6, "base.queue_size": 32}
 class MomentumConfig:
     """Settings of all four methods; defaults are the paper's."""
 
-    lr: float = 5e-5  # both towers
-    m: float = 0.99  # eq. 8
-    tau: float = 0.07  # eq. 10; fixed, not learned
-    queue_size: int = 1440  # N_Q
-    text_pool: TextPool = "eot"  # avg: the paper's average of all tokens
-    mask_same_video: bool = False  # keys of the same video are no negatives
-    inbatch_negatives: bool = False  # the other keys of the batch are negatives too, beside the queue
-    queue_init: Literal["empty", "random"] = "empty"
-    queue_across_tasks: Literal["keep", "reset"] = "keep"  # of the local queue; the global one is always kept
+    UNPUBLISHED: ClassVar[tuple[str, ...]] = MOCO_UNPUBLISHED
+
+    lr: float = setting(5e-5, doc="learning rate of both towers")
+    m: float = setting(0.99, doc="momentum of the momentum encoders, eq. 8")
+    tau: float = setting(0.07, doc="temperature of eq. 10, fixed")
+    queue_size: int = setting(1440, doc="keys in a queue N_Q")
+    text_pool: TextPool = setting("eot", doc="pooling of text tokens; avg: the paper's mean of all tokens", paper="avg")
+    mask_same_video: bool = setting(False, doc="keys of the same video are left out of the negatives")
+    inbatch_negatives: bool = setting(False, doc="other keys of the batch as negatives, in addition to the queue")
+    queue_init: Literal["empty", "random"] = setting("empty", doc="initial content of the queues")
+    queue_across_tasks: Literal["keep", "reset"] = setting(
+        "keep", doc="local queue at the start of a task; the global queue is always kept"
+    )
 
     def __post_init__(self) -> None:
         if self.lr < 0:
@@ -81,8 +87,10 @@ class MomentumConfig:
 class ReviewConfig(MomentumConfig):
     """Settings of the methods that move theta towards its momentum encoders."""
 
-    m_hat: float = 0.99  # eq. 12; 1 reviews nothing
-    method_start_task: int = 2  # earlier tasks are Base-MoCo: all rows of table 1 share their first task
+    m_hat: float = setting(0.99, doc="momentum of eq. 12; 1: without review", later=True)
+    method_start_task: int = setting(
+        2, doc="first task of the method; earlier ones are Base-MoCo, so all rows of table 1 share their first task"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ from ctvr.methods.base import Batch, Capabilities, Method, PairSource, ParamGrou
 from ctvr.methods.capabilities import neutral
 from ctvr.methods.families.momentum import MomentumRetriever
 from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
+from ctvr.methods.settings import setting
 
 
 class Strategy(Method):
@@ -109,8 +110,12 @@ class Strategy(Method):
 class ReplayConfig:
     """Settings of every memory; see `ReplayBuffer`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
 
-    buffer_size: int = 256  # pairs in total; their frames stay in the store
-    buffer_policy: Policy = "ring"  # a place for each task; reservoir: one uniform sample of all pairs so far
+    buffer_size: int = setting(256, doc="pairs in the memory; their frames stay in the store")
+    buffer_policy: Policy = setting(
+        "ring",
+        doc="places in the memory. ring: an equal share for each task; reservoir: one uniform sample of all "
+        "pairs so far",
+    )
 
     def __post_init__(self) -> None:
         if self.buffer_size < 0:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.layers.reduction.config import ReducerConfig
 from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
 from ctvr.methods.layers.reduction.reducers import combine, make_reducer
+from ctvr.methods.settings import setting
 
 # Section 4.1 of the paper and, where it is silent, the scripts of the released code. Frames and words belong to the
 # data set: 12 and 32 of MSRVTT and LSMDC (here, and the default), 64 and 64 of ActivityNet and DiDeMo (the tables).
@@ -50,9 +51,13 @@ RELEASED: dict[str, Any] = {**PAPER, "optim.name": "adamw_hf", "optim.eps": 1e-6
 class AdaptedConfig(ReducerConfig):
     """Settings of all four methods; see `ReducerConfig` for the reducer's."""
 
-    lr: float = 6e-4  # everything that is added to CLIP
-    lr_rates: float = 0.01  # of a search of rates (search_macs); DiffRate's
-    train_positions: Literal["all", "first"] = "all"  # first: clip positions stay as the first task left them
+    UNPUBLISHED: ClassVar[tuple[str, ...]] = ("optim.weight_decay", "optim.warmup", "optim.decay_parameters")
+
+    lr: float = setting(6e-4, doc="learning rate of all weights added to CLIP")
+    lr_rates: float = setting(0.01, doc="learning rate of a search of rates (search_macs), DiffRate's")
+    train_positions: Literal["all", "first"] = setting(
+        "all", doc="tasks that train clip positions; first: later tasks keep those of the first task"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,20 +25,23 @@ from ctvr.methods.images.siamese import FIRST, SECOND, make_projector
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.replay.momentum import Negatives, ema_update, lerp_, momentum_contrast, reverse_ema_update
 from ctvr.methods.layers.replay.queues import KeyQueue, Pair
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBMUConfig:
     """Ours; see the header."""
 
-    width: int = 2048  # d
-    lr: float = 0.03  # of 256 images
-    m: float = 0.99  # eq. 8, 14
-    m_hat: float = 0.99  # eq. 12, 13; 1 reviews nothing
-    tau: float = 0.07  # temperature
-    queue_size: int = 1440  # keys
-    use_global: bool = True  # keep a momentum encoder of all tasks
-    method_start_task: int = 2  # earlier tasks are Base-MoCo, as in the paper's other tables
+    width: int = setting(2048, doc="feature width d")
+    lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True)
+    m: float = setting(0.99, doc="momentum of the momentum encoders, eqs. 8 and 14", unpublished=True)
+    m_hat: float = setting(0.99, doc="momentum of eqs. 12 and 13; 1: without review", unpublished=True)
+    tau: float = setting(0.07, doc="temperature", unpublished=True)
+    queue_size: int = setting(1440, doc="keys in a queue")
+    use_global: bool = setting(True, doc="momentum encoder of all tasks")
+    method_start_task: int = setting(
+        2, doc="first task of the method; earlier ones are Base-MoCo, as in the paper's other tables"
+    )
 
     def __post_init__(self) -> None:
         if self.tau <= 0:

@@ -14,14 +14,17 @@ from torch import Tensor
 
 from ctvr.methods.base import Batch, Capabilities, ParamGroup, Task
 from ctvr.methods.images.siamese import Siamese, SiameseStrategy
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageMultiTaskConfig:
     """`base.*` are the settings of the siamese network."""
 
-    base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
-    only_final: bool = True  # one training at the end; what was forgotten is then no number of interest
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
+    only_final: bool = setting(True, doc="one training at the end, after which forgetting is meaningless")
 
 
 class ImageMultiTask(SiameseStrategy):

@@ -23,14 +23,17 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, ParamGroup, Task
 from ctvr.methods.images.resnet import ResNet18, make_stage
 from ctvr.methods.images.siamese import Siamese, SiameseStrategy
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageProgressiveConfig:
     """`base.*` are the settings of the siamese network, whose heads each column has."""
 
-    base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
-    alpha: float = 0.1  # factors of what former columns say are drawn from 0 to this
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
+    alpha: float = setting(0.1, doc="upper bound of the random initial factors of former columns' outputs")
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:

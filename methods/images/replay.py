@@ -22,6 +22,7 @@ from ctvr.methods.base import Batch
 from ctvr.methods.images import views
 from ctvr.methods.images.buffer import ImageBuffer
 from ctvr.methods.images.siamese import FIRST, PLAIN, SECOND, Siamese, SiameseStrategy
+from ctvr.methods.settings import setting
 
 Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> augmented and normalised
 
@@ -30,11 +31,17 @@ Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> aug
 class ImageReplayConfig:
     """Defaults: the release's configurations."""
 
-    base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
-    buffer_size: int = 256  # images in total
-    rows: int = 256  # drawn in a step
-    alpha: float = 0.4  # of Beta(alpha, alpha) in LUMP, weight of the distance in DER
-    norm: Literal["cifar", "tiny-imagenet"] = "cifar"  # with whose mean and deviation stored images are normalised
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
+    buffer_size: int = setting(256, doc="images in the memory")
+    rows: int = setting(256, doc="images drawn in a step")
+    alpha: float = setting(
+        0.4, doc="parameter of Beta(alpha, alpha) in LUMP, weight of the distance in DER", unpublished=True
+    )
+    norm: Literal["cifar", "tiny-imagenet"] = setting(
+        "cifar", doc="data set whose mean and deviation normalize stored images"
+    )
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:

@@ -21,16 +21,19 @@ from torch.nn.utils import parameters_to_vector
 
 from ctvr.methods.base import Batch, Task
 from ctvr.methods.images.siamese import Siamese, SiameseStrategy
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSIConfig:
     """Defaults: the release's configurations."""
 
-    base: str = "image_finetune"  # the siamese network that learns; its settings are base.*
-    strength: float = 0.4  # c
-    rate: float = 0.03  # what a squared gradient counts
-    clip: float = 1.0  # each number of a gradient
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
+    strength: float = setting(0.4, doc="strength c of the penalty", unpublished=True)
+    rate: float = setting(0.03, doc="weight of a squared gradient")
+    clip: float = setting(1.0, doc="largest absolute value in a gradient")
 
     def __post_init__(self) -> None:
         if self.strength < 0 or self.rate < 0:

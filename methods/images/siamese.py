@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
+from ctvr.methods.settings import setting
 
 FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames` (B, 3, 3, H, W)
 
@@ -34,11 +35,11 @@ class ImageBackbone(Protocol):
 class SiameseConfig:
     """Defaults: configs/simsiam_c10.yaml of the release."""
 
-    loss: Literal["simsiam", "barlow"] = "simsiam"  # of two views
-    width: int = 2048  # of projected features
-    bottleneck: int = 512  # of the predictor
-    off_diagonal: float = 0.005  # lambda of Barlow Twins, eq. 1
-    lr: float = 0.03  # of 256 images
+    loss: Literal["simsiam", "barlow"] = setting("simsiam", doc="loss of two views")
+    width: int = setting(2048, doc="width of projected features")
+    bottleneck: int = setting(512, doc="hidden width of the predictor")
+    off_diagonal: float = setting(0.005, doc="lambda of Barlow Twins, eq. 1")
+    lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True)
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.bottleneck < 1:

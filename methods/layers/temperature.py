@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleConfig:
     """Settings of retrievers that train all of CLIP. The bounds are those of CTVR's released code."""
 
-    train_scale: bool = True  # learn CLIP's temperature too
-    start_scale: float | None = None  # 1 / temperature at the start; None: CLIP's own, 100
-    min_scale: float = 1.0  # least and greatest 1 / temperature after a step; 0: no lower bound
-    max_scale: float = 200.0
+    train_scale: bool = setting(True, doc="training of CLIP's temperature")
+    start_scale: float | None = setting(None, doc="initial 1 / temperature; none: CLIP's own, 100")
+    min_scale: float = setting(1.0, doc="lower bound of 1 / temperature after each step; 0: without a bound")
+    max_scale: float = setting(200.0, doc="upper bound of 1 / temperature after each step")
 
     def __post_init__(self) -> None:
         if self.max_scale < 1:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctvr import Batch, Method
+from ctvr import Batch, Method, setting
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Capabilities, ParamGroup, l2_normalize
 from ctvr.methods.layers.pooling import mean_pool
@@ -37,10 +37,10 @@ from ctvr.methods.layers.pooling import mean_pool
 
 @dataclass(frozen=True, kw_only=True)
 class CLASSConfig:
-    """Settings, given as method.lr=0.1. `ctvr methods` prints the comments."""
+    """Settings: method.lr=0.1 sets one, and `ctvr methods NAME:CLASS` prints its doc."""
 
-    lr: float = 1e-2  # learning rate of the shift
-    weight: float = 0.1  # weight of the penalty on the shift
+    lr: float = setting(1e-2, doc="learning rate of the shift")
+    weight: float = setting(0.1, doc="weight of the penalty on the shift")
 
     def __post_init__(self) -> None:
         if not (0 <= self.lr < math.inf and 0 <= self.weight < math.inf):
@@ -89,7 +89,6 @@ SPACE = {
     "method.lr": tune.loguniform(1e-3, 1e-1),
     "method.weight": tune.choice([0.0, 0.1, 1.0]),
 }
-PAPER = {"method.lr": 1e-2, "method.weight": 0.1}  # tried first
 METRIC, MODE = "stream/t2v/r1_gain", "max"
 '''
 

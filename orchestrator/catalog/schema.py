@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
-from ctvr.orchestrator.catalog.setting_docs import field_docs
+from ctvr.methods.settings import EXACT, settings_of
 from ctvr.orchestrator.config import schema_of
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.resolve import get_method, presets_of
@@ -77,12 +77,12 @@ def _mapping(config: type) -> dict[str, Any]:
 
 
 def _fields(config: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield dotted name and schema of each field of a dataclass of settings."""
-    hints, meanings = typing.get_type_hints(config), field_docs(config)
+    """Dotted name -> schema of each field of a dataclass of settings."""
+    hints, facts = typing.get_type_hints(config), settings_of(config)
     for each in dataclasses.fields(config):
         kind = schema_of(hints[each.name])
-        if meaning := meanings.get(each.name):
-            kind["description"] = meaning
+        if known := facts.get(each.name):
+            kind["description"] = f"{known.doc} ({EXACT})" if known.exact else known.doc
         if each.default is not dataclasses.MISSING:
             kind["default"] = list(each.default) if isinstance(each.default, tuple) else each.default
         yield prefix + each.name, kind

@@ -5,27 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ctvr.methods.settings import setting
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """How pairs are made of a stream. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
+    """Settings that make pairs from a stream. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
 
-    num_frames: int = 12
-    # Which frames: the middles of equal parts (CTVR, X-Pool), from the first to the last (CLIP-ViP), one a second and
-    # missing ones masked (CLIP4Clip); see orchestrator/video/sampling.py. random: in training one of each part, drawn
-    # for every video and epoch, and the middles elsewhere (frames.py)
-    sampling: Literal["segments", "linspace", "one_per_second", "random"] = "segments"
-    image_size: int | None = None  # pixels of a side; none: what the backbone sees
-    batch_size: int = 8  # pairs of one step, over all workers
-    augment: Literal["none", "crop_flip", "gray_jitter"] = "none"  # flips mirror "left" and "right": off by default
-    caption_sampling: Literal["all", "random_per_video"] = "all"  # every caption, or one per video and epoch
-    max_tokens: int | None = None  # of a caption, its two ends included; none: as many as the backbone reads
-    unique_videos: bool = False  # no batch holds two captions of one video
-    prefetch_threads: int | None = None  # background threads that read the store; 0: in line; none: 2 for a GPU, else 0
-    # decord and torchcodec decode a clip twice (PyAV checks the frames); auto: decord, and PyAV where decord cannot
-    decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "pyav"
-    cache_features: bool = True  # keep what frozen leading vision blocks make of a video (frozen_features.py)
-    skip_missing: bool = False  # go on without videos that are absent or broken (numbers change: the gallery shrinks)
+    num_frames: int = setting(12, doc="frames of a video")
+    sampling: Literal["segments", "linspace", "one_per_second", "random"] = setting(
+        "segments",
+        doc="choice of frames. segments: the middles of equal parts (CTVR, X-Pool); linspace: from the first "
+        "to the last (CLIP-ViP); one_per_second: missing frames are masked (CLIP4Clip); random: in "
+        "training one of each part, drawn for every video and epoch, elsewhere the middles",
+    )
+    image_size: int | None = setting(None, doc="side of a frame in pixels; none: the backbone's input size")
+    batch_size: int = setting(8, doc="pairs in one step, over all workers")
+    augment: Literal["none", "crop_flip", "gray_jitter"] = setting(
+        "none", doc='augmentation of training frames; flips swap "left" and "right", so they are off by default'
+    )
+    caption_sampling: Literal["all", "random_per_video"] = setting(
+        "all", doc="every caption, or one per video and epoch"
+    )
+    max_tokens: int | None = setting(
+        None, doc="tokens of a caption, including its two ends; none: the backbone's text length"
+    )
+    unique_videos: bool = setting(False, doc="batches without two captions of one video")
+    prefetch_threads: int | None = setting(
+        None, doc="background threads that read the store; 0: read in line; none: 2 for a GPU, else 0"
+    )
+    decoder: Literal["auto", "decord", "pyav", "torchcodec"] = setting(
+        "pyav",
+        doc="video decoder. decord and torchcodec decode a clip twice, since PyAV checks the frames; auto: "
+        "decord, or PyAV where decord fails",
+    )
+    cache_features: bool = setting(True, doc="cache of the outputs of frozen leading vision blocks")
+    skip_missing: bool = setting(
+        False, doc="continue without missing or broken videos; the gallery shrinks, so numbers change"
+    )
 
     @property
     def rule(self) -> Literal["segments", "linspace", "one_per_second"]:

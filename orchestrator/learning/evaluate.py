@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,70 +24,11 @@ from ctvr.methods.base import Method
 from ctvr.methods.layers.transfer import to_device, trim_padding
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.learning import metrics, spill
+from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.learning.ranking import Ranked, Score, rank, score_reader
 from ctvr.orchestrator.learning.spill import spilled
 
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """Which queries search which videos, and which epoch is kept."""
-
-    split: Literal["val", "test"] = "test"  # searches optimise on val, tables report test
-    select: Literal["last", "best"] = "last"  # best: the epoch with the best R@1 on select_split (marked in tables)
-    # Of select=best. same: the evaluated split; none: val where the stream has validation videos, else the same
-    select_split: Literal["val", "test", "same"] | None = None
-    # Of select=best: a task ends after so many epochs in a row without a better one, counted behind `patience_start`
-    patience: int | None = None
-    patience_start: int = 10  # epochs of a task that count for nothing
-    batch_size: int = 32  # videos or captions encoded at once
-    query_chunk: int = 512  # queries scored at once
-    log_losses: bool = False  # after every epoch all losses of the evaluated split's pairs, too (fig. 6 of CAMoE)
-    # Of methods that normalize scores (z-scores, Dual Softmax, re-ranking), in a task's own gallery. alone: from the
-    # task's captions and videos; cut: from all tasks so far, so that BWF moves with the gallery (StructAlign's release)
-    own_gallery: Literal["alone", "cut"] = "alone"
-    # After every task also R@1 of captions that are told their task; all captions are encoded again (oracle.py)
-    oracle_task: bool = False
-    knn_k: int = 200  # of streams of images: k of the second accuracy, whose k stays the same
-    # A share of a task's training images in the place of `knn_k`, at least one. 0.02 is the 200 that the release
-    # is configured with among the 10,000 images of a task of CIFAR-10
-    knn_share: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "query_chunk", "knn_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} counts items and must be >= 1, got {getattr(self, name)}.")
-        if self.knn_share is not None and not 0 < self.knn_share <= 1:
-            raise ValueError(
-                f"knn_share is a share of a task's training images in (0, 1], got {self.knn_share}. "
-                "Use 0.02, or none for `knn_k`."
-            )
-        if self.patience is not None and (self.patience < 1 or self.select == "last"):
-            raise ValueError(
-                f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "
-                "look for. Use select=best, or patience=none."
-            )
-        if self.patience_start < 0:
-            raise ValueError(f"patience_start counts epochs and must be >= 0, got {self.patience_start}. Use 0.")
-
-    def fixed_k(self, bank: int) -> int:
-        """Return k of the second accuracy among `bank` training images of a task."""
-        if self.knn_share is None:
-            return min(self.knn_k, bank)
-        return max(1, round(self.knn_share * bank))
-
-    def selects_on(self, has_val: bool) -> str | None:
-        """The split on which a task's best epoch is chosen; None where the last epoch is kept.
-
-        Args:
-            has_val: whether the stream has validation videos.
-        """
-        if self.select == "last":
-            return None
-        if self.select_split is None:
-            return "val" if has_val else self.split
-        return self.split if self.select_split == "same" else self.select_split
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ctvr.methods import CONFIGURATIONS, find_method
 from ctvr.methods.capabilities import Capabilities, capabilities_of
+from ctvr.methods.settings import setting
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision
@@ -28,26 +29,32 @@ from ctvr.orchestrator.streams.stream import Stream
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
-    """Which CLIP every method starts from, or which network for images."""
+    """Settings of the pre-trained CLIP, or of the network for images."""
 
-    # tiny-clip, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or resnet18-8 (narrow)
-    name: str = "ViT-B-32-quickgelu"
-    weights: str = "openai"  # shipped (tiny-clip), an open_clip tag, a local file, or random
-    sha256: str = ""  # of a local file that is a pickle (.pt): it is read only if it is the one you mean
-    vocabulary: str = ""  # UMT alone: BERT's vocab.txt, by whose pieces it reads captions
+    name: str = setting(
+        "ViT-B-32-quickgelu",
+        doc="tiny-clip, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or resnet18-8 (narrow)",
+    )
+    weights: str = setting("openai", doc="shipped (tiny-clip), an open_clip tag, a local file, or random")
+    sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
+    vocabulary: str = setting("", doc="BERT's vocab.txt, for UMT's captions only")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings without a prefix."""
 
-    method: str
-    stream: str
-    seed: int = 0
-    precision: Precision = "fp32"
-    deterministic: bool = True  # on a GPU only by kernels that give the same numbers twice; false is another key
-    workers: int = 1  # processes that train one model together
-    threads: int = 1  # of torch on a CPU
+    method: str = setting(doc="name from `ctvr methods`, or `module:Class`")
+    stream: str = setting(doc="name from `ctvr streams`, or a manifest file")
+    seed: int = setting(0, doc="seed of all random numbers")
+    precision: Precision = setting(
+        "fp32", doc="number format of the forward pass; weights and optimizer stay float32; tf32 acts on GPUs only"
+    )
+    deterministic: bool = setting(
+        True, doc="GPU kernels that give the same numbers twice; false is stored under another key"
+    )
+    workers: int = setting(1, doc="number of processes that train one model together")
+    threads: int = setting(1, doc="torch threads on a CPU")
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
@@ -59,10 +66,14 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """What is shown besides MLflow, which stays the record, and what is kept. No result depends on it."""
+    """Settings of records in addition to MLflow, and of stored weights. No result depends on them."""
 
-    mirror: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # offline, below the runs folder
-    keep_checkpoints: bool = False  # in the store: the weights after every task (else the last two); takes over no task
+    mirror: Literal["none", "tensorboard", "wandb", "trackio"] = setting(
+        "none", doc="second record next to MLflow, offline, below the runs folder"
+    )
+    keep_checkpoints: bool = setting(
+        False, doc="weights after every task stay in the store, else the last two; other runs reuse no task of them"
+    )
 
 
 GROUPS: dict[str, type] = {

@@ -15,6 +15,7 @@ from torch import nn
 
 from ctvr.methods.base import Decay, ParamGroup
 from ctvr.methods.layers.experts import drop_unchosen
+from ctvr.methods.settings import setting
 from ctvr.orchestrator.learning.custom_optimizers import AdamWHF, BertAdam
 
 # The factor of every peak rate at step k = 0, 1, .. of K after W warm-up steps; docs/recipes.md lists who uses which.
@@ -36,32 +37,55 @@ Schedule = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """How the tasks of a stream are optimised. Defaults: CTVR (arXiv:2503.10111), section 5.1."""
+    """Settings of the optimization of each task. Defaults: CTVR (arXiv:2503.10111), section 5.1."""
 
-    # adamw_hf: the AdamW of the old transformers library; bert_adam: CLIP4Clip's (custom_optimizers.py);
-    # sgd: with `momentum`
-    name: Literal["adamw", "adamw_hf", "bert_adam", "sgd"] = "adamw"
-    epochs: int = 20  # per task
-    lr_scale: float = 1.0  # multiplies every learning rate of the method
-    weight_decay: float = 0.2
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    momentum: float = 0.0  # of sgd
-    carry_momentum: bool = False  # sgd alone: a weight takes its moment to the next task (divyam3897/UCL)
-    # Which tensors decay. matrices: of two dimensions and more. all. no_bias: all whose name has no "bias" (so gains of
-    # LayerNorms, too). no_bias_or_scale: the same without logit_scale. no_vectors: all that have not one dimension
-    decay_parameters: Decay = "matrices"
-    warmup: float = 0.1  # fraction of a task's steps
-    warmup_tasks: Literal["first", "all"] = "all"
-    warmup_from: Literal["first", "zero"] = "first"  # step i of w: (i + 1) / w, or i / w as released
-    schedule: Schedule = "cosine"  # behind the warm-up; the forms of the cosine stand above
-    final_lr: float = 0.0  # rate of a step where the schedule says 0 (CLIP-ViP: 1e-8)
-    least: float = 0.0  # of the peak rate that a step has at least, warm-up included (UMT: 0.01)
-    num_cycles: float = 0.5  # 0.5: down to 0 once. The released CTVR code uses 1.0: down and up again
-    first_epoch_scale: float = 0.1  # schedule=first_epoch: factor after the first epoch (BMU-MoCo)
-    grad_clip: float | None = 1.0  # norm over all trained parameters
-    accumulation_steps: int = 1  # batches per step, whose gradient is that of one large batch (grad_cache.py)
-    activation_checkpointing: bool = False  # a block's activations are computed again, not kept: less memory, same bits
+    name: Literal["adamw", "adamw_hf", "bert_adam", "sgd"] = setting(
+        "adamw",
+        doc="optimizer. adamw_hf: AdamW of the old transformers library; bert_adam: CLIP4Clip's; sgd: SGD "
+        "with `momentum`",
+    )
+    epochs: int = setting(20, doc="epochs per task")
+    lr_scale: float = setting(1.0, doc="factor of every learning rate of the method")
+    weight_decay: float = setting(
+        0.2, doc="weight decay of the tensors that `optim.decay_parameters` selects, times the learning rate"
+    )
+    betas: tuple[float, float] = setting((0.9, 0.999), doc="decay rates of AdamW's moments")
+    eps: float = setting(1e-6, doc="constant in AdamW's denominator")
+    momentum: float = setting(0.0, doc="momentum of sgd")
+    carry_momentum: bool = setting(
+        False, doc="with sgd, the moment of a weight passes to the next task (divyam3897/UCL)", exact=True
+    )
+    decay_parameters: Decay = setting(
+        "matrices",
+        doc="tensors with weight decay. matrices: two or more dimensions; all; no_bias: names without "
+        '"bias", so gains of LayerNorms too; no_bias_or_scale: the same without logit_scale; no_vectors: '
+        "all except one-dimensional tensors",
+    )
+    warmup: float = setting(0.1, doc="fraction of a task's steps")
+    warmup_tasks: Literal["first", "all"] = setting("all", doc="tasks with a warm-up")
+    warmup_from: Literal["first", "zero"] = setting(
+        "first", doc="factor of step i of w. first: (i + 1) / w; zero: i / w, as released", exact=True
+    )
+    schedule: Schedule = setting("cosine", doc="learning-rate schedule after the warm-up; see docs/recipes.md")
+    final_lr: float = setting(
+        0.0, doc="learning rate of a step where the schedule gives 0 (CLIP-ViP: 1e-8)", exact=True
+    )
+    least: float = setting(0.0, doc="smallest share of the peak rate in any step, including the warm-up (UMT: 0.01)")
+    num_cycles: float = setting(
+        0.5,
+        doc="cycles of the cosine. 0.5: down to 0 once; CTVR's released code uses 1.0, down and up again",
+        exact=True,
+    )
+    first_epoch_scale: float = setting(
+        0.1, doc="factor of the rate after the first epoch, with schedule=first_epoch (BMU-MoCo)", exact=True
+    )
+    grad_clip: float | None = setting(
+        1.0, doc="largest gradient norm, over all trained parameters; none: without a limit"
+    )
+    accumulation_steps: int = setting(1, doc="batches per step; their gradient equals that of one large batch")
+    activation_checkpointing: bool = setting(
+        False, doc="recomputation of activations in the backward pass: less memory, same bits"
+    )
 
     def __post_init__(self) -> None:
         if self.epochs < 0:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from ctvr.methods.settings import setting
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, suggest
 from ctvr.orchestrator.digests import digest_of
@@ -27,21 +28,27 @@ GROUPED_FROM = 16  # trials of a search that is grouped by itself: two brackets
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """How settings are searched (`search.*` on the command line)."""
+    """Settings of a search (`search.*` on the command line)."""
 
-    trials: int = 8
-    searcher: str = "auto"  # tpe (Optuna), grouped_tpe (in groups that share their first task), random, grid; see below
-    scheduler: str = "halving"  # halving, or none: every trial runs to its end
-    bracket_size: int = 8  # halving, none: trials that are suggested together and compared with each other
-    group_size: int = 4  # grouped_tpe: trials that share what the first task reads
-    min_survivors: int = 2  # halving: of a bracket, no rung leaves fewer
-    grace_tasks: int = 1  # tasks that every trial may finish
-    reduction_factor: int = 2  # 1 / reduction_factor of the trials pass a rung
-    confirm: int = 2  # of the best trials, run again on validation videos beside the recommended settings; 0: none
-    confirm_seeds: int = 3  # of each
-    seed: int = 0  # of the searcher
-    metric: str = GAIN
-    mode: str = "max"
+    trials: int = setting(8, doc="number of trials")
+    searcher: str = setting(
+        "auto",
+        doc="tpe (Optuna), grouped_tpe (groups that share their first task), random, grid, or auto, which "
+        "chooses by the budget",
+    )
+    scheduler: str = setting("halving", doc="halving, or none: every trial runs to its end")
+    bracket_size: int = setting(8, doc="trials that are suggested together and compared with each other")
+    group_size: int = setting(4, doc="trials that share the settings of the first task, with grouped_tpe")
+    min_survivors: int = setting(2, doc="smallest number of trials of a bracket after a rung, with halving")
+    grace_tasks: int = setting(1, doc="first tasks that every trial finishes")
+    reduction_factor: int = setting(2, doc="divisor of the number of trials at each rung")
+    confirm: int = setting(
+        2, doc="best trials that are run again on validation videos, next to the recommended settings; 0: none"
+    )
+    confirm_seeds: int = setting(3, doc="seeds of each confirmed trial")
+    seed: int = setting(0, doc="seed of the searcher")
+    metric: str = setting(GAIN, doc="metric that ranks trials; a method's search space may name another")
+    mode: str = setting("max", doc="better direction of the metric, max or min")
 
     def __post_init__(self) -> None:
         if self.searcher == "auto":  # what it stands for is what is recorded and shown

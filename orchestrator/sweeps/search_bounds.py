@@ -17,7 +17,7 @@ def clip_to_backbone(
     """Remove values above the number of blocks, or above a bounding setting that is not searched.
 
     Args:
-        method: the method; its search space has DEPTHS and UPPER_BOUNDS.
+        method: the method; its settings count blocks or have upper bounds.
         space: setting -> domain of Ray Tune.
         experiment: a trial's experiment, except the searched settings.
         listed: arguments of `--space`, which are refused if invalid and never dropped.

@@ -14,8 +14,8 @@ from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Override, Recipe
+from ctvr.methods.settings import EXACT, Setting, settings_of
 from ctvr.orchestrator import renamed
-from ctvr.orchestrator.catalog.setting_docs import field_docs
 from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import GROUPS
@@ -29,13 +29,16 @@ def method_text(name: str) -> str:
     cls = get_method(name)
     module = inspect.getmodule(cls)
     lines = [(inspect.getdoc(module) or "").strip(), "", "settings"]
-    meanings = field_docs(cls.Config)
+    facts = settings_of(cls.Config)
+    exact: list[str] = []
     if dataclasses.fields(cls.Config):
         for setting, value in flatten(cls.Config(), "method").items():
-            note = meanings.get(setting.removeprefix("method."), "")
-            lines.append(f"  {setting}={value}" + (f"  {note}" if note else ""))
+            known = facts.get(setting.removeprefix("method."))
+            line = f"  {setting}={value}" + (f"  {known.doc}" if known else "")
+            (exact if known and known.exact else lines).append(line)
     if cls.wraps:
         lines.append("  base.*  settings of the wrapped retriever")
+    lines += [f"settings {EXACT}", *exact] if exact else []
     defaults = flatten(cls.Config(), "method")
     for group, config in GROUPS.items():
         defaults |= flatten(config(), group)
@@ -90,13 +93,19 @@ def cost_text() -> str:
 
 
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return FIXED, SPACE and PAPER of search_spaces/<method>.py; a configuration has its own in its method's file.
+    """Return the fixed settings of a search, its space, and the values in the space where it begins.
+
+    These are PAPER's, and the defaults of the settings that PAPER leaves out. All stand in search_spaces/<method>.py; a
+    configuration has its own in its method's file.
 
     Raises:
         ConfigError: if the method has no search space.
     """
     found = _search_file(method)
-    return dict(found["FIXED"]), dict(found["SPACE"]), dict(found.get("PAPER", {}))
+    fixed, space = dict(found["FIXED"]), dict(found["SPACE"])
+    defaults = resolve({**fixed, "method": method, "stream": "any"}).settings
+    first = {**defaults, **found.get("PAPER", {})}
+    return fixed, space, {name: first[name] for name in space if name in first}
 
 
 def default_metric(method: str, protocol: str) -> Settings:
@@ -114,18 +123,27 @@ def default_metric(method: str, protocol: str) -> Settings:
 
 
 def depth_settings(method: str) -> tuple[str, ...]:
-    """Return DEPTHS of the method's search space: settings that count blocks of the vision tower."""
-    return tuple(_search_file(method).get("DEPTHS", ()))
+    """List the settings that count blocks of the vision tower."""
+    own = [name for name, facts in _facts(method).items() if facts.depth]
+    return (*own, *_search_file(method).get("DEPTHS", ()))
 
 
 def upper_bounds(method: str) -> dict[str, str]:
-    """Return UPPER_BOUNDS of the method's search space: setting -> the setting that it must not exceed."""
-    return dict(_search_file(method).get("UPPER_BOUNDS", {}))
+    """Map each setting with an upper bound to the setting that is the bound."""
+    own = {name: f"method.{facts.at_most}" for name, facts in _facts(method).items() if facts.at_most}
+    return {**own, **_search_file(method).get("UPPER_BOUNDS", {})}
 
 
 def later_task_settings(method: str) -> tuple[str, ...]:
-    """Return LATER_TASKS of the method's search space: settings that only tasks after the first read."""
-    return tuple(_search_file(method).get("LATER_TASKS", ()))
+    """List the settings that no task before the second reads."""
+    own = [name for name, facts in _facts(method).items() if facts.later]
+    return (*own, *_search_file(method).get("LATER_TASKS", ()))
+
+
+def _facts(method: str) -> dict[str, Setting]:
+    """Map each setting of the method's Config to its facts; a plug-in's search space may name further ones."""
+    owner = CONFIGURATIONS.get(method, (method, ""))[0]
+    return {f"method.{name}": facts for name, facts in settings_of(get_method(owner).Config).items()}
 
 
 def _search_file(method: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from pathlib import Path
 
 import numpy as np
@@ -376,18 +375,6 @@ def test_trained_parameters_are_the_33_9_million_of_the_paper():
 def test_bad_settings_say_what_to_do(settings, message):
     with pytest.raises(ValueError, match=message):
         StructAlignConfig(**settings)
-
-
-@pytest.mark.slow  # importing ray.tune takes seconds
-def test_the_search_space_names_settings_and_holds_the_paper():
-    space = importlib.import_module("ctvr.search_spaces.structalign")
-    fields = StructAlignConfig.__dataclass_fields__
-    assert set(space.PAPER) == set(space.SPACE)
-    for name, value in space.PAPER.items():
-        domain = space.SPACE[name]
-        assert name.removeprefix("method.") in fields
-        assert value in domain.categories if hasattr(domain, "categories") else domain.lower <= value <= domain.upper
-        assert fields[name.removeprefix("method.")].default == value
 
 
 # ---------------------------------------------------------------------------------------- as released

@@ -10,13 +10,14 @@ import pytest
 import torch
 from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
-from ctvr.methods import METHODS, find_method
+from ctvr.methods import CONFIGURATIONS, METHODS, find_method
 from ctvr.methods.base import Method
 from ctvr.orchestrator.learning.experiment import GROUPS
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog, track_reads
 from ctvr.orchestrator.learning.resolve import presets_of, resolve
 from ctvr.orchestrator.on_ray.plan import within
-from ctvr.orchestrator.on_ray.search import contains
+from ctvr.orchestrator.on_ray.search import contains, first_point
+from ctvr.orchestrator.sweeps.search_spaces import later_task_settings, search_space, upper_bounds
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from tests.methods.conftest import make_small_clip
 from tests.methods.test_contract import features, learn
@@ -35,12 +36,12 @@ def test_the_space_fits_the_method_and_holds_the_papers_values(name):
     for group, config in GROUPS.items():
         known |= {f"{group}.{f.name}" for f in fields(config)}
     assert set(module.SPACE) <= known
+    first = search_space(name)[2]
+    assert first_point(module.SPACE, first) == first, "a search begins with it"
     assert set(module.FIXED) <= known | {"method", "stream"}
     for setting, domain in module.SPACE.items():
         assert isinstance(domain, Domain)
-        if setting not in module.PAPER:
-            continue
-        value = module.PAPER[setting]
+        value = first[setting]
         if isinstance(domain, Categorical):
             assert value in domain.categories, setting
         elif isinstance(domain, (Float, Integer)):
@@ -62,18 +63,16 @@ def test_every_point_of_the_space_is_a_legal_configuration(name):
     chance = np.random.default_rng(0)
     for _ in range(5):
         point = {setting: domain.sample(random_state=chance) for setting, domain in module.SPACE.items()}
-        point = within(point, getattr(module, "UPPER_BOUNDS", {}))
+        point = within(point, upper_bounds(name))
         resolve({**module.FIXED, "method": name, "stream": "shapes-5", **point})
-    resolve({**module.FIXED, "method": name, "stream": "shapes-5", **module.PAPER})
+    resolve({**module.FIXED, "method": name, "stream": "shapes-5", **search_space(name)[2]})
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_unpublished_is_a_setting_and_read_alike_without_ray(name):
+def test_what_is_unpublished_or_departs_from_the_paper_is_a_setting(name):
     module = importlib.import_module(f"ctvr.search_spaces.{name}")
     known = resolve({**module.FIXED, "method": name, "stream": "shapes-5"}).settings
-    assert set(module.UNPUBLISHED) <= set(known)
-    assert set(module.UNPUBLISHED) & set(module.SPACE) <= set(module.PAPER)  # the value it begins with
-    assert unpublished(name) == module.UNPUBLISHED
+    assert set(unpublished(name)) <= set(known)
     for setting, words in deviations(name).items():
         assert str(known[setting]) != words  # or there is nothing to say
         resolve({**module.FIXED, "method": name, "stream": "shapes-5", setting: words})
@@ -105,10 +104,19 @@ def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name)
             )
         seen.append(set(reads.names))
     later = (seen[1] - seen[0]) & set(module.SPACE)
-    assert set(getattr(module, "LATER_TASKS", ())) == later
+    assert set(later_task_settings(name)) & set(module.SPACE) == later
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_objective_is_comparable_at_every_task(name):
     module = importlib.import_module(f"ctvr.search_spaces.{name}")
     assert (module.METRIC, module.MODE) == ("stream/t2v/r1_gain", "max")
+
+
+@pytest.mark.parametrize("name", [*METHODS, *CONFIGURATIONS])
+def test_a_search_space_names_only_values_that_differ_from_the_defaults(name):
+    owner = CONFIGURATIONS.get(name, (name, ""))[0]
+    module = importlib.import_module(f"ctvr.search_spaces.{owner}")
+    own = {**vars(module), **getattr(module, "CONFIGURATIONS", {}).get(name, {})}
+    defaults = resolve({**own["FIXED"], "method": name, "stream": "shapes-5"}).settings
+    assert [setting for setting, value in own.get("PAPER", {}).items() if defaults[setting] == value] == []

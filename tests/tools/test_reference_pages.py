@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
-from ctvr.orchestrator.catalog.setting_docs import WORDS, field_docs
+from ctvr.methods.settings import settings_of
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.resolve import get_method
 from ctvr.orchestrator.on_ray.plan import SearchConfig
@@ -62,28 +62,34 @@ def test_the_pages_are_written_into_a_folder(made, tmp_path, monkeypatch, capsys
     assert str(tmp_path / "new" / "settings.md") in capsys.readouterr().out
 
 
-def test_every_setting_has_a_meaning_and_no_words_are_left_over():
+def test_every_setting_is_declared_with_a_doc():
     configs = [RunConfig, SearchConfig, *GROUPS.values(), *(get_method(name).Config for name in EVERY_METHOD)]
     fields = {(config.__name__, field.name) for config in configs for field in dataclasses.fields(config)}
-    assert {field.name for config in configs for field in dataclasses.fields(config)} >= {
-        name.rpartition(".")[2] for name in WORDS
+    documented = {
+        (config.__name__, name) for config in configs for name, facts in settings_of(config).items() if facts.doc
     }
-    assert {tuple(name.split(".")) for name in WORDS if "." in name} <= fields
-    said = {(config.__name__, name) for config in configs for name in field_docs(config)}
-    assert fields - said == set(), "write a remark beside the field"
+    assert fields - documented == set(), "declare the field by `setting(default, doc=...)`"
+
+
+def test_settings_for_exact_reproduction_follow_under_their_own_heading(made):
+    ordinary, _, exact = made["settings.md"].partition("### `optim.*` for exact reproduction of a release")
+    assert "`optim.warmup`" in ordinary
+    assert "`optim.num_cycles`" not in ordinary
+    assert "`optim.num_cycles`" in exact
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        "| `optim.momentum` | number | `0.0` | >= 0.0, < 1 | of sgd |",
-        "| `optim.grad_clip` | number or none | `1.0` | > 0 | norm over all trained parameters |",
-        "| `optim.weight_decay` | number | `0.2` | >= 0.0 | of the tensors that `optim.decay_parameters` names, "
-        "times the rate |",
+        "| `optim.momentum` | number | `0.0` | >= 0.0, < 1 | momentum of sgd |",
+        "| `optim.grad_clip` | number or none | `1.0` | > 0 | largest gradient norm, over all trained parameters; "
+        "none: without a limit |",
+        "| `optim.weight_decay` | number | `0.2` | >= 0.0 | weight decay of the tensors that "
+        "`optim.decay_parameters` selects, times the learning rate |",
         "| `data.max_tokens` | whole number or none | `none` | >= 2 |",
         "| `data.augment` | word | `none` | `none`, `crop_flip`, `gray_jitter` |",
         "| `search.bracket_size` | whole number | `8` | >= 1 |",
-        "| `method.m_hat` | number | `0.99` | >= 0.0, <= 1 | eq. 12; 1 reviews nothing |",
+        "| `method.m_hat` | number | `0.99` | >= 0.0, <= 1 | momentum of eq. 12; 1: without review |",
     ],
 )
 def test_limits_are_those_of_the_classes(made, row):

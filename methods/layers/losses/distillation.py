@@ -28,6 +28,7 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Frozen, Method
 from ctvr.methods.layers.losses.contrastive import distillation
 from ctvr.methods.layers.patching import patched
+from ctvr.methods.settings import setting
 
 
 def symmetric_distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -93,10 +94,12 @@ class EncodedOnce:
 class RelationConfig:
     """Settings of the distillation. Defaults are those of the original's code."""
 
-    weight: float = 1.0  # lambda, eq. 8
-    kappa: float = 0.2  # of the student
-    kappa_teacher: float = 0.01  # kappa*
-    ird: Literal["cross", "intra"] = "cross"
+    weight: float = setting(1.0, doc="weight of distillation lambda, eq. 8", unpublished=True, later=True)
+    kappa: float = setting(0.2, doc="temperature of the student", unpublished=True, later=True)
+    kappa_teacher: float = setting(0.01, doc="temperature kappa* of the teacher", unpublished=True, later=True)
+    ird: Literal["cross", "intra"] = setting(
+        "cross", doc="distilled relations: between the modalities, or within each", later=True
+    )
 
     def __post_init__(self) -> None:
         if self.weight < 0:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from ctvr.methods.settings import setting
+
 ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "diffrate", "testa"]
 # settings that some reducers alone read -> those
 _ONLY: dict[str, tuple[str, ...]] = {
@@ -19,39 +21,69 @@ _ONLY: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReducerConfig:
-    """Where and how many tokens are merged. None and () are filled in from the backbone and the frames."""
+    """Settings of all reducers. None and () stand for values that follow from the backbone and the frames."""
 
-    reducer: ReducerName = "none"
-    # Tokens merged in each frame and block; None: the paper's 2 of 49, 10 of 196 patches. Several: of the first blocks,
-    # the others merge nothing; what is beyond the last block does not count. sta: patches that go of each frame in
-    # each stage; None: 10, 9, 9 of 49, which cost what TempMe's Table 2 prints (it prints no r)
-    r: int | tuple[int, ...] | None = None
-    inflection: float = 0.0  # of ToMe's schedules: numbers fall from 2 r to 0 (-1), stay (0) or rise to 2 r (1)
-    proportional: bool = True  # attention weighs a token by the patches it stands for
-    num_frames: int = 12  # tempme only: T; must be data.num_frames
-    keep_cross: int | None = None  # R_C in percent; None: 70 up to 64 patches a frame (B/32), else 60 (B/16)
-    keep_intra: int | None = None  # R_I in percent; None: 90 or 80, likewise
-    clip_blocks: tuple[int, ...] = ()  # 0-based (the paper counts from 1); (): 8, 9, 10 of 12 blocks
-    clip_groups: tuple[int, ...] = ()  # clips joined in each of them; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64
-    join_clips: bool = True  # False: the same rates within single frames ("token reduction only", table 9)
-    positions: Literal["always", "merging", "none"] = "always"  # clip positions; merging: the released code's habit
-    # Blocks, from 0, of evit, behind which of sta, with testa's temporal attention; (): 3, 6, 9; 0, 4, 8; 8 to 11 of 12
-    stages: tuple[int, ...] = ()
-    keep_rate: float = 0.7  # evit: share of the patches that stay in each of them
-    fuse: bool = True  # evit: what goes becomes one token
-    anneal_from: int = 0  # evit: steps of the optimizer before any patch goes in training
-    anneal_steps: int = 0  # evit: further steps in which the rate falls from 1; 0: it holds at once
-    # diffrate: K_p and K_m of every block, class token included; (): the released MAE-B 11.5 for a B/16, else ours
-    prune_to: tuple[int, ...] = ()
-    merge_to: tuple[int, ...] = ()
-    # diffrate: 10^9 multiply-adds of a frame that a search of rates aims at; it trains rates alone, in the first task
-    search_macs: float | None = None
-    search_step: int = 4  # diffrate: between two numbers of patches that the search weighs
-    # testa: frames merged in each of the stages; None: numbers that cost what TempMe's Table 2 prints (it prints none)
-    r_frames: int | tuple[int, ...] | None = None
-    temporal_rank: int = 8  # testa: r of LoRA on the temporal attention
-    temporal_gate: Literal["scalar", "linear"] = "scalar"  # testa: linear is the release's layer, 0 at first too
-    one_class: bool = False  # testa: all class tokens of a video are equal, as in the release
+    reducer: ReducerName = setting("none", doc="token reduction in the vision tower")
+    r: int | tuple[int, ...] | None = setting(
+        None,
+        doc="tokens merged in each frame and block; several: of the first blocks, the others merge none; "
+        "none: the paper's 2 of 49 or 10 of 196 patches. sta: patches removed from each frame in each "
+        "stage; none: 10, 9, 9 of 49, which cost as much as TempMe's table 2 prints (without r)",
+    )
+    inflection: float = setting(
+        0.0, doc="slope of ToMe's schedule: from 2 r to 0 (-1), constant (0) or from 0 to 2 r (1)"
+    )
+    proportional: bool = setting(True, doc="attention in proportion to the number of patches in a token")
+    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
+    keep_cross: int | None = setting(
+        None, doc="tempme: R_C in percent; none: 70 up to 64 patches a frame (B/32), else 60 (B/16)"
+    )
+    keep_intra: int | None = setting(None, doc="tempme: R_I in percent; none: 90 up to 64 patches a frame, else 80")
+    clip_blocks: tuple[int, ...] = setting(
+        (), doc="tempme: blocks that join clips, from 0 (the paper counts from 1); (): 8, 9, 10 of 12 blocks"
+    )
+    clip_groups: tuple[int, ...] = setting(
+        (), doc="tempme: clips joined in each of these blocks; (): 2, 2, 3 for 12 frames, 4, 4, 4 for 64"
+    )
+    join_clips: bool = setting(
+        True, doc='tempme: joined clips; false: the same rates within single frames ("token reduction only", table 9)'
+    )
+    positions: Literal["always", "merging", "none"] = setting(
+        "always", doc="tempme: blocks with clip positions; merging: as in the released code"
+    )
+    stages: tuple[int, ...] = setting(
+        (),
+        doc="blocks, from 0: those where evit acts, after which sta acts, with testa's temporal attention; "
+        "(): 3, 6, 9; 0, 4, 8; 8 to 11 of 12",
+    )
+    keep_rate: float = setting(0.7, doc="evit: share of the patches kept in each of the stages")
+    fuse: bool = setting(True, doc="evit: one token made of the removed patches")
+    anneal_from: int = setting(0, doc="evit: optimizer steps before patches are removed in training")
+    anneal_steps: int = setting(0, doc="evit: further steps in which the rate falls from 1; 0: the full rate at once")
+    prune_to: tuple[int, ...] = setting(
+        (),
+        doc="diffrate: K_p of every block, including the class token; (): the released MAE-B 11.5 for a "
+        "B/16, else ours",
+    )
+    merge_to: tuple[int, ...] = setting((), doc="diffrate: K_m of every block, as prune_to")
+    search_macs: float | None = setting(
+        None,
+        doc="diffrate: target of a search of rates, in 10^9 multiply-adds a frame; it trains rates only, in "
+        "the first task",
+    )
+    search_step: int = setting(4, doc="diffrate: patches between two candidates of the search", exact=True)
+    r_frames: int | tuple[int, ...] | None = setting(
+        None,
+        doc="testa: frames merged in each of the stages; none: numbers that cost as much as TempMe's table 2 "
+        "prints (without them)",
+    )
+    temporal_rank: int = setting(8, doc="testa: rank of LoRA on the temporal attention")
+    temporal_gate: Literal["scalar", "linear"] = setting(
+        "scalar", doc="testa: gate of the temporal attention; linear: the release's layer, also 0 at first", exact=True
+    )
+    one_class: bool = setting(
+        False, doc="testa: equal class tokens in all frames of a video, as in the release", exact=True
+    )
 
     def __post_init__(self) -> None:
         numbers = self.r if isinstance(self.r, tuple) else () if self.r is None else (self.r,)

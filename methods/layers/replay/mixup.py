@@ -23,14 +23,17 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import TextTower, TokenState
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.patching import patched
+from ctvr.methods.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixingConfig:
     """Settings of the mixture. The default of alpha is that of LUMP's code."""
 
-    alpha: float = 0.4  # of the Beta distribution
-    mix_level: Literal["input", "feature"] = "input"  # feature: both pairs are encoded, then mixed
+    alpha: float = setting(0.4, doc="parameter of the Beta distribution", unpublished=True, later=True)
+    mix_level: Literal["input", "feature"] = setting(
+        "input", doc="mixed data; feature: both pairs are encoded, then mixed", unpublished=True, later=True
+    )
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:

@@ -12,7 +12,15 @@ from ctvr.methods.base import Recipe
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS
 from ctvr.orchestrator.learning.resolve import presets_of
-from ctvr.orchestrator.sweeps.search_spaces import default_presets, preset_text, search_space
+from ctvr.orchestrator.sweeps import search_spaces
+from ctvr.orchestrator.sweeps.search_spaces import (
+    default_presets,
+    depth_settings,
+    later_task_settings,
+    preset_text,
+    search_space,
+    upper_bounds,
+)
 
 ORIGINALS = [name for name in (*METHODS, *CONFIGURATIONS) if isinstance(presets_of(name).get("original"), Recipe)]
 
@@ -68,3 +76,17 @@ def test_a_method_without_a_search_space_cannot_be_searched(monkeypatch):
         search_space("newcomer")
     with pytest.raises(ConfigError, match="no method called 'nothing'"):
         search_space("nothing")
+
+
+def test_facts_of_settings_are_those_of_the_config_and_of_a_plug_ins_search_space(monkeypatch):
+    file = {"DEPTHS": ("method.layers",), "UPPER_BOUNDS": {"method.k": "method.n"}, "LATER_TASKS": ("method.k",)}
+    monkeypatch.setattr(search_spaces, "_search_file", lambda method: file)
+    assert depth_settings("framefusion_moe") == ("method.ffa_layers", "method.layers")
+    assert upper_bounds("structalign") == {"method.top_k": "method.num_experts", "method.k": "method.n"}
+    assert later_task_settings("bmu_fixed") == ("method.m_hat", "method.k")
+
+
+def test_a_search_begins_with_the_defaults_where_the_space_names_no_value(monkeypatch):
+    file = {"FIXED": {"optim.warmup": 0.0}, "SPACE": dict.fromkeys(("method.lr", "optim.warmup", "optim.eps"))}
+    monkeypatch.setattr(search_spaces, "_search_file", lambda method: {**file, "PAPER": {"method.lr": 0.5}})
+    assert search_space("clip4clip")[2] == {"method.lr": 0.5, "optim.warmup": 0.0, "optim.eps": 1e-6}

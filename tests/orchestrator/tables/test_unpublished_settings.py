@@ -4,7 +4,6 @@ import sys
 import pytest
 
 from ctvr.methods import METHODS
-from ctvr.orchestrator.tables import unpublished_settings as module
 from ctvr.orchestrator.tables.setting_diff import differences
 from ctvr.orchestrator.tables.unpublished_settings import departures, footnote, unpublished
 
@@ -44,14 +43,6 @@ def test_what_is_published_or_unknown_has_no_footnote():
     assert footnote({"method": "bmu_moco", "method.lr": "5e-05"}) == ""
     assert footnote({"method": "a_method_of_yours", "method.lr": "1"}) == ""
     assert footnote({}) == ""
-
-
-def test_a_space_that_forgot_to_say_is_refused(tmp_path, monkeypatch):
-    file = tmp_path / "space.py"
-    file.write_text("SPACE = {}\n")
-    monkeypatch.setattr(module, "find_spec", lambda name: type("Spec", (), {"origin": str(file)}))
-    with pytest.raises(ValueError, match=r"space.py: has no UNPUBLISHED. Write UNPUBLISHED = \(\)"):
-        unpublished("forgetful")
 
 
 def test_ray_is_not_imported_for_it():

@@ -1,0 +1,140 @@
+"""Settings of methods/framefusion_moe.py. Equations and sections are those of its paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ctvr.methods.layers.experts import check_top_k
+from ctvr.methods.layers.reduction.config import ReducerName
+from ctvr.methods.layers.temporal import FFAInit
+from ctvr.methods.settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameFusionMoEConfig:
+    """Settings, searched by search_spaces/framefusion_moe.py; values that are not published are the released code's."""
+
+    UNPUBLISHED = ("optim.weight_decay",)
+
+    reducer: ReducerName = setting(
+        "none",
+        doc="token reduction in the vision tower (not in the paper); FFA needs one plan for all frames (tome_shared)",
+    )
+    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
+    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
+
+    # Vision, section 3.3
+    use_ffa: bool = setting(True, doc='frame fusion adapters; false: the ablation "w/o FFA", a frozen vision tower')
+    ffa_layers: int = setting(
+        10, doc="blocks with FFA, at most the tower's depth; section 4.4: 10 for MSRVTT, 12 for ACTNET", depth=True
+    )
+    ffa_placement: Literal["shallowest", "deepest"] = setting(
+        "shallowest", doc="end of the tower that has FFA; section 5.3: shallowest, the code: deepest"
+    )
+    ffa_direction: Literal["previous", "alternate"] = setting(
+        "previous",
+        doc="frame that a frame attends to. previous: eq. 1; alternate: the code, where odd blocks use the next frame",
+        exact=True,
+    )
+    ffa_mix: Literal["add", "convex"] = setting(
+        "add",
+        doc="mixture of both attentions. add: eq. 3, SA + alpha CA; convex: the code, (1 - alpha) SA + alpha CA",
+        exact=True,
+    )
+    ffa_output: bool = setting(
+        True,
+        doc="output projection of FFA; eqs. 1 and 2 name none, but CLIP's attention has one and the printed "
+        "46.8M parameters need it",
+    )
+    ffa_init: FFAInit = setting(
+        "identity",
+        doc="initialization of FFA; not published, and the released code's depends on its version of transformers",
+        unpublished=True,
+    )
+    alpha_init: float = setting(
+        0.0, doc="initial alpha; not published; with 0 the untrained model equals CLIP", unpublished=True
+    )
+
+    # Text, section 3.4
+    use_tame: bool = setting(True, doc='experts in the text tower; false: the ablation "w/o TAME", a frozen text tower')
+    use_prototypes: bool = setting(
+        True, doc="task prototypes; false: one caption feature for all tasks, the router reads the bare token"
+    )
+    num_experts: int = setting(10, doc="number of experts; section 4.4: 10 for MSRVTT, 5 for ACTNET", later=True)
+    top_k: int = setting(
+        2,
+        doc="experts per token, at most num_experts; not published",
+        unpublished=True,
+        later=True,
+        at_most="num_experts",
+    )
+    rank: int = setting(64, doc="rank of the experts; not published", unpublished=True)
+    lora_alpha: float = setting(
+        256.0, doc="LoRA alpha; not published; lambda of eq. 6 is lora_alpha / rank = 4", unpublished=True
+    )
+    dropout: float = setting(0.1, doc="dropout on the experts' input; not published", unpublished=True)
+    noisy_router: bool = setting(
+        True, doc="noise in the router; eq. 4 shows none, but the printed 46.8M parameters include its weights"
+    )
+    first_task_bypass: bool = setting(
+        True,
+        doc="expert 0 without a router in task 1, then copied into all others, as in the code; eq. 4 does "
+        "not define task 1",
+    )
+
+    # Losses, section 3.5
+    beta: float = setting(
+        0.6,
+        doc='weight of the cross-task loss, eq. 9; 0 in task 1; 0 everywhere is the ablation "w/o L_CT"',
+        later=True,
+    )
+    references: Literal["all", "batch"] = setting(
+        "all", doc="former videos in eq. 8; batch: one batch after the other, as in the code"
+    )
+    reference_source: Literal["gallery", "train"] = setting(
+        "gallery",
+        doc="features of former tasks. gallery: (unlabelled) test videos, as section 3.1 defines the "
+        "database; train: their training videos",
+    )
+    loss_reduction: Literal["mean", "sum"] = setting(
+        "mean", doc="mean or sum of both directions; eq. 9: mean, the code: sum"
+    )
+    logit_scale: float | None = setting(None, doc="fixed log(1 / temperature); none: CLIP's own; the code: 4.60")
+
+    lr_text: float = setting(
+        4e-6,
+        doc="learning rate of the text experts in later tasks; section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET)",
+        later=True,
+    )
+    lr_vision: float = setting(
+        4e-6, doc="learning rate of frame fusion in later tasks; section 4.4 as lr_text", later=True
+    )
+    lr_other: float = setting(
+        4e-6, doc="learning rate of alpha and prototypes in later tasks; section 4.4 as lr_text", later=True
+    )
+    lr_text_first: float = setting(
+        2e-5, doc="learning rate of the text experts in task 1; not published", unpublished=True
+    )
+    lr_vision_first: float = setting(
+        2e-5, doc="learning rate of frame fusion in task 1; not published", unpublished=True
+    )
+    lr_other_first: float = setting(
+        2e-5, doc="learning rate of alpha and prototypes in task 1; not published", unpublished=True
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"beta weighs two losses and must lie in [0, 1], got {self.beta}. Use 0.6, or 0 for none.")
+        for name in (name for name in ("num_experts", "rank") if getattr(self, name) < 1):
+            raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use use_tame=false for no experts.")
+        check_top_k(self.top_k, self.num_experts)
+        if self.ffa_layers < 0:
+            raise ValueError(f"ffa_layers counts blocks and must be >= 0, got {self.ffa_layers}. Use 0 for no FFA.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
+        if self.ffa_init == "zero_out" and not self.ffa_output:
+            raise ValueError("ffa_init=zero_out starts from an output projection of zero; set ffa_output=true.")
+        for name in ("lr_text", "lr_vision", "lr_other", "lr_text_first", "lr_vision_first", "lr_other_first"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")

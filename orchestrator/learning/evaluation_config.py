@@ -1,0 +1,81 @@
+"""The settings `evaluation.*`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ctvr.methods.settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Settings of evaluation and of the choice of an epoch."""
+
+    split: Literal["val", "test"] = setting("test", doc="evaluated split; searches optimise on val, tables report test")
+    select: Literal["last", "best"] = setting(
+        "last", doc="epoch that is kept. best: the one with the highest R@1 on select_split (marked in tables)"
+    )
+    select_split: Literal["val", "test", "same"] | None = setting(
+        None,
+        doc="split for select=best. same: the evaluated split; none: val where the stream has validation "
+        "videos, else the same",
+    )
+    patience: int | None = setting(
+        None,
+        doc="epochs without a better one after which a task ends, counted after `patience_start`, with select=best",
+    )
+    patience_start: int = setting(10, doc="first epochs of a task that `patience` does not count", exact=True)
+    batch_size: int = setting(32, doc="videos or captions per encoding step")
+    query_chunk: int = setting(512, doc="queries per scoring step")
+    log_losses: bool = setting(False, doc="all losses on the evaluated split's pairs after every epoch (CAMoE, fig. 6)")
+    own_gallery: Literal["alone", "cut"] = setting(
+        "alone",
+        doc="source of score normalization in a task's own gallery (z-scores, Dual Softmax, re-ranking). "
+        "alone: that task's captions and videos; cut: all tasks so far, so BWF changes with the gallery "
+        "(StructAlign's release)",
+    )
+    oracle_task: bool = setting(
+        False, doc="R@1 with known task of each caption, after every task; all captions are encoded again"
+    )
+    knn_k: int = setting(200, doc="k of the second accuracy on image streams, the same after every task")
+    knn_share: float | None = setting(
+        None,
+        doc="share of a task's training images in place of `knn_k`, at least one image; 0.02 gives the "
+        "release's 200 of CIFAR-10's 10,000",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "query_chunk", "knn_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} counts items and must be >= 1, got {getattr(self, name)}.")
+        if self.knn_share is not None and not 0 < self.knn_share <= 1:
+            raise ValueError(
+                f"knn_share is a share of a task's training images in (0, 1], got {self.knn_share}. "
+                "Use 0.02, or none for `knn_k`."
+            )
+        if self.patience is not None and (self.patience < 1 or self.select == "last"):
+            raise ValueError(
+                f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "
+                "look for. Use select=best, or patience=none."
+            )
+        if self.patience_start < 0:
+            raise ValueError(f"patience_start counts epochs and must be >= 0, got {self.patience_start}. Use 0.")
+
+    def fixed_k(self, bank: int) -> int:
+        """Return k of the second accuracy among `bank` training images of a task."""
+        if self.knn_share is None:
+            return min(self.knn_k, bank)
+        return max(1, round(self.knn_share * bank))
+
+    def selects_on(self, has_val: bool) -> str | None:
+        """The split on which a task's best epoch is chosen; None where the last epoch is kept.
+
+        Args:
+            has_val: whether the stream has validation videos.
+        """
+        if self.select == "last":
+            return None
+        if self.select_split is None:
+            return "val" if has_val else self.split
+        return self.split if self.select_split == "same" else self.select_split

@@ -1,0 +1,43 @@
+"""A setting is declared once, with its facts."""
+
+from dataclasses import MISSING, dataclass, fields
+
+import pytest
+
+from ctvr.methods.settings import setting, settings_of, unpublished
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    lr: float = setting(0.1, doc="learning rate", unpublished=True)
+    rank: int = setting(4, doc="rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child(Parent):
+    UNPUBLISHED = ("optim.warmup",)
+    ROW_UNPUBLISHED = {"row": ("method.rank",)}
+
+    rank: int = setting(8, doc="rank of the child", at_most="width")
+    width: int = setting(doc="width")
+    plain: int = 1
+
+
+def test_a_setting_is_a_field_with_its_default():
+    assert (Child(width=3).rank, Child(width=3, rank=2).rank, Child.lr) == (8, 2, 0.1)
+    with pytest.raises(TypeError, match="width"):
+        Child()
+    assert {field.name: field.default for field in fields(Child)}["width"] is MISSING
+
+
+def test_a_subclass_can_declare_a_setting_again():
+    facts = settings_of(Child)
+    assert (facts["rank"].doc, facts["rank"].at_most, facts["lr"].unpublished) == ("rank of the child", "width", True)
+    assert settings_of(Parent)["rank"].at_most is None
+    assert "plain" not in facts
+
+
+def test_unpublished_settings_are_those_of_fields_and_class_unless_a_row_has_its_own():
+    assert unpublished(Parent) == ("method.lr",)
+    assert unpublished(Child) == unpublished(Child, "another") == ("method.lr", "optim.warmup")
+    assert unpublished(Child, "row") == ("method.rank",)
