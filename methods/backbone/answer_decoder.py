@@ -1,4 +1,4 @@
-"""UMT's head for questions about a video: a small BERT that writes an answer, by which a fixed list is ranked.
+"""UMT's head for questions about a video: a small BERT that generates an answer and ranks a fixed list of answers.
 
 Li et al., arXiv:2303.16058, as its authors' code (`multi_modality`) answers; after ALBEF, arXiv:2107.07651. A question
 is read by the whole text encoder, fusion layers included, into states Q; the decoder's layers are post-norm and causal:
@@ -27,7 +27,7 @@ _EPS = 1e-12
 
 
 class AnswerDecoder(nn.Module):
-    """The layers that write an answer; the defaults are those of UMT's B/16."""
+    """Decoder layers that generate an answer; the defaults are those of UMT's B/16."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class AnswerDecoder(nn.Module):
         vocabulary: int = 30522,
         places: int = 512,
     ) -> None:
-        """Make a decoder with new weights; its arguments are those of `FusionBert`."""
+        """Build a decoder with new weights; the arguments are those of `FusionBert`."""
         super().__init__()
         self.word = nn.Embedding(vocabulary, width)
         self.position, self.kind = nn.Embedding(places, width), nn.Embedding(2, width)
@@ -49,7 +49,7 @@ class AnswerDecoder(nn.Module):
         new_weights(self)
 
     def forward(self, answers: Tensor, states: Tensor, there: Tensor) -> Tensor:
-        """Logits of the piece behind each id.
+        """Compute the logits of the piece that follows each id.
 
         Args:
             answers: (B, A) int64.
@@ -73,23 +73,23 @@ class AnswerDecoder(nn.Module):
 
 
 def question_states(umt: Umt, questions: Tensor, video: Tensor) -> Tensor:
-    """Questions (B, L), without a mark behind them, each with the tokens of its video (B, N, E): (B, L, D)."""
+    """Encode questions (B, L), which have no end mark, with the tokens of their videos (B, N, E): (B, L, D)."""
     bert = umt.text.bert
     return bert.fuse(bert.read(questions), questions, bert.memory(video))
 
 
 def answer_losses(logits: Tensor, answers: Tensor) -> Tensor:
-    """The sum of the cross-entropies of each answer's pieces: logits (B, A, W) and ids (B, A) -> (B,)."""
+    """Sum the cross-entropies of each answer's pieces: logits (B, A, W) and ids (B, A) -> (B,)."""
     target = answers[:, 1:].masked_fill(answers[:, 1:] == 0, -100)
     return F.cross_entropy(logits[:, :-1].mT, target, ignore_index=-100, reduction="none").sum(dim=1)
 
 
 def answering_loss(losses: Tensor, weights: Tensor, questions: int) -> Tensor:
-    """The loss of a batch, a scalar.
+    """Compute the loss of a batch, a scalar.
 
     Args:
-        losses: (R,) of `answer_losses`, a question's answers one after another.
-        weights: (R,) how often each was given, 1 in all for a question.
+        losses: (R,) of `answer_losses`; the answers of a question are consecutive.
+        weights: (R,) relative frequency of each answer; the weights of a question sum to 1.
         questions: B.
     """
     return (weights * losses).sum() / questions
@@ -99,17 +99,17 @@ def answering_loss(losses: Tensor, weights: Tensor, questions: int) -> Tensor:
 def rank_answers(
     decoder: AnswerDecoder, states: Tensor, there: Tensor, answers: Tensor, k: int = 128
 ) -> tuple[Tensor, Tensor]:
-    """The k answers that begin likeliest, the best first.
+    """Rank the k answers whose first pieces are the most probable, best first.
 
     Args:
-        decoder: that scores them.
+        decoder: computes the scores.
         states: (B, L, D) of the questions.
         there: (B, L), 1 where there is a word.
         answers: (N, A) int64, the list.
-        k: answers that are scored; all of a shorter list, which the release refuses.
+        k: number of answers to score; a shorter list is scored in full, where the released code fails.
 
     Returns:
-        Rows of the list (B, k) and their probabilities (B, k), which add up to 1.
+            Rows of the list (B, k) and their probabilities (B, k), which sum to 1.
     """
     likely = decoder(answers[:1, :1].expand(len(states), 1), states, there)[:, 0].log_softmax(dim=-1)  # (B, W)
     first = likely[:, answers[:, 1]]  # (B, N)

@@ -1,6 +1,6 @@
-"""What is known of a backbone before it is built: its name, and how large the images are that it sees.
+"""Names and image sizes of backbones, available before a backbone is built.
 
-Loads neither torch nor open_clip, whose descriptions of architectures are JSON files beside its sources.
+Imports neither torch nor open_clip: open_clip's architectures are JSON files in its package.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UMT: dict[str, dict[str, Any]] = {
 
 
 def image_size(name: str) -> int | None:
-    """Pixels of a side of the images that a backbone sees; None if nobody has described one of this name."""
+    """Return the side of a backbone's input images in pixels; None for an unknown name."""
     if name in UMT:
         return int(UMT[name]["vision_cfg"]["image_size"])
     file = TINY_FOLDER / "config.json" if name == TINY else _open_clip_folder() / f"{name}.json"

@@ -1,11 +1,11 @@
-"""UMT's text encoder: one BERT, of which the lower layers read a caption and the upper ones what a video shows of it.
+"""UMT's text encoder: one BERT whose lower layers read a caption and whose upper layers attend to a video, too.
 
 Devlin et al., arXiv:1810.04805, cut in two as UMT's code (arXiv:2303.16058) cuts it; layers are post-norm:
 
     x = LN(x + SelfAttn(x));  [x = LN(x + CrossAttn(x, E));]  x = LN(x + MLP(x))        eps 1e-12, exact GELU
 
-Only the upper layers have the part in brackets. Its keys and values are of the video alone, so `memory` makes them once
-for each video, however many captions are matched with it: 8.32 of 9.468 GMACs of a pair at full size.
+Only the upper layers have the part in brackets. Its keys and values depend on the video alone, so `memory` computes
+them once per video, however many captions are matched with it: 8.32 of 9.468 GMACs of a pair at full size.
 
 A caption is [CLS] and its words, without [SEP]; its feature is that of [CLS]. Id 0 is a pad.
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _EPS = 1e-12
-_OUT = -10000.0  # what BERT adds to the score of a pad
+_OUT = -10000.0  # BERT adds this to the score of a pad
 Memory = Sequence[tuple[Tensor, Tensor]]  # of each fusion layer: keys and values (V, H, N, D/H)
 
 
@@ -38,11 +38,11 @@ class BertAttention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What can be attended to of x (B, N, E): both (B, H, N, D/H)."""
+        """Project x (B, N, E) to keys and values, both (B, H, N, D/H)."""
         return self._heads_first(self.key(x)), self._heads_first(self.value(x))
 
     def forward(self, x: Tensor, keys_values: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
-        """Takes x (B, L, D) and a bias (B, 1, 1, N) of the scores."""
+        """Attend from x (B, L, D); bias (B, 1, 1, N) is added to the scores."""
         q = self._heads_first(self.query(x))
         mixed = F.scaled_dot_product_attention(q, *keys_values, attn_mask=bias)
         found: Tensor = self.norm(x + self.dense(mixed.transpose(1, 2).flatten(2)))
@@ -50,7 +50,7 @@ class BertAttention(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """One post-norm layer; with `of_width` it attends to a video, too."""
+    """One post-norm layer; with `of_width` it also attends to a video."""
 
     def __init__(self, width: int, heads: int, hidden: int, of_width: int | None = None) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class BertLayer(nn.Module):
 
 
 class FusionBert(nn.Module):
-    """BERT cut in two; the defaults are those of UMT's B/16."""
+    """BERT in two parts; the defaults are those of UMT's B/16."""
 
     def __init__(
         self,
@@ -84,16 +84,16 @@ class FusionBert(nn.Module):
         places: int = 512,
         video_width: int = 768,
     ) -> None:
-        """Make a BERT with new weights.
+        """Build a BERT with new weights.
 
         Args:
             width: D.
-            layers: of both parts.
+            layers: number of layers of both parts.
             fusion_from: the first layer that attends to the video.
-            heads: of each layer.
-            hidden: width within the MLP.
-            vocabulary: ids.
-            places: of the longest caption.
+            heads: number of heads of each layer.
+            hidden: hidden width of the MLP.
+            vocabulary: number of ids.
+            places: length of the longest caption.
             video_width: E.
         """
         super().__init__()
@@ -108,7 +108,7 @@ class FusionBert(nn.Module):
         new_weights(self)
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Captions (B, L) int64 through the lower layers: (B, L, D), [CLS] at place 0."""
+        """Pass captions (B, L) int64 through the lower layers: (B, L, D), [CLS] at place 0."""
         x = self.word(tokens) + self.kind.weight[0] + self.position.weight[: tokens.shape[1]]
         x, bias = self.norm(x), _pads(tokens, x)
         for layer in self.layers[: self.fusion_from]:
@@ -116,11 +116,11 @@ class FusionBert(nn.Module):
         return x
 
     def memory(self, video: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of videos (V, N, E) for every fusion layer, each (V, H, N, D/H)."""
+        """Compute keys and values of videos (V, N, E) for every fusion layer, each (V, H, N, D/H)."""
         return [layer.crossattention.keys_values(video) for layer in self.layers[self.fusion_from :]]  # type: ignore
 
     def fuse(self, x: Tensor, tokens: Tensor, memory: Memory) -> Tensor:
-        """Captions as `read` left them (B, L, D), each with its video's memory (B or 1, ...): (B, L, D)."""
+        """Pass the output of `read` (B, L, D), with the memory of each video (B or 1, ...), to the top: (B, L, D)."""
         bias = _pads(tokens, x)
         for layer, video in zip(self.layers[self.fusion_from :], memory, strict=True):
             x = layer(x, bias, tuple(part.expand(len(x), *part.shape[1:]) for part in video))
@@ -128,7 +128,7 @@ class FusionBert(nn.Module):
 
 
 def new_weights(part: nn.Module) -> None:
-    """BERT's beginning: small matrices, no biases."""
+    """Initialise as BERT does: small random matrices, zero biases."""
     for module in part.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
@@ -137,10 +137,10 @@ def new_weights(part: nn.Module) -> None:
 
 
 def bias_of(seen: Tensor, x: Tensor) -> Tensor:
-    """What is added to scores, in the kind of number of x: nothing where `seen`, nearly minus infinity elsewhere."""
+    """Return the additive attention bias in the dtype of x: 0 where `seen`, -10000 elsewhere."""
     return ((seen == 0) * _OUT).to(x.dtype)
 
 
 def _pads(tokens: Tensor, x: Tensor) -> Tensor:
-    """The same for words of captions (B, L) and their pads, (B, 1, 1, L)."""
+    """Return the bias of captions (B, L), which masks pads: (B, 1, 1, L)."""
     return bias_of((tokens != 0)[:, None, None, :], x)

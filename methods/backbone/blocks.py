@@ -1,7 +1,7 @@
-"""The blocks of a CLIP tower, with named places for adapters.
+"""The blocks of a CLIP tower, with named places (*seams*) for adapters.
 
-*Seams* are places in every block where a method may act without touching CLIP's weights. They are handed
-over with each call, so one backbone serves a student and its teacher, and a backbone never changes.
+A method acts at the seams of every block without changing CLIP's weights. Seams are passed with each call, so one
+backbone serves a student and its teacher, and a backbone never changes.
 
 One block, where <name> marks a seam (all of them do nothing by default)::
 
@@ -37,38 +37,38 @@ from ctvr.methods.backbone.quick_gelu import QuickGELU
 
 @dataclass
 class TokenState:
-    """What a seam may know of the tokens in flight. Made anew by every forward, so calls may interleave."""
+    """State of the tokens of one forward pass, as seams see it. Each forward creates one, so calls may interleave."""
 
     batch: int  # B videos or captions
     frames: int = 1  # T; 1 for text
     classes: int = 1  # leading class tokens of a group: one of each frame that the group holds
     protected: int = 1  # leading tokens of a group that no reducer may move (class tokens, prompts)
     layer: int = 0
-    start: int = 0  # blocks that these tokens have passed already: they are stored ones (`VisionTower.prefix`)
-    sizes: Tensor | None = None  # (G, N, 1) patches that each token stands for; None = one each
-    proportional: bool = True  # attention counts a token once for each patch it stands for (ToMe, eq. 1)
-    frame_of: Tensor | None = None  # (B, T) int64: which remaining frame stands for each frame; None: itself
-    keys: Tensor | None = None  # (G, n, D/H) what `between` of a block has noted for its `after`
+    start: int = 0  # blocks that these tokens have already passed: they are stored ones (`VisionTower.prefix`)
+    sizes: Tensor | None = None  # (G, N, 1) patches that each token represents; None = one each
+    proportional: bool = True  # attention counts a token once for each patch it represents (ToMe, eq. 1)
+    frame_of: Tensor | None = None  # (B, T) int64: the remaining frame that represents each frame; None: itself
+    keys: Tensor | None = None  # (G, n, D/H) stored by `between` of a block for its `after`
     policy: Tensor | None = None  # (G, n) patches that a search of rates has not dropped: 1 or 0, with a gradient
-    class_row: Tensor | None = None  # (G, N) what `mix` of a block has noted for its `between`
+    class_row: Tensor | None = None  # (G, N) stored by `mix` of a block for its `between`
     rotate: Callable[[Tensor], Tensor] | None = None  # q or k, heads first (G, H, N, D/H): rotary positions; None: none
     eot: Tensor | None = None  # (B,) position of the end-of-text token; None for images
     log: list[tuple[int, int, int]] = field(default_factory=list)
     # per block: attention groups of one video, tokens of a group in attention, tokens of a group in the MLP
-    moves: list[Any] = field(default_factory=list)  # where reducers that merge have put tokens (merge.Move), in order
-    extra_macs: int = 0  # multiply-adds of the whole batch that seams have added to CLIP's own; a seam adds its own
+    moves: list[Any] = field(default_factory=list)  # destinations of merged tokens (merge.Move), in order
+    extra_macs: int = 0  # multiply-adds of the whole batch that seams add to CLIP's own; each seam adds its share
 
     def copy(self) -> TokenState:
-        """The same state, which what happens to this one leaves alone."""
+        """Return a copy; later changes to this state leave it unchanged."""
         return replace(self, log=list(self.log), moves=list(self.moves))
 
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """What `between` may ask of the attention that has just run (see `AttentionNeeds`)."""
+    """Attention results that `between` may request of the attention of its block (`BlockSeams.wants_keys`)."""
 
     keys: Tensor | None = None  # (G, N, D/H) keys averaged over heads
-    class_row: Tensor | None = None  # (G, N) attention that the class token pays, averaged over heads
+    class_row: Tensor | None = None  # (G, N) attention of the class token to each token, averaged over heads
 
 
 Seam = Callable[..., Tensor]
@@ -77,17 +77,17 @@ _RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=
 
 @dataclass(frozen=True)
 class BlockSeams:
-    """The additions of one block; None leaves a place as CLIP made it.
+    """The additions of one block; None leaves a place as CLIP defines it.
 
     qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three. fold: the
-    matrix (3D, D) that does what qkv, q, k and v do, for weights at rest (merged_weights.py).
+    matrix (3D, D) equivalent to qkv, q, k and v, for frozen weights (merged_weights.py).
     mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H), in place of the fused attention; it is slow, for
     searches that need its probabilities. beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
     between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
-    `wants_keys` and `wants_class_row` say what `between` reads of the attention. `needs_alignment`: token i
+    `wants_keys` and `wants_class_row` declare what `between` reads of the attention. `needs_alignment`: token i
     of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
-    `by_token`: q, out and mlp make a caption's token of that token, and of no other but the one at `eot`.
-    `leaves_classes`: `between` hands on the class tokens as they are, and as the first ones.
+    `by_token`: q, out and mlp compute a caption's token from that token alone, and perhaps the one at `eot`.
+    `leaves_classes`: `between` returns the class tokens unchanged and first.
     """
 
     before: Seam | None = None
@@ -111,9 +111,9 @@ class BlockSeams:
 
     @property
     def needs_all(self) -> bool:
-        """Whether a seam behind the projections may ask for every token that the block makes.
+        """Report if a seam after the projections may need every token that the block computes.
 
-        One that merges patches alone need not where class tokens alone are read, unless somebody follows the tokens.
+        A seam that only merges patches does not, where only class tokens are read, unless `record_tokens` is active.
         """
         between = None if self.leaves_classes and _RECORDED.get() is None else self.between
         behind = (self.mix, self.out, self.beside, between, self.mlp, self.after)
@@ -142,7 +142,7 @@ class Attention(nn.Module):
     def project(
         self, y: Tensor, seams: BlockSeams, state: TokenState, read: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of tokens y (G, N, D), each (G, N, D), but q of the first `read` tokens alone if that is given."""
+        """Return q, k, v of tokens y (G, N, D), each (G, N, D); with `read`, q only of the first `read` tokens."""
         weight, seams = merge(self.in_weight, seams)
         if read is not None and seams.qkv is seams.q is seams.k is seams.v is None:
             width = y.shape[-1]
@@ -168,9 +168,9 @@ class Attention(nn.Module):
     def forward(
         self, y: Tensor, seams: BlockSeams, state: TokenState, causal: bool = False, read: int | None = None
     ) -> tuple[Tensor, AttentionTrace]:
-        """Attend within each group. Takes y (G, N, D), returns (G, N, D) and what `between` asked for.
+        """Attend within each group. Takes y (G, N, D), returns (G, N, D) and the trace that `between` requested.
 
-        With `read`, the first `read` tokens attend to all: (G, read, D).
+        With `read`, only the first `read` tokens attend (to all tokens): (G, read, D).
         """
         q, k, v = (self.heads_first(x) for x in self.project(y, seams, state, read))
         if state.rotate is not None:
@@ -210,10 +210,10 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, seams: BlockSeams | None, state: TokenState, causal: bool = False, is_last: bool = False
     ) -> Tensor:
-        """Tokens x (G, N, D) -> (G, N', D).
+        """Map tokens x (G, N, D) to (G, N', D).
 
-        Of the last block class tokens alone are read: it makes no others, unless a seam needs them all. The log counts
-        them, as papers count multiply-adds.
+        The last block computes only class tokens, unless a seam needs all tokens. The log counts all of them, as papers
+        count multiply-adds.
         """
         seams = seams or _NO_SEAMS
         if seams.before is not None:
@@ -238,7 +238,7 @@ class Block(nn.Module):
 
 @contextmanager
 def record_tokens() -> Iterator[list[TokenState]]:
-    """Keep the state of every pass through a vision tower made inside `with`; its `log` counts the tokens."""
+    """Record the state of every pass through a vision tower inside `with`; its `log` counts the tokens."""
     states: list[TokenState] = []
     token = _RECORDED.set(states)
     try:
@@ -248,9 +248,9 @@ def record_tokens() -> Iterator[list[TokenState]]:
 
 
 def record(state: TokenState) -> TokenState:
-    """Show the state of a pass through a vision tower to whoever listens by `record_tokens`; returns it.
+    """Add the state of a pass through a vision tower to the list of `record_tokens`, if one is active; return it.
 
-    Every tower calls this once for each pass, also one that a method builds of CLIP's blocks.
+    Every tower calls this once per pass, including towers that a method builds from CLIP's blocks.
     """
     listening = _RECORDED.get()
     if listening is not None:
@@ -264,10 +264,10 @@ _AGAIN: ContextVar[bool] = ContextVar("again", default=False)
 
 @contextmanager
 def checkpointing(is_on: bool = True) -> Iterator[None]:
-    """Activation checkpointing (arXiv:1604.06174): inside, the graph keeps the input of a block and nothing within it.
+    """Activate checkpointing (arXiv:1604.06174): the graph keeps the input of a block and nothing within it.
 
-    The backward pass computes each block again, with the random numbers, the precision and the token state that it
-    had, so that losses and gradients are the same bit for bit. It costs one more forward pass of what is trained.
+    The backward pass computes each block again, with the same random numbers, precision and token state, so that
+    losses and gradients are the same bit for bit. It costs one more forward pass of the trained blocks.
     """
     token = _CHECKPOINTS.set(is_on)
     try:
@@ -278,7 +278,7 @@ def checkpointing(is_on: bool = True) -> Iterator[None]:
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """Inside, tokens pass that have passed before in the same step."""
+    """Mark a second forward pass of the same tokens within one step."""
     token = _AGAIN.set(True)
     try:
         yield
@@ -287,18 +287,18 @@ def recomputing() -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Whether these tokens have passed before in the same step: a seam that counts must not count them twice."""
+    """Report a second pass of the same tokens within a step: a seam that counts must not count them twice."""
     return _AGAIN.get()
 
 
 def run_block(block: Callable[[Tensor, TokenState], Tensor], x: Tensor, state: TokenState) -> Tensor:
-    """Pass tokens x (G, N, D) through one block, whose activations are not kept inside `checkpointing`.
+    """Pass tokens x (G, N, D) through one block; inside `checkpointing` its activations are not kept.
 
-    Every tower calls this for each of its blocks, also one that a method builds of CLIP's blocks.
+    Every tower calls this for each block, including towers that a method builds from CLIP's blocks.
     """
     if not (_CHECKPOINTS.get() and torch.is_grad_enabled()):
         return block(x, state)
-    before = state.copy()  # seams change the state, and each time the block must find it as it was
+    before = state.copy()  # seams change the state, and each pass of the block must start from the same one
     first = [state]
 
     def run(x: Tensor) -> Tensor:
@@ -319,13 +319,13 @@ def run_blocks(
     Args:
         blocks: of the tower.
         x: tokens.
-        seams: one entry for each block; None: nothing acts.
+        seams: one entry per block; None: no additions.
         state: of these tokens.
-        causal: no token sees a later one.
-        classes_only: behind the last block only class tokens are read, so that it need not make the others.
+        causal: no token attends to a later one.
+        classes_only: only class tokens are read after the last block, so it need not compute the others.
 
     Raises:
-        ValueError: if `seams` has not one entry for each block, or one acts in a block that was passed already.
+        ValueError: if `seams` does not have one entry per block, or one acts in a block that was already passed.
     """
     if seams is not None and len(seams) != len(blocks):
         raise ValueError(f"got seams for {len(seams)} blocks, the tower has {len(blocks)}.")

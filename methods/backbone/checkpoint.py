@@ -1,8 +1,8 @@
-"""Checkpoints of CLIP as people keep them, under the names of the architecture that is to read them.
+"""Reads CLIP checkpoints from common formats and renames their tensors for the target architecture.
 
-The same weights go by many names: behind the prefix of a wrapper (`module.`, `_orig_mod.`, `model.`, `clip.`), beside
-an average of themselves, in several files, or under the names of transformers. Whatever is left out is reported;
-whatever does not fit is refused with the names and shapes of both sides.
+The same weights have many names: with the prefix of a wrapper (`module.`, `_orig_mod.`, `model.`, `clip.`), next to an
+average of themselves, in several files, or under the names of transformers. Tensors that are left out are reported.
+Tensors that do not fit are refused with the names and shapes of both sides.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ OF_A_FOLDER = (
     *("model.safetensors", "open_clip_model.safetensors", "model.safetensors.index.json"),
     *("open_clip_pytorch_model.bin", "pytorch_model.bin"),
 )
-ROOTS = ("visual.", ROOT)  # how the names of image towers begin: open_clip, transformers
+ROOTS = ("visual.", ROOT)  # prefixes of image towers: open_clip, transformers
 # Words that wrappers put into names: torch.compile, FSDP, activation checkpoints, DeepSpeed, DistributedDataParallel
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"}
 _AVERAGED = re.compile(r"(^|[._])(ema|shadow|avg|averaged?|swa|teacher|momentum|target|m)([._]|$)")
-# Of OpenAI's archives; buffers of transformers, of old versions of open_clip and of torch's averages
+# In OpenAI's archives; buffers of transformers, of old versions of open_clip and of torch's averages
 _NO_WEIGHTS = re.compile(r"(^|\.)(input_resolution|context_length|vocab_size|attn_mask|position_ids|n_averaged)$")
 _OF_TEXT = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that hold the weights: a file itself, the file of a folder, or all that an index names.
+    """List the files that hold the weights: the file itself, the file of a folder, or all files of an index.
 
     Raises:
-        FileNotFoundError: if there is no such file, or an index names one that is not there.
-        ValueError: for a folder without weights, or an index that is none.
+        FileNotFoundError: if the file does not exist, or an index names a missing one.
+        ValueError: for a folder without weights, or a file that is not an index.
     """
     if path.is_dir():
         found = next((path / name for name in OF_A_FOLDER if (path / name).is_file()), None)
@@ -70,12 +70,12 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path, sha256: str = "", roots: tuple[str, ...] = ROOTS) -> dict[str, Tensor]:
-    """The weights of a file, a folder or several files, without prefixes of wrappers, as float32 on the CPU.
+    """Read the weights of a file, a folder or several files, without wrapper prefixes, as float32 on the CPU.
 
     Args:
-        path: a file, a folder of Hugging Face's form, or an index of several files.
-        sha256: of the file.
-        roots: how the names of the image tower begin, by which a prefix is found.
+        path: a file, a folder in Hugging Face's layout, or an index of several files.
+        sha256: digest of the file.
+        roots: prefixes of the image tower's names; they locate the wrapper prefix.
 
     Raises:
         FileNotFoundError: see `files_of`.
@@ -92,10 +92,10 @@ def read_checkpoint(path: Path, sha256: str = "", roots: tuple[str, ...] = ROOTS
 
 
 def without_prefix(state: Mapping[str, Tensor], source: Path, roots: tuple[str, ...] = ROOTS) -> dict[str, Tensor]:
-    """The tensors of one CLIP, named from its root, whatever stands before and around it in the file.
+    """Select the tensors of one CLIP and name them from its root, without prefixes and other tensors of the file.
 
     Raises:
-        ValueError: if the file holds different weights of one architecture, and their names do not say which to take.
+        ValueError: if the file holds different weights of one architecture and their names do not identify one.
     """
     state = _unwrapped(state)
     counts: dict[str, int] = {}
@@ -150,16 +150,16 @@ def _shown(prefix: str) -> str:
 
 
 def fitted(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: object, name: str) -> dict[str, Tensor]:
-    """The weights under the names of an open_clip model, all of them and of the right shapes.
+    """Rename weights to those of an open_clip model and check that all are present with the right shapes.
 
     Args:
         state: of `read_checkpoint`.
         wanted: the state of the model.
-        source: what the user called the file.
-        name: of the architecture.
+        source: the file as the user named it.
+        name: name of the architecture.
 
     Raises:
-        ValueError: one line, for names, shapes or numbers that do not fit.
+        ValueError: one line, for names, shapes or values that do not fit.
     """
     found = under_open_clip_names(state, wanted) if is_theirs(state) else dict(state)
     found = _with_text_where(found, wanted)
@@ -175,10 +175,10 @@ def fitted(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: ob
 
 
 def check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: object, name: str) -> None:
-    """Refuse weights that are not those of an architecture.
+    """Refuse weights that do not belong to an architecture.
 
     Raises:
-        ValueError: one line that names a missing and an unknown tensor, or one of another shape or without numbers.
+        ValueError: one line that names a missing and an unknown tensor, or one of another shape or of invalid values.
     """
     missing = [each for each in wanted if each not in found and not each.endswith("attn_mask")]
     unknown = [each for each in found if each not in wanted]
@@ -213,7 +213,7 @@ def _remedy(names: list[str]) -> str:
 
 
 def _with_text_where(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names of the text tower from the root or below `text.`: open_clip has models of both kinds, and files too."""
+    """Move text tower names to the root or below `text.`, as the model has them: open_clip has models of both kinds."""
     if any(name.startswith("text.") for name in wanted):
         return {f"text.{name}" if name.startswith(_OF_TEXT) else name: value for name, value in state.items()}
     short = {name: name.removeprefix("text.") for name in state}

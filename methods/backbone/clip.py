@@ -1,9 +1,9 @@
-"""A CLIP backbone: open_clip's two towers, rebuilt of blocks with seams (blocks.py). load.py loads one.
+"""A CLIP backbone: open_clip's two towers, rebuilt from blocks with seams (blocks.py). load.py loads one.
 
-Towers of other kinds behind the same seams are in openclip_towers.py.
+Towers of other kinds with the same seams are in openclip_towers.py.
 
-An open_clip model is taken apart once, in `Clip.__init__`, into the same network with named places where a
-method may act. What a method needs of the seams can be imported from here too.
+`Clip.__init__` takes an open_clip model apart once and rebuilds the same network with named places where a
+method may act. This module also exports the names of blocks.py that a method needs.
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, G attention
 groups (B*T frames, or B captions), D width of the tower, d width of the joint embedding, H heads.
@@ -58,11 +58,11 @@ __all__ = [
 
 
 class VisionTower(nn.Module):
-    """CLIP's ViT over the frames of a video. Other towers behind the same seams: openclip_towers.py."""
+    """CLIP's ViT over the frames of a video. Other towers with the same seams: openclip_towers.py."""
 
     is_plain = True  # its parts are CLIP's: a class token, conv1, ln_pre, ln_post, proj
     classes = 1  # leading class tokens of a frame
-    reducers: tuple[str, ...] | None = None  # that its tokens can be merged by; None: all
+    reducers: tuple[str, ...] | None = None  # reducers that can merge its tokens; None: all
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -87,12 +87,12 @@ class VisionTower(nn.Module):
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.num_tokens = int(self.positional_embedding.shape[0])  # N, the class token included
         self.entry = 0  # block that stored tokens enter
-        self.takes_features = False  # they are joint embeddings already, made elsewhere
+        self.takes_features = False  # inputs are joint embeddings already, computed elsewhere
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
-        """Frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, after the first LayerNorm.
+        """Embed frames (B, T, 3, H, W) as tokens (B*T, N, D), the class token first, after the first LayerNorm.
 
-        Stored tokens (B, T, N, D), as `prefix` made them, pass as they are and enter block `entry`.
+        Stored tokens (B, T, N, D), as `prefix` computes them, pass unchanged and enter block `entry`.
         """
         batch, num_frames = frames.shape[:2]
         if frames.ndim == 4:
@@ -104,9 +104,9 @@ class VisionTower(nn.Module):
 
     @torch.no_grad()
     def prefix(self, frames: Tensor, blocks: int) -> Tensor:
-        """The tokens that enter block `blocks` without any seam: (B, T, 3, H, W) -> (B, T, N, D).
+        """Compute the tokens that enter block `blocks` without any seam: (B, T, 3, H, W) -> (B, T, N, D).
 
-        Behind the last block only class tokens are read, and N is 1.
+        After the last block only class tokens are read, and N is 1.
         """
         x, state = self.embed(frames)
         is_whole = blocks == len(self.blocks)
@@ -116,15 +116,15 @@ class VisionTower(nn.Module):
         return x.unflatten(0, frames.shape[:2])
 
     def read(self, x: Tensor) -> Tensor:
-        """Class tokens x (..., D) as joint embeddings (..., d), not normalised."""
+        """Project class tokens x (..., D) to joint embeddings (..., d), not normalised."""
         return x if self.takes_features else self.ln_post(x) @ self.proj
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
-        """One joint embedding for each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
+        """Embed each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
         x, state = self.embed(frames)
         x = run_blocks(self.blocks, x, seams, state, causal=False, classes_only=True)
         read = self.read(x[:, : state.classes])
-        if state.frame_of is not None:  # frames that have become one have one embedding
+        if state.frame_of is not None:  # frames that were merged share one embedding
             read = read.unflatten(0, (state.batch, -1))[:, :, 0]
             return read.gather(1, state.frame_of[:, :, None].expand(-1, -1, read.shape[-1]))
         return read.reshape(state.batch, frames.shape[1], -1)
@@ -147,16 +147,16 @@ class TextTower(nn.Module):
         self.ln_final = source.ln_final
         self.proj = source.text_projection  # (D, d)
         if not isinstance(self.proj, nn.Parameter):
-            raise ValueError("the text tower's projection is no plain matrix; use a CLIP text tower.")
+            raise ValueError("the text tower's projection is not a plain matrix; use a CLIP text tower.")
         self.blocks = nn.ModuleList(Block(block) for block in source.transformer.resblocks)
         self.width = int(self.positional_embedding.shape[1])
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.context_length = int(self.positional_embedding.shape[0])
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
-        """Token ids (B, L) as embeddings (B, L', D); attention is causal, pads come last.
+        """Embed token ids (B, L) as (B, L', D); attention is causal, pads come last.
 
-        L' is the longest caption on the CPU and L on a device, where whoever brings captions cuts them before.
+        L' is the longest caption on the CPU. On a device it is L: the caller trims captions before the transfer.
         """
         tokens = trim_padding(tokens)
         eot = tokens.argmax(dim=-1)  # the first maximum: the end-of-text id is the largest of the vocabulary
@@ -164,20 +164,20 @@ class TextTower(nn.Module):
         return x, TokenState(len(tokens), eot=eot, protected=tokens.shape[1])
 
     def read(self, x: Tensor, state: TokenState) -> Tensor:
-        """Tokens x (B, L', D) after all blocks as joint embeddings (B, d) of their captions, not normalised."""
+        """Project tokens x (B, L', D) after all blocks to joint embeddings (B, d) of captions, not normalised."""
         return self.ln_final(x[torch.arange(len(x), device=x.device), state.eot]) @ self.proj
 
     def hidden(self, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
-        """Every token's joint embedding (B, L', d), not normalised, and the end-of-text positions (B,)."""
+        """Return every token's joint embedding (B, L', d), not normalised, and the end-of-text positions (B,)."""
         x, state = self.embed(tokens)
         x = run_blocks(self.blocks, x, seams, state, self.causal)
         assert state.eot is not None
         return self.ln_final(x) @ self.proj, state.eot
 
     def forward(self, tokens: Tensor, seams: Seams | None = None) -> Tensor:
-        """One joint embedding for each caption: (B, L) int64 -> (B, d), not normalised.
+        """Embed each caption: (B, L) int64 -> (B, d), not normalised.
 
-        A training step makes every token of the last block: fewer would draw other random numbers for dropout.
+        A training step computes every token of the last block: fewer would change the random numbers of dropout.
         """
         x, state = self.embed(tokens)
         last, acts = self.blocks[-1], (seams[-1] if seams else None) or BlockSeams()
@@ -190,7 +190,7 @@ class TextTower(nn.Module):
 
 
 class Clip(nn.Module):
-    """The pre-trained pair of towers that every method starts from."""
+    """The pre-trained pair of towers that every method builds on."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Clip(nn.Module):
         vision: VisionTower | None = None,
         text: TextTower | None = None,
     ) -> None:
-        """Take `source`, an open_clip model, apart; `vision` and `text` are its towers where they are not CLIP's."""
+        """Take `source`, an open_clip model, apart; `vision` and `text` replace its towers if they are not CLIP's."""
         super().__init__()
         self.name = name
         self.vision = vision or VisionTower(source.visual)

@@ -1,4 +1,4 @@
-"""The last block of a text tower, of which an encoded caption needs one token.
+"""Last block of a text tower, restricted to the end-of-text token that an encoded caption needs.
 
 Shapes: B captions, L tokens, D width.
 """
@@ -17,10 +17,10 @@ from ctvr.methods.backbone.merged_weights import merge
 
 
 def supports_eot_only(block: nn.Module, seams: BlockSeams, state: TokenState) -> TypeGuard[Block]:
-    """Whether `end` makes of a block's captions what the block itself would."""
+    """Report if `eot_only` gives the same end-of-text tokens as the block itself."""
     if not isinstance(block, Block) or state.rotate is not None or hasattr(block.attn, "norm"):
         return False
-    if type(state) is not TokenState:  # seams with a state of their own read what they like: LUMP asks a second caption
+    if type(state) is not TokenState:  # seams with a state of their own may read any token, as LUMP's second caption
         return False
     _, seams = merge(block.attn.in_weight, seams)
     is_alone = seams.by_token or seams.q is seams.out is seams.mlp is None
@@ -29,9 +29,9 @@ def supports_eot_only(block: nn.Module, seams: BlockSeams, state: TokenState) ->
 
 
 def eot_only(block: Block, x: Tensor, seams: BlockSeams, state: TokenState) -> Tensor:
-    """The end-of-text tokens (B, 1, D) that a block makes of captions x (B, L, D): all of them are keys, one asks.
+    """Compute the end-of-text tokens (B, 1, D) of captions x (B, L, D): all tokens are keys, one is a query.
 
-    From here on `state.eot` is 0, where that token now stands.
+    Sets `state.eot` to 0, the new position of that token.
     """
     assert state.eot is not None
     rows, attention, (batch, tokens, width) = torch.arange(len(x), device=x.device), block.attn, x.shape

@@ -1,7 +1,7 @@
-"""The MLP of a block while nothing trains it: one tensor of its width on each way besides the one that is kept.
+"""Memory-saving forward and backward pass of a block's MLP whose weights are frozen.
 
-Bit for bit what its three layers give one after another. They cannot know that nobody else reads what they hand on, and
-so write a new tensor for each product with 1.702; here those are written over.
+Results are bit for bit those of the three layers in sequence. The separate layers each allocate an output for every
+product with 1.702; this version overwrites these outputs in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def pass_mlp(mlp: nn.Module, x: Tensor) -> Tensor:
-    """What a block's MLP makes of tokens x (..., D), whatever it is."""
+    """Pass tokens x (..., D) through a block's MLP of any kind."""
     if not _is_frozen(mlp) or torch.is_autocast_enabled(x.device.type):
         made: Tensor = mlp(x)
         return made
@@ -29,7 +29,7 @@ def pass_mlp(mlp: nn.Module, x: Tensor) -> Tensor:
 
 
 def _is_frozen(mlp: nn.Module) -> TypeGuard[nn.Sequential]:
-    """Whether it is CLIP's, without a weight that trains or somebody who listens."""
+    """Report if the MLP is CLIP's, with frozen weights and without hooks."""
     if not isinstance(mlp, nn.Sequential) or [type(part) for part in mlp] != [nn.Linear, QuickGELU, nn.Linear]:
         return False
     if not all(map(_is_untouched, (mlp, *mlp))):
@@ -38,7 +38,7 @@ def _is_frozen(mlp: nn.Module) -> TypeGuard[nn.Sequential]:
 
 
 def _is_untouched(part: nn.Module) -> bool:
-    """Whether nobody hooks onto a layer or has given it another forward."""
+    """Report if a layer has neither hooks nor a replaced forward."""
     return "forward" not in part.__dict__ and not any(getattr(part, hooks) for hooks in _HOOKS)
 
 

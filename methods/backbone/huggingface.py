@@ -1,7 +1,7 @@
-"""Names of Hugging Face's CLIP and SigLIP, as transformers saves them, turned into those of open_clip.
+"""Maps the tensor names of transformers' CLIP and SigLIP to those of open_clip.
 
-transformers keeps queries, keys and values apart, where open_clip has one matrix; its projections are linear layers,
-where CLIP's are matrices that stand on the other side. The image tower of SigLIP is timm's in open_clip.
+transformers keeps queries, keys and values in separate matrices, where open_clip has one. Its projections are linear
+layers, where CLIP's are matrices that multiply from the right. In open_clip SigLIP's image tower is timm's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-ROOT = "vision_model."  # how the names of an image tower begin
+ROOT = "vision_model."  # prefix of the names of an image tower
 _LAYER = re.compile(r"(vision|text)_model\.encoder\.layers\.(\d+)\.(.+)")
 _QKV = re.compile(r"self_attn\.([qkv])_proj\.(weight|bias)")
 _BLOCK = {"self_attn.out_proj": "attn.out_proj", "layer_norm1": "ln_1", "layer_norm2": "ln_2"}
@@ -44,19 +44,19 @@ _TEXT = {
 
 
 def is_theirs(state: Mapping[str, Tensor]) -> bool:
-    """Whether the names are those of transformers."""
+    """Report if the names are those of transformers."""
     return any(name.startswith((ROOT, "text_model.")) for name in state)
 
 
 def under_open_clip_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the names of an open_clip model.
+    """Rename the weights to those of an open_clip model.
 
     Args:
         state: names and tensors of transformers' CLIPModel, SiglipModel or a model with the same names.
-        wanted: names of the open_clip model and its tensors, of which shapes alone are used.
+        wanted: names of the open_clip model and its tensors; only their shapes are used.
 
     Returns:
-        As `state`; a name that is not known stays as it is.
+        As `state`; an unknown name is kept.
     """
     is_timm = any(name.startswith("visual.trunk.") for name in wanted)
     before = "text." if any(name.startswith("text.") for name in wanted) else ""
@@ -82,7 +82,7 @@ def under_open_clip_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tens
 
 
 def _outside(name: str, value: Tensor, is_timm: bool, before: str) -> dict[str, Tensor]:
-    """A weight that no layer holds."""
+    """Rename a weight that belongs to no layer."""
     tower, _, rest = name.partition(".")
     if tower == "vision_model" and is_timm and rest.startswith("head.attention.in_proj_"):
         kind = rest.removeprefix("head.attention.in_proj_")
@@ -108,7 +108,7 @@ def _renamed(name: str, table: Mapping[str, str], otherwise: str = "") -> str:
 
 
 def _as_wanted(value: Tensor, wanted: Tensor | None) -> Tensor:
-    """The same numbers in the shape of open_clip's tensor where only lengths of 1 differ: (N, D) as (1, N, D)."""
+    """Reshape to open_clip's tensor where only dimensions of 1 differ: (N, D) to (1, N, D)."""
     if wanted is None or [n for n in value.shape if n != 1] != [n for n in wanted.shape if n != 1]:
         return value
     return value.reshape(wanted.shape)

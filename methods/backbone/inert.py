@@ -1,10 +1,10 @@
-"""A reader of pickled checkpoints that calls nothing but torch's builders of tensors.
+"""A reader of pickled checkpoints that calls only torch's builders of tensors.
 
 A checkpoint often holds more than weights: the arguments of a training script, a numpy scalar, an optimizer, a whole
-module. Every name in the file that builds no tensor becomes an `Inert` object, which records its parts and runs
-nothing. So the weights can be read without the packages, and without the programs, that the file names.
+module. Every name in the file that does not build a tensor becomes an `Inert` object, which records its parts and runs
+nothing. So reading the weights needs neither the packages nor the code that the file names.
 
-The child of weights.py reads with it.
+The child process of weights.py uses this reader.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-MOST = 200_000  # dictionaries, modules and tensors of a file; large checkpoints have thousands
-Place = tuple[str, ...]  # names of the dictionaries and modules around a tensor, and its own
+MOST = 200_000  # limit of dictionaries, modules and tensors in a file; large checkpoints have thousands
+Place = tuple[str, ...]  # names of the dictionaries and modules that contain a tensor, and its own
 _ZIP = b"PK\x03\x04"
 _BUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
-_NOT_WEIGHTS = ("optim", "scheduler", "lr_sched", "scaler", "loss_scaler", "amp")  # how such names begin
-# Names that a checkpoint of weights has no use for. They would run nothing here; the file is refused nevertheless
+_NOT_WEIGHTS = ("optim", "scheduler", "lr_sched", "scaler", "loss_scaler", "amp")  # prefixes of names that are skipped
+# A checkpoint of weights does not need these names. They would run nothing here, but the file is refused all the same
 _PROGRAMS = {
     "os",
     "posix",
@@ -42,7 +42,7 @@ _CALLS = {"eval", "exec", "execfile", "compile", "open", "__import__", "input", 
 
 
 class Inert:
-    """Anything that a file names and that builds no tensor: it keeps its parts and does nothing."""
+    """Replacement for a named object that does not build a tensor: keeps its parts and does nothing."""
 
     def __new__(cls, *_: Any, **__: Any) -> Inert:
         made = super().__new__(cls)
@@ -60,14 +60,14 @@ class Inert:
         self.entries[name] = value
 
     def append(self, value: Any) -> None:
-        """Take an entry of a list that is none of Python's own; it is not kept."""
+        """Accept and drop an entry of a list type other than Python's own."""
 
     def extend(self, values: Any) -> None:
-        """Take entries of a list that is none of Python's own; they are not kept."""
+        """Accept and drop entries of a list type other than Python's own."""
 
 
 class Reader(pickle.Unpickler):
-    """An unpickler without the names of the file, but for those that build tensors."""
+    """An unpickler that resolves only the names that build tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] in _PROGRAMS or (module in {"builtins", "__builtin__"} and name in _CALLS):
@@ -97,12 +97,12 @@ def _of_type(build: Any, _: Any, arguments: Any, __: Any) -> Any:
 
 
 def read(content: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a file of torch.save or torch.jit.save, of dictionaries and whole modules, by dotted names.
+    """Read the tensors of a torch.save or torch.jit.save file, of dictionaries and whole modules, by dotted names.
 
-    A tensor that stands alone has no name.
+    A single tensor has an empty name.
 
     Raises:
-        Exception: whatever a damaged file makes pickle, zipfile and torch say.
+        Exception: any exception that pickle, zipfile and torch raise for a damaged file.
         ValueError: for a file without a tensor.
     """
     found = _archive(content) if content[:4] == _ZIP else _before_archives(content)
@@ -123,7 +123,7 @@ def read(content: bytes) -> dict[str, torch.Tensor]:
 
 
 def _flattened(found: Any, place: Place, around: tuple[int, ...]) -> Iterator[tuple[Place, torch.Tensor | None]]:
-    """Places and tensors of what was read, but for optimizers and their like; None for each object that was seen."""
+    """Yield places and tensors of the read object, except optimizers and the like; None for each visited object."""
     yield place, None
     around = (*around, id(found))
     for name, value in _parts(found):
@@ -135,7 +135,7 @@ def _flattened(found: Any, place: Place, around: tuple[int, ...]) -> Iterator[tu
 
 
 def _parts(found: Any) -> Iterator[tuple[str, Any]]:
-    """What a dictionary, a whole module or a scripted module holds."""
+    """Yield the named parts of a dictionary, a whole module or a scripted module."""
     state = found.state if isinstance(found, Inert) else found
     if isinstance(state, tuple) and state and isinstance(state[0], Mapping):
         state = state[0]  # attributes, and those of slots
@@ -154,7 +154,7 @@ def _parts(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _archive(content: bytes) -> Any:
-    """What the pickle of an archive describes; a TorchScript archive has the same one, its programs stay unread."""
+    """Unpickle the data of an archive; of a TorchScript archive, too, whose code is not read."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
         described = next((name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), None)
@@ -180,9 +180,9 @@ def _archive(content: bytes) -> Any:
 
 
 def _before_archives(content: bytes) -> Any:
-    """The format of torch before 1.6, which torch reads by rules of its own: weights and plain values alone."""
+    """Read the format of torch before 1.6 with torch's own restricted reader: weights and plain values only."""
     try:
         with io.BytesIO(content) as file:
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise ValueError("it is no file of torch, or of torch before 1.6 with more than weights in it") from None
+        raise ValueError("it is not a torch file, or one of torch before 1.6 with more than weights in it") from None

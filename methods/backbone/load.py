@@ -1,4 +1,4 @@
-"""Loading a backbone: the shipped tiny CLIP, an open_clip architecture, weights by tag, from a file or at random."""
+"""Loads a backbone: the shipped tiny CLIP, an open_clip architecture, weights by tag, from a file or at random."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
             `ViT-B-32-quickgelu`. OpenAI's weights need the quickgelu variants.
         weights: `shipped` (tiny-clip only), an open_clip tag such as `openai` (downloaded by
             open_clip), a local file (.safetensors, .pt) or folder of Hugging Face's form, or `random`.
-        seed: of `random` weights.
-        sha256: of the local file; needed for a pickle (anything but .safetensors).
-        vocabulary: BERT's vocab.txt, a file; for UMT alone, which needs it.
+        seed: seed of `random` weights.
+        sha256: digest of the local file; required for a pickle (anything but .safetensors).
+        vocabulary: BERT's vocab.txt, a file; UMT requires it, the others refuse it.
 
     Raises:
-        ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle that is not
-            the one that `sha256` names.
-        FileNotFoundError: if `weights` looks like a path and there is no such file.
+        ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle whose digest
+            is not `sha256`.
+        FileNotFoundError: if `weights` is a path that does not exist.
     """
     if sha256 and not is_path(weights):
-        raise ValueError(f"sha256 names a file, and weights={weights!r} is none. Leave it out.")
+        raise ValueError(f"sha256 applies to a file, and weights={weights!r} is not a file. Leave it out.")
     if name in UMT:
         return _umt(name, weights, seed, sha256, vocabulary)
     if vocabulary:
@@ -135,7 +135,7 @@ def _tokenizer(name: str) -> Callable[[list[str]], Tensor]:
 
 
 def are_here(name: str, weights: str) -> bool:
-    """Whether `load_backbone` would find these weights on this machine; nothing is fetched."""
+    """Report if `load_backbone` would find these weights on this machine; nothing is downloaded."""
     if weights in {"shipped", "random"}:
         return True
     if is_path(weights):
@@ -152,7 +152,7 @@ def are_here(name: str, weights: str) -> bool:
 
 
 def is_path(weights: str) -> bool:
-    """Whether the setting names a file or a folder, not a tag of open_clip."""
+    """Report if the setting is a file or a folder, not a tag of open_clip."""
     return "/" in weights or ENDINGS.search(weights) is not None
 
 

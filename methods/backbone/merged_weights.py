@@ -1,8 +1,8 @@
-"""Additions to a projection, folded into its weights while those rest.
+"""Merges additions to a projection into its frozen weights.
 
-What is added as a matrix times the tokens, as LoRA is, costs two thin products and a pass over q, k and v in every
-block. While nothing trains, as when a gallery or captions are encoded, the matrix is added to the weights once instead:
-(W + B A) x = W x + B (A x), equal but for rounding.
+An addition of the form matrix times tokens, such as LoRA, costs two thin products and a pass over q, k and v in every
+block. While nothing trains, for example when a gallery or captions are encoded, the matrix is added to the weights once
+instead: (W + B A) x = W x + B (A x), equal except for rounding.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-Fold = Callable[[], Tensor]  # what is added, as a matrix of the weights' shape; bound to what it is made of
+Fold = Callable[[], Tensor]  # computes the added matrix, in the weights' shape; bound to its factors
 MergeCache = dict[
     tuple[Fold, int], tuple[Tensor, Tensor]
-]  # of a matrix and id(weights): the weights, and both together
+]  # key: matrix and id(weights); value: the weights, and the merged weights
 _KEPT: ContextVar[MergeCache | None] = ContextVar("kept", default=None)
 
 
 class Foldable(Protocol):
-    """The seams of a block (blocks.py), of which `fold` does what `qkv`, `q`, `k` and `v` do."""
+    """The seams of a block (blocks.py), whose `fold` is equivalent to `qkv`, `q`, `k` and `v`."""
 
     @property
     def fold(self) -> Fold | None: ...
@@ -35,10 +35,10 @@ Seams = TypeVar("Seams", bound=Foldable)
 
 @contextmanager
 def merged_weights(kept: MergeCache | None = None) -> Iterator[None]:
-    """Inside, in this thread, no weight changes: whatever is folded stays so until the end.
+    """Declare that no weight changes inside, in this thread; merged weights are cached until the end.
 
     Args:
-        kept: what is folded, for one who rests several times in a row; None: nothing is kept behind the end.
+        kept: cache to reuse over several such phases; None: nothing is kept after the end.
     """
     outer = _KEPT.get()
     token = _KEPT.set(kept if kept is not None else {} if outer is None else outer)
@@ -49,9 +49,9 @@ def merged_weights(kept: MergeCache | None = None) -> Iterator[None]:
 
 
 def merge(weights: Tensor, seams: Seams) -> tuple[Tensor, Seams]:
-    """The weights (3D, D) of q, k and v with what seams add to these, and the seams without it.
+    """Return the weights (3D, D) of q, k and v with the seams' addition merged, and the seams without it.
 
-    Both as they are where weights may change or folding is not equal: with gradients the factors must be seen, and in
+    Both stay unchanged where weights may change or merging is not equivalent: gradients need the factors, and in
     bfloat16 a small addition is lost in large weights.
     """
     kept, fold = _KEPT.get(), seams.fold

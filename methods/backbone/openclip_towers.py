@@ -1,8 +1,8 @@
-"""Towers of open_clip that are not CLIP's, behind the same seams: timm's ViTs and Evas, and text of other readings.
+"""open_clip towers that are not CLIP's, with the same seams: timm's ViTs and Evas, and other text towers.
 
-timm's ViT (SigLIP, MobileCLIP2-B and L) and Eva (PE-Core, EVA02: rotary positions) are rebuilt of blocks.py's blocks;
-before and behind them timm's own modules work. They may pool by attention or by the mean, and may have no class token:
-so methods reach them through `forward` and seams alone (`Capabilities.backbone_agnostic`).
+timm's ViT (SigLIP, MobileCLIP2-B and L) and Eva (PE-Core, EVA02: rotary positions) are rebuilt from the blocks of
+blocks.py; before and after them timm's own modules are used. They may pool by attention or by the mean, and may lack a
+class token, so methods use only `forward` and seams of them (`Capabilities.backbone_agnostic`).
 With its seams off a tower is equal to open_clip's own (tests/methods/backbone/test_openclip_towers.py).
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, D width, d joint embedding.
@@ -24,17 +24,17 @@ _PLAIN = "Use another backbone, such as ViT-B-16-SigLIP or ViT-B-32-quickgelu."
 
 
 def vision_of(source: Any, name: str) -> VisionTower:
-    """The image tower of an open_clip model.
+    """Rebuild the image tower of an open_clip model.
 
     Raises:
-        ValueError: for a network that has no such blocks.
+        ValueError: for a network without such blocks.
     """
     visual = source.visual
     return TimmVision(visual, name) if type(visual).__name__ == "TimmModel" else VisionTower(visual)
 
 
 def text_of(source: Any) -> TextTower:
-    """The text tower of an open_clip model."""
+    """Rebuild the text tower of an open_clip model."""
     text = source.text if hasattr(source, "text") else source
     is_plain = _pool_of(text) in {"argmax", ""} and text.attn_mask is not None
     return TextTower(text) if is_plain else WholeText(text)
@@ -54,7 +54,7 @@ class TimmVision(VisionTower):
         """Take a TimmModel apart.
 
         Raises:
-            ValueError: for networks without plain pre-norm blocks (convolutions, norms behind the blocks, normalised q
+            ValueError: for networks without plain pre-norm blocks (convolutions, norms after the blocks, normalised q
                 and k, gates).
         """
         nn.Module.__init__(self)
@@ -77,7 +77,7 @@ class TimmVision(VisionTower):
         self.entry, self.takes_features = 0, False
 
     def train(self, mode: bool = True) -> TimmVision:
-        """timm's own modules stay as in evaluation: the stem of MobileCLIP2-B has batch norms, which would drift."""
+        """Keep timm's own modules in evaluation mode: the batch norms of MobileCLIP2-B's stem would drift."""
         super().train(mode)
         self.trunk.eval()
         return self
@@ -94,7 +94,7 @@ class TimmVision(VisionTower):
         return trunk.norm_pre(x), record(state)
 
     def _rotation(self) -> Callable[[Tensor], Tensor] | None:
-        """Rotary positions (arXiv:2104.09864) of a frame's patches, q or k (G, H, N, D/H) -> the same shape."""
+        """Return rotary positions (arXiv:2104.09864) of a frame's patches, q or k (G, H, N, D/H) -> the same shape."""
         if self.rope is None:
             return None
         from timm.layers import apply_rot_embed_cat
@@ -111,7 +111,7 @@ class TimmVision(VisionTower):
 
     @torch.no_grad()
     def prefix(self, frames: Tensor, blocks: int) -> Tensor:
-        """As of CLIP's tower, but that all N tokens are read behind the last block, too."""
+        """Compute tokens as CLIP's tower does, but keep all N tokens after the last block, too."""
         x, state = self.embed(frames)
         return run_blocks(self.blocks[:blocks], x, None, state, causal=False).unflatten(0, frames.shape[:2])
 
@@ -121,12 +121,12 @@ class TimmVision(VisionTower):
         )
 
     def _pooled(self, x: Tensor) -> Tensor:
-        """Tokens (G, N, D) behind the last block -> (G, d)."""
+        """Pool tokens (G, N, D) after the last block: (G, d)."""
         found: Tensor = self.head(self.trunk.forward_head(self.trunk.norm(x)))
         return found
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
-        """One joint embedding for each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
+        """Embed each frame: (B, T, 3, H, W), or stored tokens, -> (B, T, d), not normalised."""
         x, state = self.embed(frames)
         x = run_blocks(self.blocks, x, seams, state, causal=False)
         x = x[:, 0] if self.takes_features else self._pooled(x)
@@ -146,13 +146,13 @@ def _check(trunk: Any, name: str) -> None:
 
 
 def _as_open_clip(block: Any, name: str) -> SimpleNamespace:
-    """A timm block under open_clip's names. Stochastic depth (MobileCLIP2-L-14) is of pre-training and left out."""
+    """Present a timm block under open_clip's names, without the stochastic depth that MobileCLIP2-L-14 trained with."""
     a = block.attn
     kinds = (type(block).__name__, type(a).__name__)
     is_plain = kinds in {("Block", "Attention"), ("EvaBlock", "EvaAttention"), ("EvaBlock", "AttentionRope")}
     is_plain = is_plain and a.gate is None and isinstance(a.q_norm, nn.Identity) and isinstance(a.k_norm, nn.Identity)
     if not is_plain or a.proj.bias is None or a.attn_drop.p or a.proj.in_features != a.proj.out_features:
-        raise ValueError(f"the blocks of the image tower of {name} are no plain pre-norm blocks with biases. {_PLAIN}")
+        raise ValueError(f"the blocks of the image tower of {name} are not plain pre-norm blocks with biases. {_PLAIN}")
     weight, bias = _projections(a)
     attn = SimpleNamespace(
         num_heads=a.num_heads,
@@ -170,7 +170,7 @@ def _as_open_clip(block: Any, name: str) -> SimpleNamespace:
 
 
 def _projections(a: Any) -> tuple[Tensor, Tensor]:
-    """Weights (3D, D) and biases (3D,) of q, k, v; a bias that timm's attention lacks is zero (EVA: that of k)."""
+    """Join weights (3D, D) and biases (3D,) of q, k, v; a bias that timm's attention lacks is zero (EVA: that of k)."""
     if a.qkv is not None:
         weight, bias = a.qkv.weight, a.qkv.bias
         if bias is None and getattr(a, "q_bias", None) is not None:
@@ -199,11 +199,11 @@ class _Scale(nn.Module):
 
 
 class WholeText(TextTower):
-    """A text tower whose every place counts, pads among them: it may look ahead, or reads another place than CLIP's.
+    """A text tower that reads every position, pads included: not causal, or pooled at another position than CLIP's.
 
-    `last`: the last of all places (SigLIP); `eos`: the first end mark, whose id is not the largest (MetaCLIP 2);
+    `last`: the last of all positions (SigLIP); `eos`: the first end token, whose id is not the largest (MetaCLIP 2);
     `argmax`: the largest id, as in CLIP, but without a causal mask (MobileCLIP2-L-14).
-    It takes tokens as every tower here does (see `EndMarked`) and makes those of its own tokenizer of them.
+    Input tokens have the common format of all towers (see `EndMarked`); they are converted back to its tokenizer's ids.
     """
 
     def __init__(self, source: Any) -> None:
@@ -222,11 +222,11 @@ class WholeText(TextTower):
         self.causal = source.attn_mask is not None
         self.heads = int(source.transformer.resblocks[0].attn.num_heads)
         self.context_length, self.width = map(int, self.positional_embedding.shape)
-        self.pad = 0  # of its tokenizer
+        self.pad = 0  # pad id of its tokenizer
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, TokenState]:
-        """Marked ids (B, L') as embeddings (B, L, D) of all L places."""
-        length = tokens.argmax(dim=1)  # (B,) the mark
+        """Embed marked ids (B, L') as (B, L, D) over all L positions."""
+        length = tokens.argmax(dim=1)  # (B,) position of the end mark
         places = torch.arange(self.context_length, device=tokens.device)
         wide = nn.functional.pad(tokens, (0, max(0, self.context_length - tokens.shape[1])))
         ids = torch.where(places < length[:, None], wide[:, : self.context_length] - 1, self.pad)
@@ -243,9 +243,9 @@ class WholeText(TextTower):
 
 
 class EndMarked:
-    """A tokenizer whose ids are raised by one, with the largest of all behind each caption's last, then zeros.
+    """A tokenizer that raises all ids by one and ends each caption with the largest id, followed by zeros: (N, L + 1).
 
-    So it keeps what every reader of captions here relies on, whatever the ids of its ends and pads are: (N, L + 1).
+    Code that reads captions relies on this format, whatever ids the tokenizer uses for ends and pads.
     """
 
     def __init__(self, tokenize: Callable[[list[str]], Tensor], text: WholeText) -> None:

@@ -13,10 +13,10 @@ STEEPNESS = 1.702
 
 
 class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x), bit for bit as silu(1.702 x) / 1.702, with one tensor kept and none made in vain.
+    """x sigmoid(1.702 x), bit for bit as silu(1.702 x) / 1.702, which keeps one tensor and allocates no others.
 
-    The tensors of an MLP's width are the largest of a step: a fresh one costs more than what is computed for it, since
-    the system hands its pages over one by one. Autograd alone would make three of them on the way back.
+    The tensors of an MLP's width are the largest of a step. To allocate one costs more than to compute it, since the
+    system maps its pages one by one. Plain autograd would allocate three of them in the backward pass.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
-"""UMT's image tower: a ViT in which all patches of a video attend to one another, behind CLIP's seams.
+"""UMT's image tower, with CLIP's seams: a ViT in which all patches of a video attend to one another.
 
 Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as its
 authors' code (`multi_modality`) builds the encoder; UMT4Clip of TempMe (arXiv:2409.01156, tables 6 and 7) passes
-every frame by itself. Beside CLIP's tower:
+every frame by itself. Differences from CLIP's tower:
 
     no class token, no LayerNorm before the blocks; LayerNorms have eps 1e-6, activations are the exact GELU
     positions are a fixed sine table over all T P places, never trained; keys have no bias
     E = LN(x) (B, N, D);  pooled = LN(mean of each frame's tokens);  one embedding a frame = W pooled + b
 
-Which positions a frame of UMT4Clip has is not published: here those of an image, so that the tower sees T images.
+The positions of UMT4Clip's frames are not published. Here they are those of an image: the tower sees T images.
 
 Shapes: B videos, T frames, P patches of a frame, N tokens of a group, G groups (B videos, or B T frames), D width, d
 joint embedding.
@@ -29,20 +29,20 @@ from ctvr.methods.backbone.blocks import Attention, Block, Seams, TokenState, re
 from ctvr.methods.backbone.clip import Clip, VisionTower
 
 _EPS = 1e-6
-OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp")  # weights that no question reads
+OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp")  # weights that questions do not use
 
 
 def sine_positions(
     frames: int, patches: int, width: int, pretrained: int | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """The fixed positions of all places of a video: (T P, D), in float64 until they are stored.
+    """Compute the fixed positions of all places of a video: (T P, D) float32, from angles in float64.
 
     Args:
         frames: T; 1 is an image, whose table is the first P rows of any video's.
         patches: P.
         width: D.
-        pretrained: frames of a shorter or longer video whose table is stretched in a straight line over time.
-        device: where it is made, so that a GPU waits for nothing.
+        pretrained: frames of another video length whose table is interpolated linearly over time.
+        device: where the table is computed; saves a transfer to the GPU.
     """
     own = frames if pretrained is None else pretrained
     place = torch.arange(own * patches, dtype=torch.float64, device=device)[:, None]
@@ -68,12 +68,12 @@ class KeysWithoutBias(Attention):
 
     @property
     def in_bias(self) -> Tensor:  # type: ignore[override]
-        """(3D,), zeros for the keys: a number there would change no attention, yet which tokens are merged."""
+        """(3D,), zeros for the keys: other values would not change attention, but would change token merging."""
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
 
 class UmtBlock(Block):
-    """A block of UMT with the seams of any other."""
+    """A block of UMT with the same seams as CLIP's."""
 
     def __init__(self, width: int, heads: int) -> None:
         nn.Module.__init__(self)
@@ -101,17 +101,17 @@ class UmtVision(VisionTower):
         attends: Literal["video", "frame"] = "video",
         pretrained_frames: int | None = None,
     ) -> None:
-        """Make a tower with new weights; the defaults are those of B/16.
+        """Build a tower with new weights; the defaults are those of B/16.
 
         Args:
-            image: pixels of a side.
-            patch: pixels of a patch's side.
+            image: side in pixels.
+            patch: side of a patch in pixels.
             width: D.
-            blocks: of the tower.
-            heads: of each block.
+            blocks: number of blocks.
+            heads: heads per block.
             embed: d.
-            attends: how far attention reaches.
-            pretrained_frames: frames whose positions are stretched; None: positions are made for any T.
+            attends: range of attention.
+            pretrained_frames: frames whose positions are interpolated; None: positions are computed for any T.
         """
         nn.Module.__init__(self)
         self.attends, self.pretrained_frames = attends, pretrained_frames
@@ -125,7 +125,7 @@ class UmtVision(VisionTower):
         self.entry, self.takes_features = 0, False
 
     def embed(self, frames: Tensor) -> tuple[Tensor, TokenState]:
-        """Frames (B, T, 3, H, W) as tokens of videos (B, T P, D), or of frames (B T, P, D)."""
+        """Embed frames (B, T, 3, H, W) as tokens of videos (B, T P, D), or of frames (B T, P, D)."""
         batch, num_frames = frames.shape[:2]
         x = self.conv1(frames.flatten(0, 1)).flatten(2).mT  # (B T, P, D)
         apart = self.attends == "frame"
@@ -144,15 +144,15 @@ class UmtVision(VisionTower):
     def tokens(
         self, frames: Tensor, seams: Seams | None = None, weighted: bool = True
     ) -> tuple[Tensor, Tensor, TokenState]:
-        """What fusion attends to and what is compared: E (B, N, D) of a whole video, pooled (B, T', D), and the state.
+        """Encode videos: tokens for fusion E (B, N, D), pooled features for comparison (B, T', D), and the state.
 
         Args:
             frames: (B, T, 3, H, W).
-            seams: of the blocks; a reducer leaves T' clips of the T frames.
-            weighted: merged tokens count once for each patch in the mean, as all patches did before.
+            seams: of the blocks; a reducer reduces the T frames to T' clips.
+            weighted: the mean counts merged tokens once per patch, so every original patch has equal weight.
 
         Raises:
-            ValueError: if tokens of whole videos were merged, which no longer belong to one frame.
+            ValueError: if tokens of whole videos were merged, since they no longer belong to one frame.
         """
         x, state = self.embed(frames)
         x = self.norm(run_blocks(self.blocks, x, seams, state, causal=False))  # (G, N, D)
@@ -169,7 +169,7 @@ class UmtVision(VisionTower):
         return x.unflatten(0, (state.batch, -1)).flatten(1, 2), self.pool_norm(means), state
 
     def forward(self, frames: Tensor, seams: Seams | None = None) -> Tensor:
-        """One joint embedding for each frame or clip: (B, T, 3, H, W) -> (B, T', d), not normalised."""
+        """Embed each frame or clip: (B, T, 3, H, W) -> (B, T', d), not normalised."""
         found: Tensor = self.proj(self.tokens(frames, seams)[1])
         return found
 
@@ -181,7 +181,7 @@ class UmtVision(VisionTower):
 
 
 class UmtText(nn.Module):
-    """BERT's lower layers and a projection, where CLIP's text tower stands."""
+    """BERT's lower layers and a projection, in place of CLIP's text tower."""
 
     def __init__(self, bert: FusionBert, embed: int) -> None:
         super().__init__()
@@ -190,22 +190,22 @@ class UmtText(nn.Module):
 
     @staticmethod
     def without_end(tokens: Tensor) -> Tensor:
-        """Captions (B, L) whose last id is a pad: UMT reads [CLS] and words, and no mark behind them."""
+        """Replace the end mark of captions (B, L) by a pad: UMT reads [CLS] and words, without an end mark."""
         end = tokens.argmax(dim=1)  # every tokenizer here ends a caption with the largest id
         return tokens.scatter(1, end[:, None], 0)
 
     def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Words (B, L, D) and joint embeddings (B, d), not normalised, of captions as `without_end` makes them."""
+        """Encode captions, as `without_end` returns them: words (B, L, D) and embeddings (B, d), not normalised."""
         words = self.bert.read(tokens)
         return words, self.proj(words[:, 0])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """One joint embedding for each caption: (B, L) int64, ended -> (B, d), not normalised."""
+        """Embed captions with an end mark: (B, L) int64 -> (B, d), not normalised."""
         return self.read(self.without_end(tokens))[1]
 
 
 class Umt(Clip):
-    """Both towers, the head that judges a pair, and the temperature, where a CLIP stands."""
+    """Both towers, the pair-matching head and the temperature, in place of a CLIP."""
 
     vision: UmtVision
     text: UmtText  # type: ignore[assignment]
@@ -226,29 +226,29 @@ class Umt(Clip):
         self.temp = nn.Parameter(torch.tensor(0.07))
         self.tokenize, self.mean, self.std = tokenize, tuple(mean), tuple(std)
         self.embed_dim, self.image_size = vision.embed_dim, image_size
-        self.decoder_state: dict[str, Tensor] | None = None  # with which a decoder of answers begins; None: anew
-        self.no_decoder = ""  # why weights that were read have none
-        self.only_answers = False  # its weights are of a checkpoint for questions, without the heads of retrieval
+        self.decoder_state: dict[str, Tensor] | None = None  # initial weights of the answer decoder; None: new ones
+        self.no_decoder = ""  # reason why the loaded weights have no decoder
+        self.only_answers = False  # weights of a question-answering checkpoint, without the retrieval heads
 
     @property
     def logit_scale(self) -> Tensor:  # type: ignore[override]
-        """The logarithm of 1 / temp."""
+        """Logarithm of 1 / temp."""
         return -self.temp.log()
 
     def match(self, words: Tensor, tokens: Tensor, memory: Memory) -> Tensor:
-        """Logits (B, 2) of captions (B, L, D) as `UmtText.read` left them, each with its video's memory."""
+        """Compute logits (B, 2) of captions (B, L, D), as `UmtText.read` returns them, and their videos' memory."""
         found: Tensor = self.head(self.text.bert.fuse(words, tokens, memory)[:, 0])
         return found
 
 
 def like(clip: Clip) -> Umt:
-    """UMT with new weights, the sizes of a CLIP and its tokenizer; a quarter of the text's layers are fusion layers.
+    """Build a UMT with new weights, the sizes of a CLIP and its tokenizer; a quarter of the text layers are fusion.
 
-    Its blocks, widths and heads are the CLIP's, and so is the device.
+    Blocks, widths, heads and device are the CLIP's.
     """
     vision, text = clip.vision, clip.text
     patch, layers = int(vision.conv1.weight.shape[-1]), len(text.blocks)
-    words = len(text.token_embedding.weight) + 1  # a mark behind captions may be one more
+    words = len(text.token_embedding.weight) + 1  # the end mark after captions may add one id
     with vision.conv1.weight.device:
         tower = UmtVision(clip.image_size, patch, vision.width, len(vision.blocks), vision.heads, clip.embed_dim)
         bert = FusionBert(

@@ -1,4 +1,4 @@
-"""UMT as a backbone of its own: its towers by name, published weights from a file, BERT's vocabulary beside them."""
+"""Loads UMT as a backbone: towers by name, published weights from a file, and BERT's vocabulary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 def make_umt(name: str, tokenize: Any = None) -> Umt:
-    """A UMT of `architectures.UMT` with new weights, on the present device."""
+    """Build a UMT of `architectures.UMT` with new weights, on the current default device."""
     sizes = UMT[name]
     seen, read = sizes["vision_cfg"], sizes["text_cfg"]
     vision = UmtVision(
@@ -39,17 +39,17 @@ def make_umt(name: str, tokenize: Any = None) -> Umt:
 
 
 def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None, source: str = "") -> Umt:
-    """A UMT with given weights, or with new ones.
+    """Build a UMT with given weights, or with new ones.
 
     Args:
         name: of `architectures.UMT`.
         state: the authors' weights; None: new ones.
         vocabulary: BERT's vocab.txt.
-        source: of the weights, for messages.
+        source: the weights' file as the user named it, for messages.
 
     Raises:
-        ValueError: for a vocabulary or weights that do not fit.
-        FileNotFoundError: if there is no vocabulary.
+        ValueError: for a missing vocabulary, or a vocabulary or weights that do not fit.
+        FileNotFoundError: if the vocabulary file does not exist.
     """
     if vocabulary is None:
         raise ValueError(
@@ -61,7 +61,7 @@ def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None
         raise ValueError(f"{vocabulary}: has {pieces.end} pieces, {name} has {wanted}. Check backbone.vocabulary.")
     umt = make_umt(name, pieces)
     if state is not None:
-        umt.only_answers = any(name.startswith("text_decoder.") for name in state)  # which has no heads of retrieval
+        umt.only_answers = any(name.startswith("text_decoder.") for name in state)  # these lack the retrieval heads
         try:
             found = under_our_names(state)
         except ValueError as error:
@@ -74,6 +74,6 @@ def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None
         umt.load_state_dict(found)
         try:
             umt.decoder_state = of_decoder(state, umt.text.bert.fusion_from)
-        except ValueError as error:  # nothing is wrong for retrieval; a method over questions says it
+        except ValueError as error:  # retrieval does not need a decoder; a method over questions reports this
             umt.no_decoder = f"{source}: {error}"
     return umt

@@ -1,7 +1,7 @@
 """UMT's published weights under our names: vision, text and fusion encoder, projections, head, temperature, decoder.
 
-Pre-training checkpoints have one prefix more in the text encoder (`text_encoder.bert.`). What they hold beside is not
-needed: the CLIP teacher and its decoder, indices of positions; the language model's head by the answers alone.
+Pre-training checkpoints have an additional prefix in the text encoder (`text_encoder.bert.`). Their other weights are
+not needed: the CLIP teacher and its decoder, position indices. Only answers use the language model's head.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _LEFT_OUT = ("text_encoder.cls.", "clip_teacher.", "clip_decoder.", "vision_enco
 
 
 def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' weights (raw or without `model`) as the state of `ctvr.methods.backbone.umt.Umt`.
+    """Rename the authors' weights (raw or without `model`) to the state of `ctvr.methods.backbone.umt.Umt`.
 
     Raises:
-        ValueError: for a name that UMT has not.
+        ValueError: for a name that UMT does not have.
     """
     found = {}
     for name, value in state.items():
@@ -53,14 +53,14 @@ def under_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def of_decoder(state: Mapping[str, Tensor], fusion_from: int) -> dict[str, Tensor]:
-    """The state of `AnswerDecoder` (answer_decoder.py): the checkpoint's own decoder, else its fusion layers.
+    """Return the state of `AnswerDecoder` (answer_decoder.py): the checkpoint's own decoder, else its fusion layers.
 
     Args:
         state: the authors' weights.
-        fusion_from: the first fusion layer of the text encoder, which is the decoder's first layer where it has none.
+        fusion_from: the first fusion layer of the text encoder; it becomes the first layer of a missing decoder.
 
     Raises:
-        ValueError: if the checkpoint has neither a decoder nor the head of a language model.
+        ValueError: if the checkpoint has neither a decoder nor a language model's head.
     """
     found, has_own = {}, any(name.startswith("text_decoder.") for name in state)
     skipped = 0 if has_own else fusion_from

@@ -1,10 +1,10 @@
-"""Weights from a pickle that somebody published: read in a bounded child process, and only the file that was meant.
+"""Reads the weights of third-party pickles in a restricted child process, after checking the file's SHA-256.
 
-A `.pt` file is a program in the language of pickle. The reader of inert.py runs none of it, but such promises were
-broken before (CVE-2025-32434, torch below 2.6). So the user names the file by its SHA-256, and a child process
+A `.pt` file can contain code in the language of pickle. The reader of inert.py runs none of it, but similar guarantees
+have failed before (CVE-2025-32434, torch below 2.6). So the user names the file by its SHA-256, and a child process
 reads it: without the network and without other files where the system allows that (ctvr/sandbox), without credentials
-in its environment, with limits of memory, CPU time and files. It hands tensors back as safetensors, which cannot hold
-a program.
+in its environment, with limits on memory, CPU time and files. It returns tensors as safetensors, which cannot hold
+code.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ctvr.sandbox.limits import limit_process
 if TYPE_CHECKING:
     from torch import Tensor
 
-BARE = "(the tensor)"  # name of a pickled tensor that stands alone
-SECONDS = 900  # a file of gigabytes on a slow disk
+BARE = "(the tensor)"  # name of a tensor that is pickled alone
+SECONDS = 900  # enough for a file of gigabytes on a slow disk
 _MIB = 2**20
 _SPARE = 1024 * _MIB  # address space beyond torch itself and copies of the file
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
-_LONGEST = 200  # characters of a reason; a longer text is a page of advice for programmers
-# The folder that our packages lie in is searched for them alone, and closed before the file is opened
+_LONGEST = 200  # characters of a reason; longer texts are advice for programmers
+# The folder of our packages is on the path only while they are imported, not when the file is opened
 _CHILD = (
     "import sys; sys.path.append(sys.argv.pop(1)); from ctvr.methods.backbone.weights import main; "
     "sys.path.pop(); sys.exit(main())"
 )
-# What is often found in place of weights, by its first bytes
+# Files that are often given in place of weights, by their first bytes
 _STARTS = {
     b"version https://git-lfs": "is a pointer of Git LFS. Fetch the file itself: git lfs pull",
     b"<": "is a web page, as a failed download leaves one. Fetch the file again",
@@ -50,18 +50,18 @@ _STARTS = {
 
 
 def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
-    """The tensors of a `.safetensors` file or of a pickle.
+    """Read the tensors of a `.safetensors` file or of a pickle.
 
     Args:
-        file: exists.
-        sha256: 64 hexadecimal digits; needed for a pickle, compared if given for safetensors.
+        file: an existing file.
+        sha256: 64 hexadecimal digits; required for a pickle, checked if given for safetensors.
 
     Returns:
-        Name -> tensor on the CPU. Dictionaries in one another become dotted names; one dictionary around all tensors,
-        as in `{"state_dict": {...}, "epoch": 3}`, is left out. A tensor alone is called BARE.
+        Name -> tensor on the CPU. Nested dictionaries become dotted names. One dictionary around all tensors, as in
+        `{"state_dict": {...}, "epoch": 3}`, is removed. A single tensor is called BARE.
 
     Raises:
-        ValueError: one line; for a pickle without its digest, another file than the digest says, or no weights.
+        ValueError: one line; for a pickle without its digest, a file with another digest, or no weights.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -69,7 +69,7 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
     wanted = sha256.strip().lower()
     if wanted and (len(wanted) != 64 or set(wanted) - set("0123456789abcdef")):
         raise ValueError(
-            f"sha256={sha256!r} is no SHA-256: write the 64 hexadecimal digits that `sha256sum {file}` prints."
+            f"sha256={sha256!r} is not a SHA-256. Give the 64 hexadecimal digits that `sha256sum {file}` prints."
         )
     if file.suffix != ".safetensors":
         if not wanted:
@@ -110,7 +110,7 @@ def _damaged(file: Path, reason: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """One clean line of what a library said: no codes of a terminal, and nothing that is cut off."""
+    """Reduce a library's error to one line without terminal codes; over-long text becomes the error's type."""
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error))
     first = "".join(each for each in (text.strip().splitlines() or [""])[0] if each.isprintable()).strip(" .")
     if not first or len(first) > _LONGEST:
@@ -130,7 +130,7 @@ def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
         out = Path(folder) / "weights.safetensors"
         root = str(Path(__file__).absolute().parents[3])
         command = [sys.executable, "-I", "-c", _CHILD, root, str(file.absolute()), wanted, str(out)]
-        # a file and no pipe: the child's limit of written bytes holds for a file, and a pipe would fill this process
+        # a file and not a pipe: the child's limit of written bytes applies to a file; a pipe would fill this process
         with tempfile.TemporaryFile() as said:
             try:
                 done = subprocess.run(
@@ -169,7 +169,7 @@ def _answer(text: str) -> dict[str, Any] | None:
 
 
 def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
-    """Read a pickle of tensors and write them to `out`; what is compared and what is read are the same bytes.
+    """Read a pickle of tensors and write them to `out`; the checked bytes are the bytes that are read.
 
     Returns an empty dictionary, or `found` (another digest) or `error`.
     """
@@ -182,23 +182,23 @@ def convert(file: Path, wanted: str, out: Path) -> dict[str, str]:
 
     try:
         tensors = read(content)
-        # own memory for each: safetensors refuses tensors that share theirs
+        # separate memory for each: safetensors refuses tensors that share it
         save_file({name or BARE: value.detach().clone().contiguous() for name, value in tensors.items()}, out)
-    except Exception as error:  # whatever a damaged or hostile file makes pickle, zipfile and torch say
+    except Exception as error:  # any exception that a damaged or hostile file causes in pickle, zipfile and torch
         return {"error": reason_of(error)}
     return {}
 
 
 def _bound(size: int) -> None:
-    """Limit this process, which has imported all it needs; `size` is the file's, in bytes."""
+    """Limit this process after all imports; `size` is the file's, in bytes."""
     limit_process(6 * size + _SPARE, 2 * size + _MIB, SECONDS)
 
 
 def main() -> int:
     file, wanted, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    isolate([file, Path(__file__).parent], [out.parent])  # where the system refuses a means, the limits stand
+    isolate([file, Path(__file__).parent], [out.parent])  # where the system lacks a sandbox, the limits still apply
     try:
-        import ctvr.methods.backbone.inert  # noqa: F401 (before the limits: what torch needs is not the file's doing)
+        import ctvr.methods.backbone.inert  # noqa: F401 (before the limits: they shall not count torch's own memory)
 
         _bound(file.stat().st_size)
         answer = convert(file, wanted, out)

@@ -1,8 +1,8 @@
-"""BERT's word pieces, by which UMT reads captions, questions and answers (Devlin et al., arXiv:1810.04805).
+"""BERT's word pieces, with which UMT reads captions, questions and answers (Devlin et al., arXiv:1810.04805).
 
-Text is lower-cased, freed of accents and cut at blanks and around punctuation; of a word the longest piece of the
-vocabulary is taken from its beginning, then the longest `##` piece of the rest, and so on. A word that cannot be cut
-is [UNK]. Captions and questions are cleaned first, as UMT's code does it; answers are not.
+Text is lower-cased, stripped of accents and split at blanks and around punctuation. A word is cut greedily: the longest
+piece of the vocabulary from its beginning, then the longest `##` piece of the rest, and so on. A word that cannot be
+cut is [UNK]. Captions and questions are cleaned first, as in UMT's code; answers are not.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _LONGEST = 100  # letters of a word; a longer one is [UNK]
 
 
 def clean(text: str) -> str:
-    """A caption or question without punctuation, in lower case, its blanks one each."""
+    """Remove punctuation from a caption or question, lower-case it and collapse its blanks."""
     text = re.sub(r"[,.'!?\"()*#:;~]", "", text.lower()).replace("-", " ").replace("/", " ")
     return " ".join(text.replace("<person>", "person").split())
 
 
 class WordPieces:
-    """A tokenizer by a vocabulary, whose captions end with a mark of our own: the largest id, which UMT takes away.
+    """A tokenizer from a vocabulary that ends captions with an additional mark, the largest id, which UMT removes.
 
-    So it keeps what every reader of captions here relies on (`UmtText.without_end`).
+    Code that reads captions relies on this format (`UmtText.without_end`).
     """
 
     def __init__(self, vocabulary: Sequence[str], length: int = 65) -> None:
@@ -36,21 +36,21 @@ class WordPieces:
 
         Args:
             vocabulary: pieces in the order of their ids; [PAD] is the first.
-            length: L of captions, with the mark.
+            length: L of captions, including the mark.
 
         Raises:
-            ValueError: if it lacks one of `MARKS`, or [PAD] is not the first.
+            ValueError: if the vocabulary lacks one of `MARKS`, or [PAD] is not the first.
         """
         self.ids = {piece: number for number, piece in enumerate(vocabulary)}
         lacking = [mark for mark in MARKS if mark not in self.ids]
         if lacking or self.ids["[PAD]"] != 0:
             raise ValueError(f"a vocabulary of BERT begins with [PAD] and holds {', '.join(MARKS)}.")
         self.length, self.end = length, len(vocabulary)
-        self._known: dict[str, tuple[int, ...]] = {}  # words of captions come again
+        self._known: dict[str, tuple[int, ...]] = {}  # cache: words recur
 
     @classmethod
     def of_file(cls, file: Path, length: int = 65) -> WordPieces:
-        """Those of a `vocab.txt`, one piece a line."""
+        """Load a `vocab.txt`, one piece a line."""
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such vocabulary. Give the vocab.txt of bert-base-uncased.")
         try:
@@ -59,7 +59,7 @@ class WordPieces:
             raise ValueError(f"{file}: {str(error).splitlines()[0]} Give the vocab.txt of bert-base-uncased.") from None
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Captions as they stand in batches: cleaned, [CLS], pieces, the mark, zeros: (N, L) int64."""
+        """Tokenize captions for batches: cleaned, [CLS], pieces, the mark, zeros: (N, L) int64."""
         found = torch.zeros(len(texts), self.length, dtype=torch.int64)
         for row, text in enumerate(texts):
             ids = [*self.pieces(clean(text), self.length - 1), self.end]
@@ -67,7 +67,7 @@ class WordPieces:
         return found
 
     def answers(self, texts: Sequence[str], length: int = 5) -> Tensor:
-        """Answers as the decoder writes them: [CLS], pieces, [SEP] if there is room, zeros: (N, length) int64."""
+        """Tokenize answers for the decoder: [CLS], pieces, [SEP] if there is room, zeros: (N, length) int64."""
         found = torch.zeros(len(texts), length, dtype=torch.int64)
         for row, text in enumerate(texts):
             ids = [*self.pieces(text, length), self.ids["[SEP]"]][:length]
@@ -75,7 +75,7 @@ class WordPieces:
         return found
 
     def pieces(self, text: str, most: int) -> list[int]:
-        """[CLS] and the pieces of a text, `most` ids in all."""
+        """Return [CLS] and the pieces of a text, at most `most` ids in all."""
         ids = [self.ids["[CLS]"]]
         for word in _words(text):
             if word not in self._known:
@@ -104,7 +104,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_apart(c: str) -> bool:
-    """Punctuation, all of ASCII's that is neither letter nor digit, and Chinese characters stand for themselves."""
+    """Report if a character is a token by itself: punctuation, other ASCII symbols and Chinese characters."""
     if c.isascii():
         return not c.isalnum() and not c.isspace()
     return unicodedata.category(c).startswith("P") or 0x4E00 <= ord(c) <= 0x9FFF

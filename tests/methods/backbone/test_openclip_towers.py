@@ -132,7 +132,7 @@ def test_with_its_seams_off_a_tower_is_open_clips_own(kind, tmp_path):
     ("name", "what"),
     [
         ("ctvr-convolutions", "the image tower of {} is timm's ResNet, which has no seams"),
-        ("ctvr-post", "the blocks of the image tower of {} are no plain pre-norm blocks with biases"),  # as EVA02-E's
+        ("ctvr-post", "the blocks of the image tower of {} are not plain pre-norm blocks with biases"),  # as EVA02-E's
         ("MobileCLIP2-S0", "the image tower of {} is timm's FastVit, which has no seams"),
     ],
 )

@@ -140,7 +140,7 @@ def test_another_file_than_the_digest_says_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["1234", "z" * 64, "sha256:" + "0" * 57])
 def test_what_is_no_digest_is_told(tmp_path, text):
     (tmp_path / "w.pt").touch()
-    with pytest.raises(ValueError, match="is no SHA-256: write the 64 hexadecimal digits"):
+    with pytest.raises(ValueError, match="is not a SHA-256. Give the 64 hexadecimal digits"):
         read_weights(tmp_path / "w.pt", text)
 
 
