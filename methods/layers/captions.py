@@ -1,4 +1,4 @@
-"""Captions of at most so many tokens."""
+"""Truncation of captions to a number of tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def truncate(tokens: Tensor, words: int) -> Tensor:
-    """Captions (B, L) of at most `words` tokens, start and end included; the end is the last of a longer one."""
+    """Cut captions (B, L) to `words` tokens, start and end included; the last token of a cut caption is its end."""
     if tokens.shape[1] <= words:
         return tokens
     last = torch.where(tokens.argmax(dim=-1) >= words, tokens.amax(dim=-1), tokens[:, words - 1])

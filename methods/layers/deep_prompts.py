@@ -1,4 +1,4 @@
-"""Learned tokens of one block: put in before it and taken out behind it.
+"""Learned prompts of one block: inserted before it and removed after it.
 
 Shapes: G attention groups, N tokens, P prompts, D width.
 """
@@ -16,7 +16,7 @@ Seam = Callable[[Tensor, TokenState], Tensor]
 
 
 def insert(prompts: Tensor, caption: bool = False) -> Seam:
-    """Put prompts, (P, D) or of each group (G, P, D), after the class tokens of an image or the start of a caption."""
+    """Insert prompts, (P, D) or per group (G, P, D), after the class tokens of an image or the start of a caption."""
     count = prompts.shape[-2]
 
     def before(x: Tensor, state: TokenState) -> Tensor:

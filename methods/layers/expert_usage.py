@@ -1,7 +1,7 @@
-"""How much each expert counts in training, summed where it happens and told once for each batch.
+"""Counts how much each expert is used in training, summed in the layers and reported once per batch.
 
-Sums, not means: workers and batches need not have equally many captions. No worker is asked for it: the loop averages
-what is told over workers, so that each tells its own sum as often as there are workers.
+Sums, not means: workers and batches may have different numbers of captions. The training loop averages reported
+values over workers, so each worker multiplies its own sum by the number of workers. No communication is needed.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from ctvr.methods.layers.gather import world_size
 
 
 class UsageCounter(nn.Module):
-    """A layer of experts that sums its gates until `usage` reads them. They are no part of its state."""
+    """A layer of experts that sums its gates until `usage` reads them. The sums are not part of its state."""
 
     counted: Tensor | None = None  # (E,) float32
 
     def count(self, gates: Tensor) -> None:
-        """Add the gates (B, E) of captions that are trained on, each caption once in a step."""
+        """Add the gates (B, E) of training captions, each caption once in a step."""
         if self.training and not is_recomputing():
             sums = gates.detach().sum(dim=0, dtype=torch.float32)
             self.counted = sums if self.counted is None else self.counted + sums
 
 
 def usage(method: nn.Module) -> dict[str, float | Tensor]:
-    """Captions of the batch that each expert has had, by its weight in their gates: a mean over layers, 1-based names.
+    """Return the captions of the batch per expert, weighted by their gates: a mean over layers, names from 1.
 
-    What is told is forgotten. Empty where no layer has counted.
+    Resets the sums. Empty where no layer has counted.
     """
     layers = [module for module in method.modules() if isinstance(module, UsageCounter) and module.counted is not None]
     sums = [layer.counted for layer in layers if layer.counted is not None]

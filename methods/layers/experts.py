@@ -23,7 +23,7 @@ PLACES = ("q", "k", "v", "out")  # the projections of a text block that task-awa
 
 
 def check_top_k(top_k: int, num_experts: int) -> None:
-    """Refuse to choose more experts than there are: a smaller top_k would be the same model under another name.
+    """Refuse a `top_k` outside 1..`num_experts`: a larger one would be the same model under another name.
 
     Raises:
         ValueError: unless 1 <= top_k <= num_experts.
@@ -39,7 +39,7 @@ class Router(nn.Module):
     """Eq. 4: w = softmax(TopK(R(u))): one decision for each caption."""
 
     def __init__(self, width: int, num_experts: int, top_k: int, is_noisy: bool = True) -> None:
-        """Make R, and N if `is_noisy`: training then adds eps * (softplus(N u) + 0.01) to R(u), eps ~ N(0, 1).
+        """Build R, and N if `is_noisy`: training then adds eps * (softplus(N u) + 0.01) to R(u), eps ~ N(0, 1).
 
         Raises:
             ValueError: unless 1 <= top_k <= num_experts.
@@ -52,10 +52,10 @@ class Router(nn.Module):
         self.noise = nn.Parameter(torch.zeros(num_experts, width)) if is_noisy else None
 
     def forward(self, u: Tensor, eps: Tensor | None = None) -> Tensor:
-        """Gates (B, E) float32 of what the router reads, u (B, D): K non-zeros in each row, which sum to 1.
+        """Compute gates (B, E) float32 of router inputs u (B, D): K non-zeros in each row, which sum to 1.
 
         The softmax runs over the K kept logits, not over all. `eps` (B, E) replaces the noise of a
-        training step; without training there is none.
+        training step; evaluation adds no noise.
         """
         logits = F.linear(u, self.route).float()
         if self.noise is not None and self.training:
@@ -67,23 +67,23 @@ class Router(nn.Module):
 
 
 class RoutingRecorder(nn.Module):
-    """Experts of which a step chooses some; on a GPU it is written down which, for `drop_unchosen`."""
+    """Experts of which a step chooses some; on a GPU the choices are recorded for `drop_unchosen`."""
 
     uses_all_parameters = False  # as of a method
     chosen: Tensor | None = None  # (E,) bool, since the last step
 
     def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:
-        """The parameters of each expert, in order."""
+        """Return the parameters of each expert, in order."""
         raise NotImplementedError(f"{type(self).__name__} does not say which parameters each of its experts has")
 
     def note(self, gates: Tensor) -> None:
-        """Take note of the gates (., E) of a pass with a gradient."""
+        """Record the gates (., E) of a pass with a gradient."""
         if torch.is_grad_enabled() and gates.device.type == "cuda":
             used = (gates > 0).any(dim=0)
             self.chosen = used if self.chosen is None else self.chosen | used
 
     def note_first(self, num_experts: int, device: torch.device) -> None:
-        """The same of a pass through expert 0 alone."""
+        """Record a pass through expert 0 alone."""
         if device.type == "cuda":
             self.note(torch.arange(num_experts, device=device)[None] == 0)
 
@@ -101,12 +101,12 @@ class SharedLoRAExperts(RoutingRecorder, UsageCounter):
         self.B = nn.ParameterList(torch.zeros(out_width, rank) for _ in range(num_experts))
 
     def forward(self, x: Tensor, gates: Tensor | None) -> Tensor:
-        """(B, L, D) -> (B, L, O). `gates` (B, E), or None: expert 0 alone, with gate 1.
+        """Map (B, L, D) to (B, L, O). `gates` (B, E), or None: expert 0 alone, with gate 1.
 
-        Each caption's experts are merged into one matrix sum_i w_i B_i before they meet its tokens. An
-        expert that no caption of the step chose takes no part in it: its gradient is None, so an
-        optimizer neither moves nor decays it, as in the released code. On a GPU it is None only once
-        `drop_unchosen` has been called (see `RoutingRecorder`).
+        Each caption's experts are merged into one matrix sum_i w_i B_i before it is applied to its tokens. An
+        expert that no caption of the step chose has no part in it: its gradient is None, so an
+        optimizer neither updates nor decays it, as in the released code. On a GPU it is None only after
+        `drop_unchosen` (see `RoutingRecorder`).
         """
         down = F.linear(F.dropout(x, self.dropout, self.training), self.A)  # (B, L, r)
         if gates is None:
@@ -132,20 +132,20 @@ class SharedLoRAExperts(RoutingRecorder, UsageCounter):
             other.copy_(self.B[0])
 
     def grow(self, num_experts: int) -> None:
-        """Add experts that equal expert 0, up to `num_experts`."""
+        """Add copies of expert 0, up to `num_experts`."""
         first, self.counted = self.B[0].detach(), None
         self.B.extend(first.clone() for _ in range(num_experts - len(self.B)))
 
 
 def _reads(gates: Tensor) -> bool:
-    """Whether the host looks which experts were chosen: on a CPU, in training, where it costs nothing."""
+    """Report if the host may read which experts were chosen: on a CPU, in training, where it costs nothing."""
     return torch.is_grad_enabled() and gates.device.type == "cpu"
 
 
 def drop_unchosen(method: nn.Module) -> None:
-    """Before an optimizer's step: no gradient for experts that no sample of the step chose, on any worker.
+    """Before an optimizer's step, remove gradients of experts that no sample of the step chose on any worker.
 
-    The choices of all layers are read at once, where reading them one by one would make the host wait for each.
+    The choices of all layers are read at once; reading them one by one would synchronise with the GPU each time.
     """
     layers = [
         module for module in method.modules() if isinstance(module, RoutingRecorder) and module.chosen is not None
@@ -168,7 +168,7 @@ def drop_unchosen(method: nn.Module) -> None:
 class TaskAwareExperts(nn.Module):
     """One TAME adapter: eq. 4-6 for one projection; fills the seams q, k, v, out of a text block.
 
-    It begins with expert 0 alone; `grow` adds the others and the router that chooses among them.
+    It starts with expert 0 alone; `grow` adds the others and their router.
     """
 
     def __init__(self, in_width: int, out_width: int, rank: int, scale: float, dropout: float = 0.0) -> None:
@@ -177,13 +177,13 @@ class TaskAwareExperts(nn.Module):
         self.experts = SharedLoRAExperts(in_width, out_width, 1, rank, scale, dropout)
 
     def grow(self, num_experts: int, top_k: int, is_noisy: bool = True) -> None:
-        """Make the router, and experts that equal expert 0 as it is now."""
+        """Add the router, and copies of the current expert 0."""
         router = Router(self.experts.A.shape[1], num_experts, top_k, is_noisy)
         self.router = router.to(self.experts.A.device).train(self.training)
         self.experts.grow(num_experts)
 
     def gates(self, x: Tensor, eot: Tensor, prototype: Tensor | None, eps: Tensor | None = None) -> Tensor:
-        """Gates (B, E) of captions x (B, L, D), read at the end-of-text token `eot` (B,) plus the prototype (D,)."""
+        """Compute gates (B, E) of captions x (B, L, D) from the end-of-text token `eot` (B,) plus prototype (D,)."""
         if self.router is None:
             raise ValueError("this adapter has one expert and no router yet: call grow() before asking for gates.")
         u = x[torch.arange(len(x), device=x.device), eot]
@@ -192,23 +192,23 @@ class TaskAwareExperts(nn.Module):
     def forward(
         self, x: Tensor, projected: Tensor, state: TokenState, prototype: Tensor | None = None, is_routed: bool = True
     ) -> Tensor:
-        """Add the experts' answer for x (B, L, D) to the frozen projection (B, L, O).
+        """Add the experts' output for x (B, L, D) to the frozen projection (B, L, O).
 
         Args:
-            x: what the frozen projection has read.
-            projected: what it answered.
+            x: the input of the frozen projection.
+            projected: its output.
             state: of the forward pass; its `eot` is read.
             prototype: (D,) of the task whose videos are searched.
-            is_routed: False applies expert 0 alone, without asking the router.
+            is_routed: False applies expert 0 alone, without the router.
         """
         assert state.eot is not None, "experts read the end-of-text token: use them in a text tower"
-        # Before they grow, all experts are expert 0, and gates that sum to 1 do not change its answer
+        # Before they grow, all experts are expert 0, and gates that sum to 1 do not change its output
         gates = self.gates(x, state.eot, prototype) if is_routed and self.router is not None else None
         return projected + self.experts(x, gates)
 
 
 def expert_seams(blocks: nn.ModuleList, prototype: Tensor | None, is_routed: bool) -> list[BlockSeams]:
-    """Where the experts of every text block act: its adapters by the names in `PLACES`, conditioned on one task."""
+    """Build the seams of every text block from its adapters, named as in `PLACES`, conditioned on one task."""
     seams = []
     for block in blocks:
         adapters: Any = block

@@ -1,4 +1,4 @@
-"""Copies of a model that are read and never trained."""
+"""Frozen copies of a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 
 class Frozen:
-    """A copy that is read and never trained: a teacher, a former self.
+    """A frozen copy for reading: a teacher or a former version of the model.
 
-    It is no submodule, so it is neither saved nor trained nor switched to training mode; make it in
-    `begin_task`, where a resumed run makes it again.
+    It is not a submodule, so it is neither saved nor trained nor switched to training mode. Create it in
+    `begin_task`, where a resumed run creates it again.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -1,10 +1,10 @@
-"""Features of all workers side by side, so that a contrastive loss sees the global batch.
+"""Gathers features of all workers, so that a contrastive loss sees the global batch.
 
-Every worker computes the same loss over the gathered rows, so what is behind `gather` must be the same on all of
-them: nothing random of a worker's own, no rows of its own. The gradient that reaches a worker's own rows is then the
-sum over workers of equal gradients, which needs no talk between them; averaging parameter gradients afterwards, as
+Every worker computes the same loss over the gathered rows, so all computation after `gather` must be the same on all
+of them: no random numbers and no rows of a single worker. The gradient that reaches a worker's own rows is then the
+sum over workers of equal gradients, which needs no communication. Averaging parameter gradients afterwards, as
 data parallel training does, gives exactly the gradient of the loss on one large batch. So no collective of a backward
-pass can cross those of the averaging, whichever parameters a worker's rows have used.
+pass can interleave with those of the averaging, whichever parameters a worker's rows have used.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 
 
 def world_size() -> int:
-    """Workers that train together; 1 without a process group."""
+    """Return the number of workers that train together; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 class _AllGather(torch.autograd.Function):
-    """Concatenate equal-shaped rows of all workers in rank order; the backward slices, and sums what is equal."""
+    """Concatenate equal-shaped rows of all workers in rank order; the backward pass slices and scales the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ _uneven: list[Sequence[int]] = []  # rows of each worker, inside `uneven_rows`
 
 @contextmanager
 def uneven_rows(sizes: Sequence[int]) -> Iterator[None]:
-    """Inside, `gather` is given `sizes[rank]` rows by each worker, which all workers know without a word."""
+    """Inside, `gather` receives `sizes[rank]` rows from each worker; all workers have the sizes already."""
     _uneven.append(sizes)
     try:
         yield
@@ -54,9 +54,9 @@ def uneven_rows(sizes: Sequence[int]) -> Iterator[None]:
 
 
 def gather(x: Tensor) -> Tensor:
-    """Rows of all workers: (B, ...) on each -> (B * workers, ...), differentiable.
+    """Gather rows of all workers: (B, ...) on each -> (B * workers, ...), differentiable.
 
-    Every worker must bring equally many rows, but inside `uneven_rows`. A second dimension may differ (words of
+    Every worker must have the same number of rows, except inside `uneven_rows`. A second dimension may differ (words of
     captions) and is padded with zeros to the longest.
     """
     if world_size() == 1:
@@ -71,7 +71,7 @@ def gather(x: Tensor) -> Tensor:
 
 def _gathered(x: Tensor) -> Tensor:
     if x.ndim == 3:
-        longest = torch.tensor(x.shape[1])  # hosts tell one another by gloo: of a GPU they would have to wait
+        longest = torch.tensor(x.shape[1])  # on the CPU, exchanged by gloo: a GPU tensor would need a wait
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         x = F.pad(x, (0, 0, 0, int(longest) - x.shape[1]))
     if not x.is_floating_point():
@@ -82,12 +82,12 @@ def _gathered(x: Tensor) -> Tensor:
 
 
 def deal(rows: Tensor, sizes: Sequence[int] = ()) -> Tensor:
-    """This worker's part of what worker 0 has drawn for all, in rank order.
+    """Return this worker's part of rows that worker 0 has drawn for all, in rank order.
 
     Args:
-        rows: (N, ...) on the CPU of each worker, which hosts tell one another by gloo: no GPU is waited for. Those of
-            worker 0 count.
-        sizes: parts of every worker; equal ones, if none are given.
+        rows: (N, ...) on the CPU of each worker, broadcast by gloo without waiting for a GPU. The values of worker 0
+            are used.
+        sizes: parts of every worker; equal parts if none are given.
     """
     if world_size() == 1:
         return rows

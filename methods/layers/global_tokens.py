@@ -1,7 +1,7 @@
-"""A whole video in one sequence: some tokens see everything, those of a frame see them and their own frame.
+"""Attention over a whole video in one sequence: global tokens see all, those of a frame see them and their frame.
 
-By CLIP's own weights, as proxies of CLIP-ViP (arXiv:2209.06430, section 3.3) and prompts of DGL (AAAI 2024, section 3)
-do. Keys and values of a token are made once and serve both kinds of queries.
+It uses CLIP's own weights, as proxies of CLIP-ViP (arXiv:2209.06430, section 3.3) and prompts of DGL (AAAI 2024,
+section 3) do. Keys and values of a token are computed once and serve both kinds of queries.
 
 Shapes: B videos, T frames, G global tokens, N tokens of a frame, D width, H heads.
 """
@@ -18,17 +18,17 @@ from ctvr.methods.backbone.clip import Attention, BlockSeams, TokenState
 
 
 def block_of_video(block: Any, whole: int, num_frames: int, x: Tensor, state: TokenState) -> Tensor:
-    """One of CLIP's blocks over videos x (B, G + T*N, D), G = `whole` global tokens first; logs what it costs."""
+    """Pass videos x (B, G + T*N, D), G = `whole` global tokens first, through one of CLIP's blocks; log its cost."""
     x = x + block.ls_1(attend(block.attn, block.ln_1(x), whole, num_frames, state))
     tokens = x.shape[1]
-    state.log.append((1, tokens, tokens))  # as if all attended to all: what is saved is taken off again
+    state.log.append((1, tokens, tokens))  # as if all attended to all: the savings are subtracted below
     pairs = whole * tokens + (tokens - whole) * (whole + (tokens - whole) // num_frames)
     state.extra_macs += 2 * x.shape[0] * x.shape[2] * (pairs - tokens**2)
     return x + block.ls_2(block.mlp(block.ln_2(x)))
 
 
 def attend(attention: Attention, y: Tensor, whole: int, num_frames: int, state: TokenState) -> Tensor:
-    """(B, G + T*N, D) -> the same: two softmaxes, one set of weights."""
+    """Attend (B, G + T*N, D) -> the same shape: two softmaxes, one set of weights."""
     q, k, v = (attention.heads_first(z) for z in attention.project(y, BlockSeams(), state))  # (B, H, G + T*N, D/H)
     globals_ = F.scaled_dot_product_attention(q[:, :, :whole], k, v)
     keys, values = (per_frame(z, whole, num_frames) for z in (k, v))  # (B, H*T, G + N, D/H)
@@ -39,7 +39,7 @@ def attend(attention: Attention, y: Tensor, whole: int, num_frames: int, state: 
 
 
 def per_frame(z: Tensor, whole: int, num_frames: int) -> Tensor:
-    """Keys or values (B, H, G + T*N, c) as the tokens of each frame see them: (B, H*T, G + N, c)."""
+    """Arrange keys or values (B, H, G + T*N, c) as the tokens of each frame see them: (B, H*T, G + N, c)."""
     own = z[:, :, whole:].unflatten(2, (num_frames, -1))  # (B, H, T, N, c)
     shared = z[:, :, None, :whole].expand(-1, -1, num_frames, -1, -1)  # (B, H, T, G, c)
     return torch.cat([shared, own], dim=3).flatten(1, 2)

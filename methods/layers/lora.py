@@ -15,13 +15,13 @@ from ctvr.methods.backbone.clip import TokenState
 
 
 class LoRA(nn.Module):
-    """W x + scale * B A x beside a frozen W x; fills the seams q, k, v, out of a block.
+    """Computes W x + scale * B A x for a frozen W x; fills the seams q, k, v, out of a block.
 
-    A is drawn as torch draws a linear layer and B is zero, so that a fresh adapter changes nothing.
+    A is initialised as torch's linear layer and B is zero, so that a new adapter changes nothing.
     """
 
     def __init__(self, rank: int, alpha: float, in_width: int, out_width: int) -> None:
-        """Make an adapter of `rank` whose product B A is multiplied by alpha / rank (alpha = rank: by 1).
+        """Build an adapter of `rank` whose product B A is multiplied by alpha / rank (alpha = rank: by 1).
 
         Raises:
             ValueError: if `rank` is below 1.
@@ -39,5 +39,5 @@ class LoRA(nn.Module):
         return projected + self.scale * F.linear(F.linear(x, self.A), self.B)
 
     def merged_delta(self) -> Tensor:
-        """scale * B A, (O, D): what to add to W so that the adapter may be left out."""
+        """Return scale * B A, (O, D), which can be added to W in place of the adapter."""
         return self.scale * self.B @ self.A

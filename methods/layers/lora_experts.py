@@ -1,7 +1,7 @@
 """A mixture of LoRA experts, each with its own A and B (StructAlign, SIGIR 2026, eqs. 2-3).
 
-FrameFusionMoE's experts share one A; here they do not. The paper does not say which token the router
-reads; as G is one row per caption (B x I), it reads the end-of-text token, as FrameFusionMoE's does.
+FrameFusionMoE's experts share one A; these do not. The paper does not specify the token that the router
+reads. As G is one row per caption (B x I), it reads the end-of-text token, as FrameFusionMoE's does.
 
 Shapes: B captions, L tokens, D width in, O width out, E experts (the paper's I), r rank.
 """
@@ -20,7 +20,7 @@ from ctvr.methods.layers.experts import Router, check_top_k
 
 
 class LoRAExperts(UsageCounter):
-    """W x + scale * sum_i G_i B_i A_i x; fills the seams q, k, v, out of a text block.
+    """Computes W x + scale * sum_i G_i B_i A_i x; fills the seams q, k, v, out of a text block.
 
     All experts are computed and weighted, so that an expert outside the top k has a gradient of zero
     (not none) and every worker of a distributed run sees the same set of gradients.
@@ -36,7 +36,7 @@ class LoRAExperts(UsageCounter):
         out_width: int,
         dropout: float = 0.0,
     ) -> None:
-        """Make `num_experts` experts of `rank`, of which each caption uses `top_k`.
+        """Build `num_experts` experts of `rank`, of which each caption uses `top_k`.
 
         Raises:
             ValueError: unless 1 <= top_k <= num_experts and rank >= 1.
@@ -49,16 +49,16 @@ class LoRAExperts(UsageCounter):
         self.A = nn.Parameter(torch.empty(num_experts, rank, in_width))  # (E, r, D)
         self.B = nn.Parameter(torch.zeros(num_experts, out_width, rank))  # (E, O, r)
         self.router = Router(in_width, num_experts, top_k, is_noisy=False)  # R of eq. 2
-        bound = 1 / math.sqrt(in_width)  # as torch draws a linear layer
+        bound = 1 / math.sqrt(in_width)  # as in torch's linear layer
         nn.init.uniform_(self.A, -bound, bound)
 
     def gates(self, x: Tensor, state: TokenState) -> Tensor:
-        """Eq. 2: G (B, E) of tokens x (B, L, D): `top_k` non-zeros in each row, which sum to 1."""
+        """Compute eq. 2: G (B, E) of tokens x (B, L, D): `top_k` non-zeros in each row, which sum to 1."""
         assert state.eot is not None, "experts read the end-of-text token: use them in a text tower"
         return self.router(x[torch.arange(len(x), device=x.device), state.eot])
 
     def forward(self, x: Tensor, projected: Tensor, state: TokenState) -> Tensor:
-        """Eq. 3: add the experts' weighted sum for x (B, L, D) to `projected` (B, L, O)."""
+        """Compute eq. 3: add the experts' weighted sum for x (B, L, D) to `projected` (B, L, O)."""
         gates = self.gates(x, state)
         self.count(gates)
         gates = gates.to(x.dtype)

@@ -1,6 +1,6 @@
 """MV-Adapter's two adapters (Jin et al., CVPR 2024), as zhangbw17/MV-Adapter computes them.
 
-Both stand behind the MLP of a block, are fed with its output y and add to it. Shapes: B videos or captions, T frames,
+Both follow the MLP of a block, read its output y and add to it. Shapes: B videos or captions, T frames,
 N tokens of a frame (class token and patches), L tokens of a caption, D width of the tower, m bottleneck.
 """
 
@@ -17,11 +17,11 @@ from ctvr.methods.backbone.quick_gelu import QuickGELU
 from ctvr.methods.layers.transformer_block import new_block, passed
 
 Tying = Literal["none", "down_out", "down_in"]
-FACTOR, HIDDEN, SHARE = 32, 16, 0.1  # width of a tied block's vector, of the calibration; what is added of an adapter
+FACTOR, HIDDEN, SHARE = 32, 16, 0.1  # width of a tied block's vector, of the calibration; factor of an adapter's output
 
 
 class _Adapter(nn.Module):
-    """What both have: a way down that a tied block's vector scales, a transformer block, a way up that begins at 0."""
+    """Shared parts: a down projection scaled in tied blocks, a transformer block, an up projection that starts at 0."""
 
     def __init__(self, width: int, bottleneck: int, heads: int, places: int, tying: Tying) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class _Adapter(nn.Module):
         self.factor = None if tying == "none" else nn.Linear(FACTOR, bottleneck if tying == "down_out" else width)
         for tensor in (self.down.bias, self.up.weight, self.up.bias):
             nn.init.zeros_(tensor)
-        nn.init.normal_(self.block.attn.in_weight, std=width**-0.5)  # of the tower's width, as released
+        nn.init.normal_(self.block.attn.in_weight, std=width**-0.5)  # from the tower's width, as released
         for linear in (self.block.attn.out, self.block.mlp.c_fc, self.block.mlp.c_proj):
             nn.init.normal_(linear.weight, std=(2 * width) ** -0.5)
 
     def lowered(self, y: Tensor, shared: Tensor | None) -> Tensor:
-        """y (..., D) -> (..., m) before any activation; `shared` (32,) is the vector of a tied block."""
+        """Project y (..., D) to (..., m) before any activation; `shared` (32,) is the vector of a tied block."""
         if self.factor is None or shared is None:
             return self.down(y)
         factor = self.factor(shared)
@@ -48,13 +48,13 @@ class _Adapter(nn.Module):
         return factor * F.linear(y, self.down.weight) + self.down.bias
 
     def macs(self, tokens: int, places: int) -> int:
-        """Multiply-adds of `tokens` that go down and up, and of `places` in the block."""
+        """Count multiply-adds of `tokens` in both projections and of `places` in the block."""
         size = self.down.out_features
         return 2 * tokens * self.down.weight.numel() + places * 12 * size**2 + 2 * places**2 * size
 
 
 class VideoAdapter(_Adapter):
-    """Class tokens of all frames and means of their patches look at one another; patches pass by."""
+    """Attention among class tokens of all frames and means of their patches; patches only pass the projections."""
 
     def __init__(self, width: int, bottleneck: int, heads: int, num_frames: int, tying: Tying = "none") -> None:
         super().__init__(width, bottleneck, heads, 2 * num_frames + 1, tying)
@@ -70,11 +70,11 @@ class VideoAdapter(_Adapter):
         nn.init.zeros_(self.calibrate["b"].weight)  # type: ignore[arg-type]
 
     def forward(self, y: Tensor, there: Tensor | None = None, shared: Tensor | None = None) -> Tensor:
-        """What is added to y (B, T, N, D).
+        """Compute the addition to y (B, T, N, D).
 
         Args:
             y: the MLP's output.
-            there: (B, T) which places hold a frame; None: all.
+            there: (B, T) places that hold a frame; None: all.
             shared: (32,) of a tied block.
         """
         z = self.act(self.lowered(y, shared))  # (B, T, N, m)
@@ -87,13 +87,13 @@ class VideoAdapter(_Adapter):
         return SHARE * self.up(torch.cat([classes[:, :, None], z[:, :, 1:]], dim=2))
 
     def sequence(self, z: Tensor) -> Tensor:
-        """(B, 1 + 2T, m) of z (B, T, N, m): the token of the video, class tokens, means of patches, with positions."""
+        """Join the video's token, class tokens and patch means of z (B, T, N, m), with positions: (B, 1 + 2T, m)."""
         whole = self.whole.to(z.dtype).expand(len(z), 1, -1)
         x = torch.cat([whole, z[:, :, 0], z[:, :, 1:].mean(dim=2)], dim=1)
         return x + self.positions[: x.shape[1]].to(z.dtype)
 
     def calibration(self, whole: Tensor, frames: Tensor, there: Tensor | None) -> Tensor:
-        """Factors (B, T, m) of the class tokens, 1 at first."""
+        """Compute factors (B, T, m) of the class tokens, 1 at first."""
         own = self.calibrate["g"](whole).expand_as(frames)
         key = torch.cat([frames, own], dim=-1)
         if there is not None:
@@ -102,21 +102,21 @@ class VideoAdapter(_Adapter):
         return factors
 
     def extra(self, videos: int, frames: int, tokens: int) -> int:
-        """Multiply-adds of videos of so many frames and tokens of a frame."""
+        """Count multiply-adds of `videos` with this number of frames and tokens of a frame."""
         small = sum(p.numel() for p in self.calibrate.parameters() if p.ndim > 1)
         own = self.calibrate["g"].weight.numel()  # type: ignore[operator]
         return videos * (self.macs(frames * tokens, 1 + 2 * frames) + frames * (small - own) + own)
 
 
 class TextAdapter(_Adapter):
-    """Words look at those before them; without an activation on the way down."""
+    """Causal attention among words, without an activation after the down projection."""
 
     def __init__(self, width: int, bottleneck: int, heads: int, num_words: int, tying: Tying = "none") -> None:
         super().__init__(width, bottleneck, heads, num_words, tying)
         nn.init.normal_(self.down.weight, std=(2 * width) ** -0.5)
 
     def forward(self, y: Tensor, shared: Tensor | None = None) -> Tensor:
-        """What is added to y (B, L, D), L at most the number of positions."""
+        """Compute the addition to y (B, L, D), L at most the number of positions."""
         length = y.shape[1]
         z = self.lowered(y, shared)
         z = passed(self.block, self.ln(z + self.positions[:length].to(z.dtype)), causal=True)

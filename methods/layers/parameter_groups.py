@@ -1,4 +1,4 @@
-"""Parts of CLIP by the names of this project's backbone: `vision.conv1`, `text.blocks.0`, `logit_scale`."""
+"""Selects parts of CLIP by the names of this project's backbone: `vision.conv1`, `text.blocks.0`, `logit_scale`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ctvr.methods.backbone.clip import Clip
 
 
 def parts(clip: Clip, names: Sequence[str]) -> list[nn.Parameter]:
-    """The parameters of the named parts: a parameter's own name, or that of a module that holds some.
+    """Return the parameters of the named parts: a parameter's own name, or that of a module that contains some.
 
     Raises:
-        ValueError: for a name that CLIP has no part of.
+        ValueError: for a name that matches no part of CLIP.
     """
     known = dict(clip.named_parameters())
     found: dict[int, nn.Parameter] = {}

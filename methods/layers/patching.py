@@ -1,4 +1,4 @@
-"""Functions that stand in for those of a module for a while."""
+"""Temporary replacement of a module's functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def patched(module: nn.Module, **functions: Callable[..., object]) -> Iterator[None]:
-    """Inside, `module` answers with `functions`; then with what was there before, its own or another stand-in."""
+    """Inside, `module` uses `functions`; afterwards its former functions are restored."""
     former = {name: vars(module)[name] for name in functions if name in vars(module)}
     vars(module).update(functions)
     try:

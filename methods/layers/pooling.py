@@ -1,4 +1,4 @@
-"""From frame features to one video feature. Shapes: B videos, T frames, d joint embedding."""
+"""Pooling of frame features into one video feature. Shapes: B videos, T frames, d joint embedding."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ FrameNorm = Literal["none", "l2"]
 
 
 def mean_pool(frames: Tensor, frame_norm: FrameNorm = "none") -> Tensor:
-    """Mean of frame features (B, T, d) at unit length: (B, d) float32.
+    """Average frame features (B, T, d) and normalise the mean: (B, d) float32.
 
     Args:
-        frames: (B, T, d) joint embeddings as the tower leaves them.
-        frame_norm: `l2` brings each frame to unit length first (CLIP4Clip, arXiv:2104.08860); `none`
+        frames: (B, T, d) joint embeddings, the output of the tower.
+        frame_norm: `l2` normalises each frame first (CLIP4Clip, arXiv:2104.08860); `none`
             does not (CTVR's released AvgPool).
     """
     frames = frames.float()

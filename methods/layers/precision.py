@@ -1,4 +1,4 @@
-"""Products that choose tokens are float32 whatever precision the towers have: rounded ones tie."""
+"""Keeps products that select tokens in float32, whatever precision the towers have: rounded values tie."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, autocast is off; on `meta` tensors, which have none and are only counted, nothing changes."""
+    """Turn autocast off inside; on `meta` tensors, which have no values, nothing changes."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

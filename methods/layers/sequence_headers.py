@@ -1,6 +1,6 @@
-"""CLIP4Clip's sequential similarity headers (Luo et al., arXiv:2104.08860, section 3.2): frames look at one another.
+"""CLIP4Clip's sequential similarity headers (Luo et al., arXiv:2104.08860, section 3.2) over a video's frames.
 
-Both add what they make of a video's frames to the frames; mean pooling follows (layers/pooling.py).
+Both add their output to the frames; mean pooling follows (layers/pooling.py).
 
 Shapes: B videos, T frames, d joint embedding.
 """
@@ -26,8 +26,8 @@ class FrameLSTM(nn.Module):
         self.lstm = nn.LSTM(width, width, batch_first=True)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """(B, T, d) -> (B, T, d), not normalised."""
-        # cuDNN has a backward pass of its training mode alone, and EWC asks for gradients in evaluation mode
+        """Map (B, T, d) to (B, T, d), not normalised."""
+        # cuDNN's backward pass needs training mode, and EWC requests gradients in evaluation mode
         self.lstm.train(self.training or torch.is_grad_enabled())
         return frames + self.lstm(frames)[0]
 
@@ -39,10 +39,10 @@ class FrameTransformer(nn.Module):
     video has T of them.
 
     Args:
-        text: whose first blocks and positions are copied.
+        text: tower whose first blocks and positions are copied.
         width: d of the joint embedding.
-        layers: blocks; all of the text tower's where it has fewer.
-        eps: of the copied LayerNorms, 1e-12 in the released code; None: as they are.
+        layers: number of blocks; all blocks of a shallower text tower.
+        eps: of the copied LayerNorms, 1e-12 in the released code; None: unchanged.
 
     Raises:
         ValueError: if the text tower is not as wide as the joint embedding.
@@ -62,7 +62,7 @@ class FrameTransformer(nn.Module):
                 module.eps = eps
 
     def forward(self, frames: Tensor) -> Tensor:
-        """(B, T, d) -> (B, T, d), not normalised; T at most as many as there are positions."""
+        """Map (B, T, d) to (B, T, d), not normalised; T at most the number of positions."""
         batch, num_frames, _ = frames.shape
         x = frames + self.positions[:num_frames].to(frames.dtype)
         return frames + run_blocks(self.blocks, x, None, TokenState(batch), causal=False)

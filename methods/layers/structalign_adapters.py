@@ -1,4 +1,4 @@
-"""What StructAlign adds to the towers: as its paper says, and as its released code has it.
+"""StructAlign's adapters of the towers: the form of its paper, and the form of its released code.
 
 Both classes hold adapters alone, so that a copy of them is a copy of the whole trained model: the
 backbone never changes and is not copied.
@@ -30,13 +30,13 @@ class _QueriesValues(nn.ModuleDict):
     """LoRA on q and v of a block."""
 
     def merged_delta(self) -> Tensor:
-        """What both add to the fused projection, (3D, D)."""
+        """Return the addition of both to the fused projection, (3D, D)."""
         q, v = (cast(LoRA, self[place]).merged_delta() for place in "qv")
         return torch.cat([q, torch.zeros_like(q), v])
 
 
 class LoRAAdapters(nn.Module):
-    """The paper's: LoRA experts on q, k, v and out of every text block, LoRA on q and v of every vision block."""
+    """The paper's form: LoRA experts on q, k, v and out of every text block, LoRA on q and v of every vision block."""
 
     def __init__(
         self,
@@ -64,23 +64,23 @@ class LoRAAdapters(nn.Module):
         self.vision = nn.ModuleList(_QueriesValues({"q": lora(), "v": lora()}) for _ in backbone.vision.blocks)
 
     def begin_task(self, index: int) -> None:
-        """Nothing: all tasks share all adapters."""
+        """Do nothing: all tasks share all adapters."""
 
     def end_task(self, index: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def text_seams(self, task: int | None) -> Seams:
-        """Eqs. 2-3, the same for every task."""
+        """Build the seams of eqs. 2-3, the same for every task."""
         return [BlockSeams(**_modules(block), by_token=True) for block in self.text]
 
     def vision_seams(self) -> Seams:
-        """Eq. 5, and the reducer."""
+        """Build the seams of eq. 5 and of the reducer."""
         blocks = cast(Iterable[_QueriesValues], self.vision)
         low_rank = [BlockSeams(**_modules(block), fold=block.merged_delta) for block in blocks]
         return combine(self.reducer.seams(), low_rank)
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
-        """What task `index` trains."""
+        """Return the parameters that task `index` trains."""
         return {
             "text": list(self.text.parameters()),
             "vision": [*self.vision.parameters(), *self.reducer.parameters()],
@@ -88,9 +88,9 @@ class LoRAAdapters(nn.Module):
 
 
 class TaskAwareAdapters(nn.Module):
-    """The released code's, which are FrameFusionMoE's: routed experts with task prototypes, cross-frame attention.
+    """The released code's form, as in FrameFusionMoE: routed experts with task prototypes, cross-frame attention.
 
-    In the first task, and for its videos ever after, expert 0 answers alone; it is then copied into the others.
+    In the first task, and for its videos afterwards, only expert 0 is used; it is then copied into the others.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class TaskAwareAdapters(nn.Module):
         fusion_layers: int,
         reducer: TokenReducer,
     ) -> None:
-        """Make adapters; frames are fused in the last `fusion_layers` blocks, forth and back in turn.
+        """Build adapters; frames are fused in the last `fusion_layers` blocks, in alternating directions.
 
         Raises:
             ValueError: for a reducer under which a token is not the same place in all frames.
@@ -140,7 +140,7 @@ class TaskAwareAdapters(nn.Module):
         self.prototypes.append(nn.Parameter(torch.randn(self.width, device=like.device) * self.width**-0.5))
 
     def end_task(self, index: int) -> None:
-        """After the first task: every expert starts as expert 0."""
+        """Copy expert 0 into every expert after the first task."""
         if index == 0:
             for adapter in self._experts():
                 adapter.experts.copy_first()
@@ -149,7 +149,7 @@ class TaskAwareAdapters(nn.Module):
         return [adapter for block in self.text for adapter in _modules(block).values()]
 
     def text_seams(self, task: int | None) -> Seams:
-        """Seams for captions that search the videos of `task`; None: routed without a prototype."""
+        """Build the seams for captions that search the videos of `task`; None: routed without a prototype."""
         given: dict[str, Any] = {"prototype": None if task is None else self.prototypes[task], "is_routed": task != 0}
         seams = []
         for block in self.text:
@@ -158,12 +158,12 @@ class TaskAwareAdapters(nn.Module):
         return seams
 
     def vision_seams(self) -> Seams:
-        """Cross-frame attention beside CLIP's own, in the last blocks, and the reducer."""
+        """Build the seams of cross-frame attention, parallel to CLIP's own, in the last blocks, and of the reducer."""
         fusions = [BlockSeams(beside=fusion, needs_alignment=True) for fusion in self.vision]
         return combine(self.reducer.seams(), [*[BlockSeams()] * self.first, *fusions])
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
-        """What task `index` trains: in the first one expert and no router, later all of them; its own prototype."""
+        """Return the parameters of task `index`: in the first one expert, no router; then all; its own prototype."""
         text: list[nn.Parameter] = []
         for adapter in self._experts():
             text += [adapter.experts.A, adapter.experts.B[0]] if index == 0 else list(adapter.parameters())
@@ -186,13 +186,13 @@ def make_adapters(
     fusion_layers: int,
     reducer: TokenReducer,
 ) -> LoRAAdapters | TaskAwareAdapters:
-    """The adapters of the paper, or those of its released code.
+    """Build the adapters of the paper, or those of its released code.
 
     Args:
-        text: experts, how many of them act, their rank, alpha and dropout.
+        text: number of experts, number of active experts, their rank, alpha and dropout.
         vision: rank and alpha of `lora`.
-        fusion_layers: last blocks in which `task_aware` lets frames attend to each other.
-        reducer: leaves the vision tower fewer tokens.
+        fusion_layers: number of last blocks in which `task_aware` uses cross-frame attention.
+        reducer: reduces the tokens of the vision tower.
     """
     if kind == "lora":
         return LoRAAdapters(backbone, *text, *vision, reducer)

@@ -1,4 +1,4 @@
-"""Captions and videos of several tasks in one batch, each encoded for its own task.
+"""Encodes captions and videos of several tasks in one batch, each for its own task.
 
 Shapes: B captions, L text length, N words, d joint embedding.
 """
@@ -16,12 +16,12 @@ from ctvr.methods.layers.transfer import to_device
 
 
 def by_task(encode: Callable[..., Tensor], tokens: Tensor, tasks: Tensor | None) -> Tensor:
-    """Features (B, d), or of words (B, N, d) with zero rows up to the longest, in the order of `tokens`.
+    """Return features (B, d), or of words (B, N, d) with zero rows up to the longest, in the order of `tokens`.
 
     Args:
-        encode: (tokens, task) -> features of captions that search the videos of `task`; (tokens) for the present one.
+        encode: (tokens, task) -> features of captions that search the videos of `task`; (tokens) for the current one.
         tokens: (B, L) int64.
-        tasks: (B,) int64 task of each caption, on the CPU; None: all of the present one.
+        tasks: (B,) int64 task of each caption, on the CPU; None: all of the current one.
     """
     if tasks is None:
         return encode(tokens)
@@ -43,7 +43,7 @@ def scores_by_task(
     tasks: Tensor,
     present: Iterable[int],
 ) -> Tensor:
-    """Return scores (B, V) of captions and videos, each video as captions search the videos of its task.
+    """Score captions and videos (B, V), each video with captions encoded for the video's task.
 
     Args:
         encode: (tokens, task) -> features of captions that search the videos of `task`.

@@ -1,4 +1,4 @@
-"""CLIP's temperature as a setting: where 1 / temperature = exp(logit_scale) begins, its bounds, whether it learns."""
+"""CLIP's temperature as a setting: the start value of 1 / temperature = exp(logit_scale), its bounds, its training."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class ScaleConfig:
 
 
 def set_scale(clip: Clip, config: ScaleConfig) -> None:
-    """Put the temperature where it begins."""
+    """Set the temperature to its start value."""
     if config.start_scale is not None:
         with torch.no_grad():
             clip.logit_scale.fill_(math.log(config.start_scale))
 
 
 def bound_scale(clip: Clip, config: ScaleConfig) -> None:
-    """Bring the temperature back between its bounds."""
+    """Clamp the temperature to its bounds."""
     with torch.no_grad():
         least = math.log(config.min_scale) if config.min_scale else -math.inf
         clip.logit_scale.clamp_(least, math.log(config.max_scale))

@@ -1,4 +1,4 @@
-"""Cross-frame attention beside frozen spatial attention (Frame Fusion Adapter, arXiv:2503.10111, section 3.3).
+"""Cross-frame attention parallel to frozen spatial attention (Frame Fusion Adapter, arXiv:2503.10111, section 3.3).
 
 Shapes: B videos, T frames, N tokens of one frame, D width, H heads.
 """
@@ -19,24 +19,24 @@ Mix = Literal["add", "convex"]
 
 
 def neighbour(y: Tensor, direction: Direction) -> Tensor:
-    """Each frame's neighbour in y (B, T, ...); a border frame, which has none, is its own."""
+    """Return each frame's neighbour in y (B, T, ...); a border frame without one is its own neighbour."""
     if direction == "previous":
         return torch.cat([y[:, :1], y[:, :-1]], dim=1)
     return torch.cat([y[:, 1:], y[:, -1:]], dim=1)
 
 
 class CrossFrameAttention(nn.Module):
-    """CA(F', F) of eq. 1: the neighbour's tokens ask, the frame's own tokens answer."""
+    """CA(F', F) of eq. 1: queries from the neighbour's tokens, keys and values from the frame's own tokens."""
 
     def __init__(self, width: int, heads: int, has_output: bool = True, init: FFAInit = "identity") -> None:
-        """Make the projections.
+        """Build the projections.
 
         Args:
             width: D, a multiple of heads.
             heads: H.
             has_output: project the merged heads once more, as CLIP's own attention does.
             init: `identity` weights with zero biases; `zero_out`, the same with an output projection of
-                zero, so that CA is 0 at the start; `torch`, linear layers as torch draws them.
+                zero, so that CA is 0 at the start; `torch`, torch's default initialisation.
 
         Raises:
             ValueError: for `zero_out` without an output projection.
@@ -64,7 +64,7 @@ class CrossFrameAttention(nn.Module):
         return merged if self.out is None else self.out(merged)
 
     def _heads_first(self, x: Tensor) -> Tensor:
-        """(B, T, N, D) -> (B*T, H, N, D/H): torch's fused attention takes four dimensions and no more."""
+        """Split heads: (B, T, N, D) -> (B*T, H, N, D/H); torch's fused attention takes exactly four dimensions."""
         return x.flatten(0, 1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
@@ -102,13 +102,13 @@ class FrameFusion(nn.Module):
 
 
 def fused_blocks(depth: int, count: int, placement: Literal["shallowest", "deepest"]) -> range:
-    """The `count` blocks of a tower whose frames attend to each other; all of a shallower one."""
+    """Return the `count` blocks of a tower with cross-frame attention; all blocks of a shallower one."""
     count = min(count, depth)
     return range(count) if placement == "shallowest" else range(depth - count, depth)
 
 
 def fusion_seams(adapters: nn.ModuleDict, depth: int) -> list[BlockSeams | None]:
-    """Where adapters act, which are named by their blocks; the frames of a video must keep their places."""
+    """Build seams from adapters, which are named by their blocks; the frames of a video must keep their places."""
     return [
         BlockSeams(beside=adapters[str(i)], needs_alignment=True) if str(i) in adapters else None for i in range(depth)
     ]

@@ -1,4 +1,4 @@
-"""From the host to the device without a wait: a GPU whose host waits for it at every turn runs dry in between."""
+"""Transfers from the host to the device without synchronisation, so that a GPU does not run out of work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def to_device(x: Tensor | Sequence[int], device: torch.device) -> Tensor:
-    """A CPU tensor, or whole numbers as int64, on the device: a GPU fetches it from pinned memory in its own time."""
+    """Copy a CPU tensor, or whole numbers as int64, to the device: to a GPU asynchronously from pinned memory."""
     host = x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.int64, device="cpu")
     if device.type == "cuda" and host.device.type == "cpu":
         return host.pin_memory().to(device, non_blocking=True)
@@ -17,9 +17,10 @@ def to_device(x: Tensor | Sequence[int], device: torch.device) -> Tensor:
 
 
 def trim_padding(tokens: Tensor) -> Tensor:
-    """Captions (B, L) without the pads behind the longest one, where the host knows it: on the CPU.
+    """Cut the pads after the longest of captions (B, L), if they are on the CPU.
 
-    On a device they stay as they are, for its reading would be a wait: whoever copies captions there cuts them before.
+    On a device they stay unchanged, since reading them would synchronise. The code that copies captions there cuts
+    them before.
     """
     if tokens.device.type != "cpu" or not len(tokens):
         return tokens

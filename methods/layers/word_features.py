@@ -1,6 +1,6 @@
-"""Words and frames: which there are, how they compare and how they are pooled (StructAlign, SIGIR 2026, eqs. 1-12).
+"""Comparison and pooling of words and frames (StructAlign, SIGIR 2026, eqs. 1-12).
 
-A caption is a row of word features, padded with zero rows; a zero row is no word anywhere here.
+A caption is a row of word features, padded with zero rows; a zero row never counts as a word.
 
 Shapes: B or Q captions, N words, V videos, T frames (the paper's M), L tokens, d joint embedding.
 """
@@ -20,7 +20,7 @@ CHUNK = 2**26  # word-frame cosines at a time: 256 MiB in float32
 
 
 def words_of(hidden: Tensor, eot: Tensor) -> Tensor:
-    """Features between start and end of text, zero rows after them.
+    """Select features between start and end of text, with zero rows after them.
 
     Args:
         hidden: (B, L, d) joint embeddings of all tokens; the first is the start of text.
@@ -36,10 +36,10 @@ def words_of(hidden: Tensor, eot: Tensor) -> Tensor:
 def words_and_caption(
     tower: TextTower, tokens: Tensor, seams: Seams | None = None, with_pads: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 1: words (B, N, d) and the end-of-text feature (B, d) of captions (B, L), neither normalised.
+    """Compute eq. 1: words (B, N, d) and the end-of-text feature (B, d) of captions (B, L), neither normalised.
 
     Args:
-        with_pads: what fills a caption up to L counts as words; see `hidden_with_pads`.
+        with_pads: pads that fill a caption up to L count as words; see `hidden_with_pads`.
     """
     hidden, eot = hidden_with_pads(tower, tokens, seams) if with_pads else tower.hidden(tokens, seams)
     words = words_of(hidden, eot)
@@ -50,23 +50,23 @@ def words_and_caption(
 
 
 def is_word(words: Tensor) -> Tensor:
-    """(B, N) True where words (B, N, d) hold a word and no pad."""
+    """Mark rows of words (B, N, d) that hold a word and not a pad: (B, N)."""
     return words.ne(0).any(dim=-1)
 
 
 def pad_words(words: Tensor, length: int) -> Tensor:
-    """Words (B, N, d) with zero rows up to `length` >= N: (B, length, d)."""
+    """Pad words (B, N, d) with zero rows up to `length` >= N: (B, length, d)."""
     return F.pad(words, (0, 0, 0, length - words.shape[1]))
 
 
 def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Eq. 6 for all pairs: half the mean over words of the best frame, half the reverse.
+    """Compute eq. 6 for all pairs: half the mean over words of the best frame, half the reverse.
 
     Args:
-        words: (Q, N, d) of any length; zero rows are pads and take no part. A caption without words
+        words: (Q, N, d) of any length; zero rows are pads and are ignored. A caption without words
             scores 0 everywhere.
         frames: (V, T, d) of any length.
-        chunk: cosines held at a time, Q' * V' * N * T; memory only, never the result.
+        chunk: number of cosines in memory at a time, Q' * V' * N * T; it does not change the result.
 
     Returns:
         (Q, V) float32 in [-1, 1].
@@ -78,7 +78,7 @@ def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> 
 def _similarities(words: Tensor, frames: Tensor, chunk: int) -> Tensor:
     valid = is_word(words)
     longest = words.shape[1]
-    if words.device.type == "cpu":  # what it costs to look elsewhere, is a wait; pads are few, for captions come cut
+    if words.device.type == "cpu":  # on a GPU this would need a wait; it has few pads, since captions are cut before
         longest = int(valid.any(dim=0).nonzero().max()) + 1 if valid.any() else 1
         words, valid = words[:, :longest], valid[:, :longest]
     videos = max(1, min(len(frames), chunk // (longest * frames.shape[1])))
@@ -99,7 +99,7 @@ def _similarity(words: Tensor, valid: Tensor, frames: Tensor) -> Tensor:
 
 
 def mean_z_score(scores: Tensor) -> Tensor:
-    """Several similarities (Q, V, n) of all captions and videos as one (Q, V): the mean of their z-scores.
+    """Merge several similarities (Q, V, n) of all captions and videos into (Q, V): the mean of their z-scores.
 
     A z-score is taken over a caption's whole row, so it depends on every video in the gallery.
     """
@@ -108,14 +108,14 @@ def mean_z_score(scores: Tensor) -> Tensor:
 
 
 def pool_towards(projected: Tensor, valid: Tensor, p: Tensor) -> Tensor:
-    """Eqs. 11-12: the mean (B, d) of tokens (B, N, d), weighted by softmax of <token, p (B, d)> over `valid` (B, N)."""
+    """Compute eqs. 11-12: the mean (B, d) of `valid` tokens (B, N, d), weighted by softmax of <token, p (B, d)>."""
     affinity = (projected @ p[..., None]).squeeze(-1)  # (B, N)
     weight = affinity.masked_fill(~valid, torch.finfo(affinity.dtype).min).softmax(dim=-1)
     return (weight[:, None] @ projected).squeeze(1)
 
 
 def mean_of(tokens: Tensor, valid: Tensor | None = None, is_unit: bool = True) -> Tensor:
-    """Mean (B, d) of tokens (B, N, d), of the `valid` (B, N) ones if given; zero without any. Of length 1, if asked."""
+    """Average tokens (B, N, d), the `valid` (B, N) ones if given: (B, d); zero without any. Normalised if `is_unit`."""
     if valid is None:
         valid = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
     else:
@@ -125,11 +125,11 @@ def mean_of(tokens: Tensor, valid: Tensor | None = None, is_unit: bool = True) -
 
 
 def hidden_with_pads(tower: TextTower, tokens: Tensor, seams: Seams | None = None) -> tuple[Tensor, Tensor]:
-    """As `TextTower.hidden`, with states for pads too: what the released StructAlign takes for words.
+    """Act as `TextTower.hidden`, with states for pads too, which the released StructAlign counts as words.
 
     Its tokenizer fills captions with the end-of-text token. Such a token attends to the caption and to
-    no pad, itself included, and has its own position. Pads reach as far as `tokens` (B, L) do, however long the
-    captions beside one are.
+    no pad, itself included, and has its own position. Pads extend to the length of `tokens` (B, L), whatever the
+    length of other captions in the batch.
     """
     text: Any = tower
     eot = tokens.argmax(dim=-1)

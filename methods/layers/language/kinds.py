@@ -1,6 +1,6 @@
-"""What an English word may be, before anything is known of its place in a caption: for tagger.py.
+"""Possible kinds of an English word, independent of its place in a caption, for tagger.py.
 
-A word is looked up in the lists of lexicon.py; what they do not hold is judged by its ending, else it is a noun.
+A word is looked up in the lists of lexicon.py. Other words are classified by their ending, else they are nouns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ctvr.methods.layers.language import lexicon
 
 
 class Kind(Enum):
-    """What a word may be, before anything is known of its place."""
+    """Possible kind of a word, independent of its place."""
 
     DETERMINER = auto()
     PRONOUN = auto()
@@ -29,8 +29,8 @@ class Kind(Enum):
     ADVERB = auto()
     ADJECTIVE = auto()
     NOUN = auto()
-    VERB = auto()  # a verb in its base form or in -s, and no noun
-    EITHER = auto()  # the same, and a noun as well
+    VERB = auto()  # a verb in its base form or in -s, and not a noun
+    EITHER = auto()  # a verb in these forms and a noun as well
     ING = auto()
     ING_NOUN = auto()  # in -ing, a noun unless it clearly is a verb
     PAST = auto()
@@ -68,7 +68,7 @@ class Lists:
 
 @lru_cache(maxsize=1)
 def lists() -> Lists:
-    """Split lexicon.py, once. Where lists overlap, the first one of `order` has the word."""
+    """Split lexicon.py, once. Where lists overlap, the first one of `order` takes the word."""
     order = [
         (K.PRONOUN, lexicon.PRONOUNS), (K.BE, lexicon.BE), (K.MODAL, lexicon.MODALS), (K.HAVE, lexicon.HAVE),
         (K.DO, lexicon.DO), (K.NOT, lexicon.NEGATIONS), (K.CONJUNCTION, lexicon.CONJUNCTIONS),
@@ -89,7 +89,7 @@ def lists() -> Lists:
 
 
 def stems(word: str, ending: str) -> list[str]:
-    """Base forms that may have given `word` its `ending` (s, ing or ed): try of tries, make of making."""
+    """List base forms from which `word` may be built with `ending` (s, ing or ed): try of tries, make of making."""
     body = word[: -len(ending)]
     if ending == "s":
         found = [body]
@@ -107,7 +107,7 @@ def stems(word: str, ending: str) -> list[str]:
 
 
 def base_form(word: str) -> str:
-    """`word` itself or, in -s, the verb that it is a form of."""
+    """Return the base form of a verb in -s; other words are returned unchanged."""
     if word in lists().verbs or not word.endswith("s"):
         return word
     return next((stem for stem in stems(word, "s") if stem in lists().verbs), word)
@@ -115,7 +115,7 @@ def base_form(word: str) -> str:
 
 @lru_cache(maxsize=65536)
 def kind_of(word: str) -> Kind:
-    """What a lower-case word may be."""
+    """Classify a lower-case word."""
     known = lists()
     if word in known.closed:
         return known.closed[word]
@@ -142,7 +142,7 @@ def kind_of(word: str) -> Kind:
 
 
 def _is_compared(word: str) -> bool:
-    """`older`, `biggest`, `happier`."""
+    """Report comparatives and superlatives: `older`, `biggest`, `happier`."""
     body = next((word.removesuffix(end) for end in ("er", "est") if word.endswith(end)), "")
     forms = (body, body + "e", body[:-1], body[:-1] + "y")
     return len(body) > 2 and any(form in lists().adjectives and len(form) > 2 for form in forms)

@@ -1,13 +1,12 @@
-"""Sentences of nouns and of verbs made from a caption (CAMoE, arXiv:2109.04290, "sentence generation strategy").
+"""Builds sentences of nouns and of verbs from a caption (CAMoE, arXiv:2109.04290, "sentence generation strategy").
 
 A stream is the whole caption, its nouns (entity) or its verbs (action). Three strategies encode the last
 two with the text tower that encodes the caption:
-
-    muw   mask what is no keyword, read the end-of-text token (eq. 1)
+    muw   mask all but keywords, read the end-of-text token (eq. 1)
     rkw   a new sentence of the keywords alone, read the end-of-text token
-    akwe  read the whole caption, average the keywords' own tokens
+    akwe  encode the whole caption, average the keywords' own tokens
 
-The start and end of text are always kept. Methods see token ids, so words are put together from the
+The start and end of text are always kept. Methods see token ids, so words are assembled from the
 tokenizer's pieces; a keyword keeps all of its pieces.
 
 Shapes: B captions, L tokens, D width, d joint embedding.
@@ -28,7 +27,7 @@ from ctvr.methods.layers.language.tagger import AUXILIARY, NOUN, VERB, tag
 
 Strategy = Literal["muw", "rkw", "akwe"]
 MaskMode = Literal["attention", "filler"]
-WORD_END = "</w>"  # how CLIP's tokenizer marks the last piece of a word
+WORD_END = "</w>"  # suffix of the last piece of a word in CLIP's tokenizer
 
 
 class Keywords:
@@ -54,7 +53,7 @@ class Keywords:
         self.verbs = VERB + AUXILIARY if has_auxiliaries else VERB
 
     def words(self, tokens: list[int]) -> tuple[tuple[str, ...], list[int]]:
-        """The words of token ids without start and end of text, and for each token the index of its word."""
+        """Return the words of token ids without start and end of text, and for each token the index of its word."""
         words: list[str] = []
         word_of: list[int] = []
         pieces = ""
@@ -67,9 +66,9 @@ class Keywords:
         return (*words, pieces) if pieces else tuple(words), word_of  # a long caption may end within a word
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Where nouns and where verbs are: two masks (B, L) for tokens (B, L), False at start, end and pads.
+        """Mask nouns and verbs: two masks (B, L) for tokens (B, L), False at start, end and pads.
 
-        They are on the CPU, which has to read the tokens anyway and may ask which captions have any.
+        They are on the CPU, where the tokens are read, so that a caller can test them without a wait.
         """
         host = tokens.cpu()
         nouns, verbs = (torch.zeros(tokens.shape, dtype=torch.bool, device="cpu") for _ in range(2))
@@ -84,13 +83,13 @@ class Keywords:
 
 
 def frame_of(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks (B, L) of the start and the end of text."""
+    """Return masks (B, L) of the start and the end of text."""
     position = torch.arange(tokens.shape[1], device=tokens.device)
     return (position == 0).expand(tokens.shape), position == tokens.argmax(dim=-1, keepdim=True)
 
 
 def recombine(tokens: Tensor, keywords: Tensor) -> Tensor:
-    """New sentences (B, L) of the tokens marked in `keywords` (B, L), in their order, zeros after the end of text."""
+    """Build sentences (B, L) of the tokens marked in `keywords` (B, L), in order, zeros after the end of text."""
     start, end = frame_of(tokens)
     kept = keywords | start | end
     order = (~kept).to(torch.int8).argsort(dim=1, stable=True)  # kept ones first
@@ -98,9 +97,9 @@ def recombine(tokens: Tensor, keywords: Tensor) -> Tensor:
 
 
 def encode_masked(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
-    """Captions (B, L) in which no token attends to anything but keywords, start and end: (B, d), not normalised.
+    """Encode captions (B, L) whose tokens attend only to keywords, start and end: (B, d), not normalised.
 
-    Everything stays at its position. With every word a keyword this is the tower itself.
+    Every token stays at its position. With every word a keyword this is the tower itself.
     """
     start, end = frame_of(tokens)
     x, state = tower.embed(tokens)
@@ -126,7 +125,7 @@ def _block_with_mask(block: Any, visible: Tensor, x: Tensor, state: TokenState) 
 def mask_and_read(
     tower: TextTower, tokens: Tensor, keywords: Tensor, mode: MaskMode = "attention", filler: int = 0
 ) -> Tensor:
-    """MUW: (B, d), not normalised. CLIP has no mask token, so attention is masked, or a filler id takes the place."""
+    """Encode by MUW: (B, d), not normalised. CLIP has no mask token: attention is masked, or a filler id is used."""
     if mode == "attention":
         return encode_masked(tower, tokens, keywords)
     start, end = frame_of(tokens)
@@ -134,7 +133,7 @@ def mask_and_read(
 
 
 def average_keywords(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tensor:
-    """AKWE: the mean (B, d) of the keywords' joint embeddings in the whole caption; zero without any."""
+    """Encode by AKWE: the mean (B, d) of the keywords' joint embeddings in the whole caption; zero without any."""
     hidden, _ = tower.hidden(tokens)
     weight = keywords[:, : hidden.shape[1], None].to(hidden.dtype)
     return (hidden * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
@@ -143,7 +142,7 @@ def average_keywords(tower: TextTower, tokens: Tensor, keywords: Tensor) -> Tens
 def encoder(
     strategy: Strategy, mode: MaskMode = "attention", filler: int = 0
 ) -> Callable[[TextTower, Tensor, Tensor], Tensor]:
-    """The function (tower, tokens (B, L), keywords (B, L)) -> (B, d) of a strategy."""
+    """Return the function (tower, tokens (B, L), keywords (B, L)) -> (B, d) of a strategy."""
     if strategy == "muw":
         return lambda tower, tokens, keywords: mask_and_read(tower, tokens, keywords, mode, filler)
     if strategy == "rkw":

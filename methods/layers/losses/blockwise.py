@@ -1,8 +1,8 @@
-"""InfoNCE of batches whose matrix of similarities would be too large to hold.
+"""InfoNCE of batches whose similarity matrix is too large to store.
 
-`contrastive` keeps the logits of B pairs, (B, B), and as many numbers again for each direction: with 32,768
-pairs, as accumulated steps may have, 4 GB each. Here blocks of rows pass by twice, once for the loss and once for its
-gradient, and what is held is linear in B. The same sums in another order: values differ by rounding.
+`contrastive` stores the logits of B pairs, (B, B), and as many numbers again for each direction: with 32,768
+pairs, as accumulated steps may have, 4 GB each. Here blocks of rows are computed twice, once for the loss and once for
+its gradient, with memory linear in B. The order of summation differs, so values differ by rounding.
 
 Shapes: B pairs, R rows of a block, d features.
 """
@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-LARGE = 4096  # pairs from which on blocks are taken: of fewer the matrix is small beside what made the features
-ROWS = 1024  # of a block
+LARGE = 4096  # pairs from which blocks are used: a smaller matrix needs little memory compared with the encoders
+ROWS = 1024  # rows of a block
 
 
 def contrastive_in_blocks(
@@ -26,20 +26,20 @@ def contrastive_in_blocks(
     reduction: Literal["mean", "sum"] = "mean",
     numbers: Tensor | None = None,
 ) -> Tensor:
-    """`contrastive(scale * queries @ videos.mT, reduction, numbers)`, differentiable once.
+    """Compute `contrastive(scale * queries @ videos.mT, reduction, numbers)`, differentiable once.
 
     Args:
         queries, videos: (B, d) float32 features of captions and of their videos.
         scale: scalar, 1 / temperature.
         reduction: see `contrastive`.
-        numbers: (B,) of the videos; given, a pair of the same video is no negative.
+        numbers: (B,) video numbers; if given, other pairs of the same video are not negatives.
     """
     both: Tensor = _InBlocks.apply(queries, videos, scale, numbers)
     return both if reduction == "sum" else both / 2
 
 
 class _InBlocks(torch.autograd.Function):
-    """The sum of both directions' cross entropies, each a mean over B."""
+    """Sum of both directions' cross-entropies, each a mean over B."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, videos: Tensor, scale: Tensor, numbers: Tensor | None) -> Tensor:
@@ -72,7 +72,7 @@ class _InBlocks(torch.autograd.Function):
 
 
 def _blocks(queries: Tensor, videos: Tensor, scale: Tensor, numbers: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-    """The number of the first row, and logits (R, B); -inf where a pair is no negative."""
+    """Yield the index of the first row and logits (R, B); -inf where a pair is not a negative."""
     for start in range(0, len(queries), ROWS):
         logits = (scale * queries[start : start + ROWS]) @ videos.mT
         if numbers is not None:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 def contrastive(logits: Tensor, reduction: Literal["mean", "sum"] = "mean", videos: Tensor | None = None) -> Tensor:
-    """Symmetric InfoNCE over captions -> videos and videos -> captions (CLIP, arXiv:2103.00020, fig. 3).
+    """Compute symmetric InfoNCE, captions -> videos and videos -> captions (CLIP, arXiv:2103.00020, fig. 3).
 
     Args:
         logits: (B, B) similarities divided by the temperature; pair i is (i, i).
         reduction: `mean` halves the sum of the two directions, as the papers write; `sum` does not, as
-            the released CTVR code does.
-        videos: (B,) video numbers. Given, a pair of the same video is no negative.
+            the released CTVR code.
+        videos: (B,) video numbers. If given, other pairs of the same video are not negatives.
     """
     if videos is not None:
         same = videos[:, None] == videos[None, :]
@@ -31,9 +31,9 @@ def contrastive(logits: Tensor, reduction: Literal["mean", "sum"] = "mean", vide
 
 
 def cross_task(logits: Tensor, references: Tensor) -> Tensor:
-    """Captions -> videos where the stored videos of former tasks are negatives too.
+    """Compute InfoNCE captions -> videos with the stored videos of former tasks as additional negatives.
 
-    FrameFusionMoE (arXiv:2503.10111), eq. 8. With no references it is one half of `contrastive`.
+    FrameFusionMoE (arXiv:2503.10111), eq. 8. Without references it is one half of `contrastive`.
 
     Args:
         logits: (B, B) scaled similarities of captions and their batch's videos.
@@ -44,7 +44,7 @@ def cross_task(logits: Tensor, references: Tensor) -> Tensor:
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
-    """T^2 KL(teacher || student) over rows (Hinton et al., arXiv:1503.02531): its gradient is 0 where they agree.
+    """Compute T^2 KL(teacher || student) over rows (Hinton et al., arXiv:1503.02531); its gradient is 0 at equality.
 
     Takes logits (B, C) of both; returns a scalar, averaged over rows.
     """

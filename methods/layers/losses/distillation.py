@@ -1,4 +1,4 @@
-"""What the strategies that distil share: answers kept as they were, relations kept as they were, features made once.
+"""Shared parts of distillation strategies: losses on answers and on relations, and features computed once per batch.
 
 Answers are scaled similarities (Q, V): `symmetric_distillation`. Relations are instance-wise relation distillation,
 Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, section 4.2, eq. 5-8. A pair's relations are
@@ -32,16 +32,16 @@ from ctvr.methods.settings import setting
 
 
 def symmetric_distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student) of scaled similarities (Q, V): mean over captions plus mean over videos.
+    """Compute T^2 KL(teacher || student) of scaled similarities (Q, V): mean over captions plus mean over videos.
 
     The papers write cross-entropies, which differ by the teacher's entropy: another value, the same
-    gradient. This one is 0 where both agree.
+    gradient. This loss is 0 where both agree.
     """
     return distillation(student, teacher, temperature) + distillation(student.mT, teacher.mT, temperature)
 
 
 def backbone_of(base: Method) -> Clip:
-    """The backbone of a retriever.
+    """Return the backbone of a retriever.
 
     Raises:
         ValueError: if it has none.
@@ -53,32 +53,32 @@ def backbone_of(base: Method) -> Clip:
 
 
 def frozen_start(base: Method) -> Frozen:
-    """The retriever as its first task begins: pre-trained, with the parts that this task has added to it."""
-    base.to(backbone_of(base).logit_scale.device)  # new parts are still where they were made
+    """Copy and freeze the retriever at the start of its first task, including the parts that this task added."""
+    base.to(backbone_of(base).logit_scale.device)  # new parts are still on the device of their creation
     return Frozen(base)
 
 
 class EncodedOnce:
-    """Features that a retriever makes of a batch while it computes its losses, so that nobody makes them twice."""
+    """Features of a batch, computed once: those of the retriever's own losses are reused."""
 
     def __init__(self, base: Method, batch: Batch) -> None:
         self.base, self.batch = base, batch
         self._made: dict[str, Tensor] = {}
 
     def losses(self) -> dict[str, Tensor]:
-        """The retriever's own losses; the features that it makes for them are kept."""
+        """Compute the retriever's own losses and keep the features computed for them."""
         names = ("encode_video", "encode_text")
         with patched(self.base, **{name: partial(self._keep, name, getattr(self.base, name)) for name in names}):
             return self.base.losses(self.batch)
 
     def videos(self) -> Tensor:
-        """Features (B, ...) of this worker's videos."""
+        """Return features (B, ...) of this worker's videos."""
         if "encode_video" not in self._made:
             self._made["encode_video"] = self.base.encode_video(self.batch.frames)
         return self._made["encode_video"]
 
     def texts(self) -> Tensor:
-        """Features (B, ...) of this worker's captions."""
+        """Return features (B, ...) of this worker's captions."""
         if "encode_text" not in self._made:
             self._made["encode_text"] = self.base.encode_text(self.batch.tokens)
         return self._made["encode_text"]
@@ -112,23 +112,23 @@ class RelationConfig:
 
 
 def kept_across(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
-    """L_IRD of similarities (G, G) between modalities: the mean of rows and columns."""
+    """Compute L_IRD of similarities (G, G) between modalities: the mean of rows and columns."""
     return (_kept(new, old, config) + _kept(new.mT, old.mT, config)) / 2
 
 
 def kept_within(new: Sequence[Tensor], old: Sequence[Tensor], config: RelationConfig) -> Tensor:
-    """L_IRD of unit features (G, d), one tensor for each modality, by eq. 5: the mean over modalities."""
+    """Compute L_IRD of unit features (G, d), one tensor for each modality, by eq. 5: the mean over modalities."""
     both = [_kept(_others(x @ x.mT), _others(z @ z.mT), config) for x, z in zip(new, old, strict=True)]
     return torch.stack(both).mean()
 
 
 def _kept(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:
-    """Eq. 6 over rows of similarities."""
+    """Compute eq. 6 over rows of similarities."""
     return F.cross_entropy(new / config.kappa, (old / config.kappa_teacher).softmax(dim=-1))
 
 
 def _others(similarities: Tensor) -> Tensor:
-    """(G, G) without its diagonal: (G, G - 1)."""
+    """Remove the diagonal of (G, G): (G, G - 1)."""
     size = len(similarities)
     keep = ~torch.eye(size, dtype=torch.bool, device=similarities.device)
     return similarities[keep].view(size, size - 1)

@@ -1,4 +1,4 @@
-"""Simplex equiangular tight frames: directions of classes that are as far apart as can be.
+"""Simplex equiangular tight frames: class directions with maximal equal angles.
 
 StructAlign (SIGIR 2026), eqs. 7-8, 10 and 13; after Papyan et al., arXiv:2008.08186.
 
@@ -21,15 +21,15 @@ Head = Literal["mlp", "frozen_linear"]
 
 
 def simplex_etf(num_classes: int, dim: int, frame: Frame = "orthonormal", seed: int = 0) -> Tensor:
-    """P* of eq. 7, one unit row for each class: (C, d) float64.
+    """Compute P* of eq. 7, one unit row for each class: (C, d) float64.
 
     Args:
         num_classes: C, at least 2 and at most `dim`.
         dim: d.
-        frame: what U of eq. 7 is. `orthonormal`: U^T U = I, so that different rows have the inner
+        frame: U of eq. 7. `orthonormal`: U^T U = I, so that different rows have the inner
             product -1 / (C - 1) exactly. `gaussian`: the released code's random matrix, whose rows
             are normalised afterwards and have that inner product on average only; drawn in float32.
-        seed: of U, drawn on the CPU whatever the device of training.
+        seed: of U, drawn on the CPU whatever the training device.
 
     Raises:
         ValueError: if C is out of range.
@@ -52,23 +52,23 @@ def simplex_etf(num_classes: int, dim: int, frame: Frame = "orthonormal", seed: 
 
 
 def make_head(dim: int, kind: Head) -> nn.Module:
-    """g of eq. 10, which carries tokens (..., d) into the prototypes' space: an MLP, or the release's fixed matrix."""
+    """Build g of eq. 10, which maps tokens (..., d) to the prototypes' space: an MLP, or the release's fixed matrix."""
     if kind == "frozen_linear":
         return nn.Linear(dim, dim, bias=False)
     return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
 
 def misalignment(text: Tensor, video: Tensor, p: Tensor) -> Tensor:
-    """Eq. 13 for features (B, d) of pairs whose categories have the unit prototypes p (B, d); in [0, 4]."""
+    """Compute eq. 13 for features (B, d) of pairs whose categories have the unit prototypes p (B, d); in [0, 4]."""
     return (2 - (l2_normalize(text) * p).sum(dim=-1) - (l2_normalize(video) * p).sum(dim=-1)).mean()
 
 
 class CategoryPrototypes(nn.Module):
-    """The prototypes of a stream's categories, which take rows of the simplex in order of first appearance."""
+    """The prototypes of a stream's categories; categories take simplex rows in order of first appearance."""
 
     reference: Tensor  # (C, d) P* of eq. 7; empty before the first task
-    learned: nn.Parameter | None  # (C, d), if they are learned
-    order: Tensor  # (n,) int64: category order[i] is row i
+    learned: nn.Parameter | None  # (C, d), if prototypes are learned
+    order: Tensor  # (n,) int64: category order[i] has row i
 
     def __init__(self, dim: int, frame: Frame, is_learned: bool, num_classes: int | None = None) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class CategoryPrototypes(nn.Module):
         self.register_parameter("learned", None)
 
     def begin(self, name: str, categories: Sequence[int], num_categories: int) -> None:
-        """Give a row to each new category of task `name`; `num_categories` are those of the whole stream.
+        """Assign a row to each new category of task `name`; `num_categories` counts those of the whole stream.
 
         Raises:
             ValueError: if the simplex has too few rows.
@@ -98,17 +98,17 @@ class CategoryPrototypes(nn.Module):
             )
 
     def all(self) -> Tensor:
-        """P, (C, d) unit rows."""
+        """Return P, (C, d) unit rows."""
         return self.reference if self.learned is None else l2_normalize(self.learned)
 
     def indices(self, categories: Tensor) -> Tensor:
-        """Row of P for each category (B,)."""
+        """Return the row of P for each category (B,)."""
         return (categories[:, None] == self.order).int().argmax(dim=1)
 
     def of(self, categories: Tensor) -> Tensor:
-        """Prototypes (B, d) of categories (B,)."""
+        """Return prototypes (B, d) of categories (B,)."""
         return self.all()[self.indices(categories)]
 
     def penalty(self) -> Tensor:
-        """||P - P*||^2 of learned prototypes."""
+        """Compute ||P - P*||^2 of learned prototypes."""
         return (self.all() - self.reference).square().sum()

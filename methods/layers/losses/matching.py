@@ -1,10 +1,10 @@
-"""UMT's two losses: captions and videos compared (VTC), and pairs judged by the fusion layers (VTM), hard wrong ones.
+"""UMT's two losses: contrastive (VTC), and matching of pairs by the fusion layers with hard negatives (VTM).
 
 Li et al., arXiv:2303.16058, as its authors' code computes them (after ALBEF, arXiv:2107.07651):
 
     s = mean over frames of cosines;  VTC: soft cross-entropies of s / temp, captions of one video share its mass
-    VTM: for each caption one wrong video and for each video one wrong caption, drawn by softmax(s / temp) of the
-    worker's own batch; cross-entropy of the head's two logits over B pairs and 2 B wrong ones, 1 is a match
+    VTM: for each caption one negative video and for each video one negative caption, drawn by softmax(s / temp) of the
+    worker's own batch; cross-entropy of the head's two logits over B pairs and 2 B negatives, 1 is a match
 
 Shapes: B pairs, S (B, B) captions x videos, already divided by temp.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def shared_contrastive(scores: Tensor, videos: Tensor) -> Tensor:
-    """VTC: mean of both directions' cross-entropies, whose target is shared by the captions of one video.
+    """Compute VTC: mean of both directions' cross-entropies; captions of one video share the target mass.
 
     Args:
         scores: (B, B) similarities divided by the temperature.
@@ -31,26 +31,26 @@ def shared_contrastive(scores: Tensor, videos: Tensor) -> Tensor:
 
 @torch.no_grad()
 def negative_weights(scores: Tensor, videos: Tensor, hard: bool = True) -> Tensor:
-    """How likely each column is a row's negative: (B, B), 0 where both are of one video, not normalised.
+    """Weight each column as a negative of a row: (B, B), 0 where both are of one video, not normalised.
 
     Args:
         scores: (B, B); transposed, they are those of captions for videos.
         videos: (B,) of rows and columns.
-        hard: by softmax over the row; False: all alike.
+        hard: weight by the softmax over the row; False: equal weights.
 
     Raises:
         ValueError: if a row has no negative, as in a batch of one video.
     """
     same = videos[:, None] == videos[None, :]
-    if same.device.type == "cpu" and bool(same.all(dim=1).any()):  # reading it would make a host wait for its GPU
+    if same.device.type == "cpu" and bool(same.all(dim=1).any()):  # on a GPU this check would synchronise
         raise ValueError("pairs are matched against other videos of a batch, and this one has a single video.")
     weights = scores.float().softmax(dim=1) if hard else torch.ones_like(scores, dtype=torch.float32)
-    weights = weights.clamp_min(torch.finfo(torch.float32).tiny)  # a row whose own pair has all the mass still draws
+    weights = weights.clamp_min(torch.finfo(torch.float32).tiny)  # a row whose own pair has all the mass can still draw
     return weights.masked_fill(same, 0.0)
 
 
 def matching(logits: Tensor) -> Tensor:
-    """VTM: cross-entropy of the logits (3B, 2) of B pairs and then 2 B wrong ones; logit 1 is a match."""
+    """Compute VTM: cross-entropy of the logits (3B, 2) of B pairs and then 2 B negatives; logit 1 is a match."""
     pairs = len(logits) // 3
     target = (torch.arange(len(logits), device=logits.device) < pairs).long()
     return F.cross_entropy(logits, target)

@@ -1,4 +1,4 @@
-"""The settings of token reduction, one flat list for all reducers; which of them a reducer reads is checked here."""
+"""Settings of token reduction, one flat list for all reducers, and the checks of which settings a reducer reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ONLY: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReducerConfig:
-    """Settings of all reducers. None and () stand for values that follow from the backbone and the frames."""
+    """Number and places of merged tokens. None and () are filled in from the backbone and the frames."""
 
     reducer: ReducerName = setting("none", doc="token reduction in the vision tower")
     r: int | tuple[int, ...] | None = setting(

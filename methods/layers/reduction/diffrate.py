@@ -8,8 +8,8 @@ After the released code (OpenGVLab/DiffRate, inference): between attention and M
             x_t <- plain mean of x_t and all that join it;   s_t <- s_t + sum s_j cos(j, t)
 
 K counts the class token. The rates are numbers here; diffrate_search.py finds them. The release sorts in every block;
-here order changes only where something goes, which no feature can tell. It lets a size fall to zero and below where a
-cosine is negative (log: NaN); here it stays above. Prompts are ours: in front, neither ranked nor joined.
+here the order changes only where tokens leave, which does not affect features. A negative cosine can make a size of the
+release zero or negative (log: NaN); here sizes stay positive. Prompts are ours: in front, neither ranked nor joined.
 
 Shapes: G frames, N tokens, D width.
 """
@@ -35,7 +35,7 @@ SCHEDULES: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
         (197, 196, 182, 172, 162, 147, 131, 109, 101, 94, 70, 49),
         (197, 192, 178, 164, 150, 133, 115, 101, 96, 82, 49, 49),
     ),
-    # Ours: none is released for a B/32. The one above, bent so that Table 1's 12 x 20 tokens at 36.8 come out
+    # Ours: none is released for a B/32. The one above, scaled to Table 1's 12 x 20 tokens at 36.8
     (50, 12): (
         (50, 50, 46, 43, 40, 37, 33, 28, 27, 26, 22, 20),
         (50, 49, 45, 41, 37, 33, 30, 27, 26, 24, 20, 20),
@@ -44,7 +44,7 @@ SCHEDULES: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 def schedule(blocks: int, tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """K_p and K_m of every block: of SCHEDULES, or in proportion to the released one for any other tower."""
+    """Return K_p and K_m of every block: those of SCHEDULES, or the released ones in proportion for other towers."""
     if (tokens, blocks) in SCHEDULES:
         return SCHEDULES[tokens, blocks]
     at = [block * 11 // max(1, blocks - 1) for block in range(blocks)]
@@ -57,19 +57,19 @@ def schedule(blocks: int, tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]
 def compress(
     x: Tensor, size: Tensor | None, row: Tensor, prune: int, merge: int, first: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Rank the tokens behind the first `first`, cut them to `prune` and merge these into `merge`.
+    """Rank the tokens after the first `first`, cut them to `prune` and merge these into `merge`.
 
     Args:
         x: (G, N, D).
         size: (G, N, 1), None for one each.
         row: (G, N - first) attention of the class token; only its order counts.
-        prune: how many of them stay.
-        merge: how many they become, at least 1.
-        first: leading tokens, as they are.
+        prune: number of ranked tokens that stay.
+        merge: number of tokens after merging, at least 1.
+        first: number of leading tokens, which are unchanged.
 
     Returns:
         (G, first + merge, D) and the sizes (G, first + merge, 1), or None if nothing was merged yet. The choice and
-        the sizes have no gradient. Without anything to cut or merge, what was given.
+        the sizes have no gradient. If nothing is cut or merged, the inputs.
     """
     candidates = row.shape[1]
     prune, merge = min(prune, candidates), min(merge, candidates)
@@ -93,10 +93,10 @@ def compress(
 
 
 def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Tokens behind rank `kept` join those before that are most like them.
+    """Merge tokens after rank `kept` into the most similar ones before it.
 
-    Takes x (G, P, D), most important first, what is compared (G, P, C) and sizes (G, P, 1). Returns (G, kept, D) and
-    (G, kept, 1).
+    Takes x (G, P, D), most important first, the compared vectors (G, P, C) and sizes (G, P, 1). Returns
+    (G, kept, D) and (G, kept, 1).
     """
     cosine, joins = most_alike(metric, kept)
     grown = size[:, :kept].scatter_add(1, joins, size[:, kept:] * cosine)
@@ -107,7 +107,7 @@ def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Te
 
 @torch.no_grad()
 def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """The best cosine of each token behind rank `kept` with one before, and which: (G, P, C) -> (G, P - kept, 1)."""
+    """Find the best cosine of tokens after rank `kept` with one before, and which: (G, P, C) -> (G, P - kept, 1)."""
     with no_autocast(metric.device):
         units = F.normalize(metric.float(), dim=-1)
         cosine, target = (units[:, kept:] @ units[:, :kept].mT).max(dim=-1)
@@ -119,14 +119,14 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 class DiffRate(TokenReducer):
-    """Fixed K_p and K_m in every block."""
+    """DiffRate with fixed K_p and K_m in every block."""
 
     def __init__(self, tokens: int, pruned: Sequence[int], merged: Sequence[int], proportional: bool = True) -> None:
-        """Make a reducer.
+        """Build a reducer.
 
         Args:
             tokens: N of a frame, the class token included.
-            pruned: K_p of every block; more than there are means all.
+            pruned: K_p of every block; a number above the remaining tokens keeps all.
             merged: K_m, likewise.
             proportional: attention weighs a token by its size.
         """
@@ -147,7 +147,7 @@ class DiffRate(TokenReducer):
         return BlockSeams(between=between, wants_class_row=True, breaks_alignment=True)
 
     def _compress(self, prune: int, merge: int, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
-        """(G, N, D) -> fewer tokens; see `compress`."""
+        """Reduce tokens (G, N, D); see `compress`."""
         assert attended.class_row is not None
         state.proportional, first, classes = self.proportional, state.protected, state.classes
         row = attended.class_row[:, first:]

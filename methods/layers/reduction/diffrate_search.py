@@ -5,7 +5,7 @@ patches that may stay, N0, N0 - step, .. > 0, with equal logits at first:
 
     K = ceil(sum c pi) + 1 (the class token), the gradient of ceil is 1;   p_j = sum of pi over c + 1 > j, rank j stays
 
-While they are searched no token leaves. Tokens are sorted as in diffrate.py; those that would go are masked, and a cut
+During the search no token leaves. Tokens are sorted as in diffrate.py; tokens to be dropped are masked, and a cut
 from M tokens to K has the value 0 for ranks K .. M - 1, else 1, and the gradient of p. The mask multiplies exp:
 
     A_ij = (exp(l_ij - max l_i) Q_ij + eps / N) / (sum_j exp(l_ij - max l_i) Q_ij + eps),   Q_ij = mask_j, Q_ii = 1
@@ -15,7 +15,7 @@ The loss is the task's and 5 (F / 10^9 - target)^2 with F the multiply-adds of a
 
     N D 3p^2 + D d + sum of 4 N_l D^2 + 2 N_l^2 D + 8 N_l+1 D^2,   N_l+1 = min(N_l, K_p, K_m)
 
-whose gradient reaches K_p and K_m, whichever is smaller, and not N_l. In evaluation the present numbers are fixed
+whose gradient reaches K_p and K_m, whichever is smaller, and not N_l. In evaluation the current numbers are fixed
 rates. Prompts are ours: in front, neither ranked nor masked.
 
 Shapes: G frames, N0 patches, N tokens, D width, H heads, d joint embedding.
@@ -35,7 +35,7 @@ from ctvr.methods.layers.reduction.diffrate import DiffRate, most_alike
 from ctvr.methods.layers.reduction.plan import Step, TokenReducer
 
 EPS = 1e-6
-WEIGHT = 5.0  # of the constraint
+WEIGHT = 5.0  # weight of the constraint
 
 
 class Rate(nn.Module):
@@ -49,17 +49,17 @@ class Rate(nn.Module):
         self.logits = nn.Parameter(torch.zeros(len(self.candidates)))
 
     def kept(self) -> Tensor:
-        """K, a scalar; its gradient is that of the expectation."""
+        """Compute K, a scalar; its gradient is that of the expectation."""
         expected = self.candidates @ self.logits.softmax(dim=0)
         return expected + (expected.detach().ceil() - expected.detach()) + 1
 
     def stays(self) -> Tensor:
-        """p of the patches by rank, (N0,)."""
+        """Compute p of the patches by rank, (N0,)."""
         rank = torch.arange(int(self.candidates[0]), device=self.candidates.device)
         return self.logits.softmax(dim=0) @ (self.candidates[:, None] > rank).float()
 
     def cut(self, kept: int, left: int) -> Tensor:
-        """What the mask (N0,) of ranked patches is multiplied with when `left` become `kept`."""
+        """Compute the factor for the mask (N0,) of ranked patches when `left` are reduced to `kept`."""
         p = self.stays()
         hard = torch.ones_like(p)
         hard[kept:left] = 0
@@ -67,7 +67,7 @@ class Rate(nn.Module):
 
 
 def masked_attention(logits: Tensor, mask: Tensor) -> Tensor:
-    """Attention (G, H, N, N) of logits (G, H, N, N) in which a token of mask (G, N) 0 is seen by itself alone."""
+    """Compute attention (G, H, N, N) from logits; a token of mask (G, N) 0 is visible to itself alone."""
     tokens = logits.shape[-1]
     own = torch.eye(tokens, device=logits.device)
     seen = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (mask[:, None, None] * (1 - own) + own)
@@ -75,15 +75,15 @@ def masked_attention(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 class DiffRateSearch(TokenReducer):
-    """Searches in training mode while `is_searching`; else DiffRate at the numbers that it has come to."""
+    """Searches rates in training mode while `is_searching`; otherwise DiffRate at the current numbers."""
 
     def __init__(self, vision: VisionTower, target: float, step: int) -> None:
-        """Make a reducer.
+        """Build a reducer.
 
         Args:
-            vision: gives the shapes.
+            vision: provides the shapes.
             target: 10^9 multiply-adds of a frame.
-            step: between two candidates.
+            step: difference of two neighbouring candidates.
         """
         super().__init__()
         self.tokens, self.width, self.target, self.is_searching = vision.num_tokens, vision.width, target, True
@@ -97,14 +97,14 @@ class DiffRateSearch(TokenReducer):
 
     @torch.no_grad()
     def counts(self) -> list[tuple[int, int]]:
-        """K_p and K_m of every block."""
+        """Return K_p and K_m of every block."""
         if self.pruned[0].logits.is_meta:
             return [(self.tokens, self.tokens)] * (len(self.pruned) + 1)
         kept = torch.stack([torch.stack(self._kept(block)) for block in range(1, len(self.pruned) + 1)])
         return [(self.tokens, self.tokens), *((int(p), int(m)) for p, m in kept.round().tolist())]
 
     def fixed(self) -> DiffRate:
-        """The reducer of these counts."""
+        """Build the reducer with the current counts."""
         pruned, merged = zip(*self.counts())
         return DiffRate(self.tokens, pruned, merged)
 
@@ -112,7 +112,7 @@ class DiffRateSearch(TokenReducer):
         return self.pruned[block - 1].kept(), self.merged[block - 1].kept()  # type: ignore[operator]
 
     def macs(self) -> Tensor:
-        """F, a scalar."""
+        """Compute F, a scalar."""
         width, left = self.width, next(self.parameters()).new_tensor(float(self.tokens))
         total = left.new_tensor(float(self.ends))
         for block in range(len(self.pruned) + 1):
@@ -125,7 +125,7 @@ class DiffRateSearch(TokenReducer):
         return total
 
     def penalty(self) -> Tensor:
-        """5 (F / 10^9 - target)^2."""
+        """Compute 5 (F / 10^9 - target)^2."""
         return WEIGHT * (self.macs() / 1e9 - self.target) ** 2
 
     def seams(self) -> list[BlockSeams]:
@@ -141,7 +141,7 @@ class DiffRateSearch(TokenReducer):
     def _compress(
         self, block: int, prune: int, merge: int, left: int, x: Tensor, attended: AttentionTrace, state: TokenState
     ) -> Tensor:
-        """Sort tokens (G, N, D) by the class token's attention and mask what would go of the first `left` patches."""
+        """Sort tokens (G, N, D) by the class token's attention and mask those of the first `left` that are dropped."""
         assert state.policy is not None
         assert state.class_row is not None
         first = state.protected
@@ -158,9 +158,9 @@ class DiffRateSearch(TokenReducer):
 
 
 def merge_in_place(x: Tensor, metric: Tensor, size: Tensor, kept: int, left: int) -> tuple[Tensor, Tensor]:
-    """Tokens of rank kept .. left - 1 join those before that are most like them and stay where they are, for the mask.
+    """Merge tokens of rank kept .. left - 1 into the most similar ones before, but leave them in place for the mask.
 
-    Takes x (G, P, D), most important first, what is compared (G, P, C) and sizes (G, P, 1); returns x and the sizes.
+    Takes x (G, P, D), most important first, the compared vectors (G, P, C) and sizes (G, P, 1); returns x and sizes.
     """
     cosine, joins = most_alike(metric[:, :left], kept)
     number = torch.ones_like(size[:, :kept]).scatter_add(1, joins, torch.ones_like(cosine))
@@ -171,7 +171,7 @@ def merge_in_place(x: Tensor, metric: Tensor, size: Tensor, kept: int, left: int
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, state: TokenState) -> Tensor:
-    """Seam `mix`: masked attention, whose first row the state keeps."""
+    """Compute masked attention as seam `mix`; the state keeps its first row."""
     patches = q.shape[2] - state.protected
     if state.policy is None:
         state.policy = torch.ones(len(q), patches, device=q.device)

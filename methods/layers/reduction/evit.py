@@ -1,4 +1,4 @@
-"""EViT: patches that the class token looks at stay, the others become one (Liang et al., arXiv:2202.07800).
+"""EViT: patches that the class token attends to stay, the others are fused (Liang et al., arXiv:2202.07800).
 
 Where the paper speaks of a weighted average the released code (youweiliang/evit) has a sum: in a reducing block,
 between attention and MLP,
@@ -6,8 +6,8 @@ between attention and MLP,
     a_i = mean over heads of softmax(q k^T / sqrt(D / H) over all N keys)[class, i]
     [class, the k patches with the largest a in falling order, f],   k = ceil(rate n),   f = sum of a_i x_i of the rest
 
-The weights a_i of f are trained: the loss reaches q of the class token and k of what goes. If k = n nothing happens.
-Sizes do not exist. Prompts are ours: they stay in front, like the class token, and are never ranked.
+The weights a_i of f are trained: the loss reaches q of the class token and k of the fused patches. If k = n nothing
+happens. Sizes do not exist. Prompts are ours: they stay in front, like the class token, and are never ranked.
 
 Shapes: G frames, N tokens, n of them patches (and an earlier f), D width.
 """
@@ -25,12 +25,12 @@ from ctvr.methods.layers.reduction.plan import Step, TokenReducer
 
 
 def kept_patches(rate: float, patches: int) -> int:
-    """k = ceil(rate n), in double precision as the release takes it: of 100, 0.55 keeps 56."""
+    """Compute k = ceil(rate n) in double precision, as the release does: of 100, 0.55 keeps 56."""
     return min(patches, math.ceil(rate * patches))
 
 
 def annealed(rate: float, step: int, start: int, length: int) -> float:
-    """The rate of training step `step`, from 0: 1 up to `start`, then half a cosine to `rate` in `length` steps."""
+    """Compute the rate of step `step`, from 0: 1 up to `start`, then half a cosine to `rate` over `length` steps."""
     if step < start:
         return 1.0
     if step >= start + length:
@@ -39,14 +39,14 @@ def annealed(rate: float, step: int, start: int, length: int) -> float:
 
 
 def keep_attended(x: Tensor, weights: Tensor, kept: int, first: int, fuse: bool) -> Tensor:
-    """Keep `kept` of the tokens behind the first `first`, in falling order of their weights.
+    """Keep `kept` of the tokens after the first `first`, in falling order of their weights.
 
     Args:
         x: (G, N, D).
-        weights: (G, N - first) what each of them counts; the sum of the others has a gradient to it.
-        kept: k; the number of candidates changes nothing.
-        first: leading tokens that stay where they are.
-        fuse: the others become one token, sum of weight times token, at the end.
+        weights: (G, N - first) weight of each of them; the fused token has a gradient to it.
+        kept: k; if it is at least the number of candidates, nothing changes.
+        first: number of leading tokens, which stay in place.
+        fuse: append the others as one token, the sum of weight times token.
 
     Returns:
         (G, first + k + 1, D), without `fuse` (G, first + k, D).
@@ -67,9 +67,9 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 class EViT(TokenReducer):
-    """The same rate in a few blocks. In training it can fall over the first steps, so that tokens go bit by bit."""
+    """EViT with one rate in a few blocks. In training the rate can fall over the first steps."""
 
-    steps_done: Tensor  # () int64, only where the rate falls: a resumed run goes on where it was
+    steps_done: Tensor  # () int64, only with a falling rate: a resumed run continues at its step
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class EViT(TokenReducer):
         anneal_from: int = 0,
         anneal_steps: int = 0,
     ) -> None:
-        """Make a reducer.
+        """Build a reducer.
 
         Args:
-            blocks: of the tower.
+            blocks: number of blocks of the tower.
             tokens: N of a frame, the class token included.
             stages: blocks that reduce.
             rate: share of the patches that stay, in (0, 1].
             fuse: see `keep_attended`.
-            anneal_from: steps of the optimizer that train with all tokens.
-            anneal_steps: further steps in which the rate falls from 1 to `rate`; 0: it holds from the first step on.
+            anneal_from: optimizer steps that train with all tokens.
+            anneal_steps: further steps in which the rate falls from 1 to `rate`; 0: `rate` applies at once.
         """
         super().__init__()
         self.rate, self.fuse, self.stages = rate, fuse, stages
@@ -118,7 +118,7 @@ class EViT(TokenReducer):
         return annealed(self.rate, int(self.steps_done), *self.anneal)
 
     def _keep(self, rate: float, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
-        """(G, N, D) -> fewer tokens; see `keep_attended`."""
+        """Reduce tokens (G, N, D); see `keep_attended`."""
         assert attended.class_row is not None
         first = state.protected
         weights = attended.class_row[:, first:]

@@ -1,11 +1,11 @@
 """Attention whose keys carry a factor in [0, 1], with a gradient where it is 0: for searches of compression rates.
 
-DiffRate (Chen et al., arXiv:2305.17997) trains how many tokens stay. Its released code keeps all of them and writes
+DiffRate (Chen et al., arXiv:2305.17997) trains the number of tokens that stay. Its released code keeps all and computes
 
     A_ij = (e_ij Q_ij + eps / N) / (sum_j e_ij Q_ij + eps),   e_ij = exp(l_ij - max_j l_ij),   Q_ij = P_j, Q_ii = 1
 
-so that dA / dP_j = e_ij / sum at P_j = 0: a bias of log P has none there. It holds the matrix of probabilities, which
-the fused kernel never makes: fill the seam `mix` of `BlockSeams` with it for a search, and nothing else.
+so that dA / dP_j = e_ij / sum at P_j = 0, where a bias of log P has no gradient. It stores the probability matrix,
+which the fused kernel never creates: use it as the seam `mix` of `BlockSeams` in a search, and nowhere else.
 
 Shapes: G groups, H heads, N tokens, c width of a head.
 """
@@ -21,7 +21,7 @@ EPS = 1e-6
 
 
 def masked_probabilities(logits: Tensor, kept: Tensor, eps: float = EPS) -> Tensor:
-    """A (G, H, N, N), rows sum to 1.
+    """Compute A (G, H, N, N), rows sum to 1.
 
     Args:
         logits: (G, H, N, N) scaled products of queries and keys, the bias of sizes included.
@@ -39,7 +39,7 @@ def masked_probabilities(logits: Tensor, kept: Tensor, eps: float = EPS) -> Tens
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, kept: Tensor, bias: Tensor | None = None, eps: float = EPS
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values (G, H, N, c) of q, k, v (G, H, N, c), and what the class token pays each, (G, N)."""
+    """Return the mixed values (G, H, N, c) of q, k, v (G, H, N, c) and the class token's mean attention (G, N)."""
     logits = q @ k.mT / math.sqrt(q.shape[-1])
     weights = masked_probabilities(logits if bias is None else logits + bias, kept, eps)
     return weights @ v, weights[:, :, 0].mean(dim=1)

@@ -1,7 +1,7 @@
 """Bipartite token merging (ToMe, Bolya et al., arXiv:2210.09461, section 3).
 
-A plan says which tokens leave and whom they join; merging carries it out. Planning follows the released
-TempMe code, which ToMe's agrees with where there is one class token: tokens at even positions propose to
+A plan lists the tokens that leave and the tokens they join; merging applies it. Planning follows the released
+TempMe code, which equals ToMe's for one class token: tokens at even positions propose to
 tokens at odd positions, and the order after a merge is [protected, staying proposers, all others].
 
 Shapes: G groups (frames or clips), N tokens in, M tokens out, C channels, r merged pairs.
@@ -21,7 +21,7 @@ from ctvr.methods.layers.precision import no_autocast
 
 @dataclass(frozen=True)
 class MergePlan:
-    """Where each input token goes. Plain data: it can be shared by frames, drawn and tested."""
+    """Destinations of the input tokens. Plain data: frames can share it, and it can be plotted and tested."""
 
     kept: Tensor  # (G, M) int64: the input token at each output slot
     moved: Tensor  # (G, r) int64: the input tokens that leave
@@ -29,20 +29,20 @@ class MergePlan:
 
     @property
     def target(self) -> Tensor:
-        """The output slot of every input token, (G, N) int64."""
+        """Return the output slot of every input token, (G, N) int64."""
         groups, slots = self.kept.shape
         order = torch.arange(slots, device=self.kept.device).expand(groups, slots)
         sources, targets = torch.cat([self.kept, self.moved], 1), torch.cat([order, self.joined], 1)
         return torch.empty_like(sources).scatter(1, sources, targets)
 
     def repeated(self, times: int) -> MergePlan:
-        """The same plan for `times` consecutive groups: (G, .) -> (G * times, .)."""
+        """Repeat the plan for `times` consecutive groups: (G, .) -> (G * times, .)."""
         return MergePlan(*(x.repeat_interleave(times, dim=0) for x in (self.kept, self.moved, self.joined)))
 
 
 @dataclass(frozen=True)
 class Move:
-    """What a merge has done to the tokens of a pass: `group` neighbours joined, class tokens first, then the plan."""
+    """Record of one merge: `group` neighbours are joined, class tokens first, then the plan is applied."""
 
     plan: MergePlan
     group: int = 1
@@ -50,12 +50,12 @@ class Move:
 
 
 def follow(moves: Sequence[Move], groups: int, tokens: int) -> Tensor:
-    """Which token each of the first tokens has become part of: (G, N) int64, numbered through all groups.
+    """Trace tokens through merges to the token that contains them: (G, N) int64, numbered through all groups.
 
-    Equal numbers have been merged.
+    Tokens with equal numbers have been merged.
 
     Args:
-        moves: of one pass, in order.
+        moves: moves of one pass, in order.
         groups: G, attention groups before the first move.
         tokens: N of a group.
     """
@@ -73,7 +73,7 @@ def follow(moves: Sequence[Move], groups: int, tokens: int) -> Tensor:
 
 
 def most_mergeable(tokens: int, protected: int) -> int:
-    """The pairs that one merge of `tokens` tokens can form at most: (N - protected) // 2."""
+    """Return the largest number of pairs that one merge of `tokens` tokens can form: (N - protected) // 2."""
     return max(0, (tokens - protected) // 2)
 
 
@@ -85,9 +85,9 @@ def plan_bipartite(metric: Tensor, r: int, protected: int = 1) -> MergePlan:
     proposals win, and ties go to the lower position. Matching is done in float32.
 
     Args:
-        metric: (G, N, C) what is compared: keys averaged over heads, or the tokens themselves.
-        r: tokens to remove, >= 0; at most (N - protected) // 2 are.
-        protected: leading tokens (class tokens, prompts) that neither leave nor are joined.
+        metric: (G, N, C) vectors to compare: keys averaged over heads, or the tokens themselves.
+        r: number of tokens to remove, >= 0; capped at (N - protected) // 2.
+        protected: number of leading tokens (class tokens, prompts) that neither leave nor are joined.
 
     Raises:
         ValueError: if `r` is negative.
@@ -107,21 +107,21 @@ def plan_bipartite(metric: Tensor, r: int, protected: int = 1) -> MergePlan:
 
 
 def first_places(protected: int) -> tuple[int, int]:
-    """The first even and the first odd position behind `protected` tokens."""
+    """Return the first even and the first odd position after `protected` tokens."""
     return protected + protected % 2, protected + 1 - protected % 2
 
 
 def no_plan(groups: int, tokens: int, device: torch.device) -> MergePlan:
-    """Nothing leaves."""
+    """Return a plan in which no token leaves."""
     position = torch.arange(tokens, device=device)
     none = position.new_empty(groups, 0)
     return MergePlan(position.expand(groups, tokens), none, none)
 
 
 def accept(score: Tensor, partner: Tensor, r: int, tokens: int, protected: int) -> MergePlan:
-    """The plan in which the `r` best proposals win.
+    """Build the plan in which the `r` best proposals win.
 
-    Takes the score of every even token's proposal and which odd token it goes to, both (G, A).
+    Takes the score of every even token's proposal and the odd token it proposes to, both (G, A).
     """
     groups, (even, odd) = len(score), first_places(protected)
     position = torch.arange(tokens, device=score.device)
@@ -139,10 +139,10 @@ def accept(score: Tensor, partner: Tensor, r: int, tokens: int, protected: int) 
 
 
 def merge_tokens(x: Tensor, size: Tensor | None, plan: MergePlan) -> tuple[Tensor, Tensor | None]:
-    """Average the tokens of each slot, weighted by how many patches each one holds.
+    """Average the tokens of each slot, weighted by the number of patches in each token.
 
     Takes x (G, N, C) and size (G, N, 1), patches per token, > 0, or None for one each. Returns
-    (G, M, C) and (G, M, 1); the sizes still sum to the input's. A plan without pairs changes nothing.
+    (G, M, C) and (G, M, 1); the sizes have the same sum as the input's. A plan without pairs changes nothing.
     """
     groups, n, width = x.shape
     r, slots = plan.moved.shape[1], plan.kept.shape[1]
@@ -162,5 +162,5 @@ def merge_tokens(x: Tensor, size: Tensor | None, plan: MergePlan) -> tuple[Tenso
 
 
 def unmerge_tokens(y: Tensor, plan: MergePlan) -> Tensor:
-    """Every input token's average: (G, M, C) -> (G, N, C), the right inverse of `merge_tokens`."""
+    """Give every input token its slot's average: (G, M, C) -> (G, N, C), the right inverse of `merge_tokens`."""
     return y.gather(1, plan.target[..., None].expand(-1, -1, y.shape[-1]))

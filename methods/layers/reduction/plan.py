@@ -1,4 +1,4 @@
-"""What every token reducer is to the rest: steps that are known beforehand, and seams.
+"""Interface of token reducers: steps that are known beforehand, and seams.
 
 Shapes: B videos, T frames, N tokens of a group.
 """
@@ -15,17 +15,17 @@ from ctvr.methods.backbone.clip import BlockSeams
 
 @dataclass(frozen=True)
 class Step:
-    """What happens to the tokens in one block. The default is nothing."""
+    """Token reduction of one block. The default is none."""
 
-    group: int = 1  # neighbouring clips that become one before attention
+    group: int = 1  # neighbouring clips joined into one before attention
     cross: int = 0  # tokens merged before attention, compared by their features
-    intra: int = 0  # tokens that are gone between attention and MLP
-    late: int = 0  # tokens that are gone behind the MLP
+    intra: int = 0  # tokens removed between attention and MLP
+    late: int = 0  # tokens removed after the MLP
     frames: int = 0  # whole frames merged before attention, at most (T - 1) // 2
 
 
 def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int, int, int]]:
-    """Per block: attention groups of one video, tokens of a group in attention, and in the MLP."""
+    """List per block: attention groups of one video, tokens of a group in attention, and in the MLP."""
     log, groups = [], frames
     for step in steps:
         groups = groups // step.group - min(step.frames, most_frames(groups))
@@ -36,17 +36,17 @@ def token_log(steps: Sequence[Step], tokens: int, frames: int) -> list[tuple[int
 
 
 def most_frames(frames: int) -> int:
-    """The frames that one merge of whole frames can take away at most: (T - 1) // 2."""
+    """Return the largest number of frames that one merge of whole frames can remove: (T - 1) // 2."""
     return max(0, (frames - 1) // 2)
 
 
 class TokenReducer(nn.Module):
-    """A plug-in of the vision tower that leaves it fewer tokens. Its steps are those of evaluation."""
+    """A plug-in of the vision tower that reduces its tokens. `steps` are those of evaluation."""
 
     steps: list[Step]  # one for each block
 
     def seams(self) -> list[BlockSeams]:
-        """One entry for each block; made anew by every call, so that a copied reducer acts on its own."""
+        """Build one entry for each block; each call builds new ones, so that a copied reducer uses its own weights."""
         raise NotImplementedError(f"{type(self).__name__} must say where it acts.")
 
     def after_step(self) -> None:
@@ -54,5 +54,5 @@ class TokenReducer(nn.Module):
 
 
 def spread(blocks: int, parts: int, start: int) -> tuple[int, ...]:
-    """The blocks that begin `parts` equal parts of a tower, from part `start` on: 12, 4, 1 -> 3, 6, 9."""
+    """Return the first blocks of `parts` equal parts of a tower, from part `start` on: 12, 4, 1 -> 3, 6, 9."""
     return tuple(dict.fromkeys(blocks * part // parts for part in range(start, parts)))

@@ -1,14 +1,14 @@
 """Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
 
-Others have a file each: evit.py, sta.py, diffrate.py, testa.py. `make_reducer` makes them all.
+Others have a file each: evit.py, sta.py, diffrate.py, testa.py. `make_reducer` builds them all.
 
 ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
-arXiv:2409.01156, section 3.2; where the paper is silent (class tokens stay apart, sizes weigh the averages
-and the attention) its released code decides.
+arXiv:2409.01156, section 3.2; where the paper does not specify (class tokens stay apart, sizes weigh the averages
+and the attention), the released code is followed.
 
-A reducer is a list of steps, one for each block, and the numbers in a step depend on the settings alone:
-so the tokens of every block are known before anything runs (`token_log`). It is independent of what
-adapts the tower; `combine` puts the seams of both together.
+A reducer is a list of steps, one for each block. The numbers in a step depend on the settings alone, so the tokens
+of every block are known before a run (`token_log`). A reducer is independent of the adapters of the tower;
+`combine` joins the seams of both.
 
 Shapes: B videos, T frames, G attention groups (B * frames or clips), N tokens of a group, D width.
 """
@@ -38,10 +38,10 @@ from ctvr.methods.layers.reduction.testa import TESTA, frame_rates
 
 
 def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) -> list[int]:
-    """How many tokens each block merges, as ToMe's code reads its r: a number, a list, a pair (r, inflection).
+    """Compute the number of tokens that each block merges, from ToMe's r: a number, a list, a pair (r, inflection).
 
-    A list is cut, or filled up with zeros. With an inflection c the numbers go in a straight line from
-    int(r (1 - c)) to the number as far from r on its other side, cut to whole numbers.
+    A list is cut or padded with zeros. With an inflection c the numbers change linearly from int(r (1 - c)) to the
+    value at the same distance on the other side of r, cut to whole numbers.
     """
     if not isinstance(r, int):
         return [*r, *[0] * blocks][:blocks]
@@ -53,10 +53,10 @@ def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) 
 def tome_steps(
     blocks: int, tokens: int, r: int | Sequence[int], inflection: float = 0.0, classes: int = 1
 ) -> list[Step]:
-    """Merge patches of every frame in every block, as many as there are left.
+    """Merge patches of every frame in every block, at most as many as remain.
 
     Args:
-        blocks: of the tower.
+        blocks: number of blocks of the tower.
         tokens: N of a frame, class tokens included.
         r: see `tome_schedule`.
         inflection: see `tome_schedule`.
@@ -70,9 +70,9 @@ def tome_steps(
 
 
 def tempme_steps(config: ReducerConfig, blocks: int, tokens: int, classes: int = 1) -> list[Step]:
-    """The schedule of TempMe: ImgMe blocks, then ClipMe blocks; what follows merges within clips only.
+    """Build TempMe's schedule: ImgMe blocks, then ClipMe blocks; later blocks merge within clips only.
 
-    Takes the tokens of a frame, `classes` class tokens included.
+    `tokens` are those of a frame, including `classes` class tokens.
 
     Raises:
         ValueError: if the clip blocks do not fit the tower or the groups.
@@ -108,14 +108,14 @@ def tempme_steps(config: ReducerConfig, blocks: int, tokens: int, classes: int =
 
 
 def default_r(blocks: int, tokens: int, classes: int = 1) -> int:
-    """The paper's r for a tower of 12 blocks (2 of 49 patches, 10 of 196), in proportion for any other."""
+    """Return the paper's r for a tower of 12 blocks (2 of 49 patches, 10 of 196), in proportion for others."""
     patches = tokens - classes
     share = 2 / 49 if patches <= 64 else 10 / 196
     return max(1, round(share * patches * 12 / blocks))
 
 
 def spread_factors(number: int, count: int) -> tuple[int, ...]:
-    """`number` as a product of at most `count` rising factors, as equal as they can be: 12, 3 -> 2, 2, 3."""
+    """Factor `number` into at most `count` rising factors, as equal as possible: 12, 3 -> 2, 2, 3."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     products = [f for f in combinations_with_replacement(divisors, count) if math.prod(f) == number]
     best = min(products, key=lambda factors: (factors[-1], -factors[0]), default=())
@@ -123,7 +123,7 @@ def spread_factors(number: int, count: int) -> tuple[int, ...]:
 
 
 class Reducer(TokenReducer):
-    """Carries out a list of steps. Its only parameters are TempMe's clip positions."""
+    """Applies a list of steps. Its only parameters are TempMe's clip positions."""
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class Reducer(TokenReducer):
         shared: bool = False,
         proportional: bool = True,
     ) -> None:
-        """Make a reducer.
+        """Build a reducer.
 
         Args:
             steps: one for each block.
             width: D.
-            num_frames: T that the steps were made for; None if they never join frames.
-            positions: whether the tokens of a clip are told which clip of the video they belong to.
+            num_frames: T that the steps were computed for; None if they never join frames.
+            positions: when learned positions of the clip within the video are added to its tokens.
             shared: all frames of a video merge the same places, so that token i stays the same place in all.
             proportional: see `ReducerConfig`.
         """
@@ -171,7 +171,7 @@ class Reducer(TokenReducer):
         )
 
     def _join(self, block: int, x: Tensor, state: TokenState) -> Tensor:
-        """Make neighbouring clips one and merge across them: (G, N, D) -> (G / group, M, D)."""
+        """Join neighbouring clips and merge across them: (G, N, D) -> (G / group, M, D)."""
         step = self.steps[block]
         if self.num_frames is not None and state.frames != self.num_frames:
             raise ValueError(
@@ -184,7 +184,7 @@ class Reducer(TokenReducer):
         state.classes = state.protected = classes * step.group
         if state.sizes is not None:
             state.sizes = _regroup(state.sizes, step.group, classes)
-        plan = plan_bipartite(x, step.cross, state.protected)  # compared before positions tell clips apart
+        plan = plan_bipartite(x, step.cross, state.protected)  # compared before positions distinguish clips
         if str(block) in self.positions:
             p = self.positions[str(block)].to(x.dtype)[:, None]  # (clips, 1, D)
             p = _regroup(p.expand(clips, old_tokens, -1), step.group, classes)
@@ -194,7 +194,7 @@ class Reducer(TokenReducer):
         return x
 
     def _merge(self, intra: int, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
-        """Merge within each group by the keys of the attention: (G, N, D) -> (G, N - intra, D)."""
+        """Merge within each group, compared by the attention keys: (G, N, D) -> (G, N - intra, D)."""
         assert attended.keys is not None
         state.proportional = self.proportional
         keys = attended.keys.detach()
@@ -217,7 +217,7 @@ def _regroup(x: Tensor, group: int, classes: int) -> Tensor:
 
 
 def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
-    """The reducer that the settings ask for, with the schedule that fits the tower.
+    """Build the reducer of the settings, with a schedule that fits the tower.
 
     Raises:
         ValueError: if the schedule does not fit the tower.
@@ -266,10 +266,10 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
 
 
 def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int) -> tuple[int, ...]:
-    """Patches that go of a frame in each stage; None: 10, then 9 of 49, or in proportion.
+    """Return the patches that leave each frame in each stage; None: 10, then 9 of 49, or in proportion.
 
     Raises:
-        ValueError: if the numbers are not as many as the stages.
+        ValueError: if there is not one number per stage.
     """
     if r is None:
         return tuple(max(1, round((9 if turn else 10) / 49 * patches)) for turn in range(len(stages)))
@@ -281,18 +281,18 @@ def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int
 
 
 def plain_reducer(name: ReducerName, r: int | None, num_frames: int, vision: VisionTower) -> TokenReducer:
-    """The reducer of a method whose settings name it and, at most, its r; everything else is the default."""
+    """Build the reducer of a method that sets only its name and, at most, its r; the rest are defaults."""
     return make_reducer(ReducerConfig(reducer=name, r=r, num_frames=num_frames), vision)
 
 
 def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
-    """The seams of two plug-ins, block by block; `outer` is first in `before` and last everywhere else.
+    """Join the seams of two plug-ins, block by block; `outer` is first in `before` and last everywhere else.
 
-    A reducer is `outer`: then prompts that `inner` inserts are gone when clips are joined.
+    A reducer is `outer`: prompts that `inner` inserts are thus removed before clips are joined.
 
     Raises:
-        ValueError: if both merge tokens, if they are made for different towers, or if one needs token i of
-            neighbouring frames to be the same place and the other merges every frame in its own way.
+        ValueError: if both merge tokens, if they belong to different towers, or if one needs token i of
+            neighbouring frames to be the same place and the other merges every frame differently.
     """
     if len(outer) != len(inner):
         raise ValueError(f"seams for {len(outer)} and for {len(inner)} blocks belong to different towers.")
@@ -328,7 +328,7 @@ def _combine_block(a: BlockSeams, b: BlockSeams) -> BlockSeams:
         else:
             merged[field.name] = _refine(second, first)
     if all(any(seam is not None for seam in (each.qkv, each.q, each.k, each.v)) for each in (a, b)):
-        merged["fold"] = None  # it does what one of them does
+        merged["fold"] = None  # it is equivalent to one of them only
     return BlockSeams(**merged)
 
 

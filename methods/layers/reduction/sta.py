@@ -1,19 +1,19 @@
-"""STA: what repeats the frame before it goes, unless it stands out (Ding et al., ICCV 2023, "Prune Spatio-temporal
-Tokens by Semantic-aware Temporal Accumulation", arXiv:2308.04549; released as Mark12Ding/STA).
+"""STA: drops patches that repeat the previous frame and do not stand out (Ding et al., ICCV 2023, "Prune
+Spatio-temporal Tokens by Semantic-aware Temporal Accumulation", arXiv:2308.04549; released as Mark12Ding/STA).
 
-Behind three blocks r patches of every window (here: frame) go. With m the unit key means of a window's patches:
+After three blocks r patches of every window (here: frame) leave. With m the unit key means of a window's patches:
 
     first window in the order of scanning: odd places, then even ones from the least to the most similar to any odd
-        one; the last r go
+        one; the last r leave
     any other: P = softmax over its own patches of m m_before^T,   S = P S_before,   s = S (1 - c);
         the n - r with the smallest s stay, in rising order of s;   S_before = their S / sum of it
 
     c = sum_d |x_d| of a patch, 0 for the smallest and 1 for the largest of its window
 
-The second window of a scan looks at all patches of the first, those that went too, each counting 1. The scan goes
-forward, backward, forward. Survivors stay in this order, which decides what is even in a later stage. Nothing is
-averaged, sizes do not exist. Made for joint attention without class tokens, where a stage joins windows; in CLIP a
-window is a frame in every stage, and class tokens and prompts take no part (ours: the authors know neither).
+The second window of a scan compares with all patches of the first, including those that left, each of mass 1. The scan
+goes forward, backward, forward. Survivors stay in this order, which decides which are even in a later stage. Nothing is
+averaged, sizes do not exist. STA was designed for joint attention without class tokens, where a stage joins windows. In
+CLIP a window is a frame in every stage, and class tokens and prompts are excluded (ours: STA has neither).
 
 Shapes: B videos, W windows, n patches of one, D width, C key width, G frames.
 """
@@ -33,12 +33,12 @@ from ctvr.methods.layers.reduction.plan import Step, TokenReducer
 
 @torch.no_grad()
 def survivors(x: Tensor, keys: Tensor, r: int, backward: bool = False) -> Tensor:
-    """Which patches stay, in the order in which they stay.
+    """Select the patches that stay, in their new order.
 
     Args:
-        x: (B, W, n, D) patches behind a block.
+        x: (B, W, n, D) patches after a block.
         keys: (B, W, n, C) their keys in that block, averaged over heads.
-        r: patches of each window that go, 0 < r < n.
+        r: patches of each window that leave, 0 < r < n.
         backward: scan from the last window to the first.
 
     Returns:
@@ -55,7 +55,7 @@ def _survivors(x: Tensor, metric: Tensor, r: int, backward: bool) -> Tensor:
     windows, kept = x.shape[1], x.shape[2] - r
     order = range(windows - 1, -1, -1) if backward else range(windows)
     found: dict[int, Tensor] = {order[0]: _first(metric[:, order[0]], kept)}
-    before = metric[:, order[0]]  # all of them, those that went too
+    before = metric[:, order[0]]  # all patches, including those that left
     mass = before.new_ones(before.shape[:2])
     for window in order[1:]:
         now = metric[:, window]  # (B, n, C)
@@ -71,7 +71,7 @@ def _survivors(x: Tensor, metric: Tensor, r: int, backward: bool) -> Tensor:
 
 
 def _first(metric: Tensor, kept: int) -> Tensor:
-    """The window that a scan begins with: (B, n, C) -> (B, kept)."""
+    """Select the patches of a scan's first window: (B, n, C) -> (B, kept)."""
     odd = torch.arange(1, metric.shape[1], 2, device=metric.device)
     best = (metric[:, ::2] @ metric[:, 1::2].mT).amax(dim=-1)  # (B, even ones)
     even = 2 * best.argsort(dim=-1, stable=True)
@@ -79,7 +79,7 @@ def _first(metric: Tensor, kept: int) -> Tensor:
 
 
 class STA(TokenReducer):
-    """The three stages, each behind its block."""
+    """STA's three stages, each after its block."""
 
     def __init__(
         self,
@@ -89,18 +89,18 @@ class STA(TokenReducer):
         r: tuple[int, ...],
         windows: tuple[int, ...] | None = None,
     ) -> None:
-        """Make a reducer.
+        """Build a reducer.
 
         Args:
-            blocks: of the tower.
+            blocks: number of blocks of the tower.
             tokens: N of a frame, the class token included.
-            stages: blocks behind which patches go; the second is scanned backward, and so on in turn.
-            r: patches that go of each window, for each of them; one patch of a frame stays at least.
-            windows: for each of them, into how many windows a video's one sequence is cut; None: a window is a frame.
+            stages: blocks after which patches leave; the scan goes forward, backward, forward.
+            r: patches of each window that leave, per stage; at least one patch of a frame stays.
+            windows: number of windows of a video's sequence, per stage; None: a window is a frame.
         """
         super().__init__()
         self.windows = windows
-        self.steps, self.turns = [], {}  # turns: block -> (patches that go, which stage it is)
+        self.steps, self.turns = [], {}  # turns: block -> (patches that leave, index of the stage)
         for block in range(blocks):
             gone = r[stages.index(block)] if block in stages else 0
             if windows is None:
@@ -121,7 +121,7 @@ class STA(TokenReducer):
         return BlockSeams(between=_note_keys, after=drop, wants_keys=True, breaks_alignment=True)
 
     def _drop(self, r: int, turn: int, x: Tensor, state: TokenState) -> Tensor:
-        """(G, N, D) -> (G, N - r, D); prompts are gone by now."""
+        """Drop patches: (G, N, D) -> (G, N - r, D); prompts have been removed by now."""
         assert state.keys is not None
         first, groups = state.protected, len(x)
         windows = groups // state.batch if self.windows is None else self.windows[turn]
@@ -134,7 +134,7 @@ class STA(TokenReducer):
 
 
 def _note_keys(x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
-    """Keep the patches' keys until the end of the block, when prompts are gone from it."""
+    """Store the patches' keys until the end of the block, after prompts were removed."""
     assert attended.keys is not None
     state.keys = attended.keys[:, state.protected :].detach()
     return x

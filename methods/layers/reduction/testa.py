@@ -1,20 +1,20 @@
-"""TESTA: whole frames and patches are merged behind attention over time and over space (Ren et al., arXiv:2310.19060).
+"""TESTA: merges whole frames and patches after attention over time and over space (Ren et al., arXiv:2310.19060).
 
 After the released code (RenShuhuai-Andy/TESTA). A block with a stage has, before CLIP's own attention, a temporal one
 
     x = x + gate(W_o attention over the T frames of every place(LN x));   k = its keys, mean over heads
 
 and by k frames are merged: frames at even positions propose, at every place, to the most similar (cosine) one at an odd
-position. The places vote: a frame's partner is the one proposed most often, its score the value found most often, of
+position. The places vote: a frame's partner is the one proposed most often, its score the most frequent value, of
 equally frequent ones the smallest (so of distinct ones the least similar place decides). The r best scores win, at
-most (T - 1) // 2. The order is then [staying proposers, all others], place by place averaged by size. Behind CLIP's
-attention patches are merged within each frame as in ToMe (reducers.py), places then being only loosely the same in all
+most (T - 1) // 2. The order is then [staying proposers, all others], place by place averaged by size. After CLIP's
+attention patches are merged within each frame as in ToMe (reducers.py). Places are then only roughly the same in all
 frames, as in the release. Attention does not weigh a token by its size.
 
 In CLIP (ours, TempMe's row has no code): CLIP has a class token for each frame; they are merged with their frames, and
-the embedding of a merged frame stands for each frame in it. `one_class` is the released form: the class tokens of a
-video are equal, and what they gain by attention is averaged over its frames. LN, W and W_o of the temporal attention
-are copies of the block's own and frozen, q, k, v get LoRA; the gate is one number, 0 at first (`linear`: the release's
+the embedding of a merged frame represents each frame in it. `one_class` is the released form: the class tokens of a
+video are equal, and their attention outputs are averaged over its frames. LN, W and W_o of the temporal attention
+are frozen copies of the block's own, q, k, v get LoRA; the gate is one number, 0 at first (`linear`: the release's
 D x D layer with bias). So the untrained model that merges nothing is CLIP.
 
 Shapes: B videos, T frames, L places (patches of a frame), G = B T, N = 1 + L, D width, H heads.
@@ -56,7 +56,7 @@ def plan_frames(metric: Tensor, r: int) -> MergePlan:
 
 
 def most_frequent(values: Tensor) -> Tensor:
-    """The value that most of L have, the smallest of equally frequent ones: (B, L, A) -> (B, A)."""
+    """Return the most frequent of L values, the smallest of equally frequent ones: (B, L, A) -> (B, A)."""
     ordered = values.sort(dim=1).values
     places = ordered.shape[1]
     count = (ordered[:, :, None] == ordered[:, None]).sum(dim=2)  # (B, L, A)
@@ -65,10 +65,10 @@ def most_frequent(values: Tensor) -> Tensor:
 
 
 def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
-    """Frames that go in each stage; None: 1, 1, 2, 1, which cost what TempMe's Table 2 prints, or 1 in each of others.
+    """Return the frames that leave in each stage; None: 1, 1, 2, 1, at the cost of TempMe's Table 2, or 1 per stage.
 
     Raises:
-        ValueError: if the numbers are not as many as the stages.
+        ValueError: if there is not one number per stage.
     """
     if r is None:
         return (1, 1, 2, 1) if stages == 4 else (1,) * stages
@@ -81,9 +81,9 @@ def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
 
 
 class TemporalAttention(nn.Module):
-    """Attention over the frames of one place, of a block's own frozen weights; 0 at first."""
+    """Attention over the frames of one place, with a block's own frozen weights; 0 at first."""
 
-    norm_weight: Tensor  # none of these is saved: a method is always built upon the same CLIP
+    norm_weight: Tensor  # these buffers are not saved: a method always builds on the same CLIP
     norm_bias: Tensor
     in_weight: Tensor
     in_bias: Tensor
@@ -111,7 +111,7 @@ class TemporalAttention(nn.Module):
             nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What patches (B, T, L, D) gain, (B, T, L, D), and their keys, mean over heads, (B, L, T, D/H)."""
+        """Compute the residuals of patches (B, T, L, D) and their keys, averaged over heads, (B, L, T, D/H)."""
         y = F.layer_norm(x, x.shape[-1:], self.norm_weight, self.norm_bias, self.eps).transpose(1, 2)  # (B, L, T, D)
         qkv = self.lora(y, F.linear(y, self.in_weight, self.in_bias))
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)  # (B, L, H, T, D/H) each
@@ -121,14 +121,14 @@ class TemporalAttention(nn.Module):
         return gained, k.mean(dim=2)
 
     def macs(self, videos: int, frames: int, places: int) -> int:
-        """Multiply-adds, LoRA folded into the weights."""
+        """Count multiply-adds, LoRA merged into the weights."""
         width = self.out_weight.shape[0]
         projections = 4 if self.linear is None else 5
         return videos * places * (projections * frames * width**2 + 2 * frames**2 * width)
 
 
 class TESTA(TokenReducer):
-    """Temporal attention and merged frames in some blocks, merged patches in as many."""
+    """Temporal attention and merged frames in some blocks, merged patches in any block."""
 
     def __init__(
         self,
@@ -139,15 +139,15 @@ class TESTA(TokenReducer):
         gate: Gate = "scalar",
         one_class: bool = False,
     ) -> None:
-        """Make a reducer.
+        """Build a reducer.
 
         Args:
-            blocks: of the tower; weights are copied from those with a stage.
-            patches: patches that each block merges away.
-            frames: block -> frames that it merges away; blocks that are not named have no temporal attention.
-            rank: of LoRA.
+            blocks: blocks of the tower; weights are copied from those with a stage.
+            patches: number of patches that each block merges away.
+            frames: block -> number of frames that it merges away; other blocks have no temporal attention.
+            rank: rank of LoRA.
             gate: see this module's header.
-            one_class: likewise.
+            one_class: see this module's header.
         """
         super().__init__()
         self.one_class = one_class
@@ -168,7 +168,7 @@ class TESTA(TokenReducer):
         )
 
     def _over_time(self, block: int, x: Tensor, state: TokenState) -> Tensor:
-        """Temporal attention, then frames become fewer: (B T, N, D) -> (B T', N, D)."""
+        """Attend over time, then merge frames: (B T, N, D) -> (B T', N, D)."""
         state.proportional, classes = False, state.classes
         tokens = x.unflatten(0, (state.batch, -1))  # (B, T, N, D)
         patches = tokens[:, :, classes:]
@@ -179,7 +179,7 @@ class TESTA(TokenReducer):
         plan = plan_frames(keys.detach(), self.steps[block].frames)
         if not plan.moved.shape[1]:
             return tokens.flatten(0, 1)
-        places = plan.repeated(x.shape[1])  # every place of a video goes the same way
+        places = plan.repeated(x.shape[1])  # every place of a video follows the same plan
         merged, size = merge_tokens(_by_place(tokens), _sizes_by_place(state), places)
         state.sizes = _by_frame(size, state.batch) if size is not None else None
         target = plan.target
@@ -187,7 +187,7 @@ class TESTA(TokenReducer):
         return _by_frame(merged, state.batch)
 
     def _within(self, r: int, x: Tensor, attended: AttentionTrace, state: TokenState) -> Tensor:
-        """Patches of every frame become fewer: (G, N, D) -> (G, N - r, D)."""
+        """Merge patches within every frame: (G, N, D) -> (G, N - r, D)."""
         state.proportional = False
         if self.one_class:
             mean = x[:, :1].unflatten(0, (state.batch, -1)).mean(dim=1, keepdim=True)  # (B, 1, 1, D)
@@ -200,12 +200,12 @@ class TESTA(TokenReducer):
 
 
 def _by_place(tokens: Tensor) -> Tensor:
-    """(B, T, N, C) -> (B N, T, C)."""
+    """Group tokens by place: (B, T, N, C) -> (B N, T, C)."""
     return tokens.transpose(1, 2).flatten(0, 1)
 
 
 def _by_frame(x: Tensor, batch: int) -> Tensor:
-    """(B N, T, C) -> (B T, N, C)."""
+    """Group tokens by frame: (B N, T, C) -> (B T, N, C)."""
     return x.unflatten(0, (batch, -1)).transpose(1, 2).flatten(0, 1)
 
 

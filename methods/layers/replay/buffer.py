@@ -1,13 +1,13 @@
 """A memory of text-video pairs of former tasks, for replay.
 
-Two policies. `ring` (Chaudhry et al., "tiny episodic memories", arXiv:1902.10486): every task has a place of
-its own, in which it keeps a uniform sample of its pairs; the places of former tasks shrink as tasks arrive.
+Two policies. `ring` (Chaudhry et al., "tiny episodic memories", arXiv:1902.10486): every task has its own part of the
+memory with a uniform sample of its pairs; the parts of former tasks shrink as tasks arrive.
 `reservoir` (Vitter 1985; DER, arXiv:2004.07211): one sample, uniform over all pairs so far.
 
 The memory is written at the end of a task, so it never holds pairs of the task being learned. It keeps the numbers
-of pairs, and what cannot be had again: the features that they once had. Frames and captions are read from the source
-when they are replayed, each worker its own rows of one draw for all. All of this is state (buffers), and equal on
-every worker, because all workers write with the same random numbers.
+of pairs, and features that cannot be computed again. Frames and captions are read from the source at replay; each
+worker reads its own rows of one common draw. All of this is state (buffers), and equal on every worker, because all
+workers write with the same random numbers.
 
 Shapes: B pairs, M pairs kept, T frames, L text length, d joint embedding.
 """
@@ -35,17 +35,17 @@ class ReplayBuffer(nn.Module):
     Args:
         capacity: pairs in total; 0 keeps nothing and draws no random number.
         policy: see above.
-        quota: of `ring`: `dynamic` deals the capacity to the tasks so far, `static` to all of the stream.
+        quota: of `ring`: `dynamic` divides the capacity among the tasks so far, `static` among all of the stream.
 
     Attributes:
-        source: gives frames and captions of pairs by their numbers.
+        source: provides frames and captions of pairs by their numbers.
     """
 
     pairs: Tensor  # (M,) numbers of `Batch.pair_ids`
     videos: Tensor  # (M,)
     categories: Tensor  # (M,)
     tasks: Tensor  # (M,) index of the task each pair came from
-    video_features: Tensor  # (M, d) as `write` got them, or (M, 0)
+    video_features: Tensor  # (M, d) as given to `write`, or (M, 0)
     text_features: Tensor  # (M, d)
     seen: Tensor  # () pairs offered so far
 
@@ -66,13 +66,13 @@ class ReplayBuffer(nn.Module):
     # -------------------------------------------------------------------------------------- reading
 
     def sample(self, count: int | Sequence[int]) -> Tensor:
-        """Rows for this worker, on the CPU, drawn uniformly; none if empty.
+        """Draw rows for this worker, on the CPU, uniformly; none if the memory is empty.
 
-        They are drawn for all workers at once, as one worker draws them: none twice in a step, unless fewer pairs are
-        kept than all workers ask for.
+        They are drawn for all workers at once, as one worker draws them. No row repeats in a step, unless all workers
+        together request more pairs than the memory holds.
 
         Args:
-            count: of each worker; of every worker, where they differ.
+            count: rows per worker; a list with one number per worker, where they differ.
         """
         if not len(self):
             return torch.empty(0, dtype=torch.int64)
@@ -83,12 +83,12 @@ class ReplayBuffer(nn.Module):
         return deal(drawn, sizes)
 
     def features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Video and text features (R, d) that were kept with the pairs at `rows` (R,), of the CPU."""
+        """Return stored video and text features (R, d) of the pairs at `rows` (R,), which are on the CPU."""
         own = to_device(rows, self.videos.device)
         return self.video_features[own], self.text_features[own]
 
     def _on_host(self) -> tuple[Tensor, Tensor]:
-        """`pairs` and `tasks` as they are now, on the CPU. A GPU is waited for once, and not in every step."""
+        """Return the current `pairs` and `tasks` on the CPU, cached, so that not every step waits for the GPU."""
         now, known = (self.pairs, self.tasks), self._known
         if known is None or any(x is not y or x._version != n for x, (y, n) in zip(now, known[0])):
             pairs, tasks = torch.stack(now).cpu()
@@ -96,10 +96,10 @@ class ReplayBuffer(nn.Module):
         return known[1:]
 
     def batch(self, rows: Tensor) -> Batch:
-        """The pairs at `rows`, of the CPU, as they were offered.
+        """Read the pairs at `rows`, which are on the CPU, from the source.
 
         Raises:
-            ValueError: if nobody has said where pairs are read from.
+            ValueError: if no source is set.
         """
         if self.source is None:
             raise ValueError("a memory of numbers cannot be replayed without its pairs: call set_pair_source() first.")
@@ -113,7 +113,7 @@ class ReplayBuffer(nn.Module):
     def observe(
         self, task: Task, loader: Iterable[Batch], features: Callable[[Batch], tuple[Tensor, Tensor]] | None = None
     ) -> Iterator[Batch]:
-        """Yield the batches of `loader` and, once they are exhausted, keep a sample of their pairs.
+        """Yield the batches of `loader`; at its end, store a sample of their pairs.
 
         Args:
             task: the task that ends.
@@ -148,14 +148,14 @@ class ReplayBuffer(nn.Module):
     def write(
         self, task: Task, loader: Iterable[Batch], features: Callable[[Batch], tuple[Tensor, Tensor]] | None = None
     ) -> None:
-        """`observe`, for a loader that nobody else reads."""
+        """Call `observe` for a loader that has no other reader."""
         for _ in self.observe(task, loader, features):
             pass
 
     def _fields(
         self, task: Task, batch: Batch, features: Callable[[Batch], tuple[Tensor, Tensor]] | None
     ) -> tuple[Tensor, ...]:
-        """A batch in the form and order of `_FIELDS`."""
+        """Convert a batch to the fields of `_FIELDS`, in order."""
         if batch.pair_ids is None:
             raise ValueError("a memory keeps numbers of pairs, and these have none: set Batch.pair_ids.")
         none = torch.empty(len(batch.video_ids), 0, device=batch.video_ids.device)
@@ -165,7 +165,7 @@ class ReplayBuffer(nn.Module):
         return batch.pair_ids, batch.video_ids, batch.categories, tasks, *kept
 
     def _quotas(self, task: Task) -> list[int]:
-        """Pairs that each task so far may keep; their sum is at most the capacity."""
+        """Return the number of pairs that each task so far may keep; their sum is at most the capacity."""
         shares = task.num_tasks if self.quota == "static" else task.index + 1
         return [self.capacity // shares + (i < self.capacity % shares) for i in range(task.index + 1)]
 
@@ -197,7 +197,7 @@ class ReplayBuffer(nn.Module):
 
 
 def reservoir_index(offered: int, room: int) -> int | None:
-    """Where the pair number `offered` (0-based) goes among `room` places; None = it is not kept.
+    """Return the place of pair number `offered` (0-based) among `room` places; None if it is not kept.
 
     After N pairs each has been kept with probability room / N.
     """
@@ -208,12 +208,12 @@ def reservoir_index(offered: int, room: int) -> int | None:
 
 
 def join(first: Batch, second: Batch, task: int) -> Batch:
-    """The pairs of both, `first` before `second`; captions are padded with zeros to one length.
+    """Concatenate two batches, `first` before `second`; captions are padded with zeros to one length.
 
     Args:
-        first: pairs of the present task.
+        first: pairs of the current task.
         second: pairs of a memory.
-        task: index of the present task.
+        task: index of the current task.
     """
     longest = max(first.tokens.shape[1], second.tokens.shape[1])
     tokens = [F.pad(batch.tokens, (0, longest - batch.tokens.shape[1])) for batch in (first, second)]

@@ -1,4 +1,4 @@
-"""What a model that does not change makes of a task's videos, each computed once.
+"""Cache of the features that a frozen model computes of a task's videos.
 
 Shapes: B pairs, T frames.
 """
@@ -15,20 +15,20 @@ from ctvr.methods.layers.transfer import to_device
 
 
 class VideoFeatureCache:
-    """Features of videos by their numbers, on their device. Make a new one when the model changes, or the task.
+    """Features of videos by their numbers, on their device. Create a new one when the model or the task changes.
 
-    A video of augmented frames is another one each time, and nothing is kept of it.
+    Augmented frames differ each time, so their features are not cached.
     """
 
     def __init__(self) -> None:
         self._features: dict[int, Tensor] = {}
 
     def of(self, batch: Batch, encode: Callable[[Tensor], Tensor]) -> Tensor:
-        """Features (B, ...) of the batch's videos.
+        """Return features (B, ...) of the batch's videos.
 
         Args:
-            batch: its `unaugmented_video_ids` say which frames are equal.
-            encode: frames (., T, 3, H, W) -> (., ...), without random numbers; it is not asked for what is known.
+            batch: its `unaugmented_video_ids` identify equal frames.
+            encode: frames (., T, 3, H, W) -> (., ...), without random numbers; it is called for new videos only.
         """
         numbers = batch.unaugmented_video_ids
         if numbers is None:

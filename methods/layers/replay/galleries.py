@@ -1,4 +1,4 @@
-"""The stored videos of former tasks, which eq. 8 of CTVR (arXiv:2503.10111) keeps captions away from.
+"""Stored videos of former tasks, the additional negatives of captions in eq. 8 of CTVR (arXiv:2503.10111).
 
 Shapes: B pairs, R stored videos of former tasks, d joint embedding.
 """
@@ -14,11 +14,11 @@ from ctvr.methods.base import Batch
 
 
 class PastGallerySampler:
-    """Hands out references: all of them in every step, or one batch after the other.
+    """Returns references: all of them in every step, or one batch after the other.
 
     Batches have as many rows as the task's first batch of pairs, in the order of storing, unshuffled; the
-    last one of a round may be shorter. Nothing of this is part of a checkpoint: a task begins at the first row. A pass
-    without gradients is not a step: it gets the batch of the next step, which stays the next one.
+    last one of a round may be shorter. No checkpoint holds this state: a task begins at the first row. A pass
+    without gradients is not a step: it gets the batch of the next step and does not advance.
 
     Args:
         all_at_once: eq. 8 sums over all former videos; the released code takes batches.
@@ -26,15 +26,15 @@ class PastGallerySampler:
 
     def __init__(self, all_at_once: bool) -> None:
         self.all_at_once = all_at_once
-        self.stored: Tensor | None = None  # (R, d), put together when a task first needs it
+        self.stored: Tensor | None = None  # (R, d), concatenated at the first use in a task
         self._next_row = self._rows = 0
 
     def restart(self) -> None:
-        """A task begins."""
+        """Reset at the start of a task."""
         self.stored, self._next_row, self._rows = None, 0, 0
 
     def references(self, sources: Sequence[Tensor], videos: Tensor) -> Tensor:
-        """(R, d) for a step on `videos` (B, d); (0, d) where nothing is stored.
+        """Return (R, d) for a step on `videos` (B, d); (0, d) if nothing is stored.
 
         Args:
             sources: (., d) features of former tasks, in order; read at the task's first step.
@@ -52,7 +52,7 @@ class PastGallerySampler:
 
 
 def encode_once(encode: Callable[[Tensor], Tensor], loader: Iterable[Batch]) -> list[Tensor]:
-    """Features (1, d) of every video in `loader`, each once whatever its number of captions."""
+    """Encode every video in `loader` once, whatever its number of captions: features (1, d) each."""
     features: dict[int, Tensor] = {}
     for batch in loader:
         for number, feature in zip(batch.video_ids.tolist(), encode(batch.frames).split(1)):

@@ -1,8 +1,8 @@
 """Mixed pairs: a share (lambda) of one pair and the rest of another.
 
-Mixup as LUMP has it (Madaan et al., arXiv:2110.06976, section 4), for two modalities. Pixels are mixed as they
-are. Token ids cannot be: captions are mixed after token and position embedding, and what is read at their end of
-text is read at both ends and mixed by the same share. So shares 1 and 0 are the captions themselves.
+Mixup as in LUMP (Madaan et al., arXiv:2110.06976, section 4), for two modalities. Pixels are mixed directly.
+Token ids cannot be: captions are mixed after token and position embedding. The output is read at both captions' end
+of text and mixed by the same share. So shares 1 and 0 are the captions themselves.
 
 Shapes: B pairs, T frames, L text length, D width of the text tower, d joint embedding.
 """
@@ -41,8 +41,8 @@ class MixingConfig:
 
 
 def sample_lambda(alpha: float) -> float:
-    """lambda ~ Beta(alpha, alpha), the same on every worker."""
-    shape = torch.tensor(alpha, device="cpu")  # which a host may read
+    """Draw lambda ~ Beta(alpha, alpha), the same on every worker."""
+    shape = torch.tensor(alpha, device="cpu")  # on the CPU, so that reading the sample does not wait for a GPU
     lam = torch.distributions.Beta(shape, shape).sample()
     if world_size() > 1:
         dist.broadcast(lam, src=0)
@@ -51,17 +51,17 @@ def sample_lambda(alpha: float) -> float:
 
 @dataclass
 class MixedState(TokenState):
-    """Of mixed captions; `eot` is the first one's, so that seams and word masks follow it."""
+    """State of mixed captions; `eot` is the first one's, so seams and word masks follow it."""
 
     other_eot: Tensor | None = None  # (B,) of the second
     lam: float = 1.0  # of the first
 
 
 def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, lam: float) -> tuple[Tensor, MixedState]:
-    """`TextTower.embed` of `lam` of the captions `first` (B, L) and the rest of `second` (B, L).
+    """Apply `TextTower.embed` to `lam` of the captions `first` (B, L) and the rest of `second` (B, L).
 
-    Returns (B, L', D), L' the longest caption of both. Behind its end a caption has nothing to mix, whatever stands
-    beside it in the batch.
+    Returns (B, L', D), L' the longest caption of both. Embeddings after a caption's end are zero, so other captions of
+    the batch have no influence.
     """
     (a, at), (b, bt) = TextTower.embed(tower, first), TextTower.embed(tower, second)
     length = max(a.shape[1], b.shape[1])
@@ -71,16 +71,16 @@ def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, lam: float) -> 
 
 
 def _own(x: Tensor, state: TokenState) -> Tensor:
-    """Embeddings (B, L, D) of captions alone: zero rows behind the end of text."""
+    """Zero the embeddings (B, L, D) after each caption's end of text."""
     assert state.eot is not None
     return x * (torch.arange(x.shape[1], device=x.device) <= state.eot[:, None])[..., None]
 
 
 @contextmanager
 def mixed_captions(method: nn.Module, first: Tensor, second: Tensor, lam: float) -> Iterator[None]:
-    """Inside, every text tower of `method` that is given the captions `first` (B, L) reads the mixture.
+    """Inside, every text tower of `method` that reads the captions `first` (B, L) reads the mixture.
 
-    Given several copies of `first` below each other, it mixes each copy with one of `second`.
+    If its input is several stacked copies of `first`, each copy is mixed with one of `second`.
 
     Raises:
         ValueError: inside, for captions that are not `first`; at the end, if no tower was given any.

@@ -1,4 +1,4 @@
-"""Momentum encoders: a pair of towers that follows the trained pair, its keys, and the loss over them.
+"""Momentum encoders: a pair of towers that follows the trained pair, its keys, and the contrastive loss over them.
 
 Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Language Modeling", NeurIPS
 2022, section 3.3; the mechanics are MoCo's (He et al., CVPR 2020). Equation numbers are BMU-MoCo's.
@@ -33,7 +33,7 @@ class Encoders(nn.Module):
 
     Args:
         clip: the towers; each frame is projected, then frames are averaged.
-        text_pool: `eot` reads a caption at its end-of-text token, where CLIP was trained to be read;
+        text_pool: `eot` reads a caption at its end-of-text token, as CLIP was trained;
             `avg` averages all its projected tokens, as the paper does with BERT.
     """
 
@@ -42,21 +42,20 @@ class Encoders(nn.Module):
         self.clip, self.text_pool = clip, text_pool
 
     def video(self, frames: Tensor) -> Tensor:
-        """(B, T, 3, H, W) -> (B, d)."""
+        """Encode videos: (B, T, 3, H, W) -> (B, d)."""
         return mean_pool(self.clip.vision(frames))
 
     def text(self, tokens: Tensor) -> Tensor:
-        """(B, L) -> (B, d)."""
+        """Encode captions: (B, L) -> (B, d)."""
         if self.text_pool == "eot":
             return F.normalize(self.clip.text(tokens).float(), dim=-1)
         hidden, eot = self.clip.text.hidden(tokens)
         return self._read(hidden, self._weights(eot, hidden.shape[1]))
 
     def mixed_text(self, first: Tensor, second: Tensor, lam: float) -> Tensor:
-        """Captions whose token embeddings are mixed: `share` of `first` (B, L) and the rest of `second`.
+        """Encode captions with mixed token embeddings: `lam` of `first` (B, L) and the rest of `second`.
 
-        Each caption's pooling weights are mixed by the same share, so `share` 1 and 0 are the captions
-        themselves.
+        Pooling weights are mixed by the same share, so `lam` 1 and 0 are the captions themselves.
         """
         tower = self.clip.text
         x, state = embed_mixed(tower, first, second, lam)
@@ -69,11 +68,11 @@ class Encoders(nn.Module):
         return self._read(hidden, weights)
 
     def pair(self, frames: Tensor, tokens: Tensor) -> Pair:
-        """Features of pairs, gathered over all workers."""
+        """Compute features of pairs, gathered over all workers."""
         return Pair(gather(self.video(frames)), gather(self.text(tokens)))
 
     def _weights(self, eot: Tensor, length: int) -> Tensor:
-        """What each token counts in the caption's feature: (B, L), rows sum to 1."""
+        """Return the weight of each token in the caption's feature: (B, L), rows sum to 1."""
         position = torch.arange(length, device=eot.device)
         if self.text_pool == "eot":
             return (position == eot[:, None]).float()
@@ -87,10 +86,10 @@ class Encoders(nn.Module):
 
 @torch.no_grad()
 def lerp_(target: nn.Module, source: nn.Module, weight: float) -> None:
-    """target <- (1 - weight) target + weight source, in place; buffers are copied where `weight` is 1.
+    """Set target <- (1 - weight) target + weight source, in place; buffers are copied where `weight` is 1.
 
-    Where both agree nothing changes, bit for bit; so it does for `weight` 0. In between a key encoder has running
-    statistics of its own, as in MoCo's code (facebookresearch/moco@132aea9).
+    Equal values do not change, bit for bit, and neither does anything at `weight` 0. For weights between, a key encoder
+    keeps its own running statistics, as in MoCo's code (facebookresearch/moco@132aea9).
     """
     for mine, other in zip(target.parameters(), source.parameters()):
         mine.lerp_(other, weight)
@@ -100,13 +99,13 @@ def lerp_(target: nn.Module, source: nn.Module, weight: float) -> None:
 
 
 def ema_update(momentum: nn.Module, encoders: nn.Module, m: float) -> None:
-    """theta_m <- m theta_m + (1 - m) theta, eq. 8 and 14."""
+    """Set theta_m <- m theta_m + (1 - m) theta, eq. 8 and 14."""
     lerp_(momentum, encoders, 1 - m)
 
 
 @torch.no_grad()
 def reverse_ema_update(encoders: nn.Module, momentum: nn.Module, m_hat: float) -> None:
-    """theta <- m_hat theta + (1 - m_hat) theta_m, eq. 12 and 13: what the encoders learn back."""
+    """Set theta <- m_hat theta + (1 - m_hat) theta_m, eq. 12 and 13: the reverse update of the encoders."""
     for mine, other in zip(encoders.parameters(), momentum.parameters()):
         mine.lerp_(other, 1 - m_hat)
 
@@ -114,8 +113,8 @@ def reverse_ema_update(encoders: nn.Module, momentum: nn.Module, m_hat: float) -
 class Momentum(nn.Module):
     """A pair of momentum encoders and the queue of its keys.
 
-    Never trained, and in evaluation mode but for batch normalisation: MoCo's keys of a training step are normalised by
-    their own batch. CLIP has none.
+    Never trained, and in evaluation mode except for batch normalisation: MoCo's keys of a training step are normalised
+    by their own batch. CLIP has none.
     """
 
     def __init__(self, encoders: Encoders, queue_size: int) -> None:
@@ -131,31 +130,31 @@ class Momentum(nn.Module):
         return self
 
     def restart(self, encoders: Encoders) -> None:
-        """theta_m <- theta."""
+        """Set theta_m <- theta."""
         lerp_(self.encoders, encoders, 1.0)
 
     @torch.no_grad()
     def keys(self, frames: Tensor, tokens: Tensor) -> Pair:
-        """Keys of pairs, gathered over all workers (eq. 9)."""
+        """Compute keys of pairs, gathered over all workers (eq. 9)."""
         return self.encoders.pair(frames, tokens)
 
 
 @dataclass(frozen=True)
 class Negatives:
-    """Keys that queries are pushed from, and which of them are none."""
+    """Keys that act as negatives, and a mask of those that do not for a query."""
 
     keys: Pair  # (R, d) each
     spared: Tensor  # (B, R) bool: not a negative of this query
 
     @staticmethod
     def join(parts: Sequence[Negatives]) -> Negatives:
-        """Side by side."""
+        """Concatenate along the keys."""
         keys = Pair(torch.cat([p.keys.video for p in parts]), torch.cat([p.keys.text for p in parts]))
         return Negatives(keys, torch.cat([p.spared for p in parts], dim=1))
 
 
 def momentum_contrast(queries: Pair, keys: Sequence[Pair], negatives: Negatives, tau: float) -> Tensor:
-    """L_V2T + L_T2V: eq. 10-11 with one pair of keys, eq. 16-18 with two.
+    """Compute L_V2T + L_T2V: eq. 10-11 with one pair of keys, eq. 16-18 with two.
 
     L_V2T = mean_i -log( sum_P exp(q_i^V k_i^T / tau) / (sum_P exp(q_i^V k_i^T / tau) + sum_R exp(q_i^V k_r^T / tau)) ),
     where the sum over P runs over the momentum encoders. Without negatives it is exactly 0.

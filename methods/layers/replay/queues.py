@@ -1,4 +1,4 @@
-"""First in, first out: the keys of the last K pairs, negatives of momentum contrast.
+"""A first-in, first-out queue of the keys of the last K pairs, the negatives of momentum contrast.
 
 MoCo (He et al., CVPR 2020), section 3.1, for two modalities as in BMU-MoCo (NeurIPS 2022), eq. 10-11.
 The queue starts empty and grows, unless it is filled with random unit vectors as MoCo's code does.
@@ -23,7 +23,7 @@ class Pair(NamedTuple):
 
 
 def _forget_count(queue: nn.Module, missing: object) -> None:
-    """A loaded queue is as full as its state says."""
+    """Drop the cached count after a state was loaded."""
     queue._count = None  # type: ignore[assignment]
 
 
@@ -46,7 +46,7 @@ class KeyQueue(nn.Module):
         self.register_buffer("videos", torch.full((size,), -1))
         self.register_buffer("pointer", torch.tensor(0))  # the place that is written next
         self.register_buffer("filled", torch.tensor(0))  # R
-        self._count: int | None = None  # the same where the host knows it; None: it has to read
+        self._count: int | None = None  # the same on the host, cached; None: read `filled`
         self.register_load_state_dict_post_hook(_forget_count)
 
     def __len__(self) -> int:
@@ -55,13 +55,13 @@ class KeyQueue(nn.Module):
         return self._count
 
     def content(self) -> tuple[Pair, Tensor]:
-        """The R keys, in the order of their places, and their video numbers (R,); -1 is no video."""
+        """Return the R keys, in the order of their places, and their video numbers (R,); -1 means no video."""
         filled = len(self)
         return Pair(self.video[:filled], self.text[:filled]), self.videos[:filled]
 
     @torch.no_grad()
     def enqueue(self, keys: Pair, videos: Tensor) -> None:
-        """Let keys (B, d) take the oldest places. B need not divide K, and may exceed it."""
+        """Replace the oldest places by keys (B, d). B need not divide K, and may exceed it."""
         count = len(videos)
         places = (self.pointer + torch.arange(count, device=self.videos.device)) % self.size
         newest = slice(max(0, count - self.size), count)  # no place is written twice

@@ -1,9 +1,9 @@
-"""Reference images and texts: what a strategy looks at to see whether the pre-trained model is still there.
+"""Reference images and texts with which a strategy keeps the behaviour of the pre-trained model.
 
-Images and texts need not belong together, and nobody labels them. Three sources:
+Images and texts need neither match nor have labels. Three sources:
 
-- `embedded`: 336 drawn pictures of one coloured shape each, with their captions. Small and always there;
-  no stand-in for the ImageNet images and CC3M captions of ZSCL (arXiv:2303.06628), which nobody may ship.
+- `embedded`: 336 drawn pictures of one coloured shape each, with their captions. Small and always available, but no
+  substitute for the ImageNet images and CC3M captions of ZSCL (arXiv:2303.06628), which may not be distributed.
 - a folder: images anywhere below it, and `captions.txt` with one text a line.
 - a `.safetensors` file: `images` (N, 3, H, W) uint8 and `tokens` (R, L) int64 of the backbone's tokenizer.
 
@@ -52,7 +52,7 @@ _KEPT = 8192  # decoded images that a folder keeps in memory
 
 
 class ReferenceSet:
-    """Images, read when they are asked for, and tokens (R, L), all on the CPU."""
+    """Images, read on access, and tokens (R, L), all on the CPU."""
 
     def __init__(self, clip: Clip, count: int, read: Callable[[int], Tensor], tokens: Tensor) -> None:
         """`read` returns image `i` of `count` as (3, S, S) uint8."""
@@ -63,7 +63,7 @@ class ReferenceSet:
         return self._count
 
     def images(self, rows: Sequence[int], device: torch.device) -> Tensor:
-        """Images as videos of one frame, (B, 1, 3, S, S) float, normalised for the backbone."""
+        """Return images as videos of one frame, (B, 1, 3, S, S) float, normalised for the backbone."""
         pixels = to_device(torch.stack([self._read(row) for row in rows]), device).float() / 255
         mean, std = (to_device(torch.tensor(x), device)[:, None, None] for x in (self.mean, self.std))
         return ((pixels - mean) / std)[:, None]
@@ -74,10 +74,10 @@ def load_reference(source: str, clip: Clip) -> ReferenceSet:
 
     Args:
         source: `embedded`, a folder or a .safetensors file; see this module's header.
-        clip: whose image size, normalisation and tokenizer are used.
+        clip: provides image size, normalisation and tokenizer.
 
     Raises:
-        ValueError: if there is no such set, or it lacks images or texts; says what to do.
+        ValueError: if the set does not exist, or lacks images or texts; the message gives the remedy.
     """
     if source == "embedded":
         return _embedded(clip)
@@ -135,12 +135,12 @@ def _folder(folder: Path, clip: Clip) -> ReferenceSet:
 
 
 def _decode(file: Path, size: int) -> Tensor:
-    """An image file as (3, size, size) uint8: shorter side resized, centre cut out."""
+    """Read an image file as (3, size, size) uint8: shorter side resized, centre cropped."""
     try:
-        with Image.open(file, formats=_FORMATS) as image:  # Pillow runs a program for some others
+        with Image.open(file, formats=_FORMATS) as image:  # for some other formats Pillow runs a program
             picture = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"reference: {file} is no readable image. Remove it from the folder.") from error
+        raise ValueError(f"reference: {file} is not a readable image. Remove it from the folder.") from error
     factor = size / min(picture.size)
     width, height = (max(size, round(side * factor)) for side in picture.size)
     left, top = (width - size) // 2, (height - size) // 2

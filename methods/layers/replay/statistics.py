@@ -1,4 +1,4 @@
-"""Where the pairs of former categories lay, and new ones drawn there (StructAlign, SIGIR 2026, eqs. 14 and 22).
+"""Feature statistics of former categories, and pseudo pairs drawn from them (StructAlign, SIGIR 2026, eqs. 14 and 22).
 
 Shapes: n categories, P pairs, R draws, d width of the features. The two modalities are text (0) and video (1).
 """
@@ -17,7 +17,7 @@ from ctvr.methods.layers.transfer import to_device
 
 
 def dispersion(features: Tensor) -> Tensor:
-    """Mean of 1 - cos over all ordered pairs i != j of features (P, d): one category of eq. 22. 0 for a single pair."""
+    """Average 1 - cos over all ordered pairs i != j of features (P, d): one category of eq. 22. 0 for a single pair."""
     if len(features) < 2:
         return features.new_zeros(())
     pairs = len(features) * (len(features) - 1)
@@ -25,7 +25,7 @@ def dispersion(features: Tensor) -> Tensor:
 
 
 def mean_dispersion(features: Tensor, categories: Tensor) -> Tensor:
-    """Eq. 22 within one batch: the mean of `dispersion` over the categories (B,) with several features (B, d)."""
+    """Compute eq. 22 in one batch: the mean `dispersion` of the categories (B,) with several features (B, d)."""
     same = (categories[:, None] == categories).to(features.dtype)  # (B, B)
     pairs = same.sum(dim=1)  # (B,) of each row's category
     x = l2_normalize(features).to(features.dtype)
@@ -36,10 +36,10 @@ def mean_dispersion(features: Tensor, categories: Tensor) -> Tensor:
 
 
 def mean_deviation(features: Tensor, categories: Tensor) -> Tensor:
-    """|epsilon| of eq. 9 within one batch: how far its n categories are from equal angles. 0 for a single one.
+    """Compute |epsilon| of eq. 9 in one batch: the distance of its n categories from equal angles. 0 for a single one.
 
-    The mean of |<m_c, m_c'> + 1 / (n - 1)| over different categories, m_c their means of unit features (B, d), less the
-    mean of these, brought to length 1. Every size is that of the batch, so that a GPU need not wait for a count.
+    The mean of |<m_c, m_c'> + 1 / (n - 1)| over different categories. m_c are their means of unit features (B, d),
+    minus the mean of these, normalised. All shapes are those of the batch, so that a GPU need not wait for a count.
     """
     same = (categories[:, None] == categories).to(features.dtype)  # (B, B)
     weight = 1 / same.sum(dim=1)  # (B,): a category counts once
@@ -52,7 +52,7 @@ def mean_deviation(features: Tensor, categories: Tensor) -> Tensor:
 
 
 def geometry(features: Iterable[Tensor], categories: Tensor) -> Tensor:
-    """(4,) `mean_dispersion` of both modalities of a batch, then `mean_deviation` of both; without a gradient."""
+    """Return (4,): `mean_dispersion` of both modalities of a batch, then `mean_deviation`; without gradient."""
     both = [side.detach() for side in features]
     return torch.stack([of(side, categories) for of in (mean_dispersion, mean_deviation) for side in both])
 
@@ -79,18 +79,18 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def add(self, category: int, pairs: Tensor, aligned: Tensor, normalise: bool) -> None:
-        """Take note of one category's pairs; replaces an older note.
+        """Store the statistics of one category's pairs; replaces earlier ones.
 
         Args:
             category: its global index.
-            pairs: (2, P, d) text and video features where pseudo pairs are drawn.
-            aligned: (2, P, d) the same where they are aligned with prototypes.
+            pairs: (2, P, d) text and video features in the space where pseudo pairs are drawn.
+            aligned: (2, P, d) the same in the space where they are aligned with prototypes.
             normalise: bring the means to length 1, as below eq. 13; the released code does not.
         """
         self._add(category, pairs, aligned, normalise, self.categories.tolist())
 
     def _add(self, category: int, pairs: Tensor, aligned: Tensor, normalise: bool, known: Sequence[int]) -> None:
-        """`add`, told what `categories` holds."""
+        """Implement `add`; `known` are the values of `categories`, already on the host."""
         both, aligned = pairs.float(), aligned.float()
         mean = both.mean(dim=1)
         variance = both.var(dim=1, correction=1 if both.shape[1] > 1 else 0)  # (2, d)
@@ -109,7 +109,7 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def observe(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]], normalise: bool) -> None:
-        """`add` for every category of (categories (B,), features (2, B, d), aligned features (2, B, d))."""
+        """Call `add` for every category of (categories (B,), features (2, B, d), aligned features (2, B, d))."""
         seen = list(batches)
         rows = ((features[:, row], aligned[:, row]) for _, features, aligned in seen for row in range(aligned.shape[1]))
         numbers = torch.cat([self.categories, *(categories for categories, _, _ in seen)]).tolist()  # one wait
@@ -123,7 +123,7 @@ class ClassStatistics(nn.Module):
             known = [*(other for other in known if other != category), category]
 
     def geometry(self) -> dict[str, float]:
-        """What (P1)-(P3) of section 4.1 speak of, over the categories so far; empty before the first.
+        """Measure (P1)-(P3) of section 4.1 over the categories so far; empty before the first.
 
         `micd_*`: eq. 22, within categories. `angle_*`: |epsilon| of eq. 9, the mean distance of the inner products
         of different centred means from -1 / (n - 1), for n > 1. `modality_gap`: the mean of delta_c of (P3).
@@ -144,16 +144,16 @@ class ClassStatistics(nn.Module):
         return dict(zip(found, torch.stack(list(found.values())).tolist()))  # one wait
 
     def similarities(self) -> Tensor:
-        """(2, n, n) inner products of eq. 9 among the category means of texts and of videos.
+        """Return (2, n, n) inner products of eq. 9 among the category means of texts and of videos.
 
-        Centred by the mean of the means, as `geometry` has them. Rows in the order of `categories`.
+        Centred by the mean of the means, as in `geometry`. Rows have the order of `categories`.
         """
         centred = l2_normalize(self.aligned - self.aligned.mean(dim=1, keepdim=True))
         return centred @ centred.mT
 
     @torch.no_grad()
     def draw(self, count: int, sigma: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 14: `count` pseudo pairs of categories drawn evenly, the same on all workers.
+        """Draw pseudo pairs by eq. 14: `count`, categories uniform, the same on all workers.
 
         Args:
             count: R.

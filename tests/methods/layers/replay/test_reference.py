@@ -82,7 +82,7 @@ def test_every_mistake_is_named(clip, tmp_path):
     refuses(r"captions.txt is empty")
     (tmp_path / "captions.txt").write_text("one")
     (tmp_path / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"broken.png is no readable image. Remove it"):
+    with pytest.raises(ValueError, match=r"broken.png is not a readable image. Remove it"):
         load_reference(str(tmp_path), clip).images([1], CPU)
     file = tmp_path / "set.safetensors"
     file.write_bytes(b"garbage")
