@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).absolute().parents[2]  # the repository
-ROOMS = tuple(str(ROOT / room) for room in ("methods", "orchestrator"))
+ROOMS = (str(ROOT / "ctvr"),)  # modules are loaded through the links below it
 SAYS = "synchronizing CUDA operation"  # in each warning of torch
 
 
