@@ -1,4 +1,4 @@
-"""The recipes of FrameFusionMoE: its paper's, its released code's, that of the embedded stream, and the ablations."""
+"""Recipes of FrameFusionMoE: its paper's, its released code's, that of the embedded stream, and the ablations."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-actnet": {**_ACTNET, "method.lr_text": 6e-6, "method.lr_vision": 6e-6, "method.lr_other": 6e-6},
     "released": _RELEASED,
-    # The released files hold no configuration for ACTNET: later tasks have the rates of the one that there is.
+    # The released files hold no configuration for ACTNET: later tasks have the rates of the available one.
     "released-actnet": {**_RELEASED, **_ACTNET},
     # For the embedded stream and tiny-clip, which learn at 50 times a large CLIP's rates: use with
-    # optim.lr_scale=50. From alpha = 0 a few hundred steps do not reach the FFA weights; from an output
+    # optim.lr_scale=50. From alpha = 0 a few hundred steps do not train the FFA weights. From an output
     # projection of zero with alpha = 1, the same function at the start, they do.
     "shapes": {
         "method.ffa_init": "zero_out",
@@ -71,6 +71,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "no-tame": Override({"method.use_tame": False}),
     "no-prototypes": Override({"method.use_prototypes": False}),
     "no-cross-task": Override({"method.beta": 0.0}),
-    # A control that no paper has: eq. 8's references are training videos, so no test video reaches training
+    # A control, not in the paper: eq. 8's references are training videos, so no test video enters training
     "train-references": Override({"method.reference_source": "train"}),
 }

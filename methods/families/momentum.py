@@ -1,15 +1,15 @@
-"""What the momentum-contrast retrievers of BMU-MoCo's tables share (NeurIPS 2022, section 3.3).
+"""Shared base of the momentum-contrast retrievers in BMU-MoCo's tables (NeurIPS 2022, section 3.3).
 
     q = f_theta(pair),  k = f_theta_m(pair) for every pair of momentum encoders (eq. 7, 9, 15)
     loss over the keys and their queues (eq. 10-11, 16-18);  optimizer step
-    after the step: moving averages, which each method spells out;  then the keys enter the queues
+    after the step: moving averages, which each method defines;  then the keys enter the queues
 
-This file is no method: base_moco, bmu_moco, bmu_fixed and bmu_ensemble say which momentum
-encoders they keep and how parameters flow between theta, the local theta_m (started anew from theta at
-every task) and the global theta~_m (started once). Queries are always encoded by theta, also in evaluation.
+This file is not a method: base_moco, bmu_moco, bmu_fixed and bmu_ensemble define which momentum
+encoders they keep and how parameters flow between theta, the local theta_m (initialised from theta at
+every task) and the global theta~_m (initialised once). Queries are always encoded by theta, also in evaluation.
 
-What we changed or had to assume (no code was published): CLIP for ViT-Base + BERT-Base; unit vectors;
-AdamW; the queue starts empty. The paper's resolution of 384 needs other position embeddings; ours is the
+Differences and assumptions (no code was published): CLIP for ViT-Base + BERT-Base; unit vectors;
+AdamW; the queue starts empty. The paper's resolution of 384 needs other position embeddings; here they are the
 backbone's own. Its best epoch is chosen on a validation set, which not all of its datasets have: on the others the
 epoch is chosen on test videos, and tables mark it. Its frames are drawn at random (section 3.2), which preset `paper`
 does by `data.sampling=random`.
@@ -35,7 +35,7 @@ from ctvr.methods.layers.transfer import to_device
 from ctvr.methods.settings import setting
 
 MOCO_UNPUBLISHED = ("optim.weight_decay", "optim.warmup", "data.num_frames")  # of every row of BMU-MoCo's paper
-# Section 4.1 and, where the paper is silent (optimizer, weight decay, which caption), our assumption.
+# Section 4.1 and, where the paper does not specify (optimizer, weight decay, which caption), our assumption.
 PAPER: dict[str, Any] = {
     "optim.name": "adamw",
     "optim.epochs": 10,
@@ -111,8 +111,8 @@ def check_start(task: int) -> None:
 class MomentumRetriever(Method):
     """Mean-pooled CLIP trained against the keys of its momentum encoders.
 
-    A method says which momentum encoders it keeps and overrides `after_step`, where it ends with
-    `enqueue()`. A strategy that wraps one may put its own queries and keys into `contrast`.
+    A method defines its momentum encoders and overrides `after_step`, which ends with
+    `enqueue()`. A strategy that wraps one may pass its own queries and keys to `contrast`.
     """
 
     config: MomentumConfig
@@ -130,15 +130,15 @@ class MomentumRetriever(Method):
         self.local = Momentum(self.encoders, config.queue_size) if has_local else None
         self.global_ = Momentum(self.encoders, config.queue_size) if has_global else None
         self.task_index = 0
-        self._new: list[tuple[list[Pair], Tensor]] = []  # keys that wait for the optimizer step
+        self._new: list[tuple[list[Pair], Tensor]] = []  # keys to enqueue after the optimizer step
 
     @property
     def momenta(self) -> list[Momentum]:
-        """The momentum encoders that are kept: local, global."""
+        """The existing momentum encoders: local, global."""
         return [momentum for momentum in (self.local, self.global_) if momentum is not None]
 
     def contrasted(self) -> list[Momentum]:
-        """The momentum encoders whose keys stand in the present task's loss."""
+        """Return the momentum encoders whose keys are in the current task's loss."""
         return self.momenta
 
     def begin_task(self, task: Task) -> None:
@@ -146,7 +146,7 @@ class MomentumRetriever(Method):
         self._new = []
         is_first = task.index == 0
         for momentum in self.momenta:
-            if is_first or momentum is self.local:  # theta~_m is started only at the very beginning
+            if is_first or momentum is self.local:  # theta~_m is initialised only in the first task
                 momentum.restart(self.encoders)
             if is_first or (momentum is self.local and self.config.queue_across_tasks == "reset"):
                 momentum.queue.reset(random=self.config.queue_init == "random")
@@ -168,16 +168,16 @@ class MomentumRetriever(Method):
         return SeparableEncoders(self.encoders, ("video", "text"))
 
     def queries(self, batch: Batch) -> Pair:
-        """q of the global batch, eq. 7."""
+        """Compute q of the global batch, eq. 7."""
         return self.encoders.pair(batch.frames, batch.tokens)
 
     def keys(self, batch: Batch) -> list[Pair]:
-        """k of the global batch by each of `momenta`, eq. 9 and 15."""
+        """Compute k of the global batch by each of `momenta`, eq. 9 and 15."""
         return [momentum.keys(batch.frames, batch.tokens) for momentum in self.momenta]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         queries, keys, videos = self.queries(batch), self.keys(batch), gather(batch.video_ids)
-        if batch.task_ids is not None and world_size() > 1:  # replayed pairs behind all others, as one worker has them
+        if batch.task_ids is not None and world_size() > 1:  # replayed pairs after all others, as with one worker
             is_replayed = to_device((batch.task_ids != self.task_index).long(), videos.device)
             order = gather(is_replayed).argsort(stable=True)
             queries, *keys = (Pair(pair.video[order], pair.text[order]) for pair in (queries, *keys))
@@ -192,13 +192,13 @@ class MomentumRetriever(Method):
         extra: Sequence[Pair] = (),
         extra_videos: Tensor | None = None,
     ) -> Tensor:
-        """Eq. 10-11 over `contrasted()`, eq. 16-18 where there are two. While learning, `keys` will be enqueued.
+        """Compute eq. 10-11 over `contrasted()`, eq. 16-18 for two. With gradients, `keys` will be enqueued.
 
         Args:
             queries: (B, d) of the global batch.
             keys: (B, d) for each of `momenta`.
             videos: (B,) video numbers.
-            extra: (R, d) for each of `momenta`: keys that are negatives only, and are not enqueued.
+            extra: (R, d) for each of `momenta`: keys that are only negatives and are not enqueued.
             extra_videos: (R,) video numbers of `extra`.
         """
         if torch.is_grad_enabled():
@@ -221,7 +221,7 @@ class MomentumRetriever(Method):
         return Negatives(keys, same if self.config.mask_same_video else torch.zeros_like(same))
 
     def enqueue(self) -> None:
-        """Put the keys of the step that has just been taken into the queues."""
+        """Put the keys of the last step into the queues."""
         for keys, videos in self._new:
             for momentum, pair in zip(self.momenta, keys):
                 momentum.queue.enqueue(pair, videos)

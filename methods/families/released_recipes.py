@@ -1,6 +1,6 @@
-"""What several released recipes have in common: ZSCL's program, and the replay codes' plain gradient descent.
+"""Shared parts of released recipes: ZSCL's program, and plain gradient descent of the replay codes.
 
-LwF, LwF-VR and MoE-Adapters were run by ZSCL's program (mtil/src/models/finetune.py) or a copy of it.
+LwF, LwF-VR and MoE-Adapters were run with ZSCL's program (mtil/src/models/finetune.py) or a copy of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIXED_SCALE = (False, "mtil/src/models/finetune.py: logit_scale is in no group")
 
 
 def sgd(rate: float, epochs: int, batch: int, place: str, **others: tuple[Any, str]) -> dict[str, tuple[Any, str]]:
-    """Gradient descent at one rate, on every weight, without warm-up or clipping; `others` are optim.*."""
+    """Return a recipe of gradient descent at one rate, on all weights, no warm-up or clipping; `others` are optim.*."""
     plain: dict[str, tuple[Any, str]] = {
         "base.lr": (rate, place),
         "base.train_scale": (False, "no counterpart: nothing there has a temperature that learns"),

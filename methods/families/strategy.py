@@ -1,6 +1,6 @@
-"""What strategies share: handing calls through to the wrapped retriever, and a memory of former pairs.
+"""Base classes of strategies: delegation to the wrapped retriever, and a memory of former pairs.
 
-This file is no method. A strategy wraps a retriever (`base`) that knows nothing of it.
+This file is not a method. A strategy wraps a retriever (`base`), which does not refer to the strategy.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ctvr.methods.settings import setting
 
 
 class Strategy(Method):
-    """A strategy that changes nothing yet: the wrapped retriever, call for call."""
+    """A strategy without changes: it delegates every call to the wrapped retriever."""
 
     wraps = True
     needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/families/momentum.py
 
     @classmethod
     def compares(cls, config: Any) -> bool:
-        """Whether it reads similarities within a batch from the retriever's `score`."""
+        """Report if the strategy reads similarities within a batch from the retriever's `score`."""
         return False
 
     @classmethod
@@ -90,7 +90,7 @@ class Strategy(Method):
         return self.base.losses(batch)
 
     def separable_encoders(self) -> SeparableEncoders | str:
-        """The retriever's: a strategy has no other way to features."""
+        """Return the retriever's: a strategy does not compute features in another way."""
         return self.base.separable_encoders()
 
     def after_step(self) -> None:
@@ -125,13 +125,13 @@ class ReplayConfig:
 class ReplayStrategy(Strategy):
     """A strategy that keeps the numbers of pairs of every finished task and reads the pairs again.
 
-    They come back without augmentation. Captions of a retriever that reads them by task are read for their own task.
+    They are read without augmentation. A retriever that encodes captions by task encodes them for their own task.
     """
 
     def __init__(self, config: Any, base: Method, quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__(config, base)
         self.memory = ReplayBuffer(config.buffer_size, config.buffer_policy, quota)
-        self.index = 0  # of the present task
+        self.index = 0  # of the current task
 
     def set_pair_source(self, source: PairSource) -> None:
         super().set_pair_source(source)
@@ -145,23 +145,23 @@ class ReplayStrategy(Strategy):
         batches = self.memory.observe(task, loader, self.kept_features)
         super().end_task(task, batches)
         if self.config.buffer_size:
-            for _ in batches:  # whatever the retriever has not looked at
+            for _ in batches:  # batches that the retriever has not read
                 pass
 
     def kept_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Video and text features (B, d) to keep with pairs; none, unless a strategy says otherwise."""
+        """Return video and text features (B, d) to keep with pairs; none, unless a strategy overrides it."""
         none = batch.frames.new_empty(len(batch.video_ids), 0)
         return none, none
 
 
 def momentum_base(base: Method, strategy: str) -> MomentumRetriever:
-    """`base`, if it is one of the momentum-contrast retrievers.
+    """Return `base`, if it is one of the momentum-contrast retrievers.
 
     Raises:
-        ValueError: if it is another retriever.
+        ValueError: for any other retriever.
     """
     if not isinstance(base, MomentumRetriever):
         raise ValueError(
-            f"{strategy} works on queues of keys, which {type(base).__name__} has not. Use base=base_moco."
+            f"{strategy} works on queues of keys, which {type(base).__name__} does not have. Use base=base_moco."
         )
     return base

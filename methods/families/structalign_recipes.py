@@ -1,4 +1,4 @@
-"""The recipes of StructAlign: its paper's, its released code's, that of the embedded streams, and the ablations."""
+"""Recipes of StructAlign: its paper's, its released code's, that of the embedded streams, and the ablations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "released": RELEASED,
     "released-actnet": {**RELEASED, **ACTNET},
     # For the embedded streams, with optim.lr_scale=50: chosen on validation videos before pseudo features had a
-    # gradient, not anew. Words alone stay below zero-shot CLIP there: the small text tower never aligned them.
+    # gradient, and not chosen again. Words alone stay below zero-shot CLIP there: the text tower never aligned them.
     "shapes": {"method.score": "fused", "method.lr_first": 1e-5, "method.lr": 4e-6},
     "framework": Override({"method.lambda1": 0.0, "method.lambda2": 0.0}),  # table 3
     "no-cetf": Override({"method.lambda1": 0.0}),  # "Framework + L_CRP"

@@ -1,11 +1,11 @@
-"""What the retrievers of TempMe's tables share (arXiv:2409.01156, sections 3.1 and 4.1): frozen CLIP, an
+"""Shared base of the retrievers in TempMe's tables (arXiv:2409.01156, sections 3.1 and 4.1): frozen CLIP, an
 adaptation of both towers and a token reducer in the video tower.
 
     f_t = CLIP_v(frame t | adaptation, reducer) at unit length,  v = mean over t of f_t, at unit length
     q = CLIP_t(caption | adaptation) at its end-of-text token, at unit length
     S = q v^T;  loss = InfoNCE of S / tau, mean of both directions, tau = 1 / exp(logit_scale) frozen
 
-This file is no method: lora, prompt, adapter and tempme each say which adaptation and reducer they are.
+This file is not a method: lora, prompt, adapter and tempme each define their adaptation and reducer.
 
 Shapes: B videos or captions, T frames, G attention groups, N tokens, D width of a tower, d joint embedding.
 """
@@ -29,8 +29,8 @@ from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
 from ctvr.methods.layers.reduction.reducers import combine, make_reducer
 from ctvr.methods.settings import setting
 
-# Section 4.1 of the paper and, where it is silent, the scripts of the released code. Frames and words belong to the
-# data set: 12 and 32 of MSRVTT and LSMDC (here, and the default), 64 and 64 of ActivityNet and DiDeMo (the tables).
+# Section 4.1 of the paper and, where it does not specify, the scripts of the released code. Frames and words belong to
+# the data set: 12 and 32 of MSRVTT and LSMDC (here, and the default), 64 and 64 of ActivityNet and DiDeMo (the tables).
 PAPER: dict[str, Any] = {
     "optim.name": "adamw",
     "optim.weight_decay": 0.2,
@@ -69,18 +69,18 @@ class AdaptedConfig(ReducerConfig):
 
 
 class Adaptation(nn.Module):
-    """What is added to the blocks of both towers. Nothing, unless a subclass says otherwise."""
+    """Additions to the blocks of both towers. None, unless a subclass overrides them."""
 
     def __init__(self, backbone: Clip) -> None:
         super().__init__()
         self.depths = len(backbone.vision.blocks), len(backbone.text.blocks)
 
     def vision_seams(self, backbone: Clip) -> Sequence[BlockSeams]:
-        """One entry for each block of the image tower."""
+        """Build one entry for each block of the image tower."""
         return [BlockSeams()] * self.depths[0]
 
     def text_seams(self, backbone: Clip) -> Sequence[BlockSeams]:
-        """One entry for each block of the text tower."""
+        """Build one entry for each block of the text tower."""
         return [BlockSeams()] * self.depths[1]
 
 
@@ -88,7 +88,7 @@ class JointLoRA(Adaptation):
     """LoRA on the fused q, k, v projection of every block: one A (r, D) for all three, B (3D, r), factor 1.
 
     The paper's 0.49 M parameters hold for this form only (section 3.1 writes one pair for each projection).
-    It is folded into the weights while those rest, so that by the paper's rule it costs no multiply-adds.
+    It is merged into the weights while they are frozen, so that by the paper's rule it costs no multiply-adds.
     """
 
     def __init__(self, backbone: Clip, rank: int) -> None:
@@ -108,7 +108,7 @@ def _low_rank(lora: LoRA) -> BlockSeams:
 
 
 def _add_low_rank(lora: LoRA, y: Tensor, qkv: Tensor, state: TokenState) -> Tensor:
-    """qkv + B A y, written into qkv (which nothing else reads): a third of the cost of adding two tensors."""
+    """Add B A y to qkv in place (no other code reads qkv): a third of the cost of adding two tensors."""
     low = F.linear(y, lora.A).flatten(0, -2)  # (G * N, r)
     qkv.flatten(0, -2).addmm_(low, lora.B.mT.to(low.dtype), alpha=lora.scale)
     return qkv
@@ -119,7 +119,7 @@ def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
 
 
 class AdaptedClip(Method):
-    """Frozen CLIP, an adaptation, a reducer. The base of four methods and none itself."""
+    """Frozen CLIP, an adaptation, a reducer. The base of four methods and not a method itself."""
 
     @classmethod
     def capabilities(cls, config: AdaptedConfig) -> Capabilities:
@@ -138,7 +138,7 @@ class AdaptedClip(Method):
             self.reducer.is_searching = task.index == 0
 
     def param_groups(self) -> list[ParamGroup]:
-        if isinstance(self.reducer, DiffRateSearch):  # CLIP and its adaptation are taken as they are
+        if isinstance(self.reducer, DiffRateSearch):  # CLIP and its adaptation do not train
             rates = ParamGroup(name="rates", params=list(self.reducer.parameters()), lr=self.config.lr_rates)
             return [{**rates, "decay": "matrices"}] if self.reducer.is_searching else []
         groups = [ParamGroup(name="adaptation", params=list(self.adaptation.parameters()), lr=self.config.lr)]
@@ -147,7 +147,7 @@ class AdaptedClip(Method):
         return [group for group in groups if group["params"]]
 
     def encode_frames(self, frames: Tensor) -> Tensor:
-        """One feature for each frame, in temporal order: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        """Encode each frame, in temporal order: (B, T, 3, H, W) -> (B, T, d), not normalised."""
         seams = combine(self.reducer.seams(), self.adaptation.vision_seams(self.backbone))
         return self.backbone.vision(frames, seams)
 
@@ -164,7 +164,7 @@ class AdaptedClip(Method):
         return terms
 
     def task_metrics(self) -> dict[str, float]:
-        """Of a search: K_p and K_m of every block, for prune_to and merge_to, and the multiply-adds of a frame."""
+        """Report a search: K_p and K_m of every block, for prune_to and merge_to, and the multiply-adds of a frame."""
         if not isinstance(self.reducer, DiffRateSearch):
             return {}
         found = {"frame_gmacs": float(self.reducer.macs()) / 1e9}

@@ -1,11 +1,11 @@
 """BMU-MoCo over images: our construction of the last row of its Table 4 (Gao et al., NeurIPS 2022, section 4.4).
 
-The paper says neither how one modality takes the place of two nor any of its settings, and published no code. Here the
-two views of an image stand where a video and its caption do, in eq. 7-18 as methods/bmu_moco.py spells them out; one
-encoder (backbone and projector, unit vectors) reads both. What is ours: this, batch size and rate of the release whose
-protocol the table has (divyam3897/UCL@cfaa81d), and m, m_hat, tau and the queue of the paper's section 4.1. Keys are
-made in training mode, normalised by their own batch as MoCo's are; moving averages run over weights, and each key
-encoder has running statistics of its own.
+The paper specifies neither how one modality replaces two nor its settings, and no code was published. Here the
+two views of an image replace a video and its caption in eq. 7-18 of methods/bmu_moco.py; one
+encoder (backbone and projector, unit vectors) reads both. Our choices: this; batch size and rate of the release whose
+protocol the table has (divyam3897/UCL@cfaa81d); m, m_hat, tau and the queue of the paper's section 4.1. Keys are
+computed in training mode, normalised by their own batch as MoCo's are. Moving averages run over weights, and each key
+encoder has its own running statistics.
 
 Shapes: B images of all workers, d projected features.
 """
@@ -52,7 +52,7 @@ class ImageBMUConfig:
 
 
 class Encoder(nn.Module):
-    """(B, 3, H, W) -> unit vectors (B, d)."""
+    """Encodes images as unit vectors: (B, 3, H, W) -> (B, d)."""
 
     def __init__(self, backbone: nn.Module, width: int) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ class Encoder(nn.Module):
         return F.normalize(z.float(), dim=-1)
 
     def pair(self, batch: Batch) -> Pair:
-        """Both views, one after the other; the first takes the place of a video."""
+        """Encode both views, one after the other; the first replaces a video."""
         return Pair(gather(self(batch.frames[:, FIRST])), gather(self(batch.frames[:, SECOND])))
 
 
 class KeyEncoder(nn.Module):
-    """A copy that follows, and the queue of its keys. Its batch normalisation trains when its owner does."""
+    """A momentum copy and the queue of its keys. Its batch normalisation trains when its owner does."""
 
     def __init__(self, encoder: Encoder, config: ImageBMUConfig) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class KeyEncoder(nn.Module):
 
 
 class ImageBMUMoCo(Method):
-    """Review what a local and a global momentum encoder retain, at every step from `method_start_task` on."""
+    """Learn back from a local and a global momentum encoder at every step from `method_start_task` on."""
 
     Config = ImageBMUConfig
     domain = "images"
@@ -98,7 +98,7 @@ class ImageBMUMoCo(Method):
         self.local = KeyEncoder(self.encoder, config)
         self.global_ = KeyEncoder(self.encoder, config) if config.use_global else None
         self.task_index = 0
-        self._new: list[tuple[KeyEncoder, Pair]] = []  # keys that wait for the optimizer step
+        self._new: list[tuple[KeyEncoder, Pair]] = []  # keys to enqueue after the optimizer step
 
     @property
     def momenta(self) -> list[KeyEncoder]:
@@ -120,7 +120,7 @@ class ImageBMUMoCo(Method):
         return [ParamGroup(name="encoder", params=list(self.encoder.parameters()), lr=self.config.lr, decay="all")]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """What the trained backbone makes of an image: (B, 1, 3, H, W) -> (B, C)."""
+        """Encode an image with the trained backbone: (B, 1, 3, H, W) -> (B, C)."""
         features: Tensor = self.encoder.backbone(frames[:, 0])
         return features
 

@@ -1,7 +1,7 @@
-"""A reservoir of images that is written in every step, as divyam3897/UCL@cfaa81d does (utils/buffer.py).
+"""A reservoir of images that is written in every step, as in divyam3897/UCL@cfaa81d (utils/buffer.py).
 
-An image is offered each time that it is trained on, so it may lie here several times, and the memory holds images of
-the present task as well. Random numbers are numpy's, one by one in the release's order.
+An image is offered each time that it is trained on, so the memory may hold it several times, and it holds images of
+the current task as well. Random numbers are numpy's, one by one in the release's order.
 
 Shapes: B images offered, M places.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class ImageBuffer(nn.Module):
-    """At most `capacity` images, each with what it had when it was stored. All of it is state.
+    """At most `capacity` images, each with the values stored with it. All of it is state.
 
     Args:
         capacity: M.
@@ -22,8 +22,8 @@ class ImageBuffer(nn.Module):
 
     Attributes:
         images: (R, 3, H, W), R <= M.
-        kept: (R, ...) what came with each.
-        random: draws places and rows, and whatever else its owner draws.
+        kept: (R, ...) values stored with each image.
+        random: draws places and rows, and all random numbers of its owner.
     """
 
     images: Tensor
@@ -43,16 +43,16 @@ class ImageBuffer(nn.Module):
         return len(self.images)
 
     def sample(self, count: int) -> Tensor:
-        """Rows (min(count, R),), none twice, on the CPU."""
+        """Draw rows (min(count, R),), all different, on the CPU."""
         size = min(count, len(self))
         return torch.from_numpy(self.random.choice(len(self), size=size, replace=False)) if size else torch.arange(0)
 
     @torch.no_grad()
     def write(self, images: Tensor, kept: Tensor) -> None:
-        """Offer images (B, 3, H, W) and what comes with them (B, ...); after N each is here with probability M / N."""
+        """Offer images (B, 3, H, W) with values (B, ...); after N offers each is stored with probability M / N."""
         if not len(self):
             self.images, self.kept = images[:0].clone(), kept[:0].clone()
-        places: dict[int, int] = {}  # -> row; the last one offered stays
+        places: dict[int, int] = {}  # -> row; the last one offered is stored
         seen = int(self.seen)
         for row in range(len(images)):
             place = seen if seen < self.capacity else int(self.random.randint(0, seen + 1))
@@ -69,7 +69,7 @@ class ImageBuffer(nn.Module):
             self.images, self.kept = torch.cat([self.images, images[new]]), torch.cat([self.kept, kept[new]])
 
     def get_extra_state(self) -> Tensor:
-        """Where the random numbers are: 624 words of the Mersenne twister and a position."""
+        """Return the state of the random numbers: 624 words of the Mersenne twister and a position."""
         state = self.random.get_state(legacy=False)["state"]
         return torch.tensor([*state["key"].tolist(), state["pos"]])
 

@@ -17,17 +17,17 @@ TEMPERATURE = 0.1
 
 
 def votes(test: Tensor, bank: Tensor, labels: Tensor, k: int, classes: int) -> Tensor:
-    """What each class gets: (Q, classes).
+    """Sum the votes for each class: (Q, classes).
 
     Args:
-        test: (Q, C), of any length.
+        test: (Q, C), not necessarily normalised.
         bank: (N, C).
         labels: (N,) int64 in [0, classes).
-        k: neighbours that vote, 1 to N.
-        classes: of the task.
+        k: number of neighbours that vote, 1 to N.
+        classes: number of classes of the task.
 
     Raises:
-        ValueError: if there are fewer than k training images.
+        ValueError: if k is not in 1 to N.
     """
     if not 1 <= k <= len(bank):
         raise ValueError(f"k counts neighbours among {len(bank)} training images, got {k}. Use 1 to {len(bank)}.")
@@ -38,27 +38,27 @@ def votes(test: Tensor, bank: Tensor, labels: Tensor, k: int, classes: int) -> T
 
 
 def accuracy(votes: Tensor, labels: Tensor) -> float:
-    """Percent of test images whose class got most; labels (Q,)."""
+    """Return the percentage of test images whose own class has the most votes; labels (Q,)."""
     return 100.0 * (votes.argmax(dim=1) == labels).double().mean().item()
 
 
 def released_k(tasks: int, asked: int = 200) -> int:
-    """Neighbours after so many tasks: the release takes their number where the size of the bank was meant."""
+    """Return k after `tasks` tasks: the release caps it by their number where the size of the bank was meant."""
     return min(asked, tasks)
 
 
 def mean_accuracy(table: Sequence[Sequence[float]]) -> float:
-    """After the last row's task; row t holds the accuracy of tasks 0..t after task t."""
+    """Average the accuracies after the last row's task; row t holds the accuracy of tasks 0..t after task t."""
     return sum(table[-1]) / len(table[-1])
 
 
 def forgetting(table: Sequence[Sequence[float]], of_best: bool = False) -> float:
-    """Return the mean over former tasks of what was lost; NaN after the first task.
+    """Return the mean loss of accuracy over former tasks; NaN after the first task.
 
     Args:
         table: row t holds the accuracy of tasks 0..t after task t.
-        of_best: from the best former value, as the text of LUMP has it (arXiv:2110.06976, section 5.1); else from the
-            value when the task was learned, as its release and BMU-MoCo's tables.
+        of_best: relative to the best former value, as in the text of LUMP (arXiv:2110.06976, section 5.1); else to the
+            value when the task was learned, as in its release and BMU-MoCo's tables.
     """
     earlier = len(table) - 1
     if not earlier:

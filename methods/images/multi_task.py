@@ -1,8 +1,8 @@
 """Multi-Task over images: one training on the images of all tasks, the upper row of BMU-MoCo's Table 4.
 
-divyam3897/UCL@cfaa81d, whose protocol the table has, does not hold this row, and the paper does not say how it was
-trained. Ours: after a task the network starts anew and learns the images of all tasks so far; with `only_final` it
-does so after the last one alone, and is untrained before.
+divyam3897/UCL@cfaa81d, whose protocol the table has, does not hold this row, and the paper does not specify its
+training. Ours: after a task the network is initialised again and learns the images of all tasks so far. With
+`only_final` it does so after the last task only, and is untrained before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ImageMultiTaskConfig:
 
 
 class ImageMultiTask(SiameseStrategy):
-    """Forget nothing by learning everything again."""
+    """Forget nothing by training on all tasks again."""
 
     Config = ImageMultiTaskConfig
     config: ImageMultiTaskConfig
@@ -39,7 +39,7 @@ class ImageMultiTask(SiameseStrategy):
 
     def __init__(self, config: ImageMultiTaskConfig, base: Siamese) -> None:
         super().__init__(base)
-        self.config, self._start = config, [copy.deepcopy(base)]  # in a list: no submodule, no state
+        self.config, self._start = config, [copy.deepcopy(base)]  # in a list: neither submodule nor state
         self._is_idle = False
 
     def begin_task(self, task: Task) -> None:

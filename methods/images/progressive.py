@@ -1,13 +1,13 @@
 """Progressive networks over images: the row PNN of BMU-MoCo's Table 4, a new network for each task.
 
-Rusu et al., arXiv:1606.04671, eq. 2 and section 2.1. A column, the network of a task, reads what the columns before
-it make of an image, and is frozen when its task is over: nothing is forgotten, and a task must be told to find its
-column. The wiring is that of the ResNet-18 of aimagelab/mammoth@e75a491; what stands in the repository whose protocol
-the table has (divyam3897/UCL@cfaa81d) cannot train. Ours: SimSiam or Barlow Twins in the place of a class, and new
-heads for each column. Three things are the paper's and not that code's: a former column is as it was trained, with
-what it takes from its own predecessors; it is normalised by its own numbers, none of which move any more; and a
-factor alpha is learned for each channel, as no image size is known here (the code: for each channel and pixel; the
-paper: for each column).
+Rusu et al., arXiv:1606.04671, eq. 2 and section 2.1. A column, the network of a task, reads the features of earlier
+columns and is frozen when its task is over: nothing is forgotten, and evaluation needs the task to select its
+column. The wiring is that of the ResNet-18 of aimagelab/mammoth@e75a491; the code in the repository whose protocol
+the table has (divyam3897/UCL@cfaa81d) cannot train. Ours: SimSiam or Barlow Twins in place of classes, and new
+heads for each column. Three things follow the paper and not that code: a former column is as it was trained, with
+the inputs from its own predecessors; it is normalised by its own running statistics, which no longer change; and a
+factor alpha is learned for each channel, as the image size is not known here (the code: for each channel and pixel;
+the paper: for each column).
 
 Shapes: B images, H = W image size, C features; a stage i = 1..4 of a column has C_i channels.
 """
@@ -41,7 +41,7 @@ class ImageProgressiveConfig:
 
 
 class Adaptor(nn.Module):
-    """(B, K C, H, W) of K columns, side by side -> (B, C, H, W): relu(V (alpha h) + b), the middle of eq. 2."""
+    """Adapts K concatenated columns, (B, K C, H, W) -> (B, C, H, W): relu(V (alpha h) + b), the middle of eq. 2."""
 
     def __init__(self, columns: int, channels: int, most: float) -> None:
         super().__init__()
@@ -56,8 +56,8 @@ class Column(nn.Module):
     """The network of one task.
 
     Args:
-        net: what it has of its own.
-        columns: how many there are before it.
+        net: its own network.
+        columns: number of earlier columns.
         alpha: as in the configuration.
     """
 
@@ -69,7 +69,7 @@ class Column(nn.Module):
         self.laterals = nn.ModuleList(make_stage(width, 2 * width, 2) for width in widths[:3] if columns)
 
     def forward(self, images: Tensor, former: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """h_1 .. h_4, the outputs of all stages: h_i = stage_i(h_{i-1}) + lateral_i(adaptor_{i-1}(former h_{i-1}))."""
+        """Compute h_1 .. h_4 of all stages: h_i = stage_i(h_{i-1}) + lateral_i(adaptor_{i-1}(former h_{i-1}))."""
         h, found = self.net.stem(images), list[Tensor]()
         for place, stage in enumerate(self.net.stages):
             h = stage(h)
@@ -80,7 +80,7 @@ class Column(nn.Module):
         return found
 
     def aside(self, former: Sequence[Sequence[Tensor]]) -> Tensor:
-        """What the heads take from the last stages of columns before: (B, C)."""
+        """Adapt the last stages of earlier columns for the heads: (B, C)."""
         last = torch.cat([outputs[-1].mean(dim=(2, 3), keepdim=True) for outputs in former], dim=1)
         found: Tensor = self.adaptors[-1](last)
         return found.flatten(1)
@@ -89,7 +89,7 @@ class Column(nn.Module):
 class Columns(nn.Module):
     """All columns so far, the last of which learns.
 
-    `forward` is what its heads read: (B, 3, H, W) -> (B, C), or (B, 2C) with what columns before say.
+    `forward` computes the input of its heads: (B, 3, H, W) -> (B, C), or (B, 2C) with earlier columns.
     """
 
     def __init__(self, first: ResNet18) -> None:
@@ -102,24 +102,24 @@ class Columns(nn.Module):
 
     @property
     def width(self) -> int:
-        """Numbers of what `forward` makes of an image."""
+        """Length of the output of `forward` for one image."""
         return 8 * self.channels * min(2, len(self))
 
     def add(self, alpha: float) -> None:
-        """Freeze what there is, and begin a column."""
+        """Freeze the existing columns and add a new one."""
         self.requires_grad_(False)
         self.columns.append(Column(ResNet18(self.channels), len(self), alpha))
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Columns:
-        """Former columns never train: their running statistics stay."""
+        """Keep former columns in evaluation mode: their running statistics do not change."""
         super().train(mode)
         for column in self.columns[:-1]:
             column.eval()
         return self
 
     def outputs(self, images: Tensor, count: int) -> list[list[Tensor]]:
-        """Of all stages of the first `count` columns."""
+        """Compute the outputs of all stages of the first `count` columns."""
         found: list[list[Tensor]] = []
         for column in self.columns[:count]:
             with torch.set_grad_enabled(torch.is_grad_enabled() and column is self.columns[-1]):
@@ -127,7 +127,7 @@ class Columns(nn.Module):
         return found
 
     def features(self, images: Tensor, task: int) -> Tensor:
-        """Of the column of a task: (B, C)."""
+        """Compute the features of a task's column: (B, C)."""
         return self.outputs(images, task + 1)[-1][-1].mean(dim=(2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Columns(nn.Module):
 
 
 class ImageProgressive(SiameseStrategy):
-    """Learn each task with a network of its own that reads the former ones."""
+    """Learn each task with its own network, which reads the former ones."""
 
     Config = ImageProgressiveConfig
     config: ImageProgressiveConfig
@@ -159,7 +159,7 @@ class ImageProgressive(SiameseStrategy):
         super().begin_task(task)
 
     def param_groups(self) -> list[ParamGroup]:
-        """All of the last column and its heads; everything decays."""
+        """Return the trained weights of the last column and its heads; all of them decay."""
         groups = self.base.param_groups()
         for group in groups:
             group["params"] = [weight for weight in group["params"] if weight.requires_grad]
@@ -169,9 +169,9 @@ class ImageProgressive(SiameseStrategy):
         return self.base.losses(batch)
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """By the last column: (B, 1, 3, H, W) -> (B, C)."""
+        """Encode by the last column: (B, 1, 3, H, W) -> (B, C)."""
         return self.encode_video_for_task(frames, len(self.columns) - 1)
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """By the column of the images' task."""
+        """Encode by the column of the images' task."""
         return self.columns.features(frames[:, 0], task)

@@ -1,11 +1,11 @@
-"""LUMP and DER over images, step by step as divyam3897/UCL@cfaa81d has them (models/mixup.py, models/der.py).
+"""LUMP and DER over images, step by step as in divyam3897/UCL@cfaa81d (models/mixup.py, models/der.py).
 
 LUMP: Madaan et al., arXiv:2110.06976, section 4. DER: Buzzega et al., arXiv:2004.07211, eq. 5, with the backbone's
-feature in the place of the answers. methods/lump.py and methods/der.py are the same ideas over text-video retrievers,
-whose memories are written when a task ends; here a memory is written behind every step, and read from the second step
+feature in place of the answers. methods/lump.py and methods/der.py apply the same ideas to text-video retrievers,
+whose memories are written when a task ends; here a memory is written after every step, and read from the second step
 of the first task on.
 
-a(m) is a stored plain image, augmented anew. Numpy draws in this order: rows, lambda, places.
+a(m) is a stored plain image with a new augmentation. Numpy draws in this order: rows, lambda, places.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class ImageReplayConfig:
 
 
 class ImageReplay(SiameseStrategy):
-    """A memory that is written behind every step.
+    """A memory that is written after every step.
 
     Args:
         config: sizes.
-        base: learns.
-        again: augments stored images anew; default `views.again`.
-        seed: of the memory's draws; drawn by torch if there is none.
+        base: the network that learns.
+        again: augments stored images; default `views.reaugment`.
+        seed: of the memory's draws; None: drawn by torch.
     """
 
     Config = ImageReplayConfig
@@ -69,7 +69,7 @@ class ImageReplay(SiameseStrategy):
         super().__init__(base)
         self.config, self.again = config, again or partial(views.reaugment, norm=config.norm)
         self.memory = ImageBuffer(config.buffer_size, int(torch.randint(2**31, ())) if seed is None else seed)
-        self._new: tuple[Tensor, Tensor] | None = None  # waits for the optimizer step
+        self._new: tuple[Tensor, Tensor] | None = None  # written after the optimizer step
 
     def after_step(self) -> None:
         if self._new is not None:
@@ -78,9 +78,9 @@ class ImageReplay(SiameseStrategy):
 
 
 class ImageLUMP(ImageReplay):
-    """Learn from mixtures of the present and the past alone.
+    """Learn only from mixtures of the present and the past.
 
-    x1~ = lambda x1 + (1 - lambda) a(m), x2~ = lambda x2 + (1 - lambda) m', where m' is the second view as it was drawn
+    x1~ = lambda x1 + (1 - lambda) a(m), x2~ = lambda x2 + (1 - lambda) m', where m' is the second view that was drawn
     when the image was stored; one lambda ~ Beta(alpha, alpha) for a batch.
     """
 
@@ -90,10 +90,10 @@ class ImageLUMP(ImageReplay):
         return {"views": self.base.alike(first, second)}
 
     def mixed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Both views (B, 3, H, W) as they are learned from.
+        """Return both views (B, 3, H, W), mixed with stored images.
 
         Raises:
-            ValueError: if fewer images are kept than the batch has, which have no partner.
+            ValueError: if the memory has fewer images than the batch, so that some have no partner.
         """
         first, second = batch.frames[:, FIRST], batch.frames[:, SECOND]
         if not len(self.memory):
@@ -110,10 +110,10 @@ class ImageLUMP(ImageReplay):
 
 
 class ImageDER(ImageReplay):
-    """Hold the backbone's features of stored images where they were.
+    """Keep the backbone's features of stored images as they were.
 
-    L = L(x1, x2) + alpha mean (f(a(m)) - o_m)^2, over rows and numbers; o = f(x1) of an extra pass in training mode,
-    before the step that it is stored behind.
+    L = L(x1, x2) + alpha mean (f(a(m)) - o_m)^2, over rows and features; o = f(x1) of an extra pass in training mode,
+    before the step after which it is stored.
     """
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""ResNet-18 for small images (He et al., arXiv:1512.03385), as divyam3897/UCL@cfaa81d has it for 32 and 64 pixels.
+"""ResNet-18 for small images (He et al., arXiv:1512.03385), as in divyam3897/UCL@cfaa81d for 32 and 64 pixels.
 
 The stem is a 3x3 convolution of stride 1 without pooling, and there is no last layer. Parameter names are the
 release's, so that its checkpoints load.
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-# Name of a backbone -> channels of its first stage; that of 8 is ours, for few images
+# Name of a backbone -> channels of its first stage; 8 is our choice, for few images
 RESNETS = {"resnet18": 64, "resnet18-8": 8}
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a way around them: (B, C, H, W) -> (B, C', H', W')."""
+    """Two 3x3 convolutions with a shortcut: (B, C, H, W) -> (B, C', H', W')."""
 
     def __init__(self, before: int, behind: int, stride: int) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class Block(nn.Module):
 
 
 def make_stage(before: int, behind: int, stride: int) -> nn.Sequential:
-    """Two blocks, the first of which takes the stride: (B, before, H, W) -> (B, behind, H / stride, W / stride)."""
+    """Build two blocks, the first with the stride: (B, C, H, W) -> (B, C', H / stride, W / stride)."""
     return nn.Sequential(Block(before, behind, stride), Block(behind, behind, 1))
 
 
 class ResNet18(nn.Module):
-    """(B, 3, H, W) -> (B, 512), the mean over places of the last block; H >= 8.
+    """ResNet-18: (B, 3, H, W) -> (B, 512), the mean over places of the last block; H >= 8.
 
     Args:
         channels: of the first of the four stages, each of which doubles them.
@@ -48,7 +48,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, channels: int = 64) -> None:
         super().__init__()
-        self.channels, self.width = channels, 8 * channels  # of the first stage; numbers of a feature
+        self.channels, self.width = channels, 8 * channels  # channels of the first stage; length of a feature
         self.conv1, self.bn1 = nn.Conv2d(3, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels)
         stages, before = [], channels
         for stage in range(4):
@@ -62,7 +62,7 @@ class ResNet18(nn.Module):
         return [self.layer1, self.layer2, self.layer3, self.layer4]
 
     def stem(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, channels, H, W)."""
+        """Apply the first layer: (B, 3, H, W) -> (B, channels, H, W)."""
         found: Tensor = self.bn1(self.conv1(x)).relu()
         return found
 

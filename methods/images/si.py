@@ -1,13 +1,13 @@
 """Synaptic intelligence over images as divyam3897/UCL@cfaa81d computes it (models/si.py).
 
-Zenke et al., arXiv:1703.04200, eq. 3-5, hold weights that a former task needed. The release differs from the paper,
-and this file follows it: of a step, a weight earns rate g^2, where the paper has -g times what the weight moved; g
-has the penalty's part in it and is clipped to [-1, 1]; rate is the configured one, not the optimizer's; xi is 1.
+Zenke et al., arXiv:1703.04200, eq. 3-5, penalise changes of weights that a former task needed. This file follows the
+release where it differs from the paper: in a step a weight earns rate g^2, where the paper has -g times its change; g
+includes the penalty's gradient and is clipped to [-1, 1]; rate is the configured one, not the optimizer's; xi is 1.
 
     L = L_views + strength sum_i Omega_i (theta_i - theta*_i)^2   over the backbone's weights
     omega_i += rate g_i^2;   at a task's end Omega_i += omega_i / ((theta_i - theta*_i)^2 + 1)
 
-Running statistics of batch normalisation are not held.
+Running statistics of batch normalisation are not penalised.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class ImageSIConfig:
 
 
 class ImageSI(SiameseStrategy):
-    """Hold what former tasks needed."""
+    """Penalise changes of weights that former tasks needed."""
 
     Config = ImageSIConfig
     config: ImageSIConfig
-    importance: Tensor  # Omega (P,), of all weights of the backbone end to end
+    importance: Tensor  # Omega (P,), of all weights of the backbone, concatenated
     path: Tensor  # omega (P,)
     anchor: Tensor  # theta* (P,)
 
@@ -73,7 +73,7 @@ class ImageSI(SiameseStrategy):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Clip every gradient, and note those of the backbone: called behind `backward`, before the optimizer."""
+        """Clip every gradient and record the backbone's: called after the backward pass, before the optimizer."""
         nn.utils.clip_grad_value_(self.base.parameters(), self.config.clip)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.base.backbone.parameters()]
         self.path += self.config.rate * parameters_to_vector(gradients).square()

@@ -1,9 +1,9 @@
-"""SimSiam and Barlow Twins: two views of an image should look alike, and no label says what it is.
+"""SimSiam and Barlow Twins: train two views of an image to have similar features, without labels.
 
 SimSiam: Chen & He, arXiv:2011.10566, algorithm 1. Barlow Twins: Zbontar et al., arXiv:2103.03230, eq. 1-2. Sizes,
 projector and predictor are those of divyam3897/UCL@cfaa81d; alone it is the row `Finetune` of BMU-MoCo's Table 4.
-What we changed: the release builds a third block of the projector and never uses it, and runs the predictor under
-Barlow Twins, whose loss does not read it. Neither is here.
+Differences: the release builds a third block of the projector and never uses it, and runs the predictor under
+Barlow Twins, whose loss does not read it. Both are omitted here.
 
 Shapes: B images, H = W image size, d projected features.
 """
@@ -24,7 +24,7 @@ FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames
 
 
 class ImageBackbone(Protocol):
-    """(B, 3, H, W) -> (B, width)."""
+    """Maps (B, 3, H, W) to (B, width)."""
 
     width: int
 
@@ -52,7 +52,7 @@ class SiameseConfig:
 
 
 def simsiam(p1: Tensor, p2: Tensor, z1: Tensor, z2: Tensor) -> Tensor:
-    """-(cos(p1, z2) + cos(p2, z1)) / 2, the mean over images; all (B, d). No gradient passes through z."""
+    """Compute -(cos(p1, z2) + cos(p2, z1)) / 2, the mean over images; all (B, d). No gradient passes through z."""
     return (_away(p1, z2) + _away(p2, z1)) / 2
 
 
@@ -61,10 +61,10 @@ def _away(p: Tensor, z: Tensor) -> Tensor:
 
 
 def barlow_twins(z1: Tensor, z2: Tensor, off_diagonal: float = 0.005) -> Tensor:
-    """sum_d (1 - c_dd)^2 + off_diagonal sum_{d != e} c_de^2; z (B, d), B >= 2.
+    """Compute sum_d (1 - c_dd)^2 + off_diagonal sum_{d != e} c_de^2; z (B, d), B >= 2.
 
-    c = z1^T z2 / B of numbers standardised over the batch by their unbiased deviation, so that c_dd of equal views is
-    (B - 1) / B. A number that is the same for all images has no deviation and gives NaN, as in the release.
+    c = z1^T z2 / B of features standardised over the batch by their unbiased deviation, so that c_dd of equal views is
+    (B - 1) / B. A feature that is equal for all images has deviation 0 and gives NaN, as in the release.
     """
     first, second = ((z - z.mean(dim=0)) / z.std(dim=0) for z in (z1, z2))
     c = first.mT @ second / len(z1)
@@ -78,12 +78,12 @@ def _layer(before: int, behind: int, is_last: bool = False) -> nn.Sequential:
 
 
 def make_projector(before: int, wide: int) -> nn.ModuleDict:
-    """(B, before) -> (B, wide) by `layer1` and `layer3`, as the release names them."""
+    """Build (B, before) -> (B, wide) by `layer1` and `layer3`, as the release names them."""
     return nn.ModuleDict({"layer1": _layer(before, wide), "layer3": _layer(wide, wide, is_last=True)})
 
 
 class Siamese(Method):
-    """A backbone that learns to see two views of an image alike.
+    """A backbone that learns similar features for two views of an image.
 
     Args:
         config: loss and sizes.
@@ -110,7 +110,7 @@ class Siamese(Method):
         )
 
     def param_groups(self) -> list[ParamGroup]:
-        """Everything decays, biases and batch normalisation too."""
+        """Return all weights; all of them decay, biases and batch normalisation too."""
         base = [*self.backbone.parameters(), *self.projector.parameters()]
         return [
             ParamGroup(name="base", params=base, lr=self.config.lr, decay="all"),
@@ -118,12 +118,12 @@ class Siamese(Method):
         ]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """What the backbone makes of an image: (B, 1, 3, H, W) -> (B, C). Heads are for training alone."""
+        """Encode an image with the backbone: (B, 1, 3, H, W) -> (B, C). Heads are for training only."""
         features: Tensor = self.backbone(frames[:, 0])
         return features
 
     def project(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, d)."""
+        """Project images: (B, 3, H, W) -> (B, d)."""
         z: Tensor = self.projector["layer3"](self.projector["layer1"](self.backbone(images)))
         return z
 
@@ -131,7 +131,7 @@ class Siamese(Method):
         return {"views": self.alike(batch.frames[:, FIRST], batch.frames[:, SECOND])}
 
     def alike(self, first: Tensor, second: Tensor) -> Tensor:
-        """The loss of two views (B, 3, H, W), which pass one after the other: each is normalised by its own batch."""
+        """Compute the loss of two views (B, 3, H, W), encoded one after the other: each is normalised by its batch."""
         z1, z2 = self.project(first), self.project(second)
         with torch.autocast(z1.device.type, enabled=False):
             if self.config.loss == "barlow":
@@ -141,7 +141,7 @@ class Siamese(Method):
 
 
 class SiameseStrategy(Method):
-    """What a strategy over a `Siamese` hands on to it: weights, features, the start of a task."""
+    """Delegates weights, features and the start of a task to a `Siamese`."""
 
     wraps = True
     domain = "images"

@@ -1,7 +1,7 @@
-"""Random pictures of images: the views that are compared, and stored images augmented anew.
+"""Random views of images, for comparison and for the augmentation of stored images.
 
-The chains of divyam3897/UCL@cfaa81d, drawn for each image by itself. A crop is read between pixels of the whole image,
-where the release cuts pixels out first: at a crop's edge, and nowhere else, it sees what lies beyond.
+The chains of divyam3897/UCL@cfaa81d, drawn for each image separately. A crop is interpolated from the whole image,
+where the release cuts pixels out first: only at a crop's edge it includes pixels beyond it.
 
 Shapes: B images, S = H = W.
 """
@@ -14,22 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Per channel, as the release has them for its data sets
+# Per channel, the release's values for its data sets
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615))
 TINY_IMAGENET = ((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821))
 NORMS = {"cifar": CIFAR, "tiny-imagenet": TINY_IMAGENET}
-TRIES = 10  # of a crop to fit into the image; then it is the whole image
+TRIES = 10  # to find a crop that fits into the image; then it is the whole image
 LUMA = (0.299, 0.587, 0.114)
 
 
 def normalise(x: Tensor, norm: tuple[tuple[float, ...], tuple[float, ...]] = CIFAR) -> Tensor:
-    """(..., 3, S, S) in [0, 1] -> of about mean 0 and deviation 1."""
+    """Normalise (..., 3, S, S) in [0, 1] to about mean 0 and deviation 1."""
     mean, std = (torch.tensor(values, device=x.device).view(3, 1, 1) for values in norm)
     return (x - mean) / std
 
 
 def view(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """One view of each image, (B, 3, S, S) in [0, 1]: crop, flip, jitter with p 0.8, gray with p 0.2, blur if S > 32.
+    """Draw one view of each image, (B, 3, S, S) in [0, 1]: crop, flip, jitter (p 0.8), gray (p 0.2), blur if S > 32.
 
     Args:
         generator: of the images' device; None: torch's own.
@@ -44,12 +44,12 @@ def view(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def reaugment(plain: Tensor, norm: str = "cifar") -> Tensor:
-    """Stored plain images (R, 3, S, S), cropped, flipped and normalised by `NORMS[norm]`; torch's own numbers."""
+    """Crop, flip and normalise stored plain images (R, 3, S, S) by `NORMS[norm]`; torch's own random numbers."""
     return normalise(flip(crop(plain, 0.08, "bicubic")), NORMS[norm])
 
 
 def crop(x: Tensor, least: float, how: str, generator: torch.Generator | None = None) -> Tensor:
-    """A part of each image at the size of the whole: its area from `least` to 1, its sides 3:4 to 4:3."""
+    """Crop and resize each image to its former size: area from `least` to 1, aspect ratio 3:4 to 4:3."""
     draw = torch.rand(len(x), 2 + 2 * TRIES, generator=generator, device=x.device)
     area = least + (1 - least) * draw[:, 2 : 2 + TRIES]
     ratio = (math.log(4 / 3) * (2 * draw[:, 2 + TRIES :] - 1)).exp()
@@ -65,13 +65,13 @@ def crop(x: Tensor, least: float, how: str, generator: torch.Generator | None = 
 
 
 def flip(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Each image mirrored with p 0.5."""
+    """Mirror each image with p 0.5."""
     mirrored = torch.rand(len(x), generator=generator, device=x.device) < 0.5
     return torch.where(_rows(mirrored), x.flip(-1), x)
 
 
 def jitter(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Brightness, contrast and saturation by 0.6 to 1.4, hue by -0.1 to 0.1 of a turn, in an order drawn anew."""
+    """Change brightness, contrast and saturation by 0.6 to 1.4, hue by -0.1 to 0.1 of a turn, in random order."""
     draw = torch.rand(len(x), 8, generator=generator, device=x.device)
     by, order = 0.6 + 0.8 * draw[:, :3], draw[:, 4:].argsort(dim=1)
     turn = 0.2 * draw[:, 3] - 0.1
@@ -88,7 +88,7 @@ def jitter(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
 
 
 def turned(x: Tensor, turn: Tensor) -> Tensor:
-    """The hue of HSV moved by `turn` (B,) of a full turn; (B, 3, S, S) in [0, 1]."""
+    """Shift the hue of HSV by `turn` (B,) of a full turn; (B, 3, S, S) in [0, 1]."""
     high, low = x.amax(dim=1), x.amin(dim=1)
     spread = high - low
     safe = torch.where(spread > 0, spread, 1.0)
@@ -100,7 +100,7 @@ def turned(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Each image blurred by a Gaussian of its own deviation (B,), in pixels, of 2 (S // 20) + 1 places."""
+    """Blur each image by a Gaussian of its own deviation (B,), in pixels, with 2 (S // 20) + 1 places."""
     reach = x.shape[-1] // 20
     away = torch.arange(-reach, reach + 1, device=x.device)
     weights = (-0.5 * (away / sigma[:, None]).square()).exp()
