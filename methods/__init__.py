@@ -1,4 +1,4 @@
-"""The table of methods. Strings, so that nothing is imported before it is asked for.
+"""The table of methods. Entries are strings, so that a module is imported only when its method is used.
 
 To add a method: its file, one line here, `search_spaces/<name>.py`, `tests/methods/test_<name>.py`.
 """
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ctvr.methods.base import Method
 
-METHOD_FOLDERS = "CTVR_METHOD_FOLDERS"  # variable of Ray workers: where the driver's user keeps methods of his own
-# Retrievers of videos, and strategies around them
+METHOD_FOLDERS = "CTVR_METHOD_FOLDERS"  # variable of Ray workers: folders of the driver's user with own methods
+# Retrievers of videos, and strategies that wrap them
 METHODS = {
     "zero_shot": "ctvr.methods.zero_shot:ZeroShot",
     "clip4clip": "ctvr.methods.clip4clip:Clip4Clip",
@@ -59,7 +59,7 @@ METHODS = {
     "lump_moco": "ctvr.methods.lump_moco:LUMPMoCo",
 }
 
-# Methods over labelled images without captions (`Method.domain`): for streams of the protocol `ucl` alone
+# Methods over labelled images without captions (`Method.domain`): only for streams of the protocol `ucl`
 IMAGE_METHODS = {
     "image_finetune": "ctvr.methods.images.siamese:Siamese",
     "image_si": "ctvr.methods.images.si:ImageSI",
@@ -69,13 +69,13 @@ IMAGE_METHODS = {
     "image_multi_task": "ctvr.methods.images.multi_task:ImageMultiTask",
     "image_progressive": "ctvr.methods.images.progressive:ImageProgressive",
 }
-# Methods over questions about videos: for streams of the protocol `qa` alone
+# Methods over questions about videos: only for streams of the protocol `qa`
 QUESTION_METHODS = {"umt_qa": "ctvr.methods.umt_qa:UmtQA"}
 EVERY_METHOD = {**METHODS, **IMAGE_METHODS, **QUESTION_METHODS}
 
-# Rows of published tables that are a method and a preset. The names work wherever a method's does. Where the method
-# has a preset `<preset>-<other>`, that is what `<other>` means under the row's name: `er_ring_moco` with `paper` is
-# `er_ring` with `bmu-moco-paper`. What a search of the row does differently is in the method's search space.
+# Rows of published tables that are a method and a preset. The names work wherever a method's does. If the method
+# has a preset `<preset>-<other>`, `<other>` means it under the row's name: `er_ring_moco` with `paper` is
+# `er_ring` with `bmu-moco-paper`. Differences of a search of the row are in the method's search space.
 CONFIGURATIONS = {
     "tome": ("lora", "tome"),
     "evit": ("lora", "evit"),
@@ -93,16 +93,16 @@ CONFIGURATIONS = {
 
 
 def plugins() -> dict[str, str]:
-    """Name -> `module:Class` of the methods of other installed packages: their entry points `ctvr.methods`.
+    """Map names to `module:Class` of the methods of other installed packages: their entry points `ctvr.methods`.
 
-    A name of ours is never replaced.
+    Our own names cannot be replaced.
     """
     found = {point.name: point.value for point in importlib.metadata.entry_points(group="ctvr.methods")}
     return {name: value for name, value in found.items() if name not in EVERY_METHOD and name not in CONFIGURATIONS}
 
 
 def place_of(name: str) -> str:
-    """`module:Class` of a method: of ours, of another package, or as `name` itself says it.
+    """Return `module:Class` of a method: of ours, of another package, or `name` itself if it has this form.
 
     Raises:
         ValueError: for an unknown name; the message suggests a known one.
@@ -123,7 +123,7 @@ def place_of(name: str) -> str:
 
 
 def _is_former(name: str) -> bool:
-    """Whether a name is that of a class of ours before 0.3, and no module of the user is called so."""
+    """Report if a name is a class of ours before 0.3 that no module of the user shadows."""
     if f"ctvr.{name}" not in EVERY_METHOD.values():
         return False
     theirs = _MethodFolders().find_spec("methods") or importlib.util.find_spec("methods")
@@ -131,16 +131,16 @@ def _is_former(name: str) -> bool:
 
 
 _CLASS = re.compile(r"\w[\w.-]*:[^\W\d]\w*")  # module:Class
-_NAMES = re.compile(r"(?:--?[\w-]+=)?(?:[\w.]+=)?")  # of an option and of a setting, at the start of a word
+_NAMES = re.compile(r"(?:--?[\w-]+=)?(?:[\w.]+=)?")  # name of an option and of a setting, at the start of a word
 _trusted: set[str] = set()
 
 
 class UntrustedClass(ValueError):
-    """A class of another package or file that neither the user nor an entry point names; `place` says which."""
+    """A class of another package or file that neither the user nor an entry point names; `place` holds it."""
 
     def __init__(self, place: str) -> None:
         call = f"ctvr.methods.trust([{place!r}])"
-        super().__init__(f"{place} is a class that nobody has allowed. Call {call} if you trust it")
+        super().__init__(f"{place} is a class that is not allowed. Call {call} if you trust it")
         self.place = place
 
 
@@ -152,7 +152,7 @@ def named_classes(words: Iterable[object]) -> list[str]:
 
 
 def trust(words: Iterable[object]) -> None:
-    """Allow `find_method` to load the classes that are named in words of the user; a row `method:preset` is none."""
+    """Allow `find_method` to load the classes named in the user's words; a row `method:preset` is not a class."""
     found = named_classes(words)
     known = {*EVERY_METHOD, *CONFIGURATIONS, *plugins()} if found else set()
     _trusted.update(word for word in found if is_place(word) or word.partition(":")[0] not in known)
@@ -164,23 +164,23 @@ def trusted() -> tuple[str, ...]:
 
 
 def is_place(word: str) -> bool:
-    """Whether a word is `module:Class` and no row `method:preset`: classes have a capital letter, presets have none."""
+    """Report if a word is `module:Class` and not `method:preset`: classes have a capital letter, presets do not."""
     module, _, cls = word.partition(":")
     return bool(cls) and ("." in module or cls[0].isupper())
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method, or of the method that a configuration names.
+    """Load the class of a method, or of the method that a configuration names.
 
-    A class that is neither ours nor an installed entry point is loaded only if `trust` has allowed it: a stream, a
-    model or a record from elsewhere may name any module, and to import a module is to run it.
+    A class that is neither ours nor an installed entry point is loaded only if `trust` has allowed it. A stream, a
+    model or a record from elsewhere may name any module, and an import runs the module's code.
 
     Args:
         name: of EVERY_METHOD, CONFIGURATIONS or an entry point `ctvr.methods`, or `package.module:Class`.
 
     Raises:
-        UntrustedClass: for a class that nobody has allowed.
-        ValueError: for an unknown name, or what is no method.
+        UntrustedClass: for a class that `trust` has not allowed.
+        ValueError: for an unknown name, or a class that is not a method.
     """
     place = place_of(name)
     module, _, cls = place.partition(":")
@@ -196,36 +196,36 @@ def find_method(name: str) -> type[Method]:
 
 
 def _named_by(cls: type[Method]) -> list[object]:
-    """Return what the code of a class may name other classes by: its default settings, presets and controls."""
+    """Return the settings by which a class may name other classes: its default settings, presets and controls."""
     defaults = [field.default for field in dataclasses.fields(cls.Config)]
     return [*defaults, *(value for preset in cls.PRESETS.values() for value in preset.values()), *cls.controls]
 
 
 class _MethodFolders:
-    """Finds modules in the folders of the user's own methods; packages installed there, by name, do not count."""
+    """Finds modules in the folders of the user's own methods, except those of Python's library."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the place of a top-level module in the present folder, or in those that a Ray driver names."""
-        if name in sys.stdlib_module_names:  # of another system: Python's library tries to import it (_winapi)
+        """Find a top-level module in the current folder, or in the folders that a Ray driver names."""
+        if name in sys.stdlib_module_names:  # of another system: Python's library may import it (_winapi)
             return None
         folders = [os.path.abspath(os.curdir), *filter(None, os.environ.get(METHOD_FOLDERS, "").split(os.pathsep))]
         return PathFinder.find_spec(name, folders) if path is None else None
 
 
 def _look_in_method_folders(module: str) -> None:
-    """Find the user's own modules from now on, if the module that he names is not installed.
+    """Search the user's folders from now on, if the module is not installed.
 
-    Else the folders stay unread: an installed module that tries whether an optional package is there must not find a
-    file of the present folder.
+    Otherwise the folders are not searched: an installed module that probes for an optional package must not find a
+    file of the current folder.
     """
     top = module.partition(".")[0]
     is_found = top in sys.modules or importlib.util.find_spec(top) is not None
     if not is_found and not any(isinstance(finder, _MethodFolders) for finder in sys.meta_path):
-        sys.meta_path.append(_MethodFolders())  # last: nothing that is installed is replaced
+        sys.meta_path.append(_MethodFolders())  # last: it cannot replace installed modules
 
 
 def _of_others(name: str, module: str, cls: str) -> type[Method]:
-    """A class of another package, or of a file of the user."""
+    """Load a class of another package, or of a file of the user."""
     from ctvr.methods.base import Method
 
     try:
@@ -237,5 +237,5 @@ def _of_others(name: str, module: str, cls: str) -> type[Method]:
     if not (
         isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(vars(found).get("Config"))
     ):
-        raise ValueError(f"{name}: {cls} of {module} is no ctvr.Method with a dataclass Config.")
+        raise ValueError(f"{name}: {cls} of {module} is not a ctvr.Method with a dataclass Config.")
     return found

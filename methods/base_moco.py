@@ -1,8 +1,8 @@
 """Base-MoCo: cross-modal momentum contrast, fine-tuned on one task after the other.
 
-The lower bound of BMU-MoCo (Gao et al., NeurIPS 2022), section 3.3 "Cross-Modal MoCo", and what all its
-competitors are built on. Per step: q, k -> loss (eq. 10-11) -> optimizer -> theta_m (eq. 8) -> enqueue k.
-Negatives are the queue alone, so the very first step, whose queue is empty, has loss 0.
+The lower bound of BMU-MoCo (Gao et al., NeurIPS 2022), section 3.3 "Cross-Modal MoCo", and the base of all
+its competitors. Per step: q, k -> loss (eq. 10-11) -> optimizer -> theta_m (eq. 8) -> enqueue k.
+Negatives come only from the queue, so the very first step, whose queue is empty, has loss 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BaseMoCoConfig(MomentumConfig):
 
 
 class BaseMoCo(MomentumRetriever):
-    """CLIP against a queue of keys, with no care for what was learned before."""
+    """CLIP trained against a queue of keys, without protection of former tasks."""
 
     Config = BaseMoCoConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}

@@ -1,10 +1,10 @@
 """BMU-MoCo-ensemble: the momentum encoders are added to the encoders once, after each task (a control).
 
 Gao et al., NeurIPS 2022, section 4.4 and table 3: "adding the parameters of the momentum encoders at the
-end of each task". The paper gives no formula; we take a weighted mean of theta, theta_m and theta~_m, by
-default the plain one. During a task nothing is reviewed: loss eq. 16-18, averages eq. 8 and 14.
-The row printed in table 3 equals row 3 of table 2 in every digit, so it may be no measurement of its own.
-With `evaluation.select=best` epochs are compared before the ensemble is made.
+end of each task". The paper gives no formula; this is a weighted mean of theta, theta_m and theta~_m, by
+default the plain one. During a task theta is not moved back: loss eq. 16-18, averages eq. 8 and 14.
+The row printed in table 3 equals row 3 of table 2 in every digit, so it may not be a separate measurement.
+With `evaluation.select=best` epochs are compared before the weights are averaged.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BMUEnsemble(MomentumRetriever):
         self.enqueue()
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """theta <- w_0 theta + w_1 theta_m + w_2 theta~_m, before anything of this task is encoded."""
+        """Set theta <- w_0 theta + w_1 theta_m + w_2 theta~_m, before anything of this task is encoded."""
         if not self._has_started:
             return
         first, second, third = self.config.ensemble_weights

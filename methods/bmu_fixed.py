@@ -1,7 +1,7 @@
-"""BMU-MoCo-fixed: momentum encoders that stand still within a task (a control of BMU-MoCo).
+"""BMU-MoCo-fixed: momentum encoders that do not change within a task (a control of BMU-MoCo).
 
 Gao et al., NeurIPS 2022, section 4.4 and table 3. theta_m is the end of the previous task and eq. 8 is off,
-so eq. 12 draws theta back to it at every step, as a weight decay towards the old weights would: along a
+so eq. 12 pulls theta back to it at every step, as a weight decay towards the old weights would: along a
 constant step g the distance stays below m_hat / (1 - m_hat) g. Keys are those of the local encoders alone.
 Until `method_start_task` the model is Base-MoCo, as its row in table 3 implies.
 """
@@ -21,7 +21,7 @@ class BMUFixedConfig(ReviewConfig):
 
 
 class BMUFixed(MomentumRetriever):
-    """Stay near the end of the previous task."""
+    """Keep the encoders near their weights at the end of the previous task."""
 
     Config = BMUFixedConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}

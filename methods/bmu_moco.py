@@ -12,12 +12,12 @@ Gao et al., "BMU-MoCo: Bidirectional Momentum Update for Continual Video-Languag
     7  theta~_m <- m theta~_m + (1 - m) theta                               eq. 14
     8  enqueue k and k~
 
-theta_m starts anew from theta at every task; theta~_m starts once and is carried over. The paper calls
-4 and 6 "simultaneous" without saying which comes first; `order` offers all three readings.
+theta_m is initialised from theta at every task; theta~_m is initialised once and carried over. The paper calls
+4 and 6 "simultaneous" without an order; `order` offers all three readings.
 Table 2 is this class with `bmu`, `use_local` and `use_global`; preset `local` is table 1's "BMU-MoCo (local)", which
 needs no memory beyond Base-MoCo's. Along a constant gradient its speed is m_hat (1 - m) / (1 - m m_hat) of plain
 training (0.4975 at .99, .99). All rows of the tables share their first
-task, so until `method_start_task` the model is Base-MoCo (theta~_m and its queue keep track).
+task, so until `method_start_task` the model is Base-MoCo (theta~_m and its queue are updated all the same).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _row(bmu: bool, local: bool, global_: bool) -> Override:
 
 
 class BMUMoCo(MomentumRetriever):
-    """Review what both pairs of momentum encoders retain, at every step."""
+    """Move the encoders towards both pairs of momentum encoders at every step."""
 
     Config = BMUMoCoConfig
     PRESETS = {

@@ -1,16 +1,16 @@
-"""CAMoE: captions parted into sentence, nouns and verbs, each matched by an expert on the frames; one gate.
+"""CAMoE: splits captions into sentence, nouns and verbs; experts on the frames match each, with one gate.
 
 Cheng et al., "Improving Video-Text Retrieval by Multi-Stream Corpus Alignment and Dual Softmax Loss",
 arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned with three experts:
 
     e_F, e_E, e_A   aggregate the frames (three schemes); v_F = sum_i g_i e_i, v_E = e_E, v_A = e_A   (eqs. 2-10)
-    s_F, s_E, s_A   caption, its nouns, its verbs, by one text tower (layers/sentences.py)            (eq. 1)
+    s_F, s_E, s_A   caption, its nouns, its verbs, by one text tower (layers/language/sentences.py)   (eq. 1)
     L = sum over the three of v2t + t2v, by cross-entropy or Dual Softmax (layers/losses/dual_softmax.py) (eqs. 11-18)
 
-A caption without nouns (or verbs) takes no part in that matching. The search uses v_F and s_F alone: table 7's
-fusion row is the full model's, so the tagger is needed in training only. The authors published the Dual Softmax
-and no model; batch, epochs, temperature and the widths of the experts are printed nowhere, see "silent" in the
-config. The paper tags with a trained tagger, we with rules (layers/language/tagger.py says how well). It is no
+A caption without nouns (or verbs) is left out of that matching. The search uses v_F and s_F alone: table 7's
+fusion row is the full model's, so only training needs the tagger. The authors published the Dual Softmax
+and no model; batch, epochs, temperature and the widths of the experts are not printed, see "silent" in the
+config. The paper uses a trained tagger, this code rules (accuracy: layers/language/tagger.py). CAMoE is not a
 continual method: on a stream it is fine-tuned on one task after the other.
 
 Shapes: B pairs, T frames, L tokens, d joint embedding, E = 3 experts.
@@ -116,7 +116,7 @@ class FrameMean(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Eqs. 3-4: each frame counts by a score in (0, 1) that depends on the means of all frames."""
+    """Eqs. 3-4: each frame is weighted by a score in (0, 1) that depends on the means of all frames."""
 
     def __init__(self, num_frames: int, reduction: int) -> None:
         super().__init__()
@@ -125,8 +125,8 @@ class SqueezeExcitation(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(num_frames, hidden), nn.ReLU(), nn.Linear(hidden, num_frames))
 
     def scores(self, x: Tensor) -> Tensor:
-        """(B, T) for frames (B, T, d). AV of eq. 3 is the mean over features: a frame's score needs one number each."""
-        means = F.pad(x.mean(dim=-1), (0, self.num_frames - x.shape[1]))  # frames that a video lacks are zero
+        """Score frames (B, T, d): (B, T). AV of eq. 3 is the mean over features: a score needs one number each."""
+        means = F.pad(x.mean(dim=-1), (0, self.num_frames - x.shape[1]))  # missing frames are zero
         return self.ffn(means).sigmoid()[:, : x.shape[1]]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class FrameAttention(nn.Module):
 
     def __init__(self, width: int, num_frames: int) -> None:
         super().__init__()
-        self.positions = nn.Parameter(torch.randn(num_frames, width) * 0.02)  # p; its start is ours
+        self.positions = nn.Parameter(torch.randn(num_frames, width) * 0.02)  # p; its initial values are ours
         self.project = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -151,9 +151,9 @@ class FrameAttention(nn.Module):
 
 
 class Gate(nn.Module):
-    """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p starts at zero (silent): all experts count alike."""
+    """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p starts at zero (silent): equal weights."""
 
-    used: Tensor | None = None  # (B, E) of the last videos that were trained on
+    used: Tensor | None = None  # (B, E) of the last training videos
 
     def __init__(self, aggregate: nn.Module, width: int) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class CAMoE(Method):
     # ------------------------------------------------------------------------------------------ video
 
     def views(self, frames: Tensor) -> dict[str, Tensor]:
-        """v_F, v_E and v_A (B, d), not normalised, of frames (B, T, 3, H, W); eqs. 7-9.
+        """Compute v_F, v_E and v_A (B, d), not normalised, of frames (B, T, 3, H, W); eqs. 7-9.
 
         Raises:
             ValueError: if videos have more frames than `num_frames`.
@@ -252,11 +252,11 @@ class CAMoE(Method):
         return self.mix(x, {name: expert(x) for name, expert in self.experts.items()})
 
     def _frames(self, frames: Tensor) -> Tensor:
-        """Frame features (B, T, d)."""
+        """Compute frame features (B, T, d)."""
         return self.backbone.vision(frames).float()
 
     def mix(self, x: Tensor, experts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Frame features x (B, T, d) and e_F, e_E, e_A (B, d) -> v_F, v_E, v_A: what has a gate is a mixture."""
+        """Mix x (B, T, d) and e_F, e_E, e_A (B, d) into v_F, v_E, v_A: each one with a gate is a mixture."""
         stacked = torch.stack([experts[name] for name in STREAMS], dim=1)  # (B, E, d)
         gated = {name: (gate(x)[..., None] * stacked).sum(dim=1) for name, gate in self.gates.items()}
         return {**experts, **gated}
@@ -276,14 +276,14 @@ class CAMoE(Method):
         return l2_normalize(self.backbone.text(tokens))
 
     def _parts(self, tokens: Tensor, words: Tensor) -> Tensor:
-        """Features (B, d) of the words that are marked (B, L) in captions (B, L)."""
+        """Compute features (B, d) of the words that are marked (B, L) in captions (B, L)."""
         return l2_normalize(self._encode_part(self.backbone.text, tokens, words))
 
     def separable_encoders(self) -> SeparableEncoders | str:
         return SeparableEncoders(self, ("_frames", "_sentences", "_parts"))
 
     def texts(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """s_k (B, d) of unit length and which captions have a part k at all, (B,) bool on the CPU; eq. 1."""
+        """Compute s_k (B, d) of unit length and which captions have a part k, (B,) bool on the CPU; eq. 1."""
         whole = self._sentences(tokens)
         everyone = torch.ones(len(tokens), dtype=torch.bool, device="cpu")
         if self.config.tasks == "sentence":
@@ -301,10 +301,10 @@ class CAMoE(Method):
     # ------------------------------------------------------------------------------------------- loss
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """One term for each matching: eq. 13's summands."""
+        """Compute one term for each matching: eq. 13's summands."""
         views, texts = self.views(batch.frames), self.texts(batch.tokens)
         videos = gather(batch.video_ids)
-        self._share = world_size() / len(videos)  # of a row, in a mean over workers whose rows are not equally many
+        self._share = world_size() / len(videos)  # weight of a row in a mean over workers with different row counts
         terms = {}
         for name, (text, has_part) in texts.items():
             queries, gallery = gather(text), gather(l2_normalize(views[name]))
@@ -322,7 +322,7 @@ class CAMoE(Method):
         return contrastive(logits, config.reduction, same) if len(logits) else logits.sum()
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Fig. 7, as a mean over the last batch: what each expert weighs, and in which matching if in several."""
+        """Report fig. 7 as a mean over the last batch: the weight of each expert, per matching if several."""
         found: dict[str, float | Tensor] = {}
         for stream, gate in self.gates.items():
             used, name = getattr(gate, "used", None), "gate" if stream == "sentence" else f"gate_{stream}"

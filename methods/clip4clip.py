@@ -3,9 +3,9 @@
 Luo et al., "CLIP4Clip: An Empirical Study of CLIP for End to End Video Clip Retrieval",
 arXiv:2104.08860, sections 3.2 (similarity headers) and 3.3 (loss); in CTVR (arXiv:2503.10111) with mean pooling the
 plain sequential baseline. What CTVR changed: frames are averaged without normalising each, and the batch is small.
-Its learning rate is published nowhere: 1e-6 is the default of CTVR's released configuration.
+Its learning rate is not published: 1e-6 is the default of CTVR's released configuration.
 
-The header tightTransf is left out: it scores every caption with every video by a transformer of its own, so that no
+The header tightTransf is omitted: it scores every caption with every video by its own transformer, so that no
 feature of a video can be stored and searched.
 """
 
@@ -28,7 +28,7 @@ from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 from ctvr.methods.settings import setting
 
-# The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers.
+# The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers
 ORIGINAL = Recipe(
     "ArrowLuo/CLIP4Clip@508ffa3",
     {
@@ -119,7 +119,7 @@ class Clip4ClipConfig(ScaleConfig):
 
 
 class Clip4Clip(Method):
-    """CLIP whose frames are averaged, at will after they have looked at one another; fully fine-tuned."""
+    """CLIP with averaged frames, optionally after attention among them; fully fine-tuned."""
 
     Config = Clip4ClipConfig
     PRESETS = {

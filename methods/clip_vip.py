@@ -11,7 +11,7 @@ without the original's post-pre-training on HD-VILA, so that its numbers there a
     v = the class token after the last block
 
 Both released codes draw proxies from N(0, 1), some 28 times as long as a class token of CLIP, and CTVR
-has no post-pre-training to repair that; `proxy_init=copy_cls` starts close to CLIP instead.
+has no post-pre-training to correct that; `proxy_init=copy_cls` starts close to CLIP instead.
 
 Shapes: B videos, T frames, N patches of a frame, G globals (1 + P), D width, H heads, d joint embedding.
 """
@@ -112,17 +112,17 @@ class CLIPViPConfig(ScaleConfig):
 
 
 def between(size: int, num_frames: int, device: torch.device) -> Tensor:
-    """Linear interpolation as a matrix (T, S): rows of S time embeddings -> T, as `F.interpolate` has it.
+    """Build linear interpolation as a matrix (T, S): rows of S time embeddings -> T, as in `F.interpolate`.
 
     A product, since the backward pass of `F.interpolate` adds in no fixed order on CUDA. The ends are not aligned:
-    frame t lies at (t + 1/2) S / T - 1/2, and what lies outside the embeddings is the nearest of them.
+    frame t lies at (t + 1/2) S / T - 1/2, and places outside the embeddings take the nearest of them.
     """
     place = (torch.arange(num_frames, device=device) + 0.5) * (size / num_frames) - 0.5
     return (1 - (place.clamp(0, size - 1)[:, None] - torch.arange(size, device=device)).abs()).clamp(min=0)
 
 
 class VideoProxies(nn.Module):
-    """What is added to the image tower, and the video tower that results."""
+    """The additions to the image tower, and the resulting video tower."""
 
     def __init__(self, tower: VisionTower, config: CLIPViPConfig) -> None:
         super().__init__()
@@ -136,14 +136,14 @@ class VideoProxies(nn.Module):
         self.time = nn.Parameter(torch.zeros(1, config.temporal_size or config.num_frames, tower.width))  # tau
 
     def time_embedding(self, num_frames: int) -> Tensor:
-        """tau (1, T, D), linearly interpolated where T is not its own length."""
+        """Return tau (1, T, D), linearly interpolated if T is not its own length."""
         if num_frames == self.time.shape[1]:
             return self.time
         with torch.autocast(self.time.device.type, enabled=False):
             return between(self.time.shape[1], num_frames, self.time.device) @ self.time
 
     def forward(self, tower: VisionTower, frames: Tensor) -> Tensor:
-        """One joint embedding for each video: (B, T, 3, H, W) -> (B, d), not normalised."""
+        """Embed each video: (B, T, 3, H, W) -> (B, d), not normalised."""
         num_frames = frames.shape[1]
         x = self._embed(tower, frames)
         state = record(TokenState(len(frames), num_frames, classes=1, protected=1 + len(self.proxies)))
@@ -153,7 +153,7 @@ class VideoProxies(nn.Module):
         return tower.read(x[:, 0])
 
     def _embed(self, tower: Any, frames: Tensor) -> Tensor:
-        """Tokens (B, G + T*N, D) after the first LayerNorm: globals first, then frame after frame."""
+        """Embed tokens (B, G + T*N, D) after the first LayerNorm: globals first, then frame after frame."""
         batch, num_frames = frames.shape[:2]
         patches = tower.conv1(frames.flatten(0, 1)).flatten(2).mT  # (B*T, N, D)
         place = tower.positional_embedding.to(patches.dtype)
@@ -163,11 +163,11 @@ class VideoProxies(nn.Module):
         return tower.ln_pre(torch.cat([whole.expand(batch, -1, -1), patches.flatten(1, 2)], dim=1))
 
     def block(self, block: Any, num_frames: int, x: Tensor, state: TokenState) -> Tensor:
-        """One of CLIP's blocks over a whole video (B, G + T*N, D), with the attention of this file's header."""
+        """Pass videos (B, G + T*N, D) through one of CLIP's blocks, with the attention of the module docstring."""
         return block_of_video(block, 1 + len(self.proxies), num_frames, x, state)
 
     def attend(self, attention: Attention, y: Tensor, num_frames: int, state: TokenState) -> Tensor:
-        """(B, G + T*N, D) -> the same: two softmaxes, one set of weights."""
+        """Attend (B, G + T*N, D) -> the same shape: two softmaxes, one set of weights."""
         return attend(attention, y, 1 + len(self.proxies), num_frames, state)
 
 

@@ -1,4 +1,4 @@
-"""Co2L: pairs of former tasks are negatives, and how pairs relate stays as it was.
+"""Co2L: uses pairs of former tasks as negatives, and distils the relations between pairs.
 
 Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, sections 4.1 (asymmetric loss) and 4.2
 (instance-wise relation distillation), over any retriever; methods/co2l_moco.py is the same as a competitor of
@@ -6,17 +6,17 @@ BMU-MoCo. With B pairs of the batch and M of the memory, S the retriever's simil
 
     L_asym = (L_t2v + L_v2t) / 2 of the B pairs, where every caption is also pushed from the M videos and every
              video from the M captions; memory pairs are never anchors
-    L = L_asym + weight L_IRD (methods/layers/relations.py) of S over all B + M pairs, student and teacher
+    L = L_asym + weight L_IRD (methods/layers/losses/distillation.py) of S over all B + M pairs, student and teacher
 
-What we changed, so that any retriever keeps its own loss: L_asym is that loss, `contrastive`, plus the term
-`negatives`, which is what the M negatives add to a symmetric contrastive loss,
+Difference, so that any retriever keeps its own loss: L_asym is that loss, `contrastive`, plus the term
+`negatives`, the addition of the M negatives to a symmetric contrastive loss,
 
     (mean_i log(1 + sum_m e^(s S(q_i, v_m)) / sum_j e^(s S(q_i, v_j))) + the same of videos) / 2
 
 Their sum is L_asym exactly where the retriever's loss is the symmetric one of methods/base.py. The teacher is
 the model at the end of the previous task. Without memory the relations are those of the batch alone.
-The original's code multiplies its L_asym by T / 0.07, 7.14 at its T of 0.5, and L_IRD by 1: that is weight=0.14 beside
-a mean of two directions (preset `original`), 0.28 beside their sum. A published weight does not transfer as it is.
+The original's code multiplies its L_asym by T / 0.07, 7.14 at its T of 0.5, and L_IRD by 1. That is weight=0.14 for
+a mean of two directions (preset `original`), 0.28 for their sum. A published weight does not transfer unchanged.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
 apart from those of methods that keep features only.
@@ -89,14 +89,14 @@ class Co2LConfig(RelationConfig, ReplayConfig):
 
 
 class Features(NamedTuple):
-    """What a retriever makes of a group of pairs, over all workers: (B, ...) each."""
+    """Features that a retriever computes of a group of pairs, over all workers: (B, ...) each."""
 
     texts: Tensor
     videos: Tensor
 
 
 class Co2L(ReplayStrategy):
-    """Learn the batch against memory pairs; keep how all of them relate."""
+    """Learn the batch against memory pairs; keep the relations of all of them."""
 
     Config = Co2LConfig
     PRESETS = {
@@ -146,9 +146,9 @@ class Co2L(ReplayStrategy):
         return Features(gather(self.base.encode_own_captions(group)), gather(self.base.encode_video(group.frames)))
 
     def negatives(self, anchors: Features, memory: Features, same: Tensor) -> Tensor:
-        """What memory pairs (M, ...) add to the contrastive loss of the batch (B, ...).
+        """Compute the addition of memory pairs (M, ...) to the contrastive loss of the batch (B, ...).
 
-        `same` (B, M) says which of them are the same video, and so no negatives.
+        `same` (B, M) marks those of the same video, which are not negatives.
         """
         with torch.autocast(anchors.videos.device.type, enabled=False):
             scale = self.base.scale().float()
@@ -158,7 +158,7 @@ class Co2L(ReplayStrategy):
             return (_added(own, of_texts) + _added(own.mT, of_videos)) / 2
 
     def relations(self, student: Sequence[Features], teacher: Sequence[Features]) -> Tensor:
-        """L_IRD over all groups of pairs."""
+        """Compute L_IRD over all groups of pairs."""
         assert self.teacher is not None
         with torch.autocast(student[0].videos.device.type, enabled=False):
             if self.config.ird == "intra":
@@ -170,15 +170,15 @@ class Co2L(ReplayStrategy):
 
 
 def _added(own: Tensor, others: Tensor) -> Tensor:
-    """mean_i log(1 + sum_m e^others_im / sum_j e^own_ij) of scaled similarities (B, B) and (B, M)."""
+    """Compute mean_i log(1 + sum_m e^others_im / sum_j e^own_ij) of similarities (B, B) and (B, M), both scaled."""
     return (torch.cat([own, others], dim=1).logsumexp(dim=1) - own.logsumexp(dim=1)).mean()
 
 
 def _similarity(method: Method, asking: Features, asked: Features) -> Tensor:
-    """S of captions and videos, (Q, V).
+    """Compute S of captions and videos, (Q, V).
 
     Raises:
-        ValueError: if the retriever has several for each pair.
+        ValueError: if the retriever returns several scores for each pair.
     """
     found = method.score(asking.texts.float(), asked.videos.float()).float()
     if found.ndim != 2:
@@ -190,12 +190,12 @@ def _similarity(method: Method, asking: Features, asked: Features) -> Tensor:
 
 
 def _all_similarities(method: Method, groups: Sequence[Features]) -> Tensor:
-    """S (G, G) of all captions and all videos. Captions of different groups may have different numbers of words."""
+    """Compute S (G, G) of all captions and all videos. Groups may differ in the number of words."""
     return torch.cat([torch.cat([_similarity(method, a, b) for b in groups], dim=1) for a in groups])
 
 
 def _vectors(groups: Sequence[Features]) -> list[Tensor]:
-    """Unit vectors (G, d) of all captions and all videos; of several words or frames, of their mean."""
+    """Return unit vectors (G, d) of all captions and all videos; several words or frames are averaged."""
     return [
         torch.cat([l2_normalize(x if x.ndim == 2 else x.float().mean(dim=1)) for x in modality])
         for modality in zip(*groups, strict=True)

@@ -1,11 +1,11 @@
-"""Co2L on momentum contrast: memory pairs are negatives, and relations are kept.
+"""Co2L on momentum contrast: memory pairs are negatives, and relations are distilled.
 
 Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, sections 4.1 (asymmetric loss) and
 4.2 (instance-wise relation distillation), as a competitor of BMU-MoCo (NeurIPS 2022, table 1, "Co2L"),
 which gives no formula for two modalities. Our port, over the batch (B) and memory pairs, G together:
 
     L_asym: the momentum-contrast loss of the B pairs alone; keys of memory pairs are negatives, never anchors
-    L = L_asym + weight L_IRD (methods/layers/relations.py) of S = q^V q^T' (G, G), student and teacher
+    L = L_asym + weight L_IRD (methods/layers/losses/distillation.py) of S = q^V q^T' (G, G), student and teacher
 
 The teacher is theta at the end of the previous task. methods/co2l.py is the same around any retriever.
 """
@@ -40,7 +40,7 @@ class Co2LMoCoConfig(RelationConfig, ReplayConfig):
 
 
 class Co2LMoCo(ReplayStrategy):
-    """Learn the batch against memory pairs; keep how all of them relate."""
+    """Learn the batch against memory pairs; keep the relations of all of them."""
 
     Config = Co2LMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}
@@ -73,7 +73,7 @@ class Co2LMoCo(ReplayStrategy):
         return terms
 
     def relations(self, student: Pair, teacher: Pair) -> Tensor:
-        """L_IRD of features (G, d)."""
+        """Compute L_IRD of features (G, d)."""
         with torch.autocast(student.video.device.type, enabled=False):
             if self.config.ird == "intra":
                 return kept_within(student, teacher, self.config)

@@ -73,7 +73,7 @@ class DERConfig(ReplayConfig):
 
 
 class DER(ReplayStrategy):
-    """Hold the features of former pairs where they were."""
+    """Keep the features of former pairs close to their stored values."""
 
     Config = DERConfig
     PRESETS = {
@@ -103,7 +103,7 @@ class DER(ReplayStrategy):
         return terms
 
     def distil(self, rows: Tensor) -> Tensor:
-        """How far memory pairs `rows` have gone from what they were."""
+        """Measure the distance of memory pairs `rows` from their stored features."""
         pairs = self.memory.batch(rows)
         video, text = self.base.encode_video(pairs.frames).float(), self._texts(pairs)
         kept_video, kept_text = self.memory.features(rows)
@@ -116,7 +116,7 @@ class DER(ReplayStrategy):
             return far.mean() / 2
 
     def _texts(self, batch: Batch) -> Tensor:
-        """Features of captions, each for its own task; of words (B, N, d) with zero rows up to one length for all."""
+        """Encode captions, each for its own task; words (B, N, d) are padded with zero rows to one length for all."""
         texts = self.base.encode_own_captions(batch).float()
         missing = backbone_of(self.base).text.context_length - texts.shape[1] if texts.ndim == 3 else 0
         return F.pad(texts, (0, 0, 0, missing)) if missing else texts

@@ -2,21 +2,20 @@
 
 Yang et al., "DGL: Dynamic Global-Local Prompt Tuning for Text-Video Retrieval", AAAI 2024, as its code
 (knightyxp/DGL) computes it; rows DGL^L and DGL^T of TempMe (arXiv:2409.01156, tables 2, 3, 4 and 17).
-
-    video    = [G global prompts, then of each frame: class, P local prompts, patches], put together after ln_pre
+    video    = [G global prompts, then of each frame: class, P local prompts, patches], concatenated after ln_pre
     in block k, by CLIP's own weights: a global prompt attends to everything; a token of a frame to the global prompts
-    and to its own frame. Local prompts are those of layer k, anew in each; global ones are put in once and go on
+    and to its own frame. Local prompts are those of layer k, replaced in each; global ones are inserted once and kept
     v        = unit(proj(ln_post(the first global prompt)))
     caption  = [start, P prefix, words, pads, P postfix] in block k, those of layer k; words keep their positions
     S = q v^T;  loss = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen
 
-Where prompts come from (`prompts`): `linear` learns local prompts p_k for all frames alike, and text prompts are
+Source of the prompts (`prompts`): `linear` learns local prompts p_k for all frames alike, and text prompts are
 A p_k + a and B p_k + b. `transformer` learns 2P + P T vectors of each layer that one transformer block mixes, layer by
-layer; an MLP makes text prompts of the first 2P, and the others are the local prompts of T frames: no more, no fewer.
+layer. An MLP maps the first 2P to text prompts, and the others are the local prompts of exactly T frames.
 
-Postfix prompts stand behind the end of text, which is read, and attention is causal: they reach nothing. A and B of
-`linear` are the larger part of its 827,392 weights, and B (393,728) never gets a gradient but 0. That is as released.
-What we changed: keys and values are projected once, not once for each frame and again for the global prompts (TempMe
+Postfix prompts follow the end of text, which is read, and attention is causal, so they have no effect. A and B of
+`linear` are the larger part of its 827,392 weights, and B (393,728) always has gradient 0. That is as released.
+Differences: keys and values are projected once, not once for each frame and again for the global prompts (TempMe
 prints 67.4 GFLOPs of that; the features are the same); every worker gets the whole gradient of the loss.
 
 Shapes: B videos or captions, T frames, K blocks, G = P prompts, N tokens of a frame, D and E widths of the towers.
@@ -41,7 +40,7 @@ from ctvr.methods.layers.global_tokens import block_of_video
 from ctvr.methods.layers.transformer_block import new_block, passed
 from ctvr.methods.settings import setting
 
-# scripts/msrvtt.sh is of the transformer; the linear ones are of LSMDC and ActivityNet (VATEX: 5e-3)
+# scripts/msrvtt.sh uses the transformer; the linear ones are of LSMDC and ActivityNet (VATEX: 5e-3)
 _SHARED = {
     "method.num_prompts": (4, "modules/clip.py: both numbers of prompts"),
     "method.readout": ("global", "params.py: --visual_output_type global_prompt0"),
@@ -121,7 +120,7 @@ class DGLConfig:
 
 
 class LinearPrompts(nn.Module):
-    """Local prompts of every layer, alike for all frames, and two linear maps that make text prompts of them."""
+    """Local prompts of every layer, the same for all frames, and two linear maps from them to text prompts."""
 
     def __init__(self, backbone: Clip, count: int, bound: float) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class LinearPrompts(nn.Module):
         self.prefix, self.postfix = (nn.Linear(width, backbone.text.width) for _ in range(2))
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Local prompts (K, 1, P, D) and text prompts (K, 2P, E), prefix first."""
+        """Return local prompts (K, 1, P, D) and text prompts (K, 2P, E), prefix first."""
         return self.local[:, None], torch.cat([self.prefix(self.local), self.postfix(self.local)], dim=1)
 
 
@@ -148,14 +147,14 @@ class UnifiedPrompts(nn.Module):
         )
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Local prompts (K, T, P, D) and text prompts (K, 2P, E), prefix first."""
+        """Return local prompts (K, T, P, D) and text prompts (K, 2P, E), prefix first."""
         mixed = passed(self.mixer, self.embedding)
         local = mixed[:, 2 * self.count :].unflatten(1, (self.num_frames, self.count))
         return local, self.to_text(mixed[:, : 2 * self.count])
 
 
 def around_words(prompts: Tensor) -> BlockSeams:
-    """Prefix after the start of captions and postfix behind their pads, (2P, E), in one block and for it alone."""
+    """Insert prompts (2P, E), prefix after a caption's start and postfix after its pads, for one block only."""
     count = len(prompts) // 2
 
     def before(x: Tensor, state: TokenState) -> Tensor:
@@ -173,7 +172,7 @@ def around_words(prompts: Tensor) -> BlockSeams:
 
 
 class DGL(Method):
-    """Frozen CLIP with prompts that a whole video shares, and prompts of its frames."""
+    """Frozen CLIP with global prompts of the whole video, and local prompts of its frames."""
 
     Config = DGLConfig
     PRESETS = {
@@ -195,7 +194,7 @@ class DGL(Method):
         super().__init__()
         self.config, self.backbone = config, backbone
         vision, text = backbone.vision, backbone.text
-        if len(vision.blocks) < len(text.blocks):  # a text tower with fewer takes those of the first
+        if len(vision.blocks) < len(text.blocks):  # a text tower with fewer blocks takes the first prompts
             raise ValueError(
                 f"text prompts of a layer are made of its image prompts, and the towers have {len(vision.blocks)} and "
                 f"{len(text.blocks)} blocks. Choose a backbone such as ViT-B-32-quickgelu."
@@ -210,7 +209,7 @@ class DGL(Method):
             self.source = UnifiedPrompts(backbone, config.num_prompts, config.num_frames)
 
     def begin_task(self, task: Task) -> None:
-        """Prompts of former tasks go on."""
+        """Keep the prompts of former tasks."""
 
     def param_groups(self) -> list[ParamGroup]:
         added = [p for name, p in self.named_parameters() if not name.startswith("backbone.")]
@@ -220,7 +219,7 @@ class DGL(Method):
         return l2_normalize(self.tower(self.backbone.vision, frames))
 
     def tower(self, tower: VisionTower, frames: Tensor) -> Tensor:
-        """One joint embedding for each video: (B, T, 3, H, W) -> (B, d), not normalised."""
+        """Embed each video: (B, T, 3, H, W) -> (B, d), not normalised."""
         x, state = tower.embed(frames)  # (B*T, N, D)
         local = self.source()[0].to(x.dtype)  # (K, T or 1, P, D)
         batch, num_frames, count = state.batch, state.frames, self.config.num_prompts
@@ -237,14 +236,14 @@ class DGL(Method):
         return self.read(tower, x[:, :count], x[:, count:].unflatten(1, (num_frames, -1))[:, :, 0])
 
     def with_locals(self, x: Tensor, local: Tensor) -> Tensor:
-        """Videos x (B, G + T*N, D) with local prompts `local` (B, T, P, D) in place of what a block made of theirs."""
+        """Replace the local prompts of videos x (B, G + T*N, D) by `local` (B, T, P, D)."""
         count = self.config.num_prompts
         own = x[:, count:].unflatten(1, (local.shape[1], -1))
         own = torch.cat([own[:, :, :1], local, own[:, :, 1 + count :]], dim=2)
         return torch.cat([x[:, :count], own.flatten(1, 2)], dim=1)
 
     def read(self, tower: VisionTower, globals_: Tensor, classes: Tensor) -> Tensor:
-        """The feature of videos (B, d) of their global prompts (B, G, D) and class tokens (B, T, D)."""
+        """Compute the feature of videos (B, d) from global prompts (B, G, D) and class tokens (B, T, D)."""
         chosen = {"global": globals_[:, :1], "globals": globals_, "frames": classes}
         tokens = chosen.get(self.config.readout, torch.cat([globals_, classes], dim=1))
         return tower.read(tokens).mean(dim=1)

@@ -1,8 +1,8 @@
 """Dual Softmax for any retriever: in its loss, in the search, or in both (CAMoE, arXiv:2109.04290, eqs. 15-18).
 
 Table 6 of the paper adds it to CLIP, FROZEN and CLIP4Clip. In the search it revises the complete matrix of
-queries and videos, so the other queries decide a query's ranks: the method is then *transductive*, and its numbers
-do not belong beside others'. Users of the authors' code find nearly all of the gain there (starmemda/CAMoE,
+queries and videos, so the other queries affect a query's ranks: the method is then *transductive*, and its numbers
+are not comparable with others. Users of the authors' code find nearly all of the gain there (starmemda/CAMoE,
 issues 4 and 7). Each direction is revised by the softmax of the other one.
 """
 
@@ -50,7 +50,7 @@ class DSLConfig:
 
 
 class DSL(Strategy):
-    """Wrap a retriever; let both directions of the search agree."""
+    """Wrap a retriever and reweight each direction of the search by the softmax of the other."""
 
     Config = DSLConfig
     PRESETS = {
@@ -70,7 +70,7 @@ class DSL(Strategy):
         super().check_base(config, base, base_config)
         if config.loss and not base.capabilities(base_config).uses_in_batch_negatives:
             raise ValueError(
-                "the strategy revises a contrastive loss over the pairs of a batch alone, which the retriever has not. "
+                "the strategy revises a contrastive loss over the pairs of a batch alone, and the retriever has none. "
                 "Write method.loss=false to revise the search, or name a retriever such as clip4clip."
             )
 
@@ -80,7 +80,7 @@ class DSL(Strategy):
         return Capabilities(uses_all_parameters=True, is_transductive=config.search, normalizes_scores=config.search)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """The retriever's terms, `contrastive` replaced by eqs. 15-16.
+        """Return the retriever's terms, with `contrastive` replaced by eqs. 15-16.
 
         Raises:
             ValueError: if the retriever has no such term.

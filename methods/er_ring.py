@@ -1,7 +1,7 @@
-"""Experience replay: pairs of former tasks are trained on beside those of the present one.
+"""Experience replay: trains on pairs of former tasks together with those of the current one.
 
 Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", arXiv:1902.10486, over any retriever;
-preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". There are no classes, so the ring has one place for
+preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". Without classes, the ring has one place for
 each task. Every step of a later task draws memory pairs; the retriever's loss sees both.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
@@ -59,7 +59,7 @@ class ERRingConfig(ReplayConfig):
 
 
 class ERRing(ReplayStrategy):
-    """Train on the batch and on pairs of former tasks at once."""
+    """Train on the batch and on pairs of former tasks together."""
 
     Config = ERRingConfig
     PRESETS = {
@@ -82,15 +82,15 @@ class ERRing(ReplayStrategy):
         rows = self.memory.sample(sizes)
         if len(rows):
             both = join(batch, self.memory.batch(rows), self.index)
-        else:  # of a step with fewer memory pairs than workers
+        else:  # this worker has none: the step has fewer memory pairs than workers
             both = replace(batch, task_ids=torch.full((len(batch.video_ids),), self.index), pair_ids=None)
         with uneven_rows([len(batch.video_ids) + size for size in sizes]):
             return self.base.losses(both)
 
     def replayed(self, pairs: int) -> list[int]:
-        """Memory pairs of every worker, for so many new ones of each: as many as one worker would take of the step.
+        """Return the memory pairs of every worker, for `pairs` new ones of each: in sum as with a single worker.
 
-        At least one in all, where `ratio` asks for any.
+        At least one in all, if `ratio` is above 0.
         """
         workers = world_size()
         count = max(round(self.config.ratio * pairs * workers), int(self.config.ratio > 0))

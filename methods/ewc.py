@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: weights that former tasks needed are held where they were.
+"""Elastic weight consolidation: penalises changes of weights that former tasks needed.
 
 Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", arXiv:1612.00796, eq. 3, over any
 retriever, in the form that keeps one Fisher matrix for all tasks (Schwarz et al., arXiv:1805.06370, section 3.2):
@@ -7,8 +7,8 @@ retriever, in the form that keeps one Fisher matrix for all tasks (Schwarz et al
     F <- decay F + mean over batches of (d L_match / d theta_i)^2      at the end of every task
 
 theta* are the weights after the previous task. L_match is the cross-entropy of matching a batch's captions and videos
-in both directions: the papers' log-likelihood of a class, where the "classes" of a video are the captions beside it.
-Nothing of a former task is kept but F and theta*, twice the size of what is trained.
+in both directions. It replaces the papers' log-likelihood of a class: the "classes" of a video are the captions of its
+batch. Only F and theta* are kept of a former task, twice the size of the trained weights.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class EWCConfig:
 
 
 class EWC(Strategy):
-    """Wrap a retriever; pull its weights back as strongly as former tasks were sensitive to them."""
+    """Wrap a retriever; pull its weights back in proportion to the sensitivity of former tasks."""
 
     Config = EWCConfig
     # shapes: with optim.lr_scale=50, for the small backbone. R@1 on validation videos of shapes-5, seed 0: weight 100
-    # 31.9, 1e4 and 1e6 30.6, fine-tuning alone 33.8: there, former tasks are best served by learning on.
+    # 31.9, 1e4 and 1e6 30.6, fine-tuning alone 33.8: there, former tasks profit most from training without a penalty.
     PRESETS = {"paper": {}, "shapes": {"method.weight": 100.0, "base.lr": 4e-6}}
     config: EWCConfig
 
@@ -80,7 +80,7 @@ class EWC(Strategy):
         batches = self._sense(loader) if self.config.weight else loader
         super().end_task(task, batches)
         if self.config.weight:
-            for _ in batches:  # whatever the retriever has not looked at
+            for _ in batches:  # batches that the retriever has not read
                 pass
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ class EWC(Strategy):
         return terms
 
     def distance(self) -> Tensor:
-        """sum_i F_i (theta_i - theta*_i)^2 over what is trained, a scalar."""
+        """Compute sum_i F_i (theta_i - theta*_i)^2 over the trained weights, a scalar."""
         weights = dict(self.base.named_parameters())
         parts = [
             (getattr(self, _fisher(name)) * (weights[name] - getattr(self, _anchor(name))) ** 2).sum()
@@ -99,12 +99,12 @@ class EWC(Strategy):
         return torch.stack(parts).sum()
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        """What the retriever trains in the present task, by its name."""
+        """Return the parameters that the retriever trains in the current task, by name."""
         chosen = {id(parameter) for group in self.base.param_groups() for parameter in group["params"]}
         return {name: p for name, p in self.base.named_parameters() if id(p) in chosen}
 
     def _sense(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Hand batches on; behind the last one, F and theta* are those after the task.
+        """Pass batches on; after the last one, update F and theta* to those after the task.
 
         Every worker sees all pairs of the task here, so that nothing is gathered.
         """

@@ -1,14 +1,14 @@
-"""FrameFusionMoE: frames that ask each other, experts chosen by caption and task (arXiv:2503.10111, SIGIR 2025).
+"""FrameFusionMoE: cross-frame attention, and experts chosen by caption and task (arXiv:2503.10111, SIGIR 2025).
 
 CLIP is frozen. Frame Fusion Adapters (FFA, section 3.3) let neighbouring frames attend to each other
 in the vision tower; Task-Aware Mixture-of-Experts adapters (TAME, section 3.4) condition a caption on
 the task whose stored videos it searches; the cross-task loss (section 3.5) keeps captions away from
 the stored videos of former tasks. Equation numbers are the paper's.
 
-The defaults are the paper's text and equations. Where it is silent, the method's own settings are those of the
-released code; where the two differ the difference is a setting (see the config); preset `released` is the code.
-What surrounds the method is the same for all methods by default, and there the code does six things otherwise of
-which the paper says nothing: it warms up in the first task alone and from a rate of 0, decays every tensor, runs a
+The defaults are the paper's text and equations. Where it does not specify a setting of the method, the released code's
+value is used. Where the two differ, the difference is a setting (see the config); preset `released` is the code.
+All other settings are the same for all methods by default. In six of them the code differs, and the paper does not
+mention it: it warms up in the first task alone and from a rate of 0, decays every tensor, runs a
 whole wave of the cosine, uses the older AdamW, crops and flips, and keeps the epoch that is best on test videos.
 Not imitated: the code clips the gradient norm together with never-cleared gradients of CLIP's two projections and
 temperature, which no optimizer owns.
@@ -39,7 +39,7 @@ from ctvr.methods.layers.temporal import Direction, FrameFusion, fused_blocks, f
 
 
 class FrameFusionMoE(Method):
-    """Frozen CLIP with FFA beside its spatial attention and TAME on q, k, v, out of its text tower."""
+    """Frozen CLIP with FFA parallel to its spatial attention and TAME on q, k, v, out of its text tower."""
 
     Config = FrameFusionMoEConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
@@ -81,7 +81,7 @@ class FrameFusionMoE(Method):
 
     @property
     def _has_bypass(self) -> bool:
-        """The release bypasses the router for prototype 1; without prototypes every caption is routed."""
+        """Report the release's bypass of the router for prototype 1; without prototypes every caption is routed."""
         return self.config.first_task_bypass and self.config.use_prototypes
 
     # ------------------------------------------------------------------------------------- the stream
@@ -96,7 +96,7 @@ class FrameFusionMoE(Method):
         self._former.restart()
 
     def _grow(self) -> None:
-        """Make the routers and, as copies of expert 0, the other experts; a bypassed task 1 needs neither."""
+        """Build the routers and, as copies of expert 0, the other experts; a bypassed task 1 needs neither."""
         config = self.config
         for adapter in self._adapters():
             if adapter.router is None:
@@ -119,7 +119,7 @@ class FrameFusionMoE(Method):
         return self._groups(self._task.index if self._task is not None else 0)
 
     def _groups(self, index: int) -> list[ParamGroup]:
-        """Return what task `index` trains: in a bypassed task 1 A and expert 0, later all experts and the router.
+        """Return the parameters of task `index`: A and expert 0 in a bypassed task 1, later all experts and the router.
 
         Joint training starts from CLIP, as task 1 does, and has its rates; it trains all prototypes so far.
         """
@@ -132,7 +132,7 @@ class FrameFusionMoE(Method):
         is_bypassed = index == 0 and self._has_bypass
         for adapter in self._adapters():
             text += [adapter.experts.A, adapter.experts.B[0]] if is_bypassed else [*adapter.parameters()]
-        if not is_bypassed:  # the prototypes of other tasks take no part in the task
+        if not is_bypassed:  # the prototypes of other tasks are not used in the task
             start = int(self._has_bypass) if self.is_joint else index
             other += list(self.prototypes)[start : index + 1]
         if first:
@@ -145,11 +145,11 @@ class FrameFusionMoE(Method):
     # --------------------------------------------------------------------------------------- features
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Unit features (B, d) of frames (B, T, 3, H, W): the mean over frames of their class tokens."""
+        """Compute unit features (B, d) of frames (B, T, 3, H, W): the mean over frames of their class tokens."""
         return mean_pool(self.backbone.vision(frames, self._vision_seams()))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
+        """Compute unit features (B, d) of captions (B, L) that search the videos of `task`; None: the current task."""
         present = self._task.index if self._task is not None else 0
         index = task if task is not None and self.declared.task_conditioned_text else present
         return l2_normalize(self.backbone.text(tokens, self._text_seams(index)))
@@ -170,7 +170,7 @@ class FrameFusionMoE(Method):
     # ----------------------------------------------------------------------------------------- losses
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Eq. 9: (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; task 1 has no L_CT."""
+        """Compute eq. 9: (1 - beta) (L_v2t + L_t2v) / 2 + beta L_CT; task 1 has no L_CT."""
         config = self.config
         queries, videos = gather(self.encode_own_captions(batch)), gather(self.encode_video(batch.frames))
         index = 0 if self._task is None else self._task.index
@@ -185,7 +185,7 @@ class FrameFusionMoE(Method):
         return {"contrastive": (1 - config.beta) * within, "cross_task": config.beta * across}
 
     def _sources(self, index: int) -> list[Tensor]:
-        """Features of the videos of tasks before `index`: those that are searched, or those of training."""
+        """Return features of the videos of tasks before `index`: the searched ones, or those of training."""
         if self.config.reference_source == "train":
             return [self.train_features]
         return [gallery for i, gallery in sorted(self._galleries.items()) if i < index]
@@ -193,7 +193,7 @@ class FrameFusionMoE(Method):
     # ------------------------------------------------------------------------------------------ parts
 
     def _ffa_blocks(self) -> range:
-        """Vision blocks with FFA, counted from the end that `ffa_placement` names; all of a shallower tower."""
+        """Return vision blocks with FFA, counted from the end `ffa_placement`; all blocks of a shallower tower."""
         count = self.config.ffa_layers if self.config.use_ffa else 0
         return fused_blocks(len(self.backbone.vision.blocks), count, self.config.ffa_placement)
 
@@ -208,11 +208,11 @@ class FrameFusionMoE(Method):
         return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r: lambda of eq. 6
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """What each expert of TAME has counted in the last batch; of task 1 the first alone, where it has no router."""
+        """Report the usage of TAME's experts in the last batch; in a task 1 without router only of the first."""
         return usage(self.tame)
 
     def counted_parameters(self) -> dict[str, int]:
-        """Parameters by several ways of counting; call it after the first `begin_task`.
+        """Count parameters in several ways; call it after the first `begin_task`.
 
         `trained` and `trained_first_task`: distinct numbers that the optimizer moves in a later and in
         the first task. `paper`: what the paper's 46.8M counts (46,801,933 for MSRVTT in 10 tasks): FFA in

@@ -22,7 +22,7 @@ from ctvr.methods.base import Capabilities, Override, Recipe
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
 from ctvr.methods.settings import setting
 
-# ToMe has no training of its own: its README patches a trained ViT. LoRA at its start is CLIP as it was.
+# ToMe has no training of its own: its README patches a trained ViT. LoRA at its start leaves CLIP unchanged.
 TOME = Recipe(
     "facebookresearch/ToMe (commit not recorded)",
     {

@@ -1,15 +1,15 @@
-"""LUMP: every pair is mixed with a pair of a former task.
+"""LUMP: mixes every pair with a pair of a former task.
 
 Madaan et al., "Representational Continuity for Unsupervised Continual Learning", arXiv:2110.06976, section 4,
 over any retriever; methods/lump_moco.py is the same as a competitor of BMU-MoCo. One lambda ~ Beta(alpha, alpha)
 for each batch:
 
     V~ = lambda V + (1 - lambda) V^M  on pixels,   T~ = lambda T + (1 - lambda) T^M  on token embeddings
-    L = L_retriever(V~, T~) alone; the batch as it was has no loss of its own
+    L = L_retriever(V~, T~) alone; the unmixed batch has no loss
 
-A mixed pair counts as the one that it holds more of: as that one's video, category and number of words. What we
-changed: LUMP writes its memory while it trains; here pairs enter the reservoir when their task ends, so mixing
-starts with the second task. A mixed caption is read for the present task. Retrievers that rewrite captions before
+A mixed pair counts as the one with the larger share: as that one's video, category and number of words.
+Difference: LUMP writes its memory during training; here pairs enter the reservoir when their task ends, so mixing
+starts with the second task. A mixed caption is encoded for the current task. Retrievers that rewrite captions before
 they read them (methods/camoe.py with sentences=rkw) need mix_level=feature.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
@@ -78,7 +78,7 @@ class LUMPConfig(MixingConfig, ReplayConfig):
 
 
 class LUMP(ReplayStrategy):
-    """Learn between the present and the past."""
+    """Learn from mixtures of the present and the past."""
 
     Config = LUMPConfig
     PRESETS = {
@@ -113,10 +113,10 @@ class LUMP(ReplayStrategy):
         return self.mixed(batch, memory, sample_lambda(self.config.alpha))
 
     def mixed(self, batch: Batch, memory: Batch, lam: float) -> dict[str, Tensor]:
-        """The retriever's losses of `lam` of `batch` and the rest of `memory`, pair by pair.
+        """Compute the retriever's losses of `lam` of `batch` and the rest of `memory`, pair by pair.
 
         Raises:
-            ValueError: if the retriever lets nobody mix at `mix_level`.
+            ValueError: if the retriever does not support mixing at `mix_level`.
         """
         if lam < 0.5:
             batch, memory, lam = memory, batch, 1 - lam

@@ -7,8 +7,8 @@ as a competitor of BMU-MoCo (NeurIPS 2022, table 1, "LUMP"). One lambda ~ Beta(a
     L = L_moco(V~, T~) alone; keys are encoded from the mixed pairs and enter the queue
 
 Token ids cannot be mixed, so captions are mixed after token and position embedding, and their pooling
-weights by the same lambda. A mixed pair counts as the video that it holds more of. What we changed: LUMP
-writes its memory while it trains; here pairs enter the reservoir when their task ends, so mixing starts
+weights by the same lambda. A mixed pair counts as the video with the larger share. Difference: LUMP
+writes its memory during training; here pairs enter the reservoir when their task ends, so mixing starts
 with the second task, as the shared first task of the paper's table implies.
 """
 
@@ -49,7 +49,7 @@ class LUMPMoCoConfig(MixingConfig, ReplayConfig):
 
 
 class LUMPMoCo(ReplayStrategy):
-    """Learn between the present and the past."""
+    """Learn from mixtures of the present and the past."""
 
     Config = LUMPMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}
@@ -73,7 +73,7 @@ class LUMPMoCo(ReplayStrategy):
         return {"contrastive": self.mixed_contrast(batch, self.memory.batch(rows), lam)}
 
     def mixed_contrast(self, batch: Batch, memory: Batch, lam: float) -> Tensor:
-        """The momentum-contrast loss of `lam` of `batch` and the rest of `memory`, pair by pair."""
+        """Compute the momentum-contrast loss of `lam` of `batch` and the rest of `memory`, pair by pair."""
         queries = self._mix(self.base.encoders, batch, memory, lam)
         with torch.no_grad():
             keys = [self._mix(momentum.encoders, batch, memory, lam) for momentum in self.base.momenta]

@@ -1,4 +1,4 @@
-"""Learning without Forgetting: the model keeps answering a batch as it did before the task.
+"""Learning without Forgetting: distils the model's similarities before the task into the current one.
 
 Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, eq. 1-3, as a baseline of CTVR
 (arXiv:2503.10111, table 1). The paper distils class scores; in CTVR, as in ZSCL's code
@@ -7,10 +7,10 @@ Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, eq. 1-3, as a basel
     Z = s S(q*, v),  Z* = s S(q*, v*)      (B, B); * is the teacher, S the retriever's similarity
     L = L_retriever + weight (D(Z* -> Z) + D(Z*^T -> Z^T)),   D(a -> b) = T^2 mean_rows KL(softmax a/T || softmax b/T)
 
-So the student's caption encoder is not distilled, which CTVR's figure 3a shows; `student` offers more.
-The teacher is the model at the end of the previous task, as CTVR's text says (its released loop never
+So the student's caption encoder is not distilled, as in CTVR's figure 3a; `student` offers more.
+The teacher is the model at the end of the previous task, as in CTVR's text (its released loop never
 renews it). D is a cross-entropy in the papers; the gradient is the same. s, CLIP's factor, learns
-through Z alone: in the released code it also learns through Z*, and drifts while nothing else does.
+only through Z: in the released code it also learns through Z*, and drifts while nothing else does.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class LwFConfig:
 
 
 class LwF(Strategy):
-    """Wrap a retriever; hold it close to its former self."""
+    """Wrap a retriever; distil its former version into it."""
 
     Config = LwFConfig
     PRESETS = {
         "paper": {},
         # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 and 0.3 28.1, 0.1 29.4,
-        # 0.03 30.6, 0.01 33.1, fine-tuning alone 35.6; each and pair are no better. Tasks there differ by their
-        # camera: the old answers about new videos are poor, so the less they are kept, the better.
+        # 0.03 30.6, 0.01 33.1, fine-tuning alone 35.6; each and pair are not better. Tasks there differ by their
+        # camera: the old similarities of new videos are poor, so a smaller weight is better.
         "shapes": {"method.weight": 0.01, "base.lr": 4e-6},  # the rate with optim.lr_scale=50, for the small backbone
         "original": ORIGINAL,
     }
@@ -99,7 +99,7 @@ class LwF(Strategy):
     def __init__(self, config: LwFConfig, base: Method) -> None:
         super().__init__(config, base)
         self.teacher: Frozen | None = None
-        self._taught = VideoFeatureCache()  # videos by the teacher
+        self._taught = VideoFeatureCache()  # the teacher's features of videos
 
     def begin_task(self, task: Task) -> None:
         self._taught = VideoFeatureCache()
@@ -118,7 +118,7 @@ class LwF(Strategy):
         return terms
 
     def distil(self, encoded: EncodedOnce) -> Tensor:
-        """What the student's answers to the global batch have lost of the teacher's, eq. 2-3."""
+        """Distil the teacher's similarities of the global batch into the student's, eq. 2-3."""
         assert self.teacher is not None
         batch, kind, temperature = encoded.batch, self.config.student, self.config.temperature
         videos = gather(encoded.videos())

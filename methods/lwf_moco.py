@@ -1,4 +1,4 @@
-"""LwF on momentum contrast: what the previous model thought of a batch is kept.
+"""LwF on momentum contrast: distils the previous model's similarities of a batch.
 
 Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, as a competitor of BMU-MoCo (NeurIPS 2022,
 table 1, "LwF"), which gives no formula. Our port: the "classes" of a video are the captions of its batch.
@@ -52,7 +52,7 @@ class LwFMoCoConfig:
 
 
 class LwFMoCo(Strategy):
-    """From the second task on, keep the relations of a batch as the previous model saw them."""
+    """From the second task on, keep the relations of a batch close to those of the previous model."""
 
     Config = LwFMoCoConfig
     PRESETS = {"paper": PAPER, "shapes": SHAPES_WRAPPED}
@@ -80,7 +80,7 @@ class LwFMoCo(Strategy):
         }
 
     def distil(self, student: Pair, teacher: Pair, keys: Pair) -> Tensor:
-        """L_kd; `keys` are those of the first momentum encoders and serve `queue_kl` only."""
+        """Compute L_kd; `keys` are those of the first momentum encoders and serve `queue_kl` only."""
         with torch.autocast(student.video.device.type, enabled=False):
             if self.config.distill == "feature_l2":
                 return sum(((q - z) ** 2).sum(dim=-1).mean() for q, z in zip(student, teacher)) / 2  # type: ignore[return-value]
@@ -92,7 +92,7 @@ class LwFMoCo(Strategy):
             return (distillation(new, old, 1.0) + distillation(new.mT, old.mT, 1.0)) / 2
 
     def _over_queue(self, queries: Pair, keys: Pair) -> tuple[Tensor, Tensor]:
-        """Similarities (B, 1 + R) of videos and captions to the pair's own key and the queue."""
+        """Compute similarities (B, 1 + R) of videos and captions to the pair's own key and the queue."""
         queue, _ = self.base.momenta[0].queue.content()
         video = torch.cat([(queries.video * keys.text).sum(-1, keepdim=True), queries.video @ queue.text.mT], dim=1)
         text = torch.cat([(queries.text * keys.video).sum(-1, keepdim=True), queries.text @ queue.video.mT], dim=1)

@@ -8,13 +8,13 @@ In every block of both towers, with h the tokens after attention and c one token
     gates  = softmax(Top2(c R_t)); while training c R_t + eps (softplus(c N_t) + 0.01), R_t and N_t 0 at first
     x      = h + MLP(LN2 h) + sum_e gates_e E_e(h)
 
-c is the mean of the frames' class tokens; for captions it is the start-of-text token, as both released
-codes have it. That token sees nothing of the caption: all captions share their gates (`text_gate=eot`
+c is the mean of the frames' class tokens; for captions it is the start-of-text token, as in both released
+codes. That token does not depend on the caption: all captions share their gates (`text_gate=eot`
 reads the caption). After a task the two experts used most, of each block, are never trained again.
 
-CTVR's trainer was not released. It must be told the task of a query, and does not say how: here a caption
-that searches the videos of task i takes router i (`query_router=block`), which asks for no knowledge of
-the task. Left out: the original's autoencoders, which guess the task of an *image* (DDAS; the printed
+CTVR's trainer was not released. It needs the task of a query, and does not specify its source: here a caption
+that searches the videos of task i takes router i (`query_router=block`), which needs no task label of
+the query. Omitted: the original's autoencoders, which guess the task of an *image* (DDAS; the printed
 59.8 M parameters are the original's, with one of them), and its load-balancing term, which its code
 computes and never adds. Its learning rate for retrieval is unpublished; the original's is 1e-3.
 
@@ -50,7 +50,7 @@ from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.settings import setting
 
-SCALE = 0.1  # of an expert's answer, in both codes
+SCALE = 0.1  # factor of an expert's output, in both codes
 _SCRIPT = "mtil/scripts/train/train_full_shot_router11_experts22_1000iters.sh"
 ORIGINAL = Recipe(
     "JiazuoYu/MoE-Adapters4CL@4572d97",
@@ -100,7 +100,7 @@ class MoEAdapterConfig:
 
 
 class Expert(nn.Module):
-    """One bottleneck."""
+    """One expert: a bottleneck."""
 
     def __init__(self, width: int, bottleneck: int, dropout: float) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Mixture(RoutingRecorder):
     """The experts of one block and its routers, one for each task of the stream."""
 
     frozen: Tensor  # (E,) bool
-    used: Tensor  # (E,) int64, samples of the present task that chose an expert
+    used: Tensor  # (E,) int64, samples of the current task that chose an expert
 
     def __init__(self, width: int, config: MoEAdapterConfig) -> None:
         super().__init__()
@@ -140,19 +140,19 @@ class Mixture(RoutingRecorder):
             self.routers.append(router.train(self.training))
 
     def trained(self, tasks: Sequence[int], frozen: Sequence[bool]) -> list[nn.Parameter]:
-        """Experts that no task has kept for itself, as `frozen` (E,) says, and the routers of `tasks`."""
+        """Return the experts that are not `frozen` (E,) and the routers of `tasks`."""
         free = [e for e, is_frozen in zip(self.experts, frozen) if not is_frozen]
         return [p for module in (*free, *(self.routers[task] for task in tasks)) for p in module.parameters()]
 
     def gates(self, c: Tensor, task: int) -> Tensor:
-        """(B, E) float32 of the token c (B, D): K non-zeros in each row, which sum to 1. Training counts them."""
+        """Compute (B, E) float32 of token c (B, D): K non-zeros per row, which sum to 1. Training counts them."""
         gates = self.routers[task](c)
         if self.training and not is_recomputing():
             self.used += (gates > 0).sum(dim=0)
         return gates
 
     def forward(self, h: Tensor, gates: Tensor) -> Tensor:
-        """sum_e gates_e E_e(h) of groups (G, N, D) with gates (B, E), G a multiple of B. Chosen experts alone run."""
+        """Compute sum_e gates_e E_e(h) of groups (G, N, D), gates (B, E), G a multiple of B, by chosen experts only."""
         if h.is_meta:  # sizes only
             return torch.zeros_like(h)
         if h.device.type == "cpu":
@@ -161,9 +161,9 @@ class Mixture(RoutingRecorder):
         return self.side_by_side(h, gates)
 
     def side_by_side(self, h: Tensor, gates: Tensor) -> Tensor:
-        """`forward` for a GPU, whose host need not know which experts were chosen: each sample fetches its own.
+        """Act as `forward` on a GPU without reading the choices on the host: each sample gathers its experts.
 
-        H is the width of a bottleneck, K the experts of a sample.
+        H is the width of a bottleneck, K the number of experts of a sample.
         """
         x = h.unflatten(0, (len(gates), -1)).flatten(1, 2)  # (B, G / B * N, D)
         best, chosen = gates.topk(min(self.config.top_k, gates.shape[1]), dim=-1)  # (B, K)
@@ -178,7 +178,7 @@ class Mixture(RoutingRecorder):
         return (SCALE * y).to(h.dtype).unflatten(1, (-1, h.shape[1])).flatten(0, 1)
 
     def one_by_one(self, h: Tensor, gates: Tensor) -> Tensor:
-        """`forward` for a CPU, of groups (G, N, D) with gates (G, E)."""
+        """Act as `forward` on a CPU, for groups (G, N, D) with gates (G, E)."""
         y = torch.zeros_like(h)
         for e in (gates > 0).any(dim=0).nonzero()[:, 0].tolist():
             rows = (gates[:, e] > 0).nonzero()[:, 0]
@@ -188,7 +188,7 @@ class Mixture(RoutingRecorder):
 
     @torch.no_grad()
     def freeze_most_used(self) -> None:
-        """Keep the experts that the task used most, workers together; ties go to the lower number."""
+        """Freeze the experts that the task used most, over all workers; ties go to the lower number."""
         if world_size() > 1:
             dist.all_reduce(self.used)
         chosen = self.used.argsort(descending=True, stable=True)[: self.config.frozen_per_task]
@@ -196,7 +196,7 @@ class Mixture(RoutingRecorder):
 
 
 class _Beside:
-    """One mixture during one pass: it reads h after the attention and answers after the MLP."""
+    """One mixture during one pass: it reads h after the attention and adds its output after the MLP."""
 
     def __init__(self, mixture: Mixture, task: int, gate: Literal["class", "sot", "eot"]) -> None:
         self.mixture, self.task, self.gate = mixture, task, gate
@@ -217,7 +217,7 @@ class _Beside:
         return x + self.answer
 
     def token(self, h: Tensor, state: TokenState) -> Tensor:
-        """c (B, D)."""
+        """Return c (B, D)."""
         if self.gate == "class":
             return h[:, 0].unflatten(0, (state.batch, -1)).mean(dim=1)
         if self.gate == "sot" or state.eot is None:
@@ -271,23 +271,23 @@ class MoEAdapter(Method):
         return [ParamGroup(name="experts_and_router", params=parameters, lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Unit features (B, d) of frames (B, T, 3, H, W), by the present task's router."""
+        """Compute unit features (B, d) of frames (B, T, 3, H, W) with the current task's router."""
         return self._video(frames, self._index)
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """The same; after joint training by the router of the task that the videos are of."""
+        """Act as `encode_video`; after joint training use the router of the videos' task."""
         return self._video(frames, task if self.is_joint else self._index)
 
     def _video(self, frames: Tensor, router: int) -> Tensor:
         return mean_pool(self.backbone.vision(frames, self._seams(self.vision, router, "class")))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Unit features (B, d) of captions (B, L) that search the videos of `task`; None: the present task."""
+        """Compute unit features (B, d) of captions (B, L) that search the videos of `task`; None: the current task."""
         index = task if task is not None and self.declared.task_conditioned_text else self._index
         return l2_normalize(self.backbone.text(tokens, self._seams(self.text, index, self.config.text_gate)))
 
     def separable_encoders(self) -> SeparableEncoders | str:
-        """Experts count the videos and captions that choose them."""
+        """Declare the encoders stateful: experts count the videos and captions that choose them."""
         return SeparableEncoders(self, is_stateful=True)
 
     def scale(self) -> Tensor:
@@ -296,11 +296,11 @@ class MoEAdapter(Method):
     def _seams(
         self, mixtures: nn.ModuleList, task: int, gate: Literal["class", "sot", "eot"]
     ) -> list[BlockSeams] | None:
-        """None before the first task: the method is CLIP then."""
+        """Build the seams; None before the first task, when the method is CLIP."""
         if not self.mixtures[0].routers:
             return None
         return [_Beside(mixture, task, gate).seams() for mixture in mixtures]  # type: ignore[arg-type]
 
     def paper_parameters(self) -> int:
-        """All that is added to CLIP: every expert, and the routers of all tasks. Call it after `begin_task`."""
+        """Count all additions to CLIP: every expert, and the routers of all tasks. Call it after `begin_task`."""
         return sum(p.numel() for mixture in self.mixtures for p in mixture.parameters())

@@ -2,22 +2,22 @@
 
 Jin et al., "MV-Adapter: Multimodal Video Transfer Learning for Video Text Retrieval", CVPR 2024, as its code
 (zhangbw17/MV-Adapter) computes it; row of TempMe (arXiv:2409.01156, table 2, ViT-B/16). The adapters are
-methods/layers/mv_adapters.py, behind the MLP of a block:
+methods/layers/mv_adapters.py, after the MLP of a block:
 
     x = x + MLP(LN x) + A(MLP(LN x)),   A = 0.1 (W_u s + b_u), W_u and b_u zero at first: the network starts as CLIP
     video:   z = phi(W_d y + b_d); class tokens, means of patches and a token of the video pass one transformer block;
-             the class tokens are calibrated by what it makes of them, and patches pass by it
+             its output calibrates the class tokens; patches bypass the block
     caption: z = W_d y + b_d; words pass a causal block of the same kind
     in the last `tied` blocks a vector f, one for both towers, scales rows (down_out) or inputs (down_in) of W_d
     v = unit(mean over t of unit(f_t));  S = q v^T;  loss = InfoNCE of S exp(logit_scale), logit_scale frozen
 
-All adapters and f learn, and every bias of CLIP at a rate of its own: 3,325,696 + 171,008 = 3,496,704 weights for
+All adapters and f learn, and every bias of CLIP at its own rate: 3,325,696 + 171,008 = 3,496,704 weights for
 MSRVTT, 2.34 % of ViT-B/16's. 2.39 is such a percentage, too, that of MSVD with down_in, whose 3.6 M TempMe prints.
-Published rates (5e-6, 1e-7) are those of float16 weights (docs/protocol.md): in float32 they move far less.
+Published rates (5e-6, 1e-7) are those of float16 weights (docs/protocol.md): in float32 they change weights far less.
 
-What we changed: a caption may be shorter than the table of positions, which nothing of it notices; longer ones are
+Differences: a caption may be shorter than the table of positions, which does not change its features; longer ones are
 cut. Missing frames (`mask_missing`) are masked, calibrated by 0 and left out of the mean. Videos may have fewer frames
-than the table, and means of patches then stand at other positions, as released.
+than the table, and means of patches then have other positions, as released.
 
 Shapes: B videos or captions, T frames, N tokens of a frame, L tokens of a caption, D width, d joint embedding.
 """
@@ -106,7 +106,7 @@ class MVAdapterConfig:
 
 
 class MVAdapter(Method):
-    """Frozen CLIP but for its biases, with adapters that the towers' last blocks tie to each other."""
+    """Frozen CLIP with trained biases, and adapters that share a vector in the last blocks of both towers."""
 
     Config = MVAdapterConfig
     PRESETS = {
@@ -145,7 +145,7 @@ class MVAdapter(Method):
         return groups
 
     def _shared(self, block: int, blocks: int) -> Tensor | None:
-        """The vector of a block of a tower of so many."""
+        """Return the vector of block `block` in a tower of `blocks` blocks."""
         number = block - (blocks - len(self.shared))
         return self.shared[number] if number >= 0 else None
 

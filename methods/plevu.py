@@ -1,15 +1,15 @@
 """Efficient-Prompt, the row "PLEVU" of TempMe's tables: vectors around the words, a transformer over the frames.
 
 Ju et al., "Prompting Visual-Language Models for Efficient Video Understanding", ECCV 2022, arXiv:2112.04478; code
-ju-chen/Efficient-Prompt, which is of action recognition. Its text and video sides are as released; that captions stand
-in the place of class names is our reading, since no code of its retrieval is public.
+ju-chen/Efficient-Prompt, which is for action recognition. Its text and video sides are as released; that captions
+replace class names is our reading, since no code of its retrieval is public.
 
     caption: [start, a vectors, words, b vectors, end], vectors being rows of one table by their places: prefix rows
-             1..a, postfix rows behind the last word, which differ by the length of a caption; then CLIP's positions
+             1..a, postfix rows after the last word, which differ by the length of a caption; then CLIP's positions
     video:   f_t = CLIP's feature of frame t, not normalised; `layers` transformer blocks over f + time; their mean
     S = unit(t) unit(v)^T;  loss = cross-entropy of S / tau, of both directions (released: of videos over captions)
 
-CLIP is frozen. Nothing new is zero at first, so that it does not start as CLIP. With two layers and 12 frames 6,350,336
+CLIP is frozen. No new part is zero at first, so it does not start as CLIP. With two layers and 12 frames 6,350,336
 weights learn, which TempMe prints as 6.35 M. Captions that leave no room are cut and end with the end of text.
 
 Shapes: B videos or captions, T frames, L tokens of a caption, E width of the text tower, d joint embedding.
@@ -130,7 +130,7 @@ class PLEVU(Method):
         return l2_normalize(self.over_frames(self.backbone.vision(frames)))
 
     def over_frames(self, x: Tensor) -> Tensor:
-        """Features of videos (B, d) of those of their frames (B, T, d), not normalised."""
+        """Pool frame features (B, T, d) into features of videos (B, d), not normalised."""
         if len(self.frames):
             x = x + self.times[: x.shape[1]].to(x.dtype)
         for block in self.frames:
@@ -146,9 +146,9 @@ class PLEVU(Method):
         return l2_normalize(text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
-        """Embedded captions (B, L, E) with the vectors around their words, cut to the tower's places: (B, L', E)."""
+        """Insert the vectors around the words of embedded captions (B, L, E), cut to the tower's places: (B, L', E)."""
         table, (a, b), length = self.backbone.text.positional_embedding, self.around, x.shape[1]
-        words = x - table[:length].to(x.dtype)  # they stand elsewhere now
+        words = x - table[:length].to(x.dtype)  # their positions change
         end = _last(state)[:, None]  # (B, 1)
         at = self.end(end)
         place = torch.arange(min(length + a + b, len(table)), device=x.device)
@@ -159,11 +159,11 @@ class PLEVU(Method):
         return torch.where(is_word[..., None], words.gather(1, index), own) + table[: len(place)].to(x.dtype)
 
     def end(self, end: Tensor) -> Tensor:
-        """Where the end of text stands among the vectors: the last place, if the caption leaves no other."""
+        """Return the place of the end of text among the vectors: the last place, if the caption leaves no other."""
         return (end + sum(self.around)).clamp(max=self.backbone.text.context_length - 1)
 
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
-        """Tokens (B, L', E) where they stood before vectors were put around them: (B, L, E); what was cut is lost."""
+        """Move tokens (B, L', E) back to their places before the insertion: (B, L, E); cut tokens are lost."""
         a, place = self.around[0], torch.arange(length, device=x.device)
         end = _last(state)[:, None]
         index = torch.where(place == end, self.end(end), (place + a).where(place > 0, 0)).clamp(max=x.shape[1] - 1)
@@ -180,7 +180,7 @@ class PLEVU(Method):
 
 
 def _last(state: TokenState) -> Tensor:
-    """Where captions end (B,); of mixed ones (layers/replay/mixup.py) the longer one."""
+    """Return the ends of captions (B,); of mixed ones (layers/replay/mixup.py) the later one."""
     assert state.eot is not None
     other = getattr(state, "other_eot", None)
     return state.eot if other is None else torch.maximum(state.eot, other)

@@ -54,7 +54,7 @@ class Prompts(Adaptation):
 
 
 class Prompt(AdaptedClip):
-    """Frozen CLIP with prompts of its own in every block."""
+    """Frozen CLIP with separate prompts in every block."""
 
     Config = PromptConfig
     PRESETS = {"paper": PAPER, "released": RELEASED, "shapes": SHAPES}

@@ -7,29 +7,29 @@ from typing import Any
 
 
 class Override(dict[str, Any]):
-    """A preset that changes some settings of a recipe, as an ablation does; it means nothing more than these values.
+    """A preset that changes some settings of a recipe, as an ablation does.
 
     Any other preset is a whole recipe: its values on the method's defaults and the stream's own settings. A run has one
-    recipe (the one that is named, else the one that the stream recommends) and any number of changes on top of it.
+    recipe (the named one, else the one that the stream recommends) and any number of changes on top of it.
     """
 
 
 class Recipe(dict[str, Any]):
-    """A whole recipe as an authors' command has it, each value with the place of the release where it stands.
+    """A whole recipe as in an authors' command, each value with its place in the release.
 
-    `sources` says where (setting -> text), `left_out` what of the command has no counterpart for videos and captions.
+    `sources` maps settings to places; `left_out` lists parts of the command without a counterpart here.
     """
 
     def __init__(
         self, release: str, values: Mapping[str, tuple[Any, str]], left_out: Iterable[str] = (), under: str = ""
     ) -> None:
-        """Make a recipe.
+        """Build a recipe.
 
         Args:
             release: owner/name@commit.
             values: dotted setting -> (value, place: a file of the release, a flag of a command).
-            left_out: sentences of what is not set, and why.
-            under: the group that stands before settings called `.name`: `method` or `base`.
+            left_out: sentences on each omitted part, and the reason.
+            under: prefix of settings called `.name`: `method` or `base`.
         """
         full = {(f"{under}{name}" if name.startswith(".") else name): found for name, found in values.items()}
         super().__init__({name: value for name, (value, _) in full.items()})

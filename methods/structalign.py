@@ -1,21 +1,21 @@
-"""StructAlign: frozen CLIP with low-rank adapters, held in shape by a simplex of categories.
+"""StructAlign: frozen CLIP with low-rank adapters, aligned with a simplex of categories.
 
 Wang et al., "StructAlign: Structured Cross-Modal Alignment for Continual Text-to-Video Retrieval",
-SIGIR 2026. Equation numbers are the paper's. Where it is silent or in two minds:
+SIGIR 2026. Equation numbers are the paper's. Where it does not specify or contradicts itself:
 
-- eq. 2 does not say which token the router reads: the end-of-text token (one row of gates a caption).
+- eq. 2 does not specify the token that the router reads: the end-of-text token (one row of gates a caption).
 - eq. 7's prototypes are "regularised to remain close to the reference": they are P* itself and fixed, or
   learned with the penalty omega ||P - P*||^2 (`prototypes="learned"`).
 - eq. 14's sigma is unpublished: each category's own spread, as measured.
 - eq. 14 draws pseudo features "in the same feature space after g_t and g_v" and says that eq. 13 on them keeps old
-  categories in place; but constants behind the heads teach the heads nothing, and fixed prototypes neither. So we
-  draw them where the heads read (means of the pooled words and frames, as long as they are) and let the present
-  heads carry them to the shared space. `pseudo="shared"` is the sentence to the letter: a term without a gradient.
-  `pseudo="clip"`, the released code: before the heads too, but of unit length, which no input of theirs has.
+  categories in place. But constants after the heads do not train the heads, nor fixed prototypes. So we
+  draw them at the inputs of the heads (means of the pooled words and frames, not normalised) and map them by the
+  current heads to the shared space. `pseudo="shared"` is the literal sentence: a term without a gradient.
+  `pseudo="clip"`, the released code: before the heads too, but of unit length, unlike the heads' inputs.
 - eq. 17 sums over captions, fig. 3 is "symmetric across modalities": both directions, averaged.
-- Ranks, temperatures, dropout: as the released code has them. Ranks 64 and 32 give the printed 33.9 M.
+- Ranks, temperatures, dropout: as in the released code. Ranks 64 and 32 give the printed 33.9 M.
 
-The released code differs in most modules; the preset `released` sets what it does (its defects aside).
+The released code differs in most modules; the preset `released` follows it (except its defects).
 
 Shapes: B pairs, N words, T frames (the paper's M), L text length, d joint embedding, C categories.
 """
@@ -112,12 +112,12 @@ class StructAlign(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Take note of where this task's categories lie (below eq. 13)."""
+        """Store the statistics of this task's categories (below eq. 13)."""
         self.statistics.observe((self._observed(batch) for batch in loader), normalise=self.config.pseudo == "shared")
         self.adapters.end_task(task.index)
 
     def _observed(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Categories (B,), features (2, B, d) where pseudo features are drawn, and where all are aligned."""
+        """Return categories (B,), features (2, B, d) where pseudo features are drawn, and aligned features."""
         words = self._words(batch.tokens, self.adapters.text_seams(None)).float()
         frames = self._frames(batch.frames).float()
         aligned = l2_normalize(torch.stack(self._aligned(words, frames, self.prototypes.of(batch.categories))))
@@ -130,22 +130,22 @@ class StructAlign(Method):
     # ------------------------------------------------------------------------------------ encoding
 
     def _words(self, tokens: Tensor, seams: Seams | None) -> Tensor:
-        """Eq. 1: (B, N, d), not normalised, zero rows as pads."""
+        """Compute eq. 1: (B, N, d), not normalised, zero rows as pads."""
         return words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)[0]
 
     def _frames(self, frames: Tensor) -> Tensor:
-        """Eqs. 4-5: (B, T, d), not normalised."""
+        """Compute eqs. 4-5: (B, T, d), not normalised."""
         return self.backbone.vision(frames, self.adapters.vision_seams())
 
     def separable_encoders(self) -> SeparableEncoders | str:
         return SeparableEncoders(self, ("_words", "_frames", "encode_text"))
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Unit frame features, (B, T, 3, H, W) -> (B, T, d)."""
+        """Compute unit frame features, (B, T, 3, H, W) -> (B, T, d)."""
         return l2_normalize(self._frames(frames))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Unit word features (B, L) -> (B, N, d) with zero rows as pads; `fused` puts the caption's own first."""
+        """Compute unit word features (B, L) -> (B, N, d), zero rows as pads; `fused` puts the caption's own first."""
         seams = self.adapters.text_seams(self.index if task is None else task)
         words, caption = words_and_caption(self.backbone.text, tokens, seams, self.config.pads_are_words)
         return (
@@ -155,14 +155,14 @@ class StructAlign(Method):
         )
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Eq. 6: (Q, N, d) and (V, T, d) -> (Q, V). `fused`: (Q, V, 2), for `normalize_scores` to join."""
+        """Compute eq. 6: (Q, N, d) and (V, T, d) -> (Q, V). `fused`: (Q, V, 2), for `normalize_scores` to join."""
         if self.config.score == "words":
             return frame_word_similarity(queries, gallery)
         whole = queries[:, 0].float() @ mean_of(gallery.float()).mT
         return torch.stack([frame_word_similarity(queries[:, 1:], gallery), whole], dim=-1)
 
     def normalize_scores(self, scores: Tensor) -> Tensor:
-        """`fused`: the mean of both columns' z-scores over a query's whole row, so over all stored videos."""
+        """Average both columns' z-scores over a query's whole row if `fused`, so over all stored videos."""
         return scores if self.config.score == "words" else mean_z_score(scores)
 
     # -------------------------------------------------------------------------------------- losses
@@ -173,7 +173,7 @@ class StructAlign(Method):
         return torch.full((), 1 / self.config.tau, device=self.prototypes.order.device)
 
     def _logits(self, similarity: Tensor) -> Tensor:
-        """sim / tau of eqs. 19-20."""
+        """Compute sim / tau of eqs. 19-20."""
         return similarity * self.scale() / (len(similarity) ** 0.5 if self.config.divide_by_batch else 1.0)
 
     def _features(self, batch: Batch) -> Features:
@@ -186,7 +186,7 @@ class StructAlign(Method):
         return self._logits(frame_word_similarity(*self._features(batch)))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Eq. 18."""
+        """Compute the terms of eq. 18."""
         words, frames = self._features(batch)
         before = self._former_similarity(batch) if self.index > 0 else None
         with torch.autocast(words.device.type, enabled=False):
@@ -218,7 +218,7 @@ class StructAlign(Method):
         return terms
 
     def _former_similarity(self, batch: Batch) -> Tensor:
-        """Eq. 16: similarities (B, B) under the previous model, or under zero-shot CLIP."""
+        """Compute eq. 16: similarities (B, B) under the previous model, or under zero-shot CLIP."""
         former = None if self.teacher is None else self.teacher.module
         seams = (lambda _: None) if former is None else former.text_seams
         with torch.no_grad():
@@ -229,7 +229,7 @@ class StructAlign(Method):
             return frame_word_similarity(gather(words), gather(self._former_videos.of(batch, encode)))
 
     def _relations(self, now: Tensor, before: Tensor) -> Tensor:
-        """L_CRP, eq. 17: zero, with zero gradient, where `now` equals `before`."""
+        """Compute L_CRP, eq. 17: zero, with zero gradient, where `now` equals `before`."""
         tau2, temperature = self.config.tau2, 1.0
         if self.config.crp_on == "logits":
             now, before, temperature = self._logits(now), self._logits(before), tau2
@@ -240,12 +240,12 @@ class StructAlign(Method):
         return symmetric_distillation(now, before, temperature) / 2
 
     def _aligned(self, words: Tensor, frames: Tensor, p: Tensor) -> Features:
-        """Eqs. 10-12: words and frames pooled towards the prototypes p (B, d) of their categories, both (B, d)."""
+        """Pool words and frames towards the prototypes p (B, d) of their categories, both (B, d): eqs. 10-12."""
         everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
         return pool_towards(self.g_text(words), is_word(words), p), pool_towards(self.g_video(frames), everything, p)
 
     def _pseudo_misalignment(self, count: int) -> Tensor:
-        """Eq. 13 for `count` pairs drawn around former categories (eq. 14)."""
+        """Compute eq. 13 for `count` pairs drawn around former categories (eq. 14)."""
         categories, text, video = self.statistics.draw(count, self.config.sigma)
         if self.config.pseudo != "shared":
             for_text, for_video = (self.g_text, self.g_video)[:: -1 if self.config.swap_heads else 1]
@@ -253,18 +253,18 @@ class StructAlign(Method):
         return misalignment(text, video, self.prototypes.of(categories))
 
     def _pseudo_contrast(self, words: Tensor, frames: Tensor) -> Tensor:
-        """The released code's extra term: pooled real pairs and as many pseudo pairs, without sqrt(B)."""
+        """Compute the released code's extra term: pooled real pairs and as many pseudo pairs, without sqrt(B)."""
         _, text, video = self.statistics.draw(len(words), self.config.sigma)
         texts = torch.cat([mean_of(words, is_word(words)), text])
         videos = torch.cat([mean_of(frames), video])
         return contrastive(self.scale() * texts @ videos.mT, "sum")
 
     def task_metrics(self) -> dict[str, float]:
-        """After a task: (P1)-(P3) of section 4.1 over the categories so far, and the last weight of L_ETF."""
+        """Report (P1)-(P3) of section 4.1 over the categories so far, and the last weight of L_ETF."""
         return {"etf_weight": float(self._weight), **self.statistics.geometry()}
 
     def similarities(self) -> dict[str, Tensor]:
-        """Fig. 7: cosines among prototypes P* and among centred means of texts and videos (eq. 9), (n, n) each."""
+        """Return fig. 7: cosines among prototypes P* and among centred means of texts and videos (eq. 9), (n, n)."""
         if len(self.statistics) < 2:
             return {}
         p = self.prototypes.reference[self.prototypes.indices(self.statistics.categories)]
@@ -272,9 +272,9 @@ class StructAlign(Method):
         return {"ideal prototypes": p @ p.mT, "mean texts": text, "mean videos": video}
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Of texts and videos aligned in the last batch: eq. 22, as fig. 8 has it over training; |epsilon| of eq. 9.
+        """Report eq. 22, as fig. 8, and |epsilon| of eq. 9 of aligned texts and videos of the last batch.
 
-        And what each expert of its text adapters has counted.
+        It also reports the usage of the text adapters' experts.
         """
         names = ("micd_text", "micd_video", "angle_text", "angle_video")
         return {**dict(zip(names, self._geometry.unbind())), **usage(self.adapters)}

@@ -8,10 +8,10 @@ Progressive multi-granularity merging in the video tower (section 3.2, figure 3)
 
     12 frames, ViT-B/32: 12 x 50 tokens -> 12 x 34 after 8 ImgMe blocks -> 6 x 44 -> 3 x 56 -> 1 x 107 -> 1 x 97
 
-The steps are layers/reduction/reducers.py and merge.py, what surrounds them families/tempme_family.py. Where
-the paper is silent the released code decides: class tokens stay apart and all T of them are read and averaged; merged
-tokens are averages weighted by size; matching looks at the stream before positions are added; blocks after the
-first ClipMe that join nothing merge within clips. Presets name the ablations of tables 8 to 10 and 15.
+The steps are in layers/reduction/reducers.py and merge.py, the rest of the retriever in families/tempme_family.py.
+Where the paper does not specify, the released code is followed: class tokens stay apart and all T of them are read and
+averaged; merged tokens are averages weighted by size; matching reads the tokens before positions are added; blocks
+after the first ClipMe that join nothing merge within clips. Presets name the ablations of tables 8 to 10 and 15.
 """
 
 from __future__ import annotations

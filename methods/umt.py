@@ -1,4 +1,4 @@
-"""UMT: captions and videos are compared first, then the best pairs are read together.
+"""UMT: compares captions and videos by their features, then re-ranks the best pairs with fusion layers.
 
 Li et al., "Unmasked Teacher: Towards Training-Efficient Video Foundation Models", arXiv:2303.16058, as its authors'
 code fine-tunes it for retrieval; UMT and UMT4Clip of TempMe (arXiv:2409.01156, table 6). The towers are
@@ -6,18 +6,18 @@ methods/backbone/umt.py and bert.py, the losses methods/layers/losses/matching.p
 
     s = mean over frames of cos(W_v pooled_t, W_t [CLS]);  loss = VTC(s / temp) + VTM, temp learns within [0.001, 0.5]
     a caption's `rerank` best videos by s are ordered by logit 1 of the head on the fused [CLS]; all others are -100
-    a video's best captions likewise, in a pass of its own
+    a video's best captions likewise, in a separate pass
 
-All is trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens (TempMe's 111.5 GMACs follow from no schedule
-that is published: ours is that of its other B/16 towers, 120.3).
+All weights are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens (no published schedule gives TempMe's
+111.5 GMACs: ours is that of its other B/16 towers, 120.3).
 
 Its own towers: `backbone.name=UMT-B-16 backbone.weights=FILE backbone.vocabulary=vocab.txt`, the authors' checkpoint
-(with `backbone.sha256` where it is a pickle) and the vocabulary of bert-base-uncased; UMT-L-16 likewise.
+(with `backbone.sha256` for a pickle) and the vocabulary of bert-base-uncased; UMT-L-16 likewise.
 
-What we changed: on a CLIP backbone both towers have its sizes and tokenizer, but new weights. Negatives are drawn
+Differences: on a CLIP backbone both towers have its sizes and tokenizer, but new weights. Negatives are drawn
 among the pairs of all workers, and every encoder gets the whole gradient, so that the number of workers does not
-matter; released, they are the worker's own and VTC's gradient is divided by their number. No dropout, no stochastic
-depth. Every pair is read together in an evaluation, and `rerank` then chooses: the same ranks at a higher price.
+matter; in the release they are the worker's own and VTC's gradient is divided by their number. No dropout, no
+stochastic depth. An evaluation fuses every pair, and `rerank` then chooses: the same ranks at a higher cost.
 
 Shapes: B pairs, Q captions, V videos, L words, N tokens of a video, D width of the text, E of the tokens, d joint.
 """
@@ -57,7 +57,7 @@ PAPER = {
 
 
 def original(lr: float, epochs: int, warmup: float, words: dict[str, tuple[int, str]], config: str) -> Recipe:
-    """A recipe of the authors' for B/16; retrieval and questions share their optimizer."""
+    """Build a recipe of the authors for B/16; retrieval and questions share their optimizer."""
     return Recipe(
         "OpenGVLab/unmasked_teacher@4fb4049f",
         {
@@ -118,7 +118,7 @@ class UmtConfig:
 
 
 class UMT(Method):
-    """Two towers whose best pairs a third part reads together; all of it trained."""
+    """Two towers whose best pairs are re-ranked by fusion layers; all of it trained."""
 
     Config = UmtConfig
     PRESETS = {
@@ -142,7 +142,7 @@ class UMT(Method):
             )
         self.backbone.vision.attends = config.attends
         self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
-        self.seed = 0  # of the next wrong pairs: the same on all workers, and on a run that goes on
+        self.seed = 0  # of the next negatives: the same on all workers, and in a resumed run
 
     @classmethod
     def capabilities(cls, config: UmtConfig) -> Capabilities:
@@ -165,13 +165,13 @@ class UMT(Method):
         return [ParamGroup(name="umt", params=own, lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """The mean of the frames' unit vectors, then all tokens: (B, T, 3, H, W) -> (B, 1 + N, max(d, E))."""
+        """Stack the mean of the frames' unit vectors and all tokens: (B, T, 3, H, W) -> (B, 1 + N, max(d, E))."""
         tokens, pooled, _ = self.backbone.vision.tokens(frames, self.reducer.seams())
         mean = l2_normalize(self.backbone.vision.proj(pooled)).mean(dim=1, keepdim=True)
         return _stacked(mean, tokens)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """The unit vector of [CLS], then all words and whether there is one: (B, L) -> (B, 1 + L, max(d, D + 1))."""
+        """Stack the unit vector of [CLS], all words and their mask: (B, L) -> (B, 1 + L, max(d, D + 1))."""
         most = min(self.config.num_words, self.backbone.text.bert.context_length)
         ids = self.backbone.text.without_end(truncate(tokens, most + 1))[:, :most]
         ids = F.pad(ids, (0, most - ids.shape[1]))
@@ -183,12 +183,12 @@ class UMT(Method):
         return queries[:, 0, :width] @ gallery[:, 0, :width].mT
 
     def _words(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Words (Q, L, D) and 1 where there is one (Q, L), 0 at pads."""
+        """Return words (Q, L, D) and their mask (Q, L), 0 at pads."""
         width = self.backbone.text.bert.width
         return queries[:, 1:, :width], (queries[:, 1:, width] > 0.5).long()
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """s (Q, V); with `rerank` beside it the logit of the pair: (Q, V, 2). Keys and values are made once a video."""
+        """Compute s (Q, V); with `rerank` also the pair's logit: (Q, V, 2). Keys and values: once a video."""
         similar = self._cosines(queries, gallery)
         if not self.config.rerank:
             return similar
@@ -205,7 +205,7 @@ class UMT(Method):
         return self._best(scores, 0)
 
     def _best(self, scores: Tensor, dim: int) -> Tensor:
-        """The logits of the best along `dim`, `OUT` elsewhere."""
+        """Return the logits of the best along `dim`, `OUT` elsewhere."""
         if not self.config.rerank:
             return scores
         similar, logits = scores.unbind(dim=-1)
@@ -216,7 +216,7 @@ class UMT(Method):
         return 1 / self.backbone.temp
 
     def logits(self, batch: Batch) -> Tensor:
-        """s / temp (B, B) over the pairs of all workers."""
+        """Compute s / temp (B, B) over the pairs of all workers."""
         return self._compared(gather(self.encode_text(batch.tokens)), gather(self.encode_video(batch.frames)))
 
     def _compared(self, queries: Tensor, videos: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ class UMT(Method):
         return {**terms, "matching": matching(logits)}
 
     def _drawn(self, weights: Tensor) -> Tensor:
-        """One column of every row of weights (B, B), by their size: (B,); a GPU is not waited for."""
+        """Draw one column for every row of weights (B, B), in proportion to them: (B,); without waiting for a GPU."""
         generator = torch.Generator().manual_seed(self.seed)
         self.seed += torch.is_grad_enabled()
         noise = torch.empty(weights.shape).exponential_(generator=generator)
@@ -252,6 +252,6 @@ class UMT(Method):
 
 
 def _stacked(first: Tensor, others: Tensor) -> Tensor:
-    """One row (B, 1, a) before others (B, N, b): (B, 1 + N, max(a, b)) with zeros behind the narrower."""
+    """Join one row (B, 1, a) and others (B, N, b): (B, 1 + N, max(a, b)), the narrower padded with zeros."""
     width = max(first.shape[-1], others.shape[-1])
     return torch.cat([F.pad(x.float(), (0, width - x.shape[-1])) for x in (first, others)], dim=1)

@@ -1,19 +1,19 @@
-"""UMT for questions about a video: a small decoder writes an answer, by which a list of answers is ranked.
+"""UMT for questions about a video: a small decoder scores a list of answers, which ranks them.
 
 Li et al., arXiv:2303.16058, as its authors' code answers MSRVTT-QA; the three rows of TempMe's table 7
 (arXiv:2409.01156). The towers are backbone/umt.py and bert.py, decoder and ranking backbone/answer_decoder.py:
 
     Q = BERT(question; E)  through text and fusion layers, E the tokens of the video
     loss = (sum over the pieces of each answer of cross-entropy) / questions
-    of the list of answers the `k` whose first pieces are likeliest are scored: log p(first piece) - loss
+    of the list of answers the `k` with the most probable first pieces are scored: log p(first piece) - loss
 
-All is trained but the heads of retrieval. `attends=frame` is UMT4Clip; `reducer` merges its tokens (ours is the
-schedule of TempMe's other B/16 towers, as in methods/umt.py: the one behind 111.5 GMACs is published nowhere).
+All weights except the retrieval heads are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens (ours is
+the schedule of TempMe's other B/16 towers, as in methods/umt.py: the one of 111.5 GMACs is not published).
 
-What we changed: the list is that of the training answers, commonest first, of the tasks so far; the authors' file of
-answers is not public. Every question has one answer. Their forward pass, which hands its encoder one argument too many,
-runs without it. On a CLIP backbone the towers have its sizes and tokenizer, but new weights. No dropout, no stochastic
-depth.
+Differences: the list is that of the training answers, most frequent first, of the tasks so far; the authors' file of
+answers is not public. Every question has one answer. The authors' forward pass gives its encoder one argument too many;
+this one does not. On a CLIP backbone the towers have its sizes and tokenizer, but new weights. No dropout, no
+stochastic depth.
 
 Shapes: B questions, L words, A ids of an answer, N answers of the list (or tokens of a video), D width, k answers.
 """
@@ -87,7 +87,7 @@ class UmtQAConfig:
 
 
 class UmtQA(Method):
-    """UMT's towers and a decoder of answers; all of it trained."""
+    """UMT's towers and an answer decoder; all of it trained."""
 
     Config = UmtQAConfig
     domain = "questions"
@@ -149,11 +149,11 @@ class UmtQA(Method):
         return [ParamGroup(name="umt_qa", params=params, lr=self.config.lr)]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """The tokens that a question reads: (B, T, 3, H, W) -> (B, N, E)."""
+        """Compute the tokens that a question attends to: (B, T, 3, H, W) -> (B, N, E)."""
         return self.backbone.vision.tokens(frames, self.reducer.seams())[0]
 
     def _states(self, questions: Tensor, videos: Tensor) -> tuple[Tensor, Tensor]:
-        """States (B, L, D) of questions (B, L'), each with its video's tokens, and 1 where there is a word (B, L)."""
+        """Encode questions (B, L') with their videos' tokens: states (B, L, D), and a mask of words (B, L)."""
         most = min(self.config.num_words, self.backbone.text.bert.context_length)
         ids = self.backbone.text.without_end(truncate(questions, most + 1))[:, :most]
         return question_states(self.backbone, ids, videos), (ids != 0).long()

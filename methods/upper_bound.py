@@ -1,15 +1,15 @@
 """Upper bound: joint training on all tasks so far, from the pre-trained weights every time.
 
 CTVR (arXiv:2503.10111), section 4.3.1 and the last row of table 1. After each task the model starts
-anew from CLIP, learns D_1 u ... u D_t, and re-encodes all videos: the one row that breaks the rule of
+again from CLIP, learns D_1 u ... u D_t, and re-encodes all videos: the one row that breaks the rule of
 stored features, on purpose. Its backward forgetting is therefore not 0 (the paper prints -0.17 to 0.27).
 
-A retriever that reads captions by task (FrameFusionMoE, MoE-Adapter) keeps that structure, which the paper does not
+A retriever that encodes captions by task (FrameFusionMoE, MoE-Adapter) keeps that structure, which the paper does not
 describe: prototypes and routers of all tasks so far are trained together. In a batch, as in the evaluation, a caption
-meets the videos of a task as it searches that task's videos, so eq. 7 holds the negatives of all tasks and eq. 8 (the
-cross-task loss, which stands for videos that cannot be read again) is left out. Rates are those of task 1, which
-starts from CLIP, too. The last stage takes as many steps as the continual run takes in all. This is not a bound by
-itself: eq. 8 compares with all stored videos in every step, a joint batch with its own pairs.
+is encoded for each video's task. So eq. 7 holds the negatives of all tasks, and eq. 8 is omitted (the
+cross-task loss, a substitute for videos that cannot be read again). Rates are those of task 1, which
+starts from CLIP, too. The last stage takes as many steps as the continual run takes in all. This is not strictly a
+bound: eq. 8 compares with all stored videos in every step, a joint batch with its own pairs.
 
 Shapes: B pairs, T frames, L text length.
 """
@@ -43,7 +43,7 @@ class UpperBoundConfig:
 
 
 class UpperBound(Strategy):
-    """Wrap a retriever; forget nothing by learning everything again."""
+    """Wrap a retriever; forget nothing by training on all tasks again."""
 
     Config = UpperBoundConfig
     PRESETS = {
@@ -69,13 +69,13 @@ class UpperBound(Strategy):
 
     @classmethod
     def trains_on_searched(cls, config: UpperBoundConfig, of_base: bool = False) -> bool:
-        return False  # every training starts from a fresh retriever, which has no stored gallery
+        return False  # every training starts from a new retriever, which stores no gallery
 
     def __init__(self, config: UpperBoundConfig, base: Method) -> None:
         super().__init__(config, base)
-        self._constructed = partial(copy.deepcopy, copy.deepcopy(base))  # as no task has changed it: no experts yet
+        self._constructed = partial(copy.deepcopy, copy.deepcopy(base))  # before any task has changed it: no experts
         self._is_idle = False
-        self._is_joint = base.declared.task_conditioned_text  # it keeps parameters for each task
+        self._is_joint = base.declared.task_conditioned_text  # the base has parameters for each task
         self._tasks: list[Task] = []  # so far
 
     def begin_task(self, task: Task) -> None:
@@ -96,12 +96,12 @@ class UpperBound(Strategy):
         return self.base.encode_video_for_task(frames, task) if self._is_joint else self.encode_video(frames)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Scaled similarities (B, B); where captions are read by task, each column by its video's task."""
+        """Return scaled similarities (B, B); if captions are encoded by task, each column by its video's task."""
         if not self._is_joint or batch.task_ids is None:
             return super().logits(batch)
         videos = gather(by_task(self.encode_video_for_task, batch.frames, batch.task_ids))
         tasks = gather(batch.task_ids)  # on the CPU
-        # Every worker scores the same tasks: what is gathered must agree
+        # Every worker scores the same tasks: gathered tensors must have equal shapes
         present = range(len(self._tasks)) if world_size() > 1 else tasks.unique().tolist()
         with torch.autocast(videos.device.type, enabled=False):
             return self.scale().float() * scores_by_task(

@@ -1,4 +1,4 @@
-"""Files and folders that settings name: opened by methods, digested for the key of a run. One rule for both."""
+"""Files and folders that settings name: opened by methods, hashed for the key of a run, with one rule for both."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def expand_path(text: str) -> Path:
-    """The file or folder that a setting names; `~` is the home folder, which shells expand at times only."""
+    """Expand `~` in a setting's path to the home folder, which shells do not always expand."""
     return Path(text).expanduser()
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Every file below a folder, in the order in which they are read."""
+    """List every file below a folder, in reading order."""
     return sorted(file for file in folder.rglob("*") if file.is_file())

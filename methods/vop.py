@@ -1,7 +1,7 @@
-"""VoP: CLIP frozen, prompts of its own in every block of both towers; of frames, of what they show, of videos.
+"""VoP: frozen CLIP with prompts in every block of both towers: of frames, of their content, of videos.
 
 Huang et al., "VoP: Text-Video Co-Operative Prompt Tuning for Cross-Modal Retrieval", CVPR 2023. Row VoP^F+C of TempMe
-(arXiv:2409.01156, tables 2, 3, 4 and 17). Public is the base model alone, and of it what a search runs (modelscope):
+(arXiv:2409.01156, tables 2, 3, 4 and 17). Only the base model is public, and of it only the search (modelscope):
 
     frame    = [class, P_k prompts, patches] in block k, those of block 0 before ln_pre; each block drops those before
     caption  = [start, a_k prefix, words, pads, b_k suffix, last place] of 77 places in block k; words have moved by
@@ -9,16 +9,16 @@ Huang et al., "VoP: Text-Video Co-Operative Prompt Tuning for Cross-Modal Retrie
     v        = mean over t of unit(f_t), not normalised again;  q = unit(text);  S = q v^T
     loss     = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen: no training code is public
 
-The release reads a caption a + b places behind the end among its ids, where it stands a places behind it
-(`readout=past_end`): the row of a pad, which sees the whole caption and four pads. Only of a caption without pads it is
-the end. Suffix prompts reach no other caption.
+The release reads a caption a + b places after its end among the ids, but the end is a places after it
+(`readout=past_end`): the row of a pad, which sees the whole caption and four pads. Only in a caption without pads it is
+the end. Suffix prompts do not affect other captions.
 
-F and C have no public code: what follows is our reading of the paper's abstract and of TempMe's counts.
+F and C have no public code: the following is our reading of the paper's abstract and of TempMe's counts.
 C (`prompts=context`): a BiLSTM over the class tokens that enter a block and one linear layer, both shared by all of
-these blocks, make prompts of each frame. They enter as they are, in block 0 too.
+these blocks, compute prompts of each frame. They are inserted unchanged, in block 0 too.
 F (`video_blocks`): in the last blocks the tokens of all frames and P prompts of the video attend to each other.
 The preset `fc` has 4 prompts, 4 such blocks and no suffix: 14,208,000 weights (TempMe prints 14.10 M, which no usual
-LSTM gives) and 57.85 GMACs without the 1.36 of the BiLSTM, which TempMe leaves out and we count (58.0).
+LSTM gives) and 57.85 GMACs without the 1.36 of the BiLSTM, which TempMe omits and we count (58.0).
 
 Shapes: B videos or captions, T frames, K blocks, P prompts, N tokens of a frame, L tokens of a caption, D, E widths.
 """
@@ -74,7 +74,7 @@ class VoPConfig:
 
 
 class ContextPrompts(nn.Module):
-    """Prompts of each frame, of the class tokens of all frames of its video."""
+    """Prompts of each frame, computed from the class tokens of all frames of its video."""
 
     def __init__(self, width: int, count: int, hidden: int) -> None:
         super().__init__()
@@ -83,14 +83,14 @@ class ContextPrompts(nn.Module):
         self.out = nn.Linear(2 * hidden, count * width)
 
     def forward(self, classes: Tensor) -> Tensor:
-        """Class tokens (B, T, D) -> prompts (B, T, P, D)."""
-        # cuDNN takes gradients of an LSTM in training mode alone; it has no dropout
+        """Map class tokens (B, T, D) to prompts (B, T, P, D)."""
+        # cuDNN's backward pass of an LSTM needs training mode; it has no dropout
         self.lstm.train(self.training or torch.is_grad_enabled())
         made: Tensor = self.out(self.lstm(classes)[0])
         return made.unflatten(-1, (self.count, -1))
 
     def macs(self, frames: int) -> int:
-        """Multiply-adds of so many frames."""
+        """Count multiply-adds of `frames` frames."""
         hidden, width = self.lstm.hidden_size, self.lstm.input_size
         return frames * (8 * hidden * (width + hidden) + 2 * hidden * self.count * width)
 
@@ -142,7 +142,7 @@ class VoP(Method):
         return l2_normalize(self.encode_frames(frames)).mean(dim=1)
 
     def encode_frames(self, frames: Tensor) -> Tensor:
-        """One feature for each frame: (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        """Encode each frame: (B, T, 3, H, W) -> (B, T, d), not normalised."""
         vision, count = self.backbone.vision, self.config.num_prompts
         seams = []
         for block in range(self.first):
@@ -156,14 +156,14 @@ class VoP(Method):
         return vision(frames, seams)
 
     def of_context(self, x: Tensor, state: TokenState) -> Tensor:
-        """Frames x (B*T, N, D) with prompts made of the class tokens of their video: (B*T, N + P, D)."""
+        """Insert prompts computed from the class tokens of the video into frames x (B*T, N, D): (B*T, N + P, D)."""
         assert self.context is not None
         state.extra_macs += self.context.macs(len(x))
         prompts = self.context(x[:, 0].unflatten(0, (state.batch, state.frames)))
         return insert(prompts.flatten(0, 1))(x, state)
 
     def _apart(self, x: Tensor, state: TokenState) -> Tensor:
-        """Videos (B, P + T*N, D) as their frames (B*T, N, D)."""
+        """Split videos (B, P + T*N, D) into their frames (B*T, N, D)."""
         return x[:, self.config.num_prompts :].unflatten(1, (state.frames, -1)).flatten(0, 1)
 
     # ----------------------------------------------------------------------------------------- captions
@@ -177,10 +177,10 @@ class VoP(Method):
         return l2_normalize(self.backbone.text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
-        """Embedded captions (B, L, E) among the prompts of block 0, in all places of the tower: (B, 77, E)."""
+        """Insert the prompts of block 0 into embedded captions (B, L, E), in all places of the tower: (B, 77, E)."""
         text, length = self.backbone.text, x.shape[1]
         table = text.positional_embedding.to(x.dtype)
-        words = x - table[:length]  # they stand elsewhere now
+        words = x - table[:length]  # their positions change
         end = _last(state)[:, None]  # (B, 1)
         at = end.clamp(max=self.columns - 1)  # a longer caption is cut and ends with its end
         place = torch.arange(self.columns, device=x.device)
@@ -192,7 +192,7 @@ class VoP(Method):
         return torch.cat([words[:, :1], prefix, words[:, 1:-1], suffix, words[:, -1:]], dim=1) + table
 
     def _replaced(self, prompts: Tensor, x: Tensor, state: TokenState) -> Tensor:
-        """Captions (B, 77, E) with the prompts (a + b, E) of a block in place of those before."""
+        """Replace the prompts of captions (B, 77, E) by those (a + b, E) of a block."""
         a, b = self.around
         prefix, suffix = self._split(prompts, x)
         return torch.cat([x[:, :1], prefix, x[:, 1 + a : -1 - b], suffix, x[:, -1:]], dim=1)
@@ -202,7 +202,7 @@ class VoP(Method):
         return prefix, suffix
 
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
-        """Captions (B, 77, E) as (B, L, E): at each place what would be read of a caption that ends there."""
+        """Map captions (B, 77, E) to (B, L, E): each place holds the readout of a caption that ends there."""
         a, b = self.around
         place = torch.arange(length, device=x.device).clamp(max=self.columns - 1)
         behind = torch.where(place == self.columns - 1, a + b, a)
@@ -213,13 +213,13 @@ class VoP(Method):
 
 
 def _joined(prompts: Tensor, is_first: bool, x: Tensor, state: TokenState) -> Tensor:
-    """Videos (B, P + T*N, D) with these prompts (P, D); of frames (B*T, N, D) in the first block of videos."""
+    """Join prompts (P, D) and videos (B, P + T*N, D), or frames (B*T, N, D) in the first block of videos."""
     rest = x.unflatten(0, (state.batch, state.frames)).flatten(1, 2) if is_first else x[:, len(prompts) :]
     return torch.cat([prompts.to(x.dtype).expand(len(rest), -1, -1), rest], dim=1)
 
 
 def _last(state: TokenState) -> Tensor:
-    """Where captions end (B,); of mixed ones (layers/replay/mixup.py) the longer one."""
+    """Return the ends of captions (B,); of mixed ones (layers/replay/mixup.py) the later one."""
     assert state.eot is not None
     other = getattr(state, "other_eot", None)
     return state.eot if other is None else torch.maximum(state.eot, other)

@@ -1,4 +1,4 @@
-"""VR-LwF: LwF on sentences that nobody wrote, drawn from the tokenizer's vocabulary.
+"""VR-LwF: LwF on random sentences, drawn from the tokenizer's vocabulary.
 
 Ding et al., "Don't Stop Learning: Towards Continual Learning for the CLIP Model", arXiv:2207.09248
 ("vocabulary replay"), as a baseline of CTVR (arXiv:2503.10111, table 1). No code of the authors was
@@ -8,8 +8,8 @@ found; ours follows LwF-VR in ZSCL's repository:
     Z = s S(w*, v),  Z* = s S(w*, v*)      (R, B); * is the teacher, the model before the task
     L = L_retriever + weight (D(Z*^T -> Z^T) + D(Z* -> Z)),   D as in methods/lwf.py
 
-The first term reads a video's answers over all sentences, the second a sentence's over the videos of
-the batch. What we changed: start and end of text are no words (the reference may draw them, and an
+The first term compares a video with all sentences, the second a sentence with the videos of
+the batch. Difference: start and end of text are not drawn as words (the reference may draw them, and an
 end of text in mid-sentence ends the sentence there).
 
 CTVR's row "TVR + CL" is this strategy on methods/clip_vip.py: preset `tvr-plus-cl`.
@@ -88,16 +88,16 @@ class VRLwFConfig:
 
 
 class VRLwF(Strategy):
-    """Wrap a retriever; hold its videos where they were among random sentences."""
+    """Wrap a retriever; distil the former similarities of its videos to random sentences."""
 
     Config = VRLwFConfig
     PRESETS = {
         "paper": {},
         # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 29.4, 0.3 32.8, 0.1 and 0.03
-        # 34.1, fine-tuning alone 35.6; student=each is no better. methods/lwf.py says why.
+        # 34.1, fine-tuning alone 35.6; student=each is not better. methods/lwf.py gives the reason.
         "shapes": {"method.weight": 0.1, "base.lr": 4e-6},  # the rate with optim.lr_scale=50, for the small backbone
         "original": ORIGINAL,
-        # A fresh CLIP-ViP starts with random proxies, which are no teacher: the first task goes without.
+        # A new CLIP-ViP starts with random proxies and is not a useful teacher: the first task has none.
         "tvr-plus-cl": Override({"method.base": "clip_vip", "method.first_task": False}),
     }
     config: VRLwFConfig
@@ -115,8 +115,8 @@ class VRLwF(Strategy):
                 f"of a caption. Use at most {clip.text.context_length - 2}."
             )
         self.teacher: Frozen | None = None
-        self._videos = VideoFeatureCache()  # by the teacher
-        self.sentences: Tensor | None = None  # (R, L); drawn anew, and alike on all workers, by `begin_task`
+        self._videos = VideoFeatureCache()  # the teacher's features of videos
+        self.sentences: Tensor | None = None  # (R, L); drawn by `begin_task`, the same on all workers
         self._taught: Tensor | None = None  # (R, ...) the teacher's features of them
 
     def begin_task(self, task: Task) -> None:
@@ -139,7 +139,7 @@ class VRLwF(Strategy):
         return terms
 
     def distil(self, batch: Batch, videos: Tensor) -> Tensor:
-        """What the student has lost of the teacher's answers to the sentences.
+        """Distil the teacher's similarities of videos and sentences into the student's.
 
         Takes this worker's pairs and the student's features (B, ...) of their videos.
         """
@@ -161,7 +161,7 @@ class VRLwF(Strategy):
         return loss
 
     def taught(self, device: torch.device) -> Tensor:
-        """w*, the teacher's features (R, ...) of the sentences; made once for each task."""
+        """Return w*, the teacher's features (R, ...) of the sentences; computed once for each task."""
         if self._taught is None:
             assert self.teacher is not None
             assert self.sentences is not None
@@ -172,7 +172,7 @@ class VRLwF(Strategy):
 
 
 def draw_sentences(clip: Clip, count: int, length: int) -> Tensor:
-    """Captions (count, length + 2) int64 of uniform words of the backbone's tokenizer, framed by its two ends."""
+    """Draw captions (count, length + 2) int64 of uniform words of the backbone's tokenizer, with both ends."""
     empty = clip.tokenize([""])[0]
     start, end = int(empty[0]), int(empty.max())
     words = torch.randint(min(start, end), (count, length), device="cpu")  # both ends come after all words

@@ -1,4 +1,4 @@
-"""X-Pool: a caption attends to the frames of a video, so that every caption sees a video of its own.
+"""X-Pool: a caption attends to the frames of a video, so that a video's feature depends on the caption.
 
 Gorti et al., "X-Pool: Cross-Modal Language-Video Attention for Text-Video Retrieval", arXiv:2203.15086
 (CVPR 2022), section 4.2, here fine-tuned on one task after the other as in CTVR (arXiv:2503.10111, table 1).
@@ -9,8 +9,8 @@ With q (Q, d) of captions and f (V, T, d) of frames, neither normalised, and one
     r = LN3(a + Dropout(a W_l)),  S = cos(q, r)                          eq. 7-8; r is (V, Q, d)
 
 All matrices have biases and start as identities; the printed 152.59 M parameters hold for this head only.
-A video's feature depends on the query, so the frames f are what is stored: T times the usual size, pooled
-by the present head however old they are. Neither paper says how its videos were stored.
+A video's feature depends on the query, so the frames f are stored: T times the usual size, pooled
+by the current head whatever their age. Neither paper describes how its videos were stored.
 
 Shapes: B pairs, Q captions, V videos, T frames, d joint embedding.
 """
@@ -59,7 +59,7 @@ ORIGINAL = Recipe(
         "crops are resized bicubically there, bilinearly here",
     ),
 )
-CHUNK = 2**22  # numbers held at a time by `score`: 16 MiB
+CHUNK = 2**22  # numbers in memory at a time in `score`: 16 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,25 +96,25 @@ class Pooling(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def ask(self, queries: Tensor) -> Tensor:
-        """Q of captions (Q, d)."""
+        """Compute Q of captions (Q, d)."""
         return self.q(self.ln_1(queries))
 
     def read(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V W_o of frames (V, T, d). Weights sum to 1, so W_o and its bias may come before them: far cheaper."""
+        """Compute K and V W_o of frames (V, T, d). Weights sum to 1, so W_o can be applied first, at far lower cost."""
         y = self.ln_1(frames)
         return self.k(y), self.out(self.v(y))
 
     def attention(self, asked: Tensor, keys: Tensor) -> Tensor:
-        """Weights (V, Q, T) of frames: `asked` (Q, d), `keys` (V, T, d)."""
+        """Compute weights (V, Q, T) of frames: `asked` (Q, d), `keys` (V, T, d)."""
         return (asked @ keys.mT / math.sqrt(keys.shape[-1])).softmax(dim=-1)
 
     def pool(self, asked: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """r (V, Q, d): every video as every caption sees it."""
+        """Compute r (V, Q, d): the feature of every video for every caption."""
         a = self.ln_2(self.attention(asked, keys) @ values)
         return self.ln_3(a + self._dropped(self.linear(a)))
 
     def _dropped(self, x: Tensor) -> Tensor:
-        """Dropout. Several workers compute this for all of their pairs, so they drop the same numbers."""
+        """Apply dropout. Several workers compute this for all of their pairs, so they use the same mask."""
         if world_size() == 1 or not self.training:
             return F.dropout(x, self.dropout, self.training)
         self.seed += 1
@@ -123,9 +123,9 @@ class Pooling(nn.Module):
             return F.dropout(x, self.dropout)
 
     def cosines(self, asked: Tensor, unit: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """cos(q, r) (V, Q) without dropout, and without r: a pair needs sums over T numbers, not over d.
+        """Compute cos(q, r) (V, Q) without dropout, and without r: a pair needs sums over T numbers, not over d.
 
-        With frame weights w (T,) all behind them is linear but two LayerNorms and the norm, and those are quadratic
+        After the frame weights w (T,) all is linear except two LayerNorms and the norm, and those are quadratic
         forms of w. c are the values without their mean over d, W the residual layer, g and b of LN2 and LN3:
 
             s^2 = w (c c' / d) w' + eps,  r before LN3 = u M,  u = (w / s, 1),  M = [(c g_2) (1 + W)'; b_2 + W b_2 + b]
@@ -137,7 +137,7 @@ class Pooling(nn.Module):
         """
         d, first, last = values.shape[-1], self.ln_2, self.ln_3
         centred = values - values.mean(dim=-1, keepdim=True)  # c (V, T, d)
-        bent, bias = centred * first.weight, first.bias  # behind LN2, but for 1 / s
+        bent, bias = centred * first.weight, first.bias  # after LN2, except the factor 1 / s
         rest = (bias + self.linear(bias)).expand(len(values), 1, d)
         m = torch.cat([bent + F.linear(bent, self.linear.weight), rest], dim=1)  # M (V, T + 1, d)
         m = m - m.mean(dim=-1, keepdim=True)
@@ -152,7 +152,7 @@ class Pooling(nn.Module):
 
 
 def quadratic(x: Tensor, form: Tensor) -> Tensor:
-    """x A x' for every row: x (V, Q, T) and A (V, T, T) -> (V, Q)."""
+    """Compute x A x' for every row: x (V, Q, T) and A (V, T, T) -> (V, Q)."""
     return ((x @ form) * x).sum(dim=-1)
 
 
@@ -190,15 +190,15 @@ class XPool(Method):
         ]
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        """Frame features, (B, T, 3, H, W) -> (B, T, d), not normalised."""
+        """Compute frame features, (B, T, 3, H, W) -> (B, T, d), not normalised."""
         return self.backbone.vision(frames).float()
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Caption features, (B, L) -> (B, d), not normalised."""
+        """Compute caption features, (B, L) -> (B, d), not normalised."""
         return self.backbone.text(tokens).float()
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """cos(q_j, r_ij): captions (Q, d) and frames (V, T, d) -> (Q, V). No video meets the tower again."""
+        """Compute cos(q_j, r_ij): captions (Q, d), stored frames (V, T, d) -> (Q, V). Videos are not encoded again."""
         with torch.autocast(queries.device.type, enabled=False):
             queries = queries.float()
             asked, unit = self.pooling.ask(queries), F.normalize(queries, dim=-1)

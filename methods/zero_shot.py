@@ -1,7 +1,7 @@
 """Zero-shot CLIP: the lower reference (Radford et al., arXiv:2103.00020; row "Zero-Shot CLIP" of CTVR, table 1).
 
 f = CLIP(frame), v = mean of f over frames, at unit length; q = CLIP(caption), at unit length; S = q v^T.
-Nothing is trained, so the stored features never age and backward forgetting is exactly 0.
+Nothing is trained, so stored features never become outdated and backward forgetting is exactly 0.
 """
 
 from __future__ import annotations

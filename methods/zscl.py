@@ -1,4 +1,4 @@
-"""ZSCL: what the pre-trained model thinks of a reference set is kept, and the weights of a task are averaged.
+"""ZSCL: distils the pre-trained model's similarities on a reference set, and averages the weights of a task.
 
 Zheng et al., "Preventing Zero-Shot Transfer Degradation in Continual Learning of Vision-Language Models",
 arXiv:2303.06628 (ICCV 2023), as a baseline of CTVR (arXiv:2503.10111, table 1). With reference images x
@@ -8,14 +8,14 @@ and texts y that belong to no task (methods/layers/replay/reference.py), s CLIP'
     L = L_retriever + weight (D(Z*^T -> Z^T) + D(Z* -> Z)) + l2 |theta - theta_start|^2,   D as in methods/lwf.py
     theta^ <- (n theta^ + theta) / (n + 1) after every `average_every` steps, section 3.2; n = 1 at theta_start
 
-The teacher is never renewed (that would be LwF). After a task theta^ takes the place of theta; whenever
-the method is in evaluation mode, theta^ is what is read.
+The teacher is never renewed (that would be LwF). After a task theta^ replaces theta, and so it does whenever
+the method is in evaluation mode.
 
-What we changed: an image is a video of one frame. The paper takes ImageNet images and CC3M captions;
+Differences: an image is a video of one frame. The paper takes ImageNet images and CC3M captions;
 without them the reference set is a small drawn one, and results are not comparable with the paper's. It
 trains 1000 steps for each task and averages every 100; CTVR's tasks have 200 to 1600 steps and its
-interval is unpublished: 10 gives nearly the same mean and serves short tasks too. Preset `original` is the
-released command, where l2 and the average act together (the paper's ablation takes them for alternatives),
+interval is unpublished: 10 gives nearly the same mean and suits short tasks too. Preset `original` is the
+released command, where l2 and the average act together (the paper's ablation treats them as alternatives),
 the factor is fixed (base.train_scale=false) and snapshots are those after 1, 1 + I, 1 + 2I, ... steps.
 """
 
@@ -101,7 +101,7 @@ class ZSCLConfig:
 
 
 class ZSCL(Strategy):
-    """Wrap a retriever; hold it to the pre-trained model on other data, and average its weights."""
+    """Wrap a retriever; distil the pre-trained model into it on other data, and average its weights."""
 
     Config = ZSCLConfig
     PRESETS = {
@@ -136,14 +136,14 @@ class ZSCL(Strategy):
         self._texts: Tensor | None = None  # (R, ...) the teacher's features
         self._start: list[Tensor] = []  # theta_start, for l2
         self._average: list[Tensor] = []  # theta^
-        self._aside: list[Tensor] | None = None  # theta, while theta^ is in its place
+        self._aside: list[Tensor] | None = None  # theta, while theta^ replaces it
         self._steps = self._averaged = 0
 
     # ------------------------------------------------------------------------------------- the stream
 
     def begin_task(self, task: Task) -> None:
         super().begin_task(task)
-        self.base.to(backbone_of(self.base).logit_scale.device)  # new parts are still where they were made
+        self.base.to(backbone_of(self.base).logit_scale.device)  # new parts are still on the device of their creation
         if task.index == 0 and self.config.weight:
             self.teacher = frozen_start(self.base)
         self._start = self._copy() if self.config.l2 else []
@@ -151,8 +151,8 @@ class ZSCL(Strategy):
         self._aside, self._steps, self._averaged = None, 0, 0
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        self.eval()  # theta^ is in place, and stays
-        kept = self._averaged - self._offset  # snapshots behind the first step
+        self.eval()  # theta^ replaces theta, permanently
+        kept = self._averaged - self._offset  # snapshots after the first step
         if self._average and self._steps > self._averaged and not kept:
             learned = "half of its first step" if self._offset else "nothing"
             warnings.warn(
@@ -179,7 +179,7 @@ class ZSCL(Strategy):
         return terms
 
     def distil(self, images: Tensor) -> Tensor:
-        """What the student has lost of the teacher's answers to the reference texts, on images (B, T, 3, S, S)."""
+        """Distil the teacher's similarities to the reference texts into the student's, on images (B, T, 3, S, S)."""
         assert self.teacher is not None
         texts = self.texts(images.device)
         new, old = gather(self.base.encode_video(images)), gather(self.teacher("encode_video", images))
@@ -190,7 +190,7 @@ class ZSCL(Strategy):
             return symmetric_distillation(student, teacher, self.config.temperature)
 
     def texts(self, device: torch.device) -> Tensor:
-        """y*, the pre-trained model's features (R, ...) of the reference texts; made once."""
+        """Return y*, the pre-trained model's features (R, ...) of the reference texts; computed once."""
         if self._texts is None:
             assert self.teacher is not None
             assert self.reference is not None
@@ -203,7 +203,7 @@ class ZSCL(Strategy):
         return self._texts
 
     def distance(self) -> Tensor:
-        """|theta - theta_start|^2, a sum over all trained numbers."""
+        """Compute |theta - theta_start|^2, a sum over all trained weights."""
         pairs = zip(self._trained(), self._start, strict=True)
         return torch.stack([(now - start).float().square().sum() for now, start in pairs]).sum()
 
@@ -219,7 +219,7 @@ class ZSCL(Strategy):
                 average += (now - average) / (self._averaged + 1)
 
     def train(self, mode: bool = True) -> ZSCL:
-        """In evaluation mode theta^ is in place of theta."""
+        """Replace theta by theta^ in evaluation mode, and restore it in training mode."""
         super().train(mode)
         if self._average and not mode and self._aside is None:
             self._aside = self._copy()
@@ -231,7 +231,7 @@ class ZSCL(Strategy):
 
     @property
     def _offset(self) -> int:
-        """Steps before the first snapshot, but for whole intervals."""
+        """Steps before the first snapshot, modulo the interval."""
         return int(self.config.average_from == "first")
 
     def _trained(self) -> list[nn.Parameter]:

@@ -83,8 +83,8 @@ def test_a_name_of_ours_wins_and_what_is_no_method_is_one_line(tmp_path, monkeyp
     assert {"lwf", "tome"}.isdisjoint(methods.plugins())
     assert methods.find_method("lwf").__module__ == "ctvr.methods.lwf"
     for name, message in (
-        ("thing", "method: thing: Thing of thief is no ctvr.Method with a dataclass Config."),
-        ("thief:Other", "method: thief:Other: Other of thief is no ctvr.Method"),
+        ("thing", "method: thing: Thing of thief is not a ctvr.Method with a dataclass Config."),
+        ("thief:Other", "method: thief:Other: Other of thief is not a ctvr.Method"),
         ("no_pkg.mod:Thing", "method: no_pkg.mod:Thing: no_pkg.mod cannot be imported (No module named 'no_pkg')."),
         ("thng", "method: no method called 'thng'. Did you mean thing?"),
     ):
