@@ -1,11 +1,11 @@
-"""Makes what an AWS account needs before `ray up`, and writes the names that come out of it into cluster/a100.yaml.
+"""Creates what an AWS account needs before `ray up`, and writes the resulting names into cluster/a100.yaml.
 
     python cluster/account.py create --ssh-from 203.0.113.7/32     once; again when your address has changed
-    python cluster/account.py fill --into cluster/other.yaml       of a stack that is there: its names into a file
+    python cluster/account.py fill --into cluster/other.yaml       write the names of an existing stack into a file
     python cluster/account.py delete                               bucket and file system stay: they hold results
 
-Runs on one's own machine with one's own AWS credentials; needs `pip install boto3`, as `ray up` does. The template
-beside this file says what is made. The lines that are filled in keep their comments; nothing else of the file changes.
+Runs on your own machine with your AWS credentials; needs `pip install boto3`, as `ray up` does. The template
+account.yaml lists what is created. Filled lines keep their comments; the rest of the file does not change.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _create(session: Any, arguments: argparse.Namespace) -> None:
 
 
 def _addresses(text: str | None) -> str:
-    """An address or a range of them as a CIDR block; the whole world is refused."""
+    """Parse an address or a range of them as a CIDR block; ranges larger than a /8 are refused."""
     if not text:
         raise ValueError("--ssh-from: write who may reach the machines, e.g. 203.0.113.7/32 (your own public address).")
     network = ipaddress.ip_network(text, strict=False)
@@ -101,7 +101,7 @@ def _addresses(text: str | None) -> str:
 
 
 def _network(session: Any, vpc: str | None, worker_type: str) -> tuple[str, list[str]]:
-    """A VPC and two of its public subnets, in zones that have the workers' machines."""
+    """Find a VPC and two of its public subnets, in zones that have the workers' machines."""
     ec2 = session.client("ec2")
     if vpc is None:
         found = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
@@ -131,7 +131,7 @@ def _exists(formation: Any, stack: str) -> bool:
         (found,) = formation.describe_stacks(StackName=stack)["Stacks"]
     except formation.exceptions.ClientError:
         return False
-    if found["StackStatus"] in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED"):  # it can only be removed
+    if found["StackStatus"] in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED"):  # such a stack can only be deleted
         raise ValueError(f"stack {stack} failed before ({found['StackStatus']}). Run: python cluster/account.py delete")
     return True
 
@@ -142,7 +142,7 @@ def _outputs(session: Any, stack: str) -> dict[str, str]:
 
 
 def _image(session: Any) -> str:
-    """The image of today, by its own name: `latest` would give machines of one cluster different drivers."""
+    """Return the current image by its own name: with `latest` machines of one cluster could get different drivers."""
     return str(session.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"])
 
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# On a spot machine of AWS: waits for the notice of its end, which comes two minutes before, and has Ray drain the node.
+# On an AWS spot machine: waits for the termination notice, which comes two minutes before, and has Ray drain the node.
 #
-#   drain_on_spot_notice.sh      setup.sh again starts it; on any other machine it ends at once
+#   drain_on_spot_notice.sh      `setup.sh again` starts it; on any other machine it exits at once
 #
-# A draining node gets no new trials, and what dies with it counts as the loss of a machine, not as a trial's failure.
-# CTVR_METADATA is the address of the machine's description, CTVR_SPOT_SECONDS how often it is asked.
+# A draining node gets no new trials, and trials that die with it count as a lost machine, not as their own failure.
+# CTVR_METADATA is the address of the machine's metadata service, CTVR_SPOT_SECONDS the interval of the queries.
 set -uo pipefail
 
 METADATA=${CTVR_METADATA:-http://169.254.169.254}
-DEADLINE=110 # seconds that Ray is told are left
+DEADLINE=110 # remaining seconds that are reported to Ray
 TOKEN=
 
-ask() { # $1: a path below meta-data; fails where there is nothing under it. Tokens last for hours, so one is kept
+ask() { # $1: a path below meta-data; fails if it does not exist. Tokens last for hours, so one is kept
   [ -n "$TOKEN" ] || TOKEN=$(curl -sf -m 5 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 21600' "$METADATA/latest/api/token") ||
     return
   curl -sf -m 5 -H "X-aws-ec2-metadata-token: $TOKEN" "$METADATA/latest/meta-data/$1"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# `ctvr sweep` that goes on where a sweep of its name was begun: for whatever starts the same command again by itself.
+# `ctvr sweep` that resumes a sweep of its name if one exists: for systems that repeat the same command by themselves.
 #
-#   resume.sh NAME WORDS ...      CTVR_RUNS says where sweeps are kept
+#   resume.sh NAME WORDS ...      CTVR_RUNS is the folder of the sweeps
 set -euo pipefail
 [ $# -ge 1 ] || {
   echo "resume.sh: write the sweep's name first, then the arguments of \`ctvr sweep\`." >&2
   exit 2
 }
-where=() # a resumed sweep keeps its settings; where it runs may be another place
+where=() # a resumed sweep keeps its settings, but may run on other resources
 name=$1
 shift
 if [ -f "${CTVR_RUNS:-runs}/sweeps/$name/plan.json" ]; then

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# MLflow on the head node, for every node of the cluster and nobody else.
+# MLflow on the head node, for the nodes of the cluster only.
 #
-#   services.sh start      start it unless it answers (after `restore`), and tell every later shell its address
+#   services.sh start      start it unless it answers (after `restore`), and pass its address to every later shell
 #   services.sh stop
 #   services.sh backup     copy its database to the shared folder (CTVR_BACKUPS); the newest 24 copies are kept
-#   services.sh restore    take the newest copy where there is no database: a new head, another node
+#   services.sh restore    take the newest copy if no database exists: a new head, another node
 #   services.sh around COMMAND ...    start, run the command with its address, backup, stop
 #
 # While it runs, a copy is made every CTVR_BACKUP_SECONDS (an hour).
-# Its pages, from one's own machine: ssh -L 5000:ADDRESS:5000 USER@HEAD (`start` prints ADDRESS), then
-# http://localhost:5000; name and password stand in ~/.ctvr/mlflow_credentials.
+# Its pages, from your own machine: ssh -L 5000:ADDRESS:5000 USER@HEAD (`start` prints ADDRESS), then
+# http://localhost:5000; name and password are in ~/.ctvr/mlflow_credentials.
 #
-# It listens on the head's own address (not on every interface), answers to that host name only, and wants the
-# password of ~/.mlflow/credentials. The database lies on the head's disk, since SQLite breaks on NFS; artifacts go
+# It listens on the head's own address (not on every interface), answers to that host name only, and requires the
+# password of ~/.mlflow/credentials. The database is on the head's disk, since SQLite breaks on NFS; artifacts go
 # to CTVR_ARTIFACTS (a folder or s3://BUCKET/PREFIX), by default into the shared folder CTVR_RUNS. MLflow's own jobs
-# stay off: nobody needs them here, and their seven processes took 1.8 GB.
+# are off: they are not needed here, and their seven processes took 1.8 GB.
 set -euo pipefail
 
 own_address() { # of the default route, as Ray finds it; connecting a datagram socket sends nothing

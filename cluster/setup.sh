@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # Makes a machine a node of the cluster. Every step may be repeated.
 #
-#   setup.sh secrets                 on one's own machine: the two secrets of a cluster, in ~/.ctvr, for nobody else
+#   setup.sh secrets                 on your own machine: the two secrets of a cluster, in ~/.ctvr, readable by you alone
 #   setup.sh node NAME=VALUE ...     on a node: environment, installation, settings for every later shell
 #   setup.sh add PACKAGE ...         on a node: more packages, of the tested versions
-#   setup.sh mount HOST:/PATH DIR    on a node: a shared NFS folder (needs sudo), there again after every start
+#   setup.sh mount HOST:/PATH DIR    on a node: a shared NFS folder (needs sudo), mounted after every start, too
 #   setup.sh again                   on a node, before each start of Ray: Ray runs the steps above once in a machine's
-#                                    life, and leaves them out where it was stopped and started or code was edited
+#                                    life, and omits them where it was stopped and started or code was edited
 #
-# CTVR_TORCH_BACKEND chooses the build of torch, as uv names it: auto (by the driver that is there), cpu, cu126, ...
-# Without it the build of constraints.txt is installed, which wants a recent driver (docs/cluster.md).
-# Settings (CTVR_STORE, CTVR_RUNS, ...) are public: Ray shows them. Keys of an object store that has no machine
-# roles belong into ~/.ctvr_keys on each node, as `export NAME=VALUE` lines, mode 0600.
+# CTVR_TORCH_BACKEND chooses the build of torch, by uv's names: auto (by the installed driver), cpu, cu126, ...
+# Without it the build of constraints.txt is installed, which needs a recent driver (docs/cluster.md).
+# Settings (CTVR_STORE, CTVR_RUNS, ...) are public: Ray shows them. Keys of an object store without machine
+# roles belong in ~/.ctvr_keys on each node, as `export NAME=VALUE` lines, mode 0600.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${CTVR_VENV:-$HOME/ctvr_venv}
 UV=${CTVR_UV:-$HOME/ctvr_uv}
-PYTHON_VERSION=3.11 # what constraints.txt was made with
+PYTHON_VERSION=3.11 # the version that constraints.txt was made with
 SETTINGS="CTVR_STORE CTVR_STORAGE CTVR_RUNS CTVR_VIDEOS CTVR_NODES CTVR_GPUS_PER_TRIAL CTVR_CACHE CTVR_CACHE_GB
 CTVR_ARTIFACTS CTVR_S3_INSTANCE_ROLE AWS_REGION AWS_ENDPOINT_URL MLFLOW_TRACKING_URI CTVR_TORCH_BACKEND
 CTVR_MAX_NODES CTVR_BUDGET_HOURS"
@@ -48,7 +48,7 @@ random() { # $1 bytes, written in hexadecimal
 mount_shared() {
   [ $# -eq 2 ] || fail "mount: write HOST:/PATH DIR."
   command -v mount.nfs4 >/dev/null || install_debian nfs-common
-  # nofail: a machine whose file system is away still starts, and says so below
+  # nofail: a machine whose file system is unavailable still starts, and reports it below
   grep -qs "^$1 $2 " "$FSTAB" || echo "$1 $2 nfs4 $NFS_OPTIONS,_netdev,nofail 0 0" | sudo tee -a "$FSTAB" >/dev/null
   grep -qsx "$1 $2" "$HOME/.ctvr_mounts" || echo "$1 $2" >>"$HOME/.ctvr_mounts"
   bring_mount "$1" "$2"
@@ -102,7 +102,7 @@ check_secrets() {
   done
 }
 
-prepare() { # what settings name is there; what is installed is what the files ask for
+prepare() { # create the folder of videos; install what the files require
   [ ! -f "$HOME/.ctvr_env" ] || . "$HOME/.ctvr_env"
   [ -z "${CTVR_VIDEOS:-}" ] || mkdir -p "$CTVR_VIDEOS" || fail "node: CTVR_VIDEOS=$CTVR_VIDEOS cannot be made."
   install_package
@@ -128,7 +128,7 @@ install_package() {
 add_packages() {
   [ ! -f "$HOME/.ctvr_env" ] || . "$HOME/.ctvr_env"
   install_with_uv "$@"
-  printf '%s\n' "$@" >>"$VENV/.ctvr_added" # for the day on which the files ask for other versions
+  printf '%s\n' "$@" >>"$VENV/.ctvr_added" # to install them again when the files require other versions
 }
 
 install_with_uv() {
@@ -161,9 +161,9 @@ again() {
   watch_spot
 }
 
-watch_spot() { # for as long as the machine runs; it ends by itself where AWS will not take the machine away
+watch_spot() { # for as long as the machine runs; it exits by itself on machines that are not spot machines
   [ -n "${CTVR_METADATA:-}" ] || grep -qs "Amazon EC2" /sys/devices/virtual/dmi/id/board_vendor || return 0
-  exec 8>"$HOME/.ctvr_spot.lock" # held by the one that runs
+  exec 8>"$HOME/.ctvr_spot.lock" # held by the running one
   if flock -n 8; then setsid nohup bash "$HERE/cluster/drain_on_spot_notice.sh" >>"$HOME/ctvr_spot.log" 2>&1 </dev/null & fi
   exec 8>&-
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# `ray submit` that tells whether the cluster runs the sources of this machine: `ray submit` itself copies sweep.py alone.
+# `ray submit` that reports if the cluster runs the sources of this machine: `ray submit` itself copies sweep.py alone.
 #
 #   bash cluster/submit.sh cluster/onprem.yaml --method framefusion_moe --stream msrvtt-10
 #
-# After an edit, `ray up` copies the sources again; without it the head refuses the sweep and says so. The sweep outlives
-# this connection: `ray exec YAML 'ctvr attach'` shows it again.
+# After an edit, `ray up` copies the sources again; without it the head refuses the sweep with an error. The sweep
+# survives the end of this connection: `ray exec YAML 'ctvr attach'` shows it again.
 set -euo pipefail
 [ $# -ge 1 ] && [ -f "$1" ] || {
   echo "submit.sh: write the cluster's YAML file first, then the arguments of \`ctvr sweep\`." >&2
