@@ -38,7 +38,7 @@ ORIGINAL = Recipe(
     "microsoft/XPretrain@5318f2a, CLIP-ViP",
     {
         "method.lr": (1e-6, f"{_FILE}: learning_rate"),
-        "method.num_proxies": (3, f"{_FILE}: add_cls_num, beside the class token"),
+        "method.num_proxies": (3, f"{_FILE}: add_cls_num, in addition to the class token"),
         "method.temporal_size": (12, f"{_FILE}: temporal_size"),
         "method.proxy_init": ("normal", "src/modeling/CLIP_ViP.py"),
         "method.loss_reduction": ("sum", "src/optimization/loss.py: NCELearnableTempLoss"),

@@ -43,7 +43,7 @@ ORIGINAL = Recipe(
     "chaht01/Co2L@3af7064",
     {
         "method.buffer_size": (200, "run.sh: --mem_size 200"),
-        "method.weight": (_UNIT, "main.py: --distill_power 1.0 beside a loss times T / 0.07, T = 0.5"),
+        "method.weight": (_UNIT, "main.py: --distill_power 1.0, with a loss times T / 0.07, T = 0.5"),
         "method.kappa": (0.2, "main.py: --current_temp"),
         "method.kappa_teacher": (0.01, "main.py: --past_temp"),
         "method.ird": ("intra", "main.py: within one modality, without the diagonal"),
@@ -69,7 +69,7 @@ ORIGINAL = Recipe(
         "two augmented views of an image: here its video and its caption",
         "memory images are shuffled into the data of the task; here as many are drawn as there are pairs",
         "its loss is divided by all rows of the batch, images of the memory included: here by the present pairs",
-        "its teacher stays in training mode: the same where no layer knows the mode, as in CLIP",
+        "its teacher stays in training mode: the same where no layer depends on the mode, as in CLIP",
         "its memory keeps equal shares of each class: here of each task",
     ),
 )

@@ -49,7 +49,7 @@ _SHARED = {
     "optim.eps": (1e-6, "the optimizer of its training script"),
     "optim.weight_decay": (0.2, "params.py: --weight_decay"),
     "optim.decay_parameters": ("no_bias", "the groups of its training script: all but names with bias"),
-    "optim.schedule": ("cosine", "its schedule, behind the warm-up"),
+    "optim.schedule": ("cosine", "its schedule, after the warm-up"),
     "optim.warmup": (0.1, "its schedule: a tenth of the steps"),
     "optim.warmup_from": ("zero", "its schedule: the first step has 1e-8"),
     "optim.final_lr": (1e-8, "its schedule: the least rate"),

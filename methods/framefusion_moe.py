@@ -214,8 +214,8 @@ class FrameFusionMoE(Method):
     def counted_parameters(self) -> dict[str, int]:
         """Count parameters in several ways; call it after the first `begin_task`.
 
-        `trained` and `trained_first_task`: distinct numbers that the optimizer moves in a later and in
-        the first task. `paper`: what the paper's 46.8M counts (46,801,933 for MSRVTT in 10 tasks): FFA in
+        `trained` and `trained_first_task`: distinct numbers that the optimizer updates in a later and in
+        the first task. `paper`: the parameters in the paper's 46.8M (46,801,933 for MSRVTT in 10 tasks): FFA in
         every block, used or not, the prototypes of all tasks, and CLIP's two projections and temperature,
         which are never trained.
         """

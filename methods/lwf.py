@@ -43,7 +43,7 @@ ORIGINAL = Recipe(
     },
     (
         *MTIL_LEFT_OUT,
-        "distilled images are drawn anew from the same data set, without augmentation; here they are the batch",
+        "distilled images are drawn again from the same data set, without augmentation; here they are the batch",
     ),
 )
 

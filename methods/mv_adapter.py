@@ -53,7 +53,7 @@ ORIGINAL = Recipe(
         "optim.eps": (1e-6, "its optimizer"),
         "optim.weight_decay": (0.2, "its groups"),
         "optim.decay_parameters": ("no_bias", "its groups, of the adapters; biases of CLIP decay"),
-        "optim.schedule": ("cosine_uncorrected_warmup", "its schedule, not begun anew behind the warm-up"),
+        "optim.schedule": ("cosine_uncorrected_warmup", "its schedule, not restarted after the warm-up"),
         "optim.warmup": (0.1, "its schedule"),
         "optim.warmup_from": ("zero", "its schedule: the first step has rate 0"),
         "optim.grad_clip": (1.0, "of all, then of each tensor"),

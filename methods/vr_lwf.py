@@ -52,7 +52,7 @@ ORIGINAL = Recipe(
     (
         *MTIL_LEFT_OUT,
         "words are drawn over all ids, both ends of text among them, and are the same in every task",
-        "distilled images are drawn anew from the same data set, without augmentation; here they are the batch",
+        "distilled images are drawn again from the same data set, without augmentation; here they are the batch",
     ),
 )
 

@@ -48,7 +48,7 @@ def sgd(rate: float, epochs: int, batch: int, place: str, **others: tuple[Any, s
 
 
 REPLAY_LEFT_OUT = (
-    "its rate is of a ResNet that starts at random: nobody chose it for a pre-trained CLIP",
+    "its rate is of a ResNet that starts at random: it was not chosen for a pre-trained CLIP",
     "the memory is written after every step; here once, at a task's end",
-    "memory images are augmented anew; here they are as they were stored",
+    "memory images are augmented again at each use; here they are as they were stored",
 )
