@@ -1,4 +1,4 @@
-"""What the comparisons with the authors' codes share: tiny models with their weights, and a count of what was compared.
+"""Shared parts of comparisons with the authors' codes: tiny models with their weights, and a count of comparisons.
 
 The weights of ZSCL's and MoE-Adapters' reference models are numbers of a recipe (`seeded`), so that no file holds them.
 """

@@ -91,6 +91,6 @@ def distilled_by_hand(student: Tensor, teacher: Tensor, temperature: float) -> T
 
 
 def gradient_of(loss: Tensor, parameter: torch.nn.Parameter) -> float:
-    """Of one number."""
+    """Return the gradient of a loss in one number."""
     (found,) = torch.autograd.grad(loss, parameter)
     return float(found)

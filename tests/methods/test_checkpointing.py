@@ -16,7 +16,7 @@ LOWER = [(name, torch.bfloat16) for name in ("framefusion_moe", "moe_adapter", "
 
 
 class Kept:
-    """How many numbers a graph keeps, without those that a checkpointed block computes again."""
+    """Counts the numbers that a graph keeps, without those that a checkpointed block computes again."""
 
     def __init__(self) -> None:
         self.numbers = 0
@@ -31,7 +31,7 @@ def test_checkpointed_activations_change_no_bit_of_a_step_and_are_not_kept(name,
     method = make(name)
     former, batch = make_batch(4, 4, seed=1), make_batch(4, 4, seed=2)
     method.set_pair_source(RegeneratedPairs())
-    for index in range(2):  # so that memories, queues, statistics and teachers are there
+    for index in range(2):  # so that memories, queues, statistics and teachers exist
         torch.manual_seed(index)
         method.begin_task(make_task(index))
         freeze_except(method, method.param_groups())

@@ -1,4 +1,4 @@
-"""What every line of METHODS promises to the loop (methods/base.py)."""
+"""Contract of every entry of METHODS with the training loop (methods/base.py)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(name: str) -> Method:
 
 @pytest.mark.parametrize("name", CASES)
 def test_save_load_and_continue_is_bit_identical(name):
-    """A run that is begun anew after every task, from what was saved, beside one that is not."""
+    """A run that restarts from its saved state after every task equals one that does not."""
     checks.check_resume(subject(name))
 
 
@@ -159,7 +159,7 @@ def test_what_is_not_refused_learns_and_searches(strategy):
         assert torch.isfinite(scores).all(), retriever
 
 
-# Beside the defaults
+# In addition to the defaults
 FROZEN = {
     "framefusion_moe, last blocks": ("framefusion_moe", {"ffa_placement": "deepest", "ffa_layers": 3}, 1),
     "framefusion_moe, no blocks": ("framefusion_moe", {"use_ffa": False}, 4),

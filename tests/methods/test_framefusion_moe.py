@@ -36,7 +36,7 @@ def randomise(method: FrameFusionMoE) -> FrameFusionMoE:
 
 
 def train(method: FrameFusionMoE, task: Task, batch: Batch, steps: int = 2, lr: float = 1e-2) -> dict[str, float]:
-    """What the loop does with one task; returns the last step's losses."""
+    """Train on one task as the loop does; return the last step's losses."""
     method.begin_task(task)
     groups = method.param_groups()
     trained = {id(p) for group in groups for p in group["params"]}
@@ -268,7 +268,7 @@ def test_task_1_has_no_cross_task_loss(batch):
 
 
 def references(method: FrameFusionMoE, videos: torch.Tensor) -> torch.Tensor:
-    """What the cross-task loss of the present task takes in its next step."""
+    """Return the references of the cross-task loss of the current task in its next step."""
     return method._former.references(method._sources(method._task.index), videos)
 
 

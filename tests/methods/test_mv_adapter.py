@@ -118,7 +118,7 @@ def test_features_loss_and_gradients_equal_the_released_code(shared, compared, m
 
 
 def test_class_tokens_are_calibrated_as_released_missing_ones_by_nothing(compared):
-    """Of videos with three frames and with one; what the block makes of their tokens is given."""
+    """Videos with three frames and with one; the block's outputs for their tokens are given."""
     file = read(FIXTURES / "mv_adapter_released.npz")
     adapter = VideoAdapter(64, 16, 2, 5)
     adapter.calibrate.load_state_dict(floats(file, "state/"))

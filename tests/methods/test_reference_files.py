@@ -1,4 +1,4 @@
-"""Every output of the authors' codes is read by some test, itself or an extract of it, or somebody said why not."""
+"""Every output of the authors' codes is read by some test, in full or as an extract, or has a reason why not."""
 
 from __future__ import annotations
 

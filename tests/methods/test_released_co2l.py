@@ -1,4 +1,4 @@
-"""Co2L (chaht01/Co2L@3af7064) beside its authors' program: loss, gradients, steps and what its memory keeps.
+"""Co2L (chaht01/Co2L@3af7064) compared with its authors' program: loss, gradients, steps, contents of its memory.
 
 A row is a view of a picture here and stands for a caption and a video at once: the released network is put in the
 place of a retriever whose own loss is the supervised one of the present rows. What the strategy adds to it,
@@ -132,7 +132,7 @@ class Small(nn.Module):
 
 
 def start(file: Weights) -> tuple[Co2L, torch.optim.Optimizer]:
-    """The second task begun: the teacher is there, the student has come further."""
+    """Begin the second task: the teacher exists, and the student has changed since."""
     network = Small()
     method = strategy(network)
     network.load_state_dict({**floats(file, "state/"), **floats(file, "teacher/")})  # its running statistics are alike

@@ -1,4 +1,4 @@
-"""ZSCL, LwF, LwF-VR (Thunderbeee/ZSCL@b96e714) and MoE-Adapters (4572d97) beside their authors' programs.
+"""ZSCL, LwF, LwF-VR (Thunderbeee/ZSCL@b96e714) and MoE-Adapters (4572d97) compared with their authors' programs.
 
 The weights are numbers of a recipe (tests/methods/released.py).
 """
@@ -253,7 +253,7 @@ def test_a_training_step_of_moe_adapters_equals_the_released_code(compared):
                     else:
                         compared("moe_adapter", "gradients", linear.weight.grad.norm() / norm, 1.0, 5e-5)
             for name, parameter in ours.items():
-                if name not in released:  # nobody chose the expert
+                if name not in released:  # no sample chose the expert
                     assert parameter.grad is None, name
                     continue
                 gradient = parameter.grad.mT if name[-7:] == "_list.0" and parameter.ndim == 2 else parameter.grad

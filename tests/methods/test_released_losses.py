@@ -1,4 +1,4 @@
-"""Losses and keys alone, beside the released codes.
+"""Losses and keys alone, compared with the released codes.
 
 Dual Softmax (starmemda/CAMoE@390e5ab), Co2L's relations (chaht01/Co2L@3af7064), keys of MoCo
 (facebookresearch/moco@132aea9).

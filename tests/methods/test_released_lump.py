@@ -55,7 +55,7 @@ class SimSiam(Method):
 
 
 class Stored:
-    """What the memory shows of its pictures: the plain one anew, and the second view as it was stored."""
+    """Pictures of the memory: the plain one, augmented again, and the second view as it was stored."""
 
     def __init__(self, file: Weights, places: list[tuple[int, int]]) -> None:
         plain, view = (torch.stack([file[f"step{s}/{name}"][row] for s, row in places]) for name in ("plain", "view2"))
@@ -104,7 +104,7 @@ def test_three_steps_from_the_reference_weights_are_the_released_ones(shared, co
 
 
 def kept(places: list[tuple[int, int]], step: int, count: int, drawn: list[int]) -> list[tuple[int, int]]:
-    """The release's reservoir of 8 places behind a step, by the numbers that it drew."""
+    """Compute the release's reservoir of 8 places after a step, from the numbers that it drew."""
     numbers, found = iter(drawn), list(places)
     for row in range(count):
         if len(found) < 8:

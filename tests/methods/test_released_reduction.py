@@ -1,4 +1,4 @@
-"""ToMe, EViT and DiffRate beside their authors' codes: steps in every clone, and a whole tower of CLIP's form."""
+"""ToMe, EViT and DiffRate compared with their authors' codes: steps in every clone, and a whole tower."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_features_and_gradients_of_evits_tower_equal_the_released_ones(compared,
 
 
 def gradients(method: Lora, io: Weights, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of sum(features * probe), ours beside the authors'."""
+    """Pair gradients of sum(features * probe), ours with the authors'."""
     method.requires_grad_(True).zero_grad()
     (method.encode_frames(io["frames"].float()).flatten(0, 1) * io["probe"]).sum().backward()
     vision = method.backbone.vision
@@ -205,7 +205,7 @@ def searching(target: float, step: int, state: Weights, arch: Weights) -> Lora:
 
 
 def proxy(method: Lora, name: str) -> Rate:
-    """Of `blocks.3.merge_ddp.selected_probability`."""
+    """Return the counterpart of `blocks.3.merge_ddp.selected_probability`."""
     _, block, kind, _ = name.split(".")
     return getattr(method.reducer, "pruned" if kind == "prune_ddp" else "merged")[int(block) - 1]
 

@@ -110,7 +110,7 @@ def steps_equal(compared, released: Weights, method: ReplayStrategy, name: str, 
         batch = batch_of(released, step)
         if step:
             fill(method, released, key, step)
-        if isinstance(method, ERRing):  # 4 rows of the memory beside 6 new ones, and beside 4
+        if isinstance(method, ERRing):  # 4 rows of the memory for 6 new ones, and for 4
             method.config = replace(method.config, ratio=4 / len(batch.video_ids))
         loss = torch.stack(list(method.losses(batch).values())).sum()
         compared(name, "loss", loss, released[f"{key}/losses"][step])

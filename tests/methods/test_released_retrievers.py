@@ -1,4 +1,4 @@
-"""CLIP4Clip, X-Pool and CLIP-ViP beside their authors' codes, on small seeded weights.
+"""CLIP4Clip, X-Pool and CLIP-ViP compared with their authors' codes, on small seeded weights.
 
 An extract of the reference files is in every clone: CLIP4Clip without its text tower, X-Pool's head, the beginning of
 CLIP-ViP's vision tower and its last two blocks, with the gradients of all these. The whole models are compared where
@@ -100,7 +100,7 @@ def test_clip4clip_equals_the_released_code_behind_its_text_tower(compared):
 
 
 def test_a_video_with_fewer_frames_equals_the_masked_one_in_all_headers(compared):
-    """The authors mask what is missing; here it is left out. Only of meanP is there an output of theirs."""
+    """The authors mask missing frames; here they are left out. Their output exists only for meanP."""
     state, io = extract()
     assert io["mask_ragged"].sum(dim=1).tolist() == [6, 4, 1, 3]
     captions, full = l2_normalize(io["sequence_output"]), io["video"].float()
@@ -117,7 +117,7 @@ def test_a_video_with_fewer_frames_equals_the_masked_one_in_all_headers(compared
 
 
 def masked_by_hand(method: Clip4Clip, video: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """What the release computes of zero images in place of the missing frames: specs of `loose_type` headers."""
+    """Compute the release's result for zero images as missing frames: specs of `loose_type` headers."""
     shown = video * mask[:, :, None, None, None]
     frames, header = method.backbone.vision(shown), method.header
     if method.config.sim_header == "seqLSTM":
@@ -315,7 +315,7 @@ def clip_vip(state: Weights) -> CLIPViP:
 
 
 def clip_vip_blocks_equal(compared, method: CLIPViP, video: torch.Tensor, io: Weights) -> None:
-    """Tokens before and behind the blocks whose outputs `io` has."""
+    """Compare tokens before and after the blocks whose outputs `io` has."""
     embedded: list[torch.Tensor] = []
     states: list[torch.Tensor] = []
     video_tower = method.video

@@ -1,4 +1,4 @@
-"""STA and TESTA beside their authors' codes: random tokens in every clone, and whole models."""
+"""STA and TESTA compared with their authors' codes: random tokens in every clone, and whole models."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def fill(module: nn.Module, state: Weights) -> None:
 
 
 def encode(video: Tensor, state: Weights, blocks: nn.ModuleList, reducer: TESTA) -> tuple[Tensor, TokenState]:
-    """Tokens behind the last norm, class token first, patches place by place: (B, 3, T, H, W) -> (B, 1 + L T, D)."""
+    """Return tokens after the last norm, class token first, then by place: (B, 3, T, H, W) -> (B, 1 + L T, D)."""
     patches = nn.functional.conv2d(
         video.transpose(1, 2).flatten(0, 1), state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=8
     )

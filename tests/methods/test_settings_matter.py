@@ -1,7 +1,7 @@
 """No dead knob: a change of any numeric setting of any method changes what a tiny run computes.
 
 Two tasks of two steps are trained with the setting as it is and with another value; losses, learning rates, parameters,
-features, scores and metrics are compared. Some settings act only beside another one (`BESIDE`), or on something
+features, scores and metrics are compared. Some settings act only with another one (`BESIDE`), or on something
 that a tiny run does not show (`ELSEWHERE`, where each names the test that shows it).
 """
 
@@ -31,7 +31,7 @@ ADAPTED = ("lora", "prompt", "adapter")
 SHARES = ("keep_cross", "keep_intra")
 RATES = ("search_step", "lr_rates")
 
-# method.setting or *.setting -> settings beside which it acts, the method's own or base.*
+# method.setting or *.setting -> settings with which it acts, the method's own or base.*
 BESIDE: dict[str, dict[str, Any]] = {
     "umt.r": {"reducer": "tome", "attends": "frame"},
     "clip4clip.lr_head": {"sim_header": "seqLSTM"},
@@ -208,7 +208,7 @@ def sound(name: str, beside: tuple[tuple[str, Any], ...]) -> list[torch.Tensor]:
 
 
 def differ(first: Iterator[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    """Whether anything differs; the rest of `first` is then not computed."""
+    """Report any difference; the rest of `first` is then not computed."""
     return any(
         a is None or b is None or a.shape != b.shape or not torch.equal(a, b) for a, b in zip_longest(first, second)
     )

@@ -24,7 +24,7 @@ def test_the_tiny_tower_has_sensible_defaults(small_clip):
 
 @pytest.mark.parametrize("reducer", ["tempme", "tome"])
 def test_patches_that_nobody_follows_are_not_merged_in_the_last_block(small_clip, reducer):
-    """The same features and gradients of what is trained; with and without somebody who follows the tokens."""
+    """Features and gradients of trained weights are equal with and without a recorder of the tokens."""
     method = TempMe(TempMeConfig(num_frames=8, reducer=reducer, positions="always"), small_clip)
     for group in method.param_groups():
         for parameter in group["params"]:

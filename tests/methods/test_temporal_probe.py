@@ -1,4 +1,4 @@
-"""What a temporal adapter can learn and mean pooling provably cannot: which way time runs.
+"""A temporal adapter can learn the direction of time, which mean pooling provably cannot.
 
 The probe is `traffic`: a car overtakes a truck, and every clip comes with its exact reversal. Both clips
 hold the same frames, so any mean over frames is the same for both.

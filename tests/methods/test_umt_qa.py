@@ -37,7 +37,7 @@ def test_ranked_answers_and_the_loss_equal_the_released_code(shared, compared):
     method.eval()
     ids = io["question_ids"]
     ends = (ids != 0).sum(dim=1, keepdim=True)
-    questions = F.pad(ids, (0, 1)).scatter(1, ends, 95)  # the mark behind captions, which UMT does not read
+    questions = F.pad(ids, (0, 1)).scatter(1, ends, 95)  # the end mark of captions, which UMT does not read
     videos = method.encode_video(io["video"].float())
     theirs = io["rank4/probs"].sort(dim=1, descending=True).indices
     ranked = method.rank_answers(questions, videos, io["answer_list_ids"])
@@ -83,10 +83,10 @@ def test_only_the_commonest_answers_are_ranked_and_an_answer_is_cut(made):
     assert sorted(everything[0].tolist()) == [0, 1, 2, 3]
     assert sorted(made(answers=2).rank_answers(batch.tokens, videos, ANSWERS)[0].tolist()) == [0, 1]
     changed = ANSWERS.clone()
-    changed[3, 5] = 60  # behind the fifth id
+    changed[3, 5] = 60  # after the fifth id
     assert torch.equal(made().rank_answers(batch.tokens, videos, changed), everything)
     there = made()._states(batch.tokens, videos)[1]
-    assert torch.equal(there.sum(dim=1), (batch.tokens != 0).sum(dim=1) - 1)  # without the mark behind it
+    assert torch.equal(there.sum(dim=1), (batch.tokens != 0).sum(dim=1) - 1)  # without the end mark
     other = videos.flip(0)
     assert not torch.equal(made()._states(batch.tokens, other)[0], made()._states(batch.tokens, videos)[0])
 
@@ -121,7 +121,7 @@ def test_a_decoder_begins_with_what_the_checkpoint_has(small_clip):
         UmtQA(UmtQAConfig(), umt)
     umt.decoder_state, umt.no_decoder = None, "w.pth: the checkpoint has neither"
     with pytest.raises(ValueError, match=r"w\.pth: .* Give one of pre-training or of questions"):
-        UmtQA(UmtQAConfig(), umt)  # it would begin anew beside towers that do not
+        UmtQA(UmtQAConfig(), umt)  # its decoder would start with new weights, its towers would not
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_features_scores_and_gradients_equal_the_released_code(shared, compared)
 
 
 def test_a_captions_prompts_stand_where_the_released_ones_do(compared):
-    """Of the first block, with the rows of the table that caption 0 names."""
+    """Prompts of the first block, with the rows of the table that caption 0 names."""
     file = floats(read(FIXTURES / "vop_released.npz"))
     method = VoP(VoPConfig(), tiny_clip(SHAPE))
     ids = file["rows"].long()
@@ -103,7 +103,7 @@ def test_suffix_prompts_reach_full_captions_alone(small_clip):
         after = method.encode_text(tokens)
     assert not torch.allclose(after[0], before[0], atol=1e-3)
     torch.testing.assert_close(after[1], before[1])
-    torch.testing.assert_close(method.encode_text(tokens[1:]), after[1:])  # whatever stands beside it
+    torch.testing.assert_close(method.encode_text(tokens[1:]), after[1:])  # whatever else is in the batch
     cut = torch.cat([tokens[:, :11], tokens[:, -1:]], dim=1)  # of 16 places 4 are for prompts
     torch.testing.assert_close(method.encode_text(cut)[0], after[0])
 

@@ -232,7 +232,7 @@ def test_the_distance_to_the_tasks_start_counts_as_often_as_it_is_told(make):
 
 
 class Classifier(Clip4Clip):
-    """What ZSCL's program trains: pictures are videos of one frame; one direction, smoothed labels."""
+    """The training of ZSCL's program: pictures are videos of one frame; one direction, smoothed labels."""
 
     def losses(self, batch):
         logits = self.scale() * self.encode_video(batch.frames) @ self.encode_text(batch.tokens).mT

@@ -34,7 +34,7 @@ def test_seams_that_change_nothing_change_nothing(small_clip, batch, tower):
     expected = run(given)
     for seams in ([None] * 4, [BlockSeams()] * 4):
         assert torch.equal(run(given, seams), expected)
-    close(run(given, [spies(calls)] * 4), expected, 1e-6)  # the last block makes what nobody reads, too
+    close(run(given, [spies(calls)] * 4), expected, 1e-6)  # the last block also computes tokens that are not read
     order = ["before", "q", "k", "v", "out", "beside", "between", "mlp", "after"]
     assert calls == [(place, layer) for layer in range(4) for place in order]
 

@@ -40,7 +40,7 @@ def doubled(x: torch.Tensor, out: torch.Tensor, state: TokenState) -> torch.Tens
 
 
 def both(text: TextTower, tokens: torch.Tensor, seams: Seams | None, read: list[int]) -> tuple[torch.Tensor, ...]:
-    """Features without and with every token of the last block; `read` is told how many its `mlp` got."""
+    """Compute features without and with all tokens of the last block; `read` gets the token counts of its `mlp`."""
 
     def watch(module: torch.nn.Module, args: tuple[torch.Tensor]) -> None:
         read.append(args[0].shape[1])

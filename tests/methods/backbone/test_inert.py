@@ -1,4 +1,4 @@
-"""A checkpoint gives its tensors whatever stands beside them, and nothing that it names is called."""
+"""A checkpoint gives its tensors whatever else it holds, and nothing that it names is called."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def ctvr_eva02(pretrained: bool = False, **given):
 
 @register_model
 def ctvr_post(pretrained: bool = False, **given):
-    """timm's eva02_enormous_patch14_clip_224 (EVA02-E), but small: norms behind attention and MLP."""
+    """Build a small form of timm's eva02_enormous_patch14_clip_224 (EVA02-E): norms after attention and MLP."""
     return Eva(**{**SMALL, "use_post_norm": True, "use_rot_pos_emb": False, **_kept(given)})
 
 

@@ -1,5 +1,5 @@
-"""What lora, prompt, adapter and tempme have in common, and lora as `tome`;
-each method has a file of its own beside this one."""
+"""Common behaviour of lora, prompt, adapter and tempme, and lora as `tome`;
+each method has its own file in the parent folder."""
 
 from __future__ import annotations
 

@@ -106,13 +106,13 @@ def test_two_columns_and_their_training_are_the_released_ones(released, compared
     columns.add(0.1)
     second = Classified(columns)
     former, last = columns.columns
-    # As released, which is not ours: the new column's normalisation behind the former stem, and former numbers move
+    # As released, unlike ours: the former stem uses the new column's normalisation, and its running statistics change
     former.net.bn1 = last.net.bn1  # type: ignore[union-attr]
     equal(second.eval()(x), "column1/out_eval")
     former.train(second.train().training)
     given = copy.deepcopy(last.state_dict())
     equal(second(x), "column1/out_train", 3e-5)
-    last.load_state_dict(given)  # the reference was made anew here, but for former numbers
+    last.load_state_dict(given)  # the reference was built again here, except for its running statistics
     learn(second, x, labels + 2, LOSSES[1])
     equal(second.eval()(x), "column1/out_eval_after_2_steps", 1e-4)
 

@@ -1,4 +1,4 @@
-"""What divyam3897/UCL@cfaa81d computes for BMU-MoCo's Table 4: losses, training steps, memories, neighbours."""
+"""Results of divyam3897/UCL@cfaa81d for BMU-MoCo's Table 4: losses, training steps, memories, neighbours."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_steps_from_the_reference_weights_are_the_released_ones(released, compar
 
 
 def steps(released: Weights, name: str, compared: Compared) -> None:
-    """All steps of a strategy over two tasks, with what it notes beside the weights."""
+    """Run all steps of a strategy over two tasks, and compare weights and further state."""
 
     def held(what: str, ours: Tensor | None, theirs: Tensor, atol: float = 1e-5) -> None:
         compared(f"image_{name}", what, ours, theirs, atol)

@@ -1,4 +1,4 @@
-"""What `gather` is on several workers: tests/workers."""
+"""`gather` with one worker; several workers: tests/workers."""
 
 import torch
 

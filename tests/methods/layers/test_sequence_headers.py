@@ -32,7 +32,7 @@ def test_the_parameters_are_those_of_the_papers_code():
 
 
 def test_the_copied_layer_norms_have_the_eps_that_is_asked_for(clip, frames):
-    """CLIP4Clip's code: 1e-12, beside CLIP's 1e-5; small frames tell the two apart."""
+    """CLIP4Clip's code has 1e-12, CLIP 1e-5; small frames distinguish the two."""
     plain, released = FrameTransformer(clip.text, 32), FrameTransformer(clip.text, 32, eps=1e-12)
     norms = [module.eps for module in released.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert set(norms) == {1e-12}

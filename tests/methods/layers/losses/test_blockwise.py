@@ -1,4 +1,4 @@
-"""The loss of a very large batch is that of its matrix, which nobody holds."""
+"""The loss of a very large batch equals that of its matrix, which is not stored."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Numbered:
 
 
 def chi_square(counts: torch.Tensor, expected: float, kept: float) -> float:
-    """Of inclusion counts whose variance is that of a Bernoulli with probability `kept`."""
+    """Compute chi^2 of inclusion counts whose variance is that of a Bernoulli with probability `kept`."""
     return float(((counts - expected) ** 2 / (expected * (1 - kept))).sum())
 
 

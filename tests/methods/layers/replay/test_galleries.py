@@ -26,7 +26,7 @@ def test_a_short_batch_of_pairs_does_not_shorten_its_references():
 def test_a_task_begins_at_the_first_row_with_what_is_stored_by_then():
     former = PastGallerySampler(all_at_once=False)
     former.references(STORED[:1], torch.zeros(2, 2))
-    assert len(former.references(STORED, torch.zeros(2, 2))) == 1  # the task goes on with its three rows
+    assert len(former.references(STORED, torch.zeros(2, 2))) == 1  # the task continues with its three rows
     former.restart()
     assert torch.equal(former.references(STORED, torch.zeros(4, 2)), ALL[:4])
 
