@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
 import re
@@ -126,7 +127,8 @@ def test_the_python_page_has_every_public_name_with_its_parameters():
         if printed:
             parameters = inspect.signature(member).parameters.values()
             written = [
-                each.name if each.default is each.empty else f"{each.name}={each.default!r}" for each in parameters
+                each.name if each.default in (each.empty, dataclasses.MISSING) else f"{each.name}={each.default!r}"
+                for each in parameters
             ]
             assert re.findall(r"\w+(?:=[^,\s]+)?", printed[1].replace('"', "'")) == written, name
 

@@ -67,7 +67,7 @@ def test_a_table_has_the_rows_and_the_numbers_of_the_command(learned):
         (lambda: ctvr.sweep(trails=3), "unrecognized arguments: --trails=3."),
         (lambda: ctvr.sweep(trials="x"), "argument --trials: invalid int value: 'x'."),
         (lambda: ctvr.sweep(name="a/b"), "--name 'a/b': letters, digits"),
-        (lambda: ctvr.table(), "table: of what?"),
+        (lambda: ctvr.table(), "table: give --sweep NAME or --stream NAME"),
         (lambda: ctvr.table("monday"), "--runs: runs has no runs"),
         (lambda: ctvr.load("monday", runs="nowhere"), "--runs: nowhere has no runs"),
         (lambda: ctvr.stream("shapse-5"), "stream: no stream called 'shapse-5'"),

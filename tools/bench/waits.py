@@ -44,6 +44,6 @@ def _place() -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(ROOMS) and file != __file__:
-            return f"{Path(file).relative_to(ROOT)}:{frame.f_lineno}"
+            return f"{Path(file).relative_to(ROOT / 'ctvr')}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "torch"

@@ -49,10 +49,10 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
     assert "RAP's code is not public" in shown
     assert not (tmp_path / "runs" / "mlflow.db").exists()
     assert main([*words[:2], "backbone.weights=other.safetensors", *words[2:]]) == 0
-    assert "tiny-clip, other.safetensors: not here" in capsys.readouterr().out
+    assert "tiny-clip, other.safetensors: missing; a run downloads them" in capsys.readouterr().out
     assert main(["reproduce", "framefusion/table1", "--plan", "--stream", "msrvtt-10", *runs]) == 0
     shown = capsys.readouterr().out
-    assert "videos    not here: stream: no stream called 'msrvtt-10'" in shown
+    assert "videos    not available: stream: no stream called 'msrvtt-10'" in shown
     assert "Import the benchmark's files first" in shown
     assert main(["reproduce", "framefusion/table1", "--plan", "--stream", "msrvt-10", *runs]) == 2
     assert "stream: no stream called 'msrvt-10'" in capsys.readouterr().err

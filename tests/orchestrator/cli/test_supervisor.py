@@ -136,7 +136,7 @@ supervisor.report_exit(*((0,) if life else (1, "s3://b: is away. Try later.", Tr
     assert supervise(job(tmp_path, script, "begun")) == 0
     first, second = capfd.readouterr().err.splitlines()
     assert first.endswith(
-        "sweep s: s3://b: is away. Try later.; finished tasks are kept (1 in the store); waiting up to 60 min at most"
+        "sweep s: s3://b: is away. Try later.; finished tasks are kept (1 in the store); waiting up to 60 min for it"
     )
     assert second.endswith("sweep s: restarting")
     assert supervise(job(tmp_path / "other", script)) == 1

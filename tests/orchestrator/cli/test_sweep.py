@@ -115,8 +115,8 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
             "--preset: 'ctvr-tabel1' is neither a table nor a preset of framefusion_moe. Did you mean 'ctvr-table1'? "
             "Tables: bmu-fig4, ",
         ),
-        (["--preset", "mine.json"], "--preset: there is no table 'mine.json'."),
-        (["--preset", "ctvr-table1", "--rows", "lfw"], "--rows: the table has no row 'lfw'. Did you mean 'lwf'?"),
+        (["--preset", "mine.json"], "mine.json"),
+        (["--preset", "ctvr-table1", "--rows", "lfw"], "--rows: row 'lfw' does not exist. Did you mean 'lwf'?"),
         (
             ["--preset", "ctvr-table1", "--method", "lwf"],
             "--method: not applicable, because a table determines its rows",

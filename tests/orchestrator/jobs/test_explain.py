@@ -156,7 +156,7 @@ def test_an_unknown_and_an_ambiguous_prefix_are_refused(store, tracker):
         explain("0123abcd", store, tracker)
     for end in ("0", "1"):
         commit(store, "beef" + end * 60, tasks=1)
-    with pytest.raises(ConfigError, match="2 keys begin so"):
+    with pytest.raises(ConfigError, match="2 keys have this prefix"):
         explain("beef", store)
     assert explain("beef" + "0" * 60, store).startswith("result beef000")
 

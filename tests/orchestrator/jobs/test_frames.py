@@ -92,7 +92,10 @@ def test_a_name_with_a_line_break_is_printed_in_one_line(videos, capsys):
     ("words", "message"),
     [
         (["good.mp4", "--num-frames", "0"], "--num-frames: must be 1 to 10000, got 0"),
-        (["good.mp4", "--num-frames", "500", "--out", "a.png"], "at most 400 are drawn, got 500"),
+        (
+            ["good.mp4", "--num-frames", "500", "--out", "a.png"],
+            "must be at most 400 for a .png, got 500",
+        ),
         (["good.mp4", "--start", "2", "--end", "2"], "--end: must be greater than --start (2), got 2"),
         (["good.mp4", "--start", "nan"], "--start: seconds since the first frame must be >= 0, got nan"),
         (["good.mp4", "--end", "-1"], "--end: seconds since the first frame must be >= 0, got -1"),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ctvr.methods.base
+import ctvr.methods.hooks
 import ctvr.methods.layers.losses.blockwise as large_batches
 from ctvr.methods import find_method
 from ctvr.methods.layers.losses.blockwise import contrastive_in_blocks
@@ -56,9 +56,9 @@ def test_methods_that_compare_cosines_take_blocks_of_a_large_batch(small_clip, m
     made = []
     for is_large in (False, True):
         if is_large:
-            monkeypatch.setattr(ctvr.methods.base, "LARGE", 6)
+            monkeypatch.setattr(ctvr.methods.hooks, "LARGE", 6)
             monkeypatch.setattr(large_batches, "ROWS", 4)
-            monkeypatch.setattr(ctvr.methods.base, "contrastive", None)  # who asked for the matrix would fail
+            monkeypatch.setattr(ctvr.methods.hooks, "contrastive", None)  # who asked for the matrix would fail
         torch.manual_seed(0)
         loss = torch.stack(list(method.losses(batch).values())).sum()
         made.append((loss.detach(), *torch.autograd.grad(loss, parameters)))
@@ -67,7 +67,7 @@ def test_methods_that_compare_cosines_take_blocks_of_a_large_batch(small_clip, m
 
 
 def test_a_method_with_a_score_of_its_own_keeps_its_matrix(small_clip, monkeypatch):
-    monkeypatch.setattr(ctvr.methods.base, "LARGE", 2)
-    monkeypatch.setattr(ctvr.methods.base, "contrastive_in_blocks", None)
+    monkeypatch.setattr(ctvr.methods.hooks, "LARGE", 2)
+    monkeypatch.setattr(ctvr.methods.hooks, "contrastive_in_blocks", None)
     cls = find_method("xpool")
     assert torch.isfinite(cls(cls.Config(), small_clip).losses(make_batch(4, 3))["contrastive"])
