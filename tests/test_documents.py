@@ -126,10 +126,8 @@ def test_the_python_page_has_every_public_name_with_its_parameters():
         assert (printed is not None) == inspect.isfunction(member), name
         if printed:
             parameters = inspect.signature(member).parameters.values()
-            written = [
-                each.name if each.default in (each.empty, dataclasses.MISSING) else f"{each.name}={each.default!r}"
-                for each in parameters
-            ]
+            required = (inspect.Parameter.empty, dataclasses.MISSING)
+            written = [p.name if p.default in required else f"{p.name}={p.default!r}" for p in parameters]
             assert re.findall(r"\w+(?:=[^,\s]+)?", printed[1].replace('"', "'")) == written, name
 
 
