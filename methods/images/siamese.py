@@ -11,7 +11,7 @@ Shapes: B images, H = W image size, d projected features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +21,6 @@ from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
 from ctvr.methods.settings import setting
 
 FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames` (B, 3, 3, H, W)
-
-
-class ImageBackbone(Protocol):
-    """Maps (B, 3, H, W) to (B, width)."""
-
-    width: int
-
-    def __call__(self, images: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +79,7 @@ class Siamese(Method):
 
     Args:
         config: loss and sizes.
-        backbone: an `ImageBackbone`.
+        backbone: maps images (B, 3, H, W) to features (B, `backbone.width`).
     """
 
     Config = SiameseConfig

@@ -54,11 +54,6 @@ def is_word(words: Tensor) -> Tensor:
     return words.ne(0).any(dim=-1)
 
 
-def pad_words(words: Tensor, length: int) -> Tensor:
-    """Pad words (B, N, d) with zero rows up to `length` >= N: (B, length, d)."""
-    return F.pad(words, (0, 0, 0, length - words.shape[1]))
-
-
 def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> Tensor:
     """Compute eq. 6 for all pairs: half the mean over words of the best frame, half the reverse.
 

@@ -16,7 +16,7 @@ from ctvr.methods.backbone.umt import Umt
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
 from ctvr.orchestrator import renamed
-from ctvr.orchestrator.config import Settings, qualify_field_names
+from ctvr.orchestrator.config import qualify_field_names
 from ctvr.orchestrator.data.batches import seed_of
 from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen
 from ctvr.orchestrator.errors import ConfigError
@@ -121,19 +121,6 @@ def _wrapped(experiment: Experiment, cls: type[Method], backbone: nn.Module) -> 
     return backbone if not cls.wraps else find_method(experiment.method.base)(experiment.base, backbone)
 
 
-def load_model(folder: Path) -> tuple[Method, Settings]:
-    """Load a trained method from a folder that `method_state.save_model` wrote (an MLflow artifact `model`).
-
-    Returns the method in evaluation mode and the settings of its training.
-
-    Raises:
-        FileNotFoundError: if the folder does not hold a model.
-        ValueError: if the model does not fit this version.
-    """
-    trained = load_trained(folder)
-    return trained.method, trained.experiment.settings
-
-
 @dataclass(frozen=True)
 class TrainedModel:
     """Trained method in evaluation mode, with its configuration and backbone."""
@@ -147,7 +134,12 @@ class TrainedModel:
 
 
 def load_trained(folder: Path) -> TrainedModel:
-    """Load a trained method as `load_model` does, with its backbone."""
+    """Load a trained method from a folder that `method_state.save_model` wrote (an MLflow artifact `model`).
+
+    Raises:
+        FileNotFoundError: if the folder does not hold a model.
+        ValueError: if the model does not fit this version.
+    """
     weights, description = read_model(folder)
     with named_in(str(folder / "model.json")):
         experiment = resolve(description["settings"])

@@ -111,7 +111,7 @@ def _resize_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def save_model(method: Method, settings: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Write a method as `model.safetensors` and `model.json`; `load_model` reads them back.
+    """Write a method as `model.safetensors` and `model.json`; `load_trained` reads them back.
 
     Weights are complete, the backbone included. Secrets in the settings are redacted.
     """

@@ -79,11 +79,6 @@ def published_rows(stream: str, table: str = "", method: str = "") -> list[Publi
     return [row for row in rows if not method or row.method == method]
 
 
-def ablation_numbers(table: str, row: str, stream: str) -> PublishedRow | None:
-    """Return the printed numbers of a table preset's row on a stream; None if there are none."""
-    return next((found for found in published_rows(stream, table) if found.row == row), None)
-
-
 def printed_columns(table: str) -> tuple[str, ...]:
     """Return the columns of an ablation table, on any stream; empty for a table without known numbers."""
     found = [row.values for row in _table(table)] if table in published_tables() else []

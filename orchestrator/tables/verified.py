@@ -17,7 +17,6 @@ from typing import Any
 FILE = Path(__file__).parent / "verified.json"
 # evaluation: metrics and revised similarities; recipe: groups of the optimizer, decay, frozen parts, clamps
 WHAT = ("forward", "loss", "gradients", "steps", "schedule", "recipe", "evaluation")
-GRADES = ("code", "paper", "ours")
 PROVES_CODE = {"forward", "loss", "gradients"}
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ctvr.orchestrator.errors import ConfigError
 
@@ -24,14 +24,6 @@ ROOM = 10_000  # capacity of the queue, in rows
 PATIENCE = 10.0  # seconds that the end of a run waits for the thread
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 Row = tuple[int, dict[str, float]]  # step, values
-
-
-class Writer(Protocol):
-    """Backend of a mirror, used in its thread."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def check_mirror(name: str) -> None:

@@ -119,18 +119,10 @@ class Tracker:
         """Record a task's metrics; `step` is the number of tasks learned (1-based)."""
         self.log_history(run_id, {step: metrics})
 
-    def log_training(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """Record training metrics; `step` counts optimizer steps. Many at once: `log_history`."""
-        self.log_history(run_id, {step: metrics})
-
     def log_history(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Record many steps in one batch: {step: {key: value}}."""
         values = [[step, metric_name(key), float(value)] for step, row in rows.items() for key, value in row.items()]
         self._tell(run_id, {"op": "metrics", "values": values, "time": _now()})
-
-    def log_settings(self, run_id: str, settings: Settings) -> None:
-        """Record parameters; a parameter that exists with another value keeps it, with a warning."""
-        self._tell(run_id, {"op": "settings", "values": {name: as_text(value) for name, value in settings.items()}})
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set or replace tags."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.factory import load_model
+from ctvr.orchestrator.learning.factory import load_trained
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.tracking.recorder import export_model
@@ -27,8 +27,8 @@ def test_a_trained_model_is_loaded_with_one_call(manifest, small_stream, runs, t
     kept = {}
     result = execute(experiment, RunPaths(runs), on_ready=lambda key, method, data, commits: kept.update(data=data))
     export_model(result.method, experiment, kept["data"], tmp_path / "model")
-    method, settings = load_model(tmp_path / "model")
-    assert settings == experiment.settings
+    trained = load_trained(tmp_path / "model")
+    assert trained.experiment.settings == experiment.settings
     frames = torch.randn(2, 4, 3, 64, 64)
     with torch.no_grad():
-        assert torch.equal(method.encode_video(frames), result.method.encode_video(frames))
+        assert torch.equal(trained.method.encode_video(frames), result.method.encode_video(frames))

@@ -8,7 +8,7 @@ from ctvr.orchestrator.sweeps.table import papers_of, printed_settings
 from ctvr.orchestrator.tables.build import tables
 from ctvr.orchestrator.tables.formats import to_csv, to_markdown
 from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME, PaperRun, more_columns
-from ctvr.orchestrator.tables.paper_numbers import PublishedRow, ablation_numbers, published_rows, published_tables
+from ctvr.orchestrator.tables.paper_numbers import PublishedRow, published_rows, published_tables
 from ctvr.orchestrator.tables.table import number
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
@@ -44,9 +44,7 @@ def test_small_costs_keep_two_figures_and_no_spread_that_is_none():
 
 
 def printed(table: str, row: str, stream: str) -> PublishedRow:
-    found = ablation_numbers(table, row, stream)
-    assert found is not None
-    return found
+    return next(found for found in published_rows(stream, table) if found.row == row)
 
 
 @pytest.mark.parametrize(("table", "row", "stream", "values"), PRINTED)

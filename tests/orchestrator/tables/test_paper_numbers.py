@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ctvr.orchestrator.tables.paper_numbers import ablation_numbers, paper_numbers, published_rows, published_tables
+from ctvr.orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
 from ctvr.orchestrator.tables.presets import load_preset
 
 STREAMS = ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20")
@@ -112,17 +112,16 @@ def test_the_tables_of_one_paper_agree_where_they_print_the_same_model():
         assert len(found) >= 3
         assert all(each.values.items() >= wanted.items() for each in found)
     for stream in STREAMS:
-        full = ablation_numbers("structalign-table3", "structalign", stream)
+        (full,) = [row for row in published_rows(stream, "structalign-table3") if row.row == "structalign"]
         table1 = paper_numbers(stream)["methods"]["structalign"]["values"]
         assert full.values == {key: table1[key][0] for key in full.values}
 
 
 def test_a_published_row_is_found_by_its_presets():
-    found = ablation_numbers("ctvr-table2", "framefusion_moe:no-ffa", "actnet-10")
+    (found,) = [row for row in published_rows("actnet-10", "ctvr-table2") if row.row == "framefusion_moe:no-ffa"]
     assert (found.method, found.presets, found.values) == ("framefusion_moe", ("no-ffa",), {"r1": 16.84, "bwf": -0.28})
     assert found.recommended["preset"] == "paper-actnet"
-    assert ablation_numbers("ctvr-table2", "framefusion_moe:no-ffa", "cvlm") is None
-    assert ablation_numbers("mine", "lwf", "cvlm") is None
+    assert published_rows("cvlm", "ctvr-table2") == published_rows("cvlm", "mine") == []
     wide = [row for row in published_rows("msrvtt", method="tempme") if "backbone.name" in row.settings]
     assert {row.settings["backbone.name"] for row in wide} == {"ViT-B-16-quickgelu"}
     assert {row.values["r1"] for row in wide} == {49.0, 50.9, 47.2, 48.2}

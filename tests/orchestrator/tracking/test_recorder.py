@@ -9,7 +9,7 @@ import pytest
 
 from ctvr.methods.base import Capabilities, Method
 from ctvr.orchestrator.learning.cost import video_cost
-from ctvr.orchestrator.learning.factory import load_model
+from ctvr.orchestrator.learning.factory import load_trained
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.streams.stream import Stream
@@ -144,9 +144,9 @@ def test_a_run_of_a_sweep_is_below_its_parent(small_stream, manifest, runs, trac
 
 def test_a_kept_model_can_be_loaded_from_its_artifact(small_stream, manifest, runs, tracker):
     run_id = train(small_stream, manifest, runs, tracker, keep_model=True)
-    method, settings = load_model(tracker.download(run_id, "model"))
-    assert isinstance(method, Method)
-    assert settings["method"] == "clip4clip"
+    trained = load_trained(tracker.download(run_id, "model"))
+    assert isinstance(trained.method, Method)
+    assert trained.experiment.settings["method"] == "clip4clip"
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_nan_infinity_and_refused_characters_are_taken(tracker):
 def test_more_metrics_and_settings_than_one_batch_holds(tracker):
     run = tracker.open_run("shapes-5", "many", {f"method.x{i}": i for i in range(150)})
     tracker.log_history(run, {step: {"train/loss/nce": 1 / step} for step in range(1, 1202)})
-    tracker.log_training(run, {"train/loss/nce": 0.0}, 1202)
+    tracker.log_history(run, {1202: {"train/loss/nce": 0.0}})
     assert len(read(tracker, run).settings) == 150
     assert len(tracker.client.get_metric_history(run, "train/loss/nce")) == 1202
     record = read(tracker, run)
@@ -153,7 +153,7 @@ def test_more_metrics_and_settings_than_one_batch_holds(tracker):
 
 def test_a_setting_keeps_its_first_value_and_says_so(tracker, caplog):
     run = tracker.open_run("shapes-5", "settings", {"seed": 0})
-    tracker.log_settings(run, {"seed": 1, "workers": 2})
+    assert tracker.open_run("shapes-5", "settings", {"seed": 1, "workers": 2}) == run
     record = read(tracker, run)
     assert record.settings == {"seed": "0", "workers": "2"}
     assert record.tags["ctvr.changed"] == "seed"
@@ -165,7 +165,7 @@ def test_a_long_setting_is_cut_and_carries_its_digest(tracker):
     stored = read(tracker, run).settings["prompt"]
     assert len(stored) == 6000
     assert "7000 characters, sha256" in stored
-    tracker.log_settings(run, {"prompt": "x" * 7000})
+    assert tracker.open_run("shapes-5", "long", {"prompt": "x" * 7000}) == run
     assert "ctvr.changed" not in read(tracker, run).tags
 
 
