@@ -1,7 +1,7 @@
-"""`make chaos KILLS=n SEED=s`: kill runs, go on with them, and compare with runs that nobody killed.
+"""`make chaos KILLS=n SEED=s`: kill runs, resume them, and compare them with runs that were not killed.
 
 Exit status: 0 nothing differs, 1 something does, 2 bad usage. The last line on stdout is the count. Stories with the
-same seed and number are the same: `--only NUMBER` tells one of them again.
+same seed and number are the same: `--only NUMBER` repeats one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ctvr.orchestrator.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the kills that were asked for."""
+    """Run the requested kills."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.__main__", description="Kill runs and compare.")
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs that must hit (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of what is killed, and when (%(default)s)")
@@ -67,7 +67,7 @@ def _cases(names: str | None) -> tuple[str, ...]:
 
 
 def kill_engine(folder: Path, kills: int, seed: int, only: int | None, cases: Sequence[str]) -> tuple[str, list[str]]:
-    """The summary of `kills` kills of runs without Ray, and what was wrong."""
+    """Kill runs without Ray `kills` times; the summary and the differences found."""
     from tests.chaos.engine import Engine, Told
 
     engine = Engine(folder, seed, tuple(cases))
@@ -108,7 +108,7 @@ def kill_engine(folder: Path, kills: int, seed: int, only: int | None, cases: Se
 def kill_sweeps(
     folder: Path, kills: int, seed: int, only: int | None, workers: int = 1, is_core: bool = False
 ) -> tuple[str, list[str]]:
-    """As `kill_engine`, of nested sweeps on a Ray of their own."""
+    """Do as `kill_engine`, with nested sweeps on a separate Ray cluster."""
     from tests.chaos.sweeps import OF_RAY, VICTIMS, Sweeps, Told
 
     sweeps, told = Sweeps(folder, seed, workers, OF_RAY if is_core else VICTIMS), list[Told]()
@@ -140,7 +140,7 @@ def kill_sweeps(
 
 
 def recovery_text(seconds: Iterable[float]) -> str:
-    """How long it took from a kill to the next finished task."""
+    """Format the times from a kill to the next finished task."""
     known = list(seconds)
     if not known:
         return "no recovery was needed"

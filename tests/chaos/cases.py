@@ -1,4 +1,4 @@
-"""The runs that are killed: a method, the settings that make it hard to go on, and the stream that it learns."""
+"""The runs that are killed: a method, settings that make it hard to resume, and the stream that it learns."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Case:
 
     Attributes:
         method: its name in the table of methods.
-        settings: all that it is given.
-        stream: a manifest beside the small stream's.
+        settings: all its settings.
+        stream: a manifest in the folder of the small stream's.
     """
 
     method: str
@@ -79,7 +79,7 @@ def case_of(name: str) -> Case:
 
 
 def write_others(folder: Path) -> None:
-    """Make the streams of questions and of images beside the small one, which is there."""
+    """Make the streams of questions and of images in the folder of the small one, which exists."""
     manifest = json.loads((folder / SMALL_STREAM).read_text())
     manifest |= {"name": "questions", "protocol": "qa"}
     for task in manifest["tasks"]:

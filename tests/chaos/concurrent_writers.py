@@ -1,9 +1,9 @@
-"""Two drivers of one run at a time, with different numbers on purpose: what they leave is one of both, not a mixture.
+"""Two concurrent drivers of one run, with different numbers on purpose: the result is that of one, not a mixture.
 
-Both have the same key and store; the second draws its batches from another seed, as a GPU or another machine would give
-other numbers. They race from the first task on, or one stands still while a commit of its is damaged and the other
-trains that task again. Whatever happens, every commit must go on from the one before it, and both must end with the
-same result.
+Both have the same key and store. The second draws its batches from another seed, as a GPU or another machine would give
+other numbers. They race from the first task on. In the other case one is stopped while one of its commits is damaged,
+and the other trains that task again. In both, every commit must continue the one before it, and both drivers must end
+with the same result.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def compete(home: Path, manifest: Path, story: Story, rival: int, stop_at: int |
     Args:
         home: the runs folder of both.
         manifest: of the stream.
-        story: whose method is run.
+        story: the story whose method is run.
         rival: 0 has the numbers of a run alone, another has others.
-        stop_at: a task (from 0) at whose training the process stands still once, until it is told to go on.
-        die_at: a task at whose training it kills itself.
+        stop_at: a task (from 0) in whose training the process stops once, until SIGCONT arrives.
+        die_at: a task in whose training it kills itself.
     """
     mine, seed, batches, has_stopped = home / f"rival{rival}", Loop._seed, StreamData.train_batches, False
     mine.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ def compete(home: Path, manifest: Path, story: Story, rival: int, stop_at: int |
 
 
 def contest(engine: Engine, story: Story, home: Path, room: int) -> tuple[list[Kill], list[str]]:
-    """One story: those kills that hit, and what is wrong with what the drivers left."""
+    """Run one story; the kills that hit, and the faults in the drivers' results."""
     kill = story.kills[0]
     if story.number % 20 < 10 or room < 1:
         kills = _race(engine, story, home, kill if room else None)
@@ -83,7 +83,7 @@ def contest(engine: Engine, story: Story, home: Path, room: int) -> tuple[list[K
         kills = _damage(engine, story, home, 1 + int(kill.part * (TASKS - 1)))
     wrong = [*_one_result(home), *one_trajectory(home)]
     if kills != [] and kills[0].call is not None:
-        return kills, wrong  # a damaged task is told as it was first, and the log says so
+        return kills, wrong  # a damaged task is reported as it was first, and the log states it
     return kills, [*wrong, *_metrics_of_the_winner(engine, story, home)]
 
 
@@ -103,9 +103,9 @@ def _race(engine: Engine, story: Story, home: Path, kill: Kill | None) -> list[K
 
 
 def _damage(engine: Engine, story: Story, home: Path, task: int) -> list[Kill]:
-    """The first stands still in `task` (from 1); the weights before it are damaged; the second trains them again, dies.
+    """Stop the first driver in `task` (from 1), damage the weights before it, and let the second train again and die.
 
-    Then the first goes on: its task would be the child of a commit that is no longer there.
+    Then the first continues: its task would be the child of a commit that no longer exists.
     """
     first = fork(compete, home, engine.manifest, story, 0, task, None)
     if not _stands_still(first):
@@ -124,7 +124,7 @@ def _damage(engine: Engine, story: Story, home: Path, task: int) -> list[Kill]:
 
 
 def one_trajectory(home: Path) -> Iterator[str]:
-    """Every commit goes on from the one before it: its record begins with that one's."""
+    """Check that every commit continues the one before it: its record begins with that one's."""
     store = Store.open(home / "store")
     for run in _runs(store):
         records = [store.get_json("commits", f"{run}/task_{done:03d}")["record"] for done in range(1, TASKS + 1)]
@@ -142,9 +142,9 @@ def _one_result(home: Path) -> Iterator[str]:
 
 
 def _metrics_of_the_winner(engine: Engine, story: Story, home: Path) -> Iterator[str]:
-    """The drivers' one MLflow run holds what a third reads from the commits.
+    """Check that the drivers' one MLflow run holds what a third driver reads from the commits.
 
-    Two that end at once may both tell it a value (MLflow has no "if there is none"), and their times.
+    Two drivers that end at once may both send a value (MLflow has no conditional write), and both send their times.
     """
     from tests.chaos.engine import compare
 

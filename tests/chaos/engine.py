@@ -1,9 +1,9 @@
 """Kill the engine without Ray, over and over, and compare: one story is one run that is killed until it finishes.
 
-Every life of a story is a forked child of this process, which has imported everything; it is killed from outside at
-a moment, or kills itself at a durable call (faults.py). What is compared with the run that nobody killed:
-the sha256 over all matrices, metrics, losses, ranks, galleries and final weights; the metrics that MLflow or
-the outbox holds; and that no task with a commit was trained again.
+Every life of a story is a forked child of this process, which has imported everything. It is killed from outside at
+a random moment, or kills itself at a durable call (faults.py). Three things are compared with an unkilled run: the
+sha256 over all matrices, metrics, losses, ranks, galleries and final weights, the metrics in MLflow or in the outbox,
+and the list of trained tasks (a task with a commit is never trained again).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LIFE_SECONDS = 300.0  # a life that takes longer hangs
 
 @dataclass
 class Told:
-    """How a story ended."""
+    """Result of one story."""
 
     story: Story
     kills: list[Kill] = field(default_factory=list)  # those that hit
@@ -60,7 +60,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Unbroken:
-    """What the run that nobody kills gives."""
+    """Result of the unkilled run."""
 
     digest: str
     metrics: Points
@@ -106,7 +106,7 @@ class Engine:
             self.unbroken[method] = Unbroken(digest, metrics, calls, seconds)
 
     def _unharmed(self, story: Story) -> Path:
-        """The runs folder of a story in which nobody dies."""
+        """Return the runs folder of a story without kills."""
         home = self._home(story)
         if run_child(live, home, self.manifest, story, None, True):
             raise RuntimeError(f"{story.method}: the run that nobody kills failed: {last_line(home / 'log')}")
@@ -206,7 +206,7 @@ class Engine:
 
 
 def compare(expected: Points, found: Mapping[str, tuple[float, int]]) -> Iterator[str]:
-    """Every metric is there, with its value, and none twice."""
+    """Check that every metric exists with its value, and none twice."""
     for point in sorted(expected.keys() | found.keys()):
         if point not in found:
             yield f"metric {point} is lost"
@@ -221,7 +221,7 @@ def compare(expected: Points, found: Mapping[str, tuple[float, int]]) -> Iterato
 def _check_life(
     home: Path, events: list[tuple[str, int, float]], seen: dict[str, tuple[int, int]], trained: Counter[int]
 ) -> Iterator[str]:
-    """After each life: commits never change, and what was committed before it is not trained again."""
+    """Check after each life that commits did not change and that no committed task was trained again."""
     finished = len(seen)
     begun = Counter(task for what, task, _ in events if what == "train") - trained
     yield from (f"task {task + 1} has a commit and was trained again" for task in begun if task < finished)

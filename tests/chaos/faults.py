@@ -1,9 +1,8 @@
-"""Where a process can be hurt: the calls by which a run makes something last, counted and interrupted.
+"""Fault injection: the calls by which a run makes data durable, counted and interrupted.
 
-A run is killed *before* or *after* the n-th of them, or *within* it (the file then ends early, as if the machine had
-died while it was written). A file that got its name without having been synced ends early, too, whenever its writer
-dies: a machine that goes down with it would lose its bytes. The same n is the same place in every run of the same
-settings.
+A run is killed *before* or *after* the n-th call, or *within* it (the file then ends early, as if the machine had
+died while it was written). A file that was renamed before it was synced also ends early when its writer dies: a crash
+of the machine would lose its bytes. The same n is the same place in every run of the same settings.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, Literal
 
 When = Literal["before", "within", "after"]
 WHENS: tuple[When, ...] = ("before", "within", "after")
-CALLS = ("fsync", "replace", "rename", "link", "unlink")  # of `os`; what decides whether a file is there, and whole
+CALLS = ("fsync", "replace", "rename", "link", "unlink")  # of `os`; they decide whether a file exists, and whole
 _TORN_BYTES = 40  # at most so much of a file's end is missing: less than one record of the outbox
 
 
@@ -72,7 +71,7 @@ def watched(root: Path, before: Callable[[Call], None], after: Callable[[Call], 
 
 
 def _path_of(descriptor: int) -> str:
-    """The file behind an open descriptor; empty where the system does not tell."""
+    """Return the path of an open descriptor; empty where the system does not report it."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
@@ -80,12 +79,12 @@ def _path_of(descriptor: int) -> str:
 
 
 def die() -> None:
-    """End this process as `kill -9` does: nothing is flushed, closed or said."""
+    """End this process as `kill -9` does: nothing is flushed, closed or printed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _is_younger(path: str, started: float) -> bool:
-    """Whether a file was written since then: what an earlier life left was synced by that one."""
+    """Return whether a file was written since then; an earlier life synced its own files."""
     return os.path.isfile(path) and os.stat(path).st_mtime >= started
 
 

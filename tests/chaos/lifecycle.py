@@ -1,7 +1,7 @@
-"""One life of a run that is killed again and again: a forked child that goes on from what is there (engine.py).
+"""One life of a run that is killed repeatedly: a forked child that resumes from the stored commits (engine.py).
 
-Beside the run's own files it leaves in its folder: `events`, a line for each task that is begun or finished; `digest`,
-once the end is reached; `log`, whatever it said.
+It adds three files to the run's own: `events` has a line for each task that begins or finishes, `digest` is written
+once the end is reached, and `log` holds the output.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 from tests.chaos.cases import case_of
 from tests.chaos.faults import Call, When, counted, killed_at
 
-Tracked = Literal["away", "back", "sqlite"]  # MLflow: never there; back when all is over; a file that is there
+Tracked = Literal["away", "back", "sqlite"]  # MLflow: unreachable; reachable at the end; a file that exists
 Points = dict[str, float | None]  # "key step" of a metric -> its value; None: a time, which differs
 VIDEOS = {"train": 3, "searched": 2, "has_val": False}  # of a task
-NOWHERE = "http://127.0.0.1:9"  # nobody listens on the port called "discard"
-DIGEST_WITHOUT = {"seconds"}  # of a record: what differs between two runs of the same
+NOWHERE = "http://127.0.0.1:9"  # no server listens on the port called "discard"
+DIGEST_WITHOUT = {"seconds"}  # fields of a record that differ between two equal runs
 TIMED = ("cost/seconds_task", "cost/videos_per_second", "cost/peak_memory_mb")
 
 
@@ -53,7 +53,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Story:
-    """What happens to one run; the same number and seed tell the same story."""
+    """Plan of the kills of one run; the same number and seed give the same story."""
 
     number: int
     method: str  # a name of cases.py
@@ -80,7 +80,7 @@ def run_child(work: Callable[..., None], *arguments: Any) -> int:
 
 
 def _in_child(work: Callable[..., None], home: Path, *arguments: Any) -> None:
-    """What a child says goes into `<home>/log`."""
+    """Send a child's output to `<home>/log`."""
     out = (home / "log").open("a", buffering=1)  # lines: nothing is flushed when it is killed
     for descriptor in (1, 2):
         os.dup2(out.fileno(), descriptor)
@@ -90,7 +90,7 @@ def _in_child(work: Callable[..., None], home: Path, *arguments: Any) -> None:
 
 
 def live(home: Path, manifest: Path, story: Story, kill: Kill | None = None, is_first: bool = False) -> None:
-    """One life of a story: go on from what is there, record it, and leave the digest if the end is reached."""
+    """Live one life of a story: resume, record the events, and write the digest if the end is reached."""
     calls: list[Call] = []
     guard: Any = nullcontext()
     if is_first:
@@ -105,12 +105,12 @@ def live(home: Path, manifest: Path, story: Story, kill: Kill | None = None, is_
 
 
 def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, folder: Path | None = None) -> str:
-    """Go on from what the store of `home` holds, to the end; the digest of what the run results in.
+    """Resume from the store of `home` and run to the end; the digest of the run's results.
 
     Args:
         home: the runs folder.
         manifest: of the stream.
-        story: whose method is run.
+        story: the story whose method is run.
         uri: of MLflow, if not the story's.
         folder: of the events, if not `home`.
     """
@@ -163,7 +163,7 @@ def _uri(home: Path, story: Story) -> str:
 
 
 def note(home: Path, what: str, task: int) -> None:
-    """One line of the story in the folder `home`, written in one call so that it is there whenever the process dies."""
+    """Append one line of the story below `home` in one call, so that it survives whenever the process dies."""
     descriptor = os.open(home / "events", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{what} {task} {time.monotonic()}\n".encode())
     os.close(descriptor)
@@ -228,7 +228,7 @@ def is_time(point: str) -> bool:
 
 
 def quiet(folder: Path) -> None:
-    """Settings of this process and its children: no waiting for a server that is not there."""
+    """Set this process and its children not to wait for an unreachable server."""
     os.environ["CTVR_CACHE"] = str(folder / "cache")
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"

@@ -1,11 +1,10 @@
 """Kill a real nested sweep: its workers, trial drivers, Ray itself, the whole driver, the MLflow server; then compare.
 
-Ray runs in processes of their own, started by `ctvr sweep` as a user would; they are found by the titles that Ray
-gives them, and nothing of Ray is imported here. A sweep whose driver was killed goes on with
-`ctvr sweep --resume`; one whose raylet or GCS was killed goes on by itself, and says so in one line; what MLflow missed
-is sent with `ctvr sync`. Compared with the sweep that nobody killed: the
-commits of all tasks of all trials (digests of weights and galleries, matrices, metrics, ranks), and every
-metric of every trial in MLflow, exactly once.
+Ray runs in separate processes, which `ctvr sweep` starts as it does for a user. They are found by the titles that Ray
+gives them; this module does not import Ray. A sweep whose driver was killed continues with `ctvr sweep --resume`. One
+whose raylet or GCS was killed continues by itself, and reports it in one line. `ctvr sync` sends the values that MLflow
+missed. Two things are compared with an unkilled sweep: the commits of all tasks of all trials (digests of weights and
+galleries, matrices, metrics, ranks), and every metric of every trial in MLflow, exactly once.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Kill:
 
 @dataclass
 class Told:
-    """How a sweep ended."""
+    """Result of one sweep."""
 
     number: int
     kills: list[Kill] = field(default_factory=list)
@@ -76,9 +75,9 @@ class Sweeps:
 
     Args:
         folder: everything is written here.
-        seed: of what is killed, and when.
-        workers: of each trial.
-        victims: of each sweep.
+        seed: of the choice of victims and moments.
+        workers: number of workers of each trial.
+        victims: number of victims of each sweep.
     """
 
     def __init__(self, folder: Path, seed: int, workers: int = 1, victims: tuple[Victim, ...] = VICTIMS) -> None:
@@ -94,7 +93,7 @@ class Sweeps:
         self.threshold = 0.95  # of the machine's memory, above which Ray ends workers
 
     def prepare(self) -> None:
-        """Render the stream, start MLflow, and run the sweep that nobody kills."""
+        """Render the stream, start MLflow, and run the unkilled sweep."""
         write_stream(self.folder, TASKS, **VIDEOS)
         create_store(f"sqlite:///{self.folder / 'mlflow.db'}", self.folder, "small")
         self.server.start()
@@ -113,7 +112,7 @@ class Sweeps:
                     copy(path, target)
 
     def kills(self, number: int) -> tuple[Kill, ...]:
-        """What is killed in the sweep of that number; the same for the same seed."""
+        """Return the kills of the sweep with that number; the same for the same seed."""
         rng = np.random.default_rng([self.seed, number])
         moments = sorted(int(moment) for moment in rng.integers(0, TRIALS * TASKS - 1, len(self.victims)))
         order = rng.permutation(len(self.victims))
@@ -125,7 +124,7 @@ class Sweeps:
     # ------------------------------------------------------------------------------------ one sweep
 
     def tell(self, number: int, kills: tuple[Kill, ...]) -> Told:
-        """Run a sweep to its end, killing what is planned, and compare."""
+        """Run a sweep to its end with the planned kills, and compare."""
         told, runs = Told(number), self._runs(number)
         if (self.folder / "ready").is_dir():
             shutil.copytree(self.folder / "ready", runs / "store")
@@ -140,7 +139,7 @@ class Sweeps:
                 break
             if self._kill(kill, self.sweep):
                 told.kills.append(kill)
-                if kill.victim != "server":  # nobody waits for it
+                if kill.victim != "server":  # no trial waits for it
                     died.append(time.monotonic())
                 if kill.victim in FILES:  # a sweep that Ray's end stops twice without a task between gives up
                     least = len(watch.seen)
@@ -158,7 +157,7 @@ class Sweeps:
         return told
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """End all processes."""
         if self.sweep is not None and self.sweep.poll() is None:
             self.sweep.kill()
             self.sweep.wait()
@@ -169,7 +168,7 @@ class Sweeps:
         return self.sweep.poll() is not None or len(watch.seen) > commits
 
     def _kill(self, kill: Kill, sweep: subprocess.Popen[bytes]) -> bool:
-        """Whether the victim was found and is dead."""
+        """Kill the victim; return whether it was found and is dead."""
         if kill.victim == "server":
             if self.server.process is None:
                 return False
@@ -270,7 +269,7 @@ class Sweeps:
         return found
 
     def _metrics(self, number: int) -> Metrics:
-        """What MLflow holds of a sweep's trials: (learning rate, key, step) -> value and how often."""
+        """Read a sweep's metrics from MLflow: (learning rate, key, step) -> value and number of entries."""
         query = (
             "select p.value, m.key, m.step, max(m.value), count(*) from metrics m "
             "join params p on p.run_uuid = m.run_uuid and p.key = 'method.lr' "
@@ -284,7 +283,7 @@ class Sweeps:
 
 
 def compare(expected: Metrics, found: Metrics) -> Iterator[str]:
-    """Every metric is there, with its value, once."""
+    """Check that every metric exists with its value, once."""
     yield from (f"metric {point} is lost" for point in sorted(expected.keys() - found.keys()))
     for point, (value, count) in sorted(found.items()):
         if point not in expected:
@@ -304,7 +303,7 @@ def taken() -> float:
 
 
 def exhaust_memory(threshold: float, seconds: float = 4.0) -> None:
-    """Take memory, in a process of its own, until more than `threshold` of the machine's is in use; hold it a while."""
+    """Take memory in a separate process until more than `threshold` of the machine's is in use; hold it a while."""
     program = (
         "import sys, time\n"
         "from tests.chaos.sweeps import taken\n"

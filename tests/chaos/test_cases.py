@@ -1,4 +1,4 @@
-"""The runs that are killed can all be begun, and the faults that they are there for can happen in them."""
+"""Every run that is killed can be started, and the faults that it should meet can happen in it."""
 
 from __future__ import annotations
 

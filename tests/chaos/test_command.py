@@ -1,4 +1,4 @@
-"""`make chaos`: bad words are one line; the last line is the count; the exit status says whether something differs."""
+"""`make chaos`: one line for a bad argument, the count in the last line, and an exit status that shows differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killing the engine finds nothing where all is well, and finds what is planted."""
+"""Killing the engine reports no fault in the present code, and reports planted faults."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def late(engine: Engine, tracked: Tracked = "away") -> tuple[Kill, ...]:
-    """A kill when two tasks are finished and told."""
+    """A kill when two tasks are finished and reported."""
     return (Kill(call=engine.unbroken[METHOD].calls[tracked] - 12, when="after"),)
 
 
@@ -135,7 +135,7 @@ def test_metrics_that_are_lost_or_doubled_are_found(engine, monkeypatch):
 
 
 def skip_the_sync(patch: pytest.MonkeyPatch) -> None:
-    """What the machine has not written is lost with it (faults.py)."""
+    """Unsynced bytes are lost with the machine (faults.py)."""
     patch.setattr(local, "_write_and_sync", lambda path, buffers, mode: path.write_bytes(b"".join(buffers)))
 
 
@@ -158,7 +158,7 @@ def commit_before_the_objects(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_random_state(patch: pytest.MonkeyPatch) -> None:
-    """In every life that goes on from a commit."""
+    """The fault occurs in every life that resumes from a commit."""
     load, seed, resumed = commits.Commits.load, Loop._seed, []
 
     def noted(self, done):
@@ -175,7 +175,7 @@ def forget_the_random_state(patch: pytest.MonkeyPatch) -> None:
     [(10, METHOD, skip_the_sync), (11, METHOD, commit_before_the_objects), (12, RANDOM, forget_the_random_state)],
 )
 def test_planted_faults_of_the_engine_are_found(engine, monkeypatch, number, method, plant):
-    """Of one that commits too early only a kill in between tells: lives end at one call after another."""
+    """Only a kill in between reveals a commit that comes too early: lives end at one call after another."""
     plant(monkeypatch)
     kills = tuple(Kill(call=call, when="after") for call in range(20, 32, 2))
     told = engine.tell(Story(number, method, "away", False, kills), 9)

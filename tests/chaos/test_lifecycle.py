@@ -1,4 +1,4 @@
-"""What a killed run leaves behind is read back: its digest, its stream, and the metrics that wait or are stored."""
+"""A killed run is read back: its digest, its stream, and its waiting and stored metrics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_twice(tracker: Tracker) -> None:
-    """A run that was told twice, as after a restart."""
+    """A run that was reported twice, as after a restart."""
     for _ in range(2):
         run = Tracker(tracker.uri, tracker.runs).open_run("s", "a run", {})
         tracker.log_task(run, 1, {"a": 1.5, "cost/seconds_task": 2.0})
@@ -70,7 +70,7 @@ def test_metrics_that_wait_are_counted_by_their_values(tmp_path, without_retries
     write_twice(tracker)
     assert waiting_metrics(tmp_path) == {"a 1": (1.5, 1), "cost/seconds_task 1": (2.0, 1), "FINISHED 0": (1.0, 1)}
     tracker.log_task(tracker.outbox.pending()[0], 1, {"a": 2.5, "cost/seconds_task": 3.0})
-    assert waiting_metrics(tmp_path)["a 1"] == (1.5, 2)  # two values are a contradiction, but for times
+    assert waiting_metrics(tmp_path)["a 1"] == (1.5, 2)  # two values are a contradiction, except for times
     assert waiting_metrics(tmp_path)["cost/seconds_task 1"][1] == 1
 
 

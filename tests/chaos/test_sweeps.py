@@ -1,4 +1,4 @@
-"""What is killed in a sweep is the same for the same seed; processes are found by their titles."""
+"""The kills of a sweep are the same for the same seed; processes are found by their titles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes are found by their titles; commits are noted as they appear, and told where they change."""
+"""Processes are found by their titles; commits are noted as they appear, and reported if they change."""
 
 from __future__ import annotations
 

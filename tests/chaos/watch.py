@@ -1,4 +1,4 @@
-"""What is seen of a sweep from outside while its processes are killed, and the MLflow server beside it."""
+"""Observation of a sweep from outside while its processes are killed, and the MLflow server that it reports to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 600.0  # seconds that anything may take on a loaded machine
 
 
 class Server:
-    """An MLflow server on a SQLite file, in a process group of its own."""
+    """An MLflow server on a SQLite file, in a separate process group."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Server:
         self._later.start()
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """End the server's processes."""
         if self._later is not None:
             self._later.cancel()
         self.kill()
@@ -69,7 +69,7 @@ class Server:
 
 
 class Watch(threading.Thread):
-    """Notes when each commit of a sweep appears, and whether one that is there ever changes."""
+    """Notes when each commit of a sweep appears, and whether an existing one ever changes."""
 
     def __init__(self, runs: Path) -> None:
         super().__init__(daemon=True)

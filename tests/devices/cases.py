@@ -1,4 +1,4 @@
-"""What runs on the pretended GPU besides every method as it is, and how often the host may wait in each."""
+"""Cases for the pretended GPU in addition to every method with its defaults, and the host waits allowed in each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def preset(method: str, name: str) -> dict[str, Any]:
     return select_prefix(find_method(method).PRESETS[name], "method")
 
 
-# Beside the same run on the CPU. The first word is the method
+# Compared with the same run on the CPU. The first word is the method
 CASES: dict[str, dict[str, Any]] = {
     "framefusion_moe, without pads": {},  # two ways through the experts: for a host that may look, and one that may not
     "moe_adapter, no dropout": {"dropout": 0.0},

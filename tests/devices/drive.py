@@ -119,9 +119,9 @@ def run(
     evaluation: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[Loop, dict[str, list[Watch]]]:
-    """Train and evaluate on the device; a second call in the same folder goes on from the last commit.
+    """Train and evaluate on the device; a second call in the same folder resumes from the last commit.
 
-    Returns the loop and what was seen of each task, by phase.
+    Returns the loop and the observations of each task, by phase.
     """
     method = make_method(name, **settings)
     if plant:
@@ -168,7 +168,7 @@ def _replace(owner: Any, name: str, around: Callable[[], Any]) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run on the pretended GPU showed of its last task, as plain data."""
+    """Return the observations of a run's last task on the pretended GPU, as plain data."""
 
     waits: dict[str, int] = field(default_factory=dict)  # by phase
     places: dict[str, int] = field(default_factory=dict)  # phase, line and kind of each
@@ -178,12 +178,12 @@ class Report:
 
 
 def _is_counted(phase: str, place: str) -> bool:
-    """Of a search only what the method makes wait: the evaluation has to copy features of every block, and ranks."""
+    """Keep only the waits that the method causes in a search: the evaluation must copy each block's features, and ranks."""
     return place.startswith("search methods/" if phase == "search" else f"{phase} ")
 
 
 def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: Any) -> Report:
-    """A run, the same run resumed from its last commit, and if asked the same on the CPU. For a process of its own."""
+    """Run, resume the same run from its last commit, and optionally repeat it on the CPU, in a separate process."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # three steps are too few for some methods, which say so
     with tempfile.TemporaryDirectory() as folder:
@@ -217,7 +217,7 @@ def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: A
 
 
 def bench(name: str) -> GpuRow:
-    """A row of `make bench-gpu`. For a process of its own."""
+    """Compute a row of `make bench-gpu`, in a separate process."""
     torch.set_num_threads(1)
     backbone = load_backbone(TINY, "shipped")
     with pretended() as gpu:

@@ -1,17 +1,17 @@
-"""A pretended GPU: tensors that say `cuda:0`, hold their numbers on the CPU, and object as CUDA would.
+"""A pretended GPU: tensors that report `cuda:0`, hold their numbers on the CPU, and raise errors where CUDA would.
 
 Every tensor of the device is a wrapper without memory of its own. Torch's spare device (PrivateUse1) carries it, so
 that autograd treats it as one of an accelerator; Python sees `cuda:0`. Each operator is checked, counted and then
 computed on the numbers. Found are:
 
-    devices      a CPU tensor with dimensions beside one of the device, a CPU generator, a conversion to NumPy
+    devices      a CPU tensor with dimensions next to one of the device, a CPU generator, a conversion to NumPy
     types        matrix products of integers; under autocast CUDA's own lists decide who gets bfloat16
     cuDNN        the backward pass of an LSTM that ran in evaluation mode
     waits        reads of the device by the host, and copies that block: the lines of ours that ask for them
     operators    all that were dispatched, by name
 
 It does not see kernels and their numbers (they are the CPU's), streams, memory, time, autocast's cache of cast weights,
-what else cuDNN refuses, or collectives of NCCL.
+other limits of cuDNN, or collectives of NCCL.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.
 
 
 class Trespass(AssertionError):
-    """What CUDA would have refused."""
+    """Raised for an operation that CUDA would refuse."""
 
 
 _generators: list[torch.Generator] = []  # of the device; torch forgets whatever else could mark one
@@ -173,7 +173,7 @@ def _cast(func: Any, choose: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 class Watch:
-    """What was seen since it began: `waits` by line of ours, `operators` by name."""
+    """Counts since it began: `waits` by line of our code, `operators` by name."""
 
     def __init__(self, phase: str) -> None:
         self.phase = phase
@@ -208,7 +208,7 @@ def _wait(what: str) -> None:
 
 @contextmanager
 def watching(phase: str = "") -> Iterator[Watch]:
-    """Count until the end of a `with` block, but what happens `apart_from` this phase."""
+    """Count until the end of a `with` block, except in `apart_from` blocks."""
     watch = Watch(phase)
     _watches.append(watch)
     try:
@@ -229,7 +229,7 @@ def apart_from(phase: str) -> Iterator[None]:
 
 
 def _leaves(x: Any) -> Iterator[Any]:
-    """What an operator is given, out of its lists; torch's own trees take half of a run's time."""
+    """Flatten the lists in an operator's arguments; torch's own pytree would take half of a run's time."""
     if isinstance(x, (tuple, list)):
         for each in x:
             yield from _leaves(each)
@@ -321,7 +321,7 @@ def _check_copy(func: Any, args: Any, kwargs: dict[str, Any], makes: bool) -> No
 
 
 class _Devices(TorchFunctionMode):
-    """Whoever names `cuda` gets the pretended one."""
+    """Replace `cuda` in the arguments of torch functions by the pretended device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -355,7 +355,7 @@ class _Factories(TorchDispatchMode):
 
 
 class _NoWayBack(torch.autograd.Function):
-    """What cuDNN computed for evaluation alone."""
+    """Result that cuDNN computed for evaluation only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -367,7 +367,7 @@ class _NoWayBack(torch.autograd.Function):
 
 
 def _lstm(plain: Callable[..., Any], x: Tensor, state: Any, weights: Any, *given: Any) -> Any:
-    """One layer and direction, rows first, as torch's formula has it: the device has no kernel of its own."""
+    """Compute one layer and direction, rows first, by torch's formula: the device does not have a kernel for it."""
     if not isinstance(x, Pretended):
         return plain(x, state, weights, *given)
     has_bias, layers, _, is_training, is_bidirectional, is_batch_first = given

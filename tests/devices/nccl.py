@@ -1,9 +1,9 @@
-"""Several pretended GPUs: what NCCL would be given goes over gloo, and gradients are averaged as DDP averages them.
+"""Several pretended GPUs: NCCL's collectives run over gloo, and gradients are averaged as DDP averages them.
 
-A process has one pretended GPU. Collectives of its tensors want contiguous ones, all of the device; those of CPU
-tensors and of objects go over gloo as they are, which is what `cpu:gloo,cuda:nccl` does. DDP itself needs a backend in
-C++; what stands for it here averages after the backward pass and knows parameters that some or all workers have not
-used. The real one is tested on CPUs (tests/workers).
+A process has one pretended GPU. Collectives of its tensors need contiguous ones, all of the device. Those of CPU
+tensors and of objects run over gloo unchanged, as with `cpu:gloo,cuda:nccl`. DDP itself needs a backend in C++. Its
+replacement here averages after the backward pass and handles parameters that some or all workers have not used. The
+real DDP is tested on CPUs (tests/workers).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _AtEnd(torch.autograd.Function):
 
 
 class Averaging(nn.Module):
-    """What DDP is to the loop."""
+    """Stand-in for DDP, with the interface that the loop uses."""
 
     def __init__(self, module: nn.Module, find_unused_parameters: bool, forward_sync_buffers: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Averaging(nn.Module):
 
     @torch.no_grad()
     def average(self) -> None:
-        """Every gradient that any worker has is the mean over workers; those of nobody stay none."""
+        """Replace every gradient that any worker has by the mean over workers; gradients that no worker has stay None."""
         self.is_queued = False
         learning = [p for p in self.module.parameters() if p.requires_grad]
         assert self.finds or all(p.grad is not None for p in learning), "DDP would fail in the next step"

@@ -1,10 +1,10 @@
-"""Every method on a pretended GPU: where its tensors lie, what they are made of, and how often the host waits.
+"""Every method on a pretended GPU: the devices and types of its tensors, and the number of host waits.
 
-`budget.json` holds the waits of the last task: in its two steps, which replay and distil where the method does and one
-of which reads the epoch's losses; in `end_task`; and in what it encodes and scores in the search that follows, beside
-the copies that the evaluation makes of every block. Whoever adds one is told the line; whoever removes one writes the
-smaller number, for which `python -m tests.devices --write` is there; without `--write` it prints the table. What a
-pretended GPU cannot see stands in fake_cuda.py.
+`budget.json` holds the waits of the last task in three phases. The first is its two steps, which replay and distil
+where the method does; one of them reads the epoch's losses. The second is `end_task`. The third is the encoding and
+scoring of the search that follows, without the copies that the evaluation makes of every block. If you add a wait, the
+test names its line. If you remove one, write the smaller number with `python -m tests.devices --write`; without
+`--write` the command prints the table. fake_cuda.py lists what a pretended GPU cannot see.
 """
 
 from __future__ import annotations
