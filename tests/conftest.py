@@ -46,7 +46,7 @@ def pytest_runtest_teardown() -> None:
 
 
 def _seed(seed: int) -> None:
-    """What draws without a seed of its own draws the same, whichever tests ran before in this process."""
+    """Seed unseeded draws, so that they do not depend on the tests that ran before in this process."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)

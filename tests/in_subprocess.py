@@ -9,6 +9,6 @@ from typing import Any
 
 
 def in_subprocess(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What the function returns; both it and its arguments are pickled, and a child that crashes fails its test."""
+    """Run a function in a child and return its result; the call is pickled, and a crash of the child fails the test."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments, **named).result()

@@ -1,4 +1,4 @@
-"""Every command of the documents is one: it parses, and what it names is there."""
+"""Every command of the documents is valid: it parses, and the names in it exist."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def commands_of(line: str) -> Iterator[list[str]]:
-    """The words of each command of a line: what stands behind && ; | is another, and so is what `ray exec` runs."""
+    """Split a line into commands and their words: at && ; |, and at the command that `ray exec` runs."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;><")
     lexer.whitespace_split, lexer.commenters = True, "#"
     words: list[str] = []
@@ -91,7 +91,7 @@ def check(words: list[str]) -> None:
 
 
 def check_ctvr(words: list[str]) -> None:
-    # `ctvr report` in a sentence names the command; a NAME behind an option that counts is some number
+    # `ctvr report` in a sentence names the command; a NAME after an option that counts is some number
     if (len(words) == 1 and words[0] in COMMANDS) or words in (["COMMAND", "--help"], ["--version"], ["cache", "gc"]):
         return
     if words[-1] == "--help":

@@ -1,4 +1,4 @@
-"""What the documents name is there: methods, tests, files, targets of make."""
+"""Everything that the documents name exists: methods, tests, files, make targets."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What is wrong with a command as it is typed; nothing if it runs."""
+    """Return the error of a command as it is typed; empty if it runs."""
     if "KEY" in words:
         trained = ExecutionConfig(runs=Path("runs")).existing_tracker().find_runs(tags={"ctvr.complete": "true"})
         words = [trained[0].tags["ctvr.result"] if word == "KEY" else word for word in words]

@@ -1,7 +1,7 @@
-"""Who may import whom. A package that is not listed beside another is out of its reach, lazily or not.
+"""Allowed imports between packages. A package may import only those listed in its entry, lazily or not.
 
-Imports are read from the sources, those inside functions and below TYPE_CHECKING too: a lazy import cannot run up a
-floor. The packages and what each is for: docs/architecture.md.
+Imports are read from the sources, including those inside functions and below TYPE_CHECKING: a lazy import cannot reach
+a higher layer. docs/architecture.md describes the packages.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ MAY: dict[str, set[str]] = {
         "retrieval",
         "streams",
         "methods",
-    },  # nobody imports it; ctvr/sandbox is another package
-    "tools": {  # of the repository, not in the wheel; nobody imports it
+    },  # no package imports it; ctvr/sandbox is another package
+    "tools": {  # of the repository, not in the wheel; no package imports it
         "jobs",
         "sweeps",
         "catalog",
@@ -179,7 +179,7 @@ TORCH_FREE = (
     "on_ray.worker",
 )
 
-# What is there and should not be, until its package has been put in order. Exact: an entry that is no longer true fails
+# Known violations, until their packages have been mended. Exact: an entry that is no longer true fails
 KNOWN_CIRCLES: set[tuple[str, str]] = set()
 KNOWN_LONG: set[str] = set()
 
@@ -274,7 +274,7 @@ def test_every_package_is_listed_and_no_listed_package_is_gone():
 
 
 def test_packages_and_files_form_no_circle():
-    """Of packages by MAY, of files by what they import, lazily or for types alone."""
+    """Packages by MAY, files by their imports, including lazy ones and those for types only."""
     needs: dict[str, set[str]] = {str(file.relative_to(ROOT)): set() for file in FILES}
     for arrow in ALL:
         target = path_of(arrow.module)
@@ -323,7 +323,7 @@ def test_the_house_stays_tidy():
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, list[str]]:
-    """What one process has loaded after each step: `import ctvr.orchestrator`, then every module of TORCH_FREE."""
+    """Return the modules loaded after each step: `import ctvr.orchestrator`, then every module of TORCH_FREE."""
     modules = [
         module_of(file)
         for file in FILES

@@ -1,4 +1,4 @@
-"""What others build for us is named by its digest: actions of the workflows by commit, packages by their files."""
+"""External artefacts are pinned by digest: actions of the workflows by commit, packages by their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pip install` of the wheel brings: every room, every data file, and a command that runs without the checkout."""
+"""Contents of the installed wheel: every package, every data file, and a command that runs without the checkout."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_installed_command_lists_the_methods_and_learns_a_stream(elsewhere):
 
 
 def test_six_lines_of_python_train_a_model_that_finds_the_clips_that_are_meant(elsewhere):
-    """Of two colours; nothing else tells the clips of this stream apart."""
+    """The clips have two colours; they differ in nothing else."""
     manifest = write_stream(elsewhere / "asked", num_tasks=2)
     lines = f"""
 import ctvr

@@ -1,8 +1,8 @@
-"""Several hosts on one machine: network namespaces with an sshd each, as `ray up` wants to find them.
+"""Several hosts on one machine: network namespaces with an sshd each, as `ray up` needs them.
 
-A host has its own processes, host name, home, /tmp and /dev/shm; all share /srv/ctvr, as machines of a laboratory
-share a file server, and the root file system, which is their operating system. Their home holds what an image of a
-machine would: a virtual environment with the packages that cluster/setup.sh installs, taken from ours.
+A host has its own processes, host name, home, /tmp and /dev/shm. All hosts share /srv/ctvr, as machines of a laboratory
+share a file server, and the root file system, which is their operating system. As in a machine image, the home holds a
+virtual environment with the packages that cluster/setup.sh installs; they are copied from ours.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DEBIAN = ("openssh-server", "libwrap0", "rsync", "libpopt0", "libxxhash0")
 
 
 class Unavailable(RuntimeError):
-    """This machine cannot play several hosts; the message says why."""
+    """Raised if this machine cannot simulate several hosts; the message gives the reason."""
 
 
 def sh(*words: str | Path, check: bool = True, **more: str) -> str:
-    """Run a command, return what it prints; an AssertionError shows what it said."""
+    """Run a command and return its output; an AssertionError shows the output of one that fails."""
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, env={**os.environ, **more}, check=False)
     assert not check or not done.returncode, f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}"
     return done.stdout.strip()
@@ -40,10 +40,10 @@ def sh(*words: str | Path, check: bool = True, **more: str) -> str:
 
 
 def find_tools(folder: Path) -> Path:
-    """A folder whose `bin` holds sshd and rsync: of this machine, else unpacked from Debian's packages, not installed.
+    """Return a folder whose `bin` holds sshd and rsync: this machine's, or unpacked (not installed) Debian packages.
 
     Raises:
-        Unavailable: if this machine lacks what it takes.
+        Unavailable: if this machine can provide neither.
     """
     if os.geteuid() != 0:
         raise Unavailable("only root can make network namespaces")
@@ -120,7 +120,7 @@ def make_image(folder: Path) -> Path:
         script.chmod(0o755)
     read = (REPOSITORY / name for name in ("pyproject.toml", "constraints.txt"))
     stamp = hashlib.sha256(b"".join(file.read_bytes() for file in read)).hexdigest()
-    (venv / ".ctvr_stamp").write_text(stamp)  # what setup.sh installs is there
+    (venv / ".ctvr_stamp").write_text(stamp)  # the packages of setup.sh are installed
     (home / ".bashrc").write_text("export PATH=/srv/tools/bin:$PATH UV_OFFLINE=1\n")
     return home
 
@@ -147,7 +147,7 @@ class Host:
         return sh(*self.enter("env", "-i", f"HOME={HOME}", "bash", "-lc", f"source ~/.bashrc; {command}"), check=check)
 
     def processes(self) -> dict[int, str]:
-        """Process ids (as the machine counts) and command lines of what runs here."""
+        """Return the process ids (in the machine's namespace) and command lines of the host's processes."""
         found: dict[int, str] = {}
         if self.process.poll() is not None:
             return found
@@ -161,7 +161,7 @@ class Host:
         return found
 
     def lose_power(self) -> None:
-        """The network is gone at once, and with it everything that ran; nothing says goodbye."""
+        """Remove the network and all processes at once, without a shutdown."""
         sh("ip", "-n", self.name, "link", "set", "eth0", "down")
         self.end()
 
@@ -190,7 +190,7 @@ class Hosts:
         return self.folder / "id_ed25519"
 
     def __enter__(self) -> Hosts:
-        self._remove()  # what a test that was killed left behind
+        self._remove()  # the remains of a test that was killed
         self.shared.mkdir(parents=True)
         self.folder.chmod(0o755)
         sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key)

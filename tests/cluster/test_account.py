@@ -1,6 +1,6 @@
-"""What an AWS account needs is made by one template, in moto's account; Ray then finds everything in a100.yaml.
+"""One template creates everything that an AWS account needs, here in moto; Ray then finds all names of a100.yaml.
 
-moto is no AWS: it shows that the template is complete and that the names arrive, not that AWS grants what is asked.
+moto is not AWS: it shows that the template is complete and that the names arrive, not that AWS grants the requests.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_only_given_addresses_reach_the_machines_and_only_machines_the_file_syst
 
 
 def test_no_machine_may_do_more_than_it_needs() -> None:
-    """Of the template itself: moto attaches no managed policy to a role that CloudFormation makes."""
+    """Check the template itself: moto attaches no managed policy to a role that CloudFormation makes."""
     resources = yaml.safe_load(TEMPLATE.read_text())["Resources"]
     allowed: dict[str, list[dict[str, Any]]] = {}
     for kind in ("Head", "Worker"):
@@ -115,7 +115,7 @@ def test_no_machine_may_do_more_than_it_needs() -> None:
 
 
 def test_ray_takes_the_file_as_it_is_and_opens_nothing(made: dict[str, Any]) -> None:
-    """Ray's own bootstrap, as `ray up` runs it: what is named exists, and no group of Ray's default is made."""
+    """Ray's own bootstrap, as `ray up` runs it, finds every named resource and makes none of its default groups."""
     from ray.autoscaler._private.aws.config import bootstrap_aws
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config
@@ -127,7 +127,7 @@ def test_ray_takes_the_file_as_it_is_and_opens_nothing(made: dict[str, Any]) -> 
     for name, kind in done["available_node_types"].items():
         for key in ("SecurityGroupIds", "SubnetIds", "ImageId", "IamInstanceProfile"):
             assert kind["node_config"][key] == before[name]["node_config"][key]
-    resources = done["available_node_types"]["a100"]["resources"]  # known before the first machine is there
+    resources = done["available_node_types"]["a100"]["resources"]  # known before the first machine exists
     assert (resources["CPU"], resources["GPU"]) == (96, 8)
     groups = made["session"].client("ec2").describe_security_groups()["SecurityGroups"]
     assert not [group["GroupName"] for group in groups if "ray" in group["GroupName"]]

@@ -57,7 +57,7 @@ def validate(cluster: Cluster) -> Cluster:
 
 
 def node_mistakes(cluster: Cluster) -> str:
-    """What EC2 would refuse in the node settings, by its own model of RunInstances; empty if nothing."""
+    """Return the node settings that EC2 would refuse, by its own model of RunInstances; empty if none."""
     import botocore.session
     from botocore.validate import validate_parameters
 
@@ -237,7 +237,7 @@ def test_secrets_are_random_private_and_made_once(tmp_path: Path) -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """A home with the secrets in place and a `uv` that only writes down what it was asked."""
+    """Make a home with the secrets in place and a `uv` that only records its arguments."""
     for name in (".ray/auth_token", ".mlflow/credentials"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("x")
@@ -441,7 +441,7 @@ def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
     assert sqlite3.connect(copied).execute("select name from runs").fetchall() == [("kept",)]
     (tmp_path / "ctvr_mlflow" / "mlflow.db").unlink()  # a new head
     copied.with_name("mlflow-20200101-000000.db").write_text("older")
-    for _ in range(2):  # a database that is there is left alone
+    for _ in range(2):  # an existing database is not touched
         assert script(tmp_path, SERVICES, "restore", PATH=path, CTVR_HEAD_IP="127.0.0.1").returncode == 0
         with sqlite3.connect(tmp_path / "ctvr_mlflow" / "mlflow.db") as database:
             assert database.execute("select name from runs").fetchall() == [("kept",)]
@@ -499,7 +499,7 @@ def settings_of(cluster: Cluster) -> tuple[str, set[str]]:
 
 @pytest.mark.parametrize("other", ["a100", "local"])
 def test_clusters_differ_only_in_what_their_provider_demands(other: str) -> None:
-    """onprem.yaml is what was run on several hosts (test_three_hosts.py); the others share all but these."""
+    """onprem.yaml was run on several hosts (test_three_hosts.py); the others share everything except these lines."""
     run, read = (yaml.safe_load((REPOSITORY / "cluster" / f"{name}.yaml").read_text()) for name in ("onprem", other))
     cloud = other == "a100"
     assert set(run) - PROVIDER == set(read) - PROVIDER

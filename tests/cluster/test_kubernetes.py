@@ -1,7 +1,7 @@
 """cluster/kuberay.yaml fits the schema that KubeRay 1.7.0 ships for a RayJob, pods included.
 
 `kuberay_rayjob_1.7.0.json.gz` is `spec` of version v1 in `ray.io_rayjobs.yaml` of the operator's release 1.7.0
-(Apache-2.0), without descriptions. An unknown field is a mistake: the API server would drop it without a word.
+(Apache-2.0), without descriptions. An unknown field is a mistake: the API server would drop it silently.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "cluster" / "kuberay.yaml"
 
 SCHEMA = Path(__file__).with_name("kuberay_rayjob_1.7.0.json.gz")  # RayJob's spec (v1), without its descriptions
-# the fields of the volume claim, which is no object of KubeRay's
+# the fields of the volume claim, which is not an object of KubeRay's
 CLAIM = {
     "type": "object",
     "required": ["accessModes", "resources"],
@@ -39,7 +39,7 @@ Objects = list[dict[str, Any]]
 
 
 def closed(schema: Any) -> Any:
-    """Refuse the fields that a structural schema does not name: the API server would drop them without a word."""
+    """Refuse the fields that a structural schema does not name: the API server would drop them silently."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -119,7 +119,7 @@ def test_a_mistake_is_found(objects: Objects, change: Any, where: str) -> None:
 
 
 def test_every_part_of_the_cluster_has_the_token(objects: Objects) -> None:
-    """The operator hands it to the autoscaler and the submitter only where `authOptions` says so (KubeRay 1.6)."""
+    """The operator passes it to the autoscaler and the submitter only if `authOptions` is set (KubeRay 1.6)."""
     cluster = job(objects)["rayClusterSpec"]
     assert cluster["authOptions"] == {"mode": "token", "secretName": "ctvr"}
     assert "--from-file=auth_token=" in FILE.read_text()  # the key that the operator looks for

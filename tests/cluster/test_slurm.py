@@ -1,4 +1,4 @@
-"""cluster/slurm.sbatch under a real Slurm of two nodes on this machine: its time runs out, a node dies, it goes on.
+"""cluster/slurm.sbatch under a real Slurm of two nodes on this machine continues after a time limit and a lost node.
 
 Both nodes are this machine, so Ray's two halves share it; only root may start Slurm's daemons. `make test-cluster`.
 """
@@ -100,7 +100,7 @@ class Slurm:
         wait_for(lambda: self.run("sinfo", "-h", "-o", "%T %D").strip() == "idle 2", "two idle nodes")
 
     def daemons(self) -> str:
-        """What Slurm itself says."""
+        """Return the logs of Slurm's daemons."""
         return "\n".join(file.read_text() for file in sorted(self.folder.glob("slurm*.log")))
 
     def log(self, job: str) -> str:
@@ -143,7 +143,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             munge.wait()
 
 
-STUBS = {  # what slurm.sbatch calls, but for Slurm's own programs
+STUBS = {  # the programs that slurm.sbatch calls, except Slurm's own
     "python": f'exec {sys.executable} "$@"',
     "ray": """
 case "$*" in *--block*) exec sleep 600 ;; esac
@@ -168,7 +168,7 @@ def start_again(slurm: Slurm, job: str, start: int = 2) -> None:
 
 
 def ended(slurm: Slurm, job: str) -> str:
-    """What a job's log says when its last start has ended well."""
+    """Return a job's log once its last start has ended without an error."""
     wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), slurm.log(job))
     assert slurm.state(job) == "COMPLETED", f"{slurm.log(job)}\n{slurm.daemons()}"
     return slurm.log(job)

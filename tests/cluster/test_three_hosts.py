@@ -1,7 +1,7 @@
 """`ray up`, `ray submit` and a host that dies, on three hosts made of network namespaces (see hosts.py).
 
-cluster/onprem.yaml is used as it is, but for the lines marked EDIT and the sizes of the nodes. MLflow (with its
-password) and the object store (S3, in moto's server) run on the head; Ray asks for its token. One test after the other:
+cluster/onprem.yaml is used unchanged, except for the lines marked EDIT and the sizes of the nodes. MLflow (with its
+password) and the object store (S3, in moto's server) run on the head; Ray requires its token. The tests run in order:
 together they are the life of a cluster.
 """
 
@@ -107,7 +107,7 @@ class Lab:
         )
 
     def finish(self, process: subprocess.Popen[str], status: int | None = 0, worth: str = ".") -> str:
-        """What a command said; lines in which `worth` is found are in the transcript too."""
+        """Run a command and return its output; lines that contain `worth` go to the transcript, too."""
         try:
             said, _ = process.communicate(timeout=PATIENCE)
         finally:
@@ -252,7 +252,7 @@ END"""
 
 
 def ask(url: str, *, data: bytes | None = None, method: str | None = None, **headers: str) -> int:
-    """The status of an HTTP answer; 0 if nobody answers."""
+    """Return the status of an HTTP answer; 0 if there is no answer."""
     request = urllib.request.Request(url, data=data, method=method, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -492,5 +492,5 @@ def test_ray_down_ends_it(lab):
     def raylets() -> list[str]:
         return [line for host in lab.hosts.hosts for line in host.processes().values() if "raylet" in line]
 
-    # On hosts of one's own the command stops Ray on the head alone; the others miss it for 60 s, then end themselves.
+    # On on-premises hosts the command stops Ray only on the head; the others miss it for 60 s, then end themselves.
     wait_for(lambda: not raylets(), 240)

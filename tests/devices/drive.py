@@ -178,7 +178,7 @@ class Report:
 
 
 def _is_counted(phase: str, place: str) -> bool:
-    """Keep only the waits that the method causes in a search: the evaluation must copy each block's features, and ranks."""
+    """Keep only the waits that the method causes in a search: the evaluation must copy every block's features."""
     return place.startswith("search methods/" if phase == "search" else f"{phase} ")
 
 

@@ -82,7 +82,7 @@ class Averaging(nn.Module):
 
     @torch.no_grad()
     def average(self) -> None:
-        """Replace every gradient that any worker has by the mean over workers; gradients that no worker has stay None."""
+        """Average over workers every gradient that any of them has; gradients that no worker has stay None."""
         self.is_queued = False
         learning = [p for p in self.module.parameters() if p.requires_grad]
         assert self.finds or all(p.grad is not None for p in learning), "DDP would fail in the next step"

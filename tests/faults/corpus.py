@@ -122,7 +122,7 @@ OTHERS = {
 
 
 def videos(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
-    """Files that are no whole video; cut ones without end."""
+    """Yield files that are not a whole video, and truncated ones without end."""
     whole = video_files()
     for suffix in (*whole, ".webm"):
         yield Malformed("no bytes", b"", suffix)
@@ -227,7 +227,7 @@ SPLIT = {"train": {1: {"pets": ["video0", "video1", "video2"]}}, "val": {1: {"pe
 
 
 def splits(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
-    """Pickles that would run something, and those whose content is no split; damaged ones without end."""
+    """Yield pickles that would run code, pickles that do not hold a split, and damaged ones without end."""
     wrong: dict[str, Any] = {
         "a list": [SPLIT],
         "no val": {"train": SPLIT["train"]},
@@ -328,7 +328,7 @@ def manifests(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
 
 
 def settings(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
-    """Words behind `ctvr run --method clip4clip`; `role` is what the message must name."""
+    """Yield the words after `ctvr run --method clip4clip`; the message must name `role`."""
     words = {
         "optim.epochs": ("two", "-1", "1.5", "", "none", "1e9999", "0x10", "[1"),
         "optim.lr_scale": ("abc", "-1", "nan", "inf"),
@@ -352,7 +352,7 @@ def settings(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
 
 
 def search_words(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
-    """Words behind `ctvr sweep --method clip4clip --space`; `role` is what the message must name."""
+    """Yield the words after `ctvr sweep --method clip4clip --space`; the message must name `role`."""
     words = ("method.lr", "method.lr=", "=1,2", "method.lr=,,", "method.lrr=1,2", "method.lr=a,b", "method.lr=-1,2")
     words += ("optim.epochs=1.5,2", "method.lr=nan,1e-6", 'method.lr={"a": 1}')
     for word in words:

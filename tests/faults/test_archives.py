@@ -147,7 +147,7 @@ def test_the_corpus_has_fifty_files():
 
 
 def entrances(folder: Path) -> dict[str, tuple[str, Callable[[Path], object]]]:
-    """Where a file comes in: the name that it has, and who reads it."""
+    """Entry point of a file: its name, and its reader."""
     videos = folder / "videos"
     msrvtt = {"annotations": str(folder / "none.json"), "captions": str(folder / "none.csv")}
     return {

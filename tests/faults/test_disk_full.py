@@ -1,4 +1,4 @@
-"""A disk that is full at the n-th write: one line with path and remedy, nothing finished is lost, it goes on later."""
+"""A disk that is full at the n-th write: one line with path and remedy, no finished work is lost, the run resumes."""
 
 from __future__ import annotations
 

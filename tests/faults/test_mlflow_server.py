@@ -1,4 +1,4 @@
-"""An MLflow server that is killed or stands still while runs are recorded: every metric is there once in the end."""
+"""An MLflow server that is killed or stopped while runs are recorded: in the end it holds every metric once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stored(runs: Path) -> dict[tuple[str, int], list[float]]:
 
 
 def assert_complete(runs: Path, tracker: Tracker, record: Any) -> None:
-    """Every metric of the record is there once, with its value, and the one run has ended."""
+    """Check that every metric of the record is stored once, with its value, and that the one run has ended."""
     found = stored(runs)
     assert all(len(values) == 1 for values in found.values())
     for step, row in enumerate(record.metrics, start=1):
@@ -106,7 +106,7 @@ def test_a_server_that_is_killed_in_a_run_and_again_in_the_replay_has_everything
 def test_a_server_that_stands_still_gets_what_it_may_have_got_already_once(
     server, runs, manifest, small_stream, monkeypatch
 ):
-    """Its socket takes requests while it is stopped: they arrive when it wakes up, beside those that are sent again."""
+    """A stopped server's socket accepts requests: they arrive when it continues, in addition to those sent again."""
 
     def during(index: int) -> None:
         assert server.process is not None

@@ -1,4 +1,4 @@
-"""A node of a fake cluster is lost with all that runs on it: the trial goes on elsewhere, to the same numbers."""
+"""A node of a fake cluster is lost with its processes: the trial continues on another node, with the same numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An object store that dies in the middle of an upload: nothing half is ever seen, what was acknowledged is there."""
+"""An object store that dies during an upload: no partial object is ever visible, every acknowledged one exists."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Server:
 
 
 class Wire:
-    """A connection to the server that breaks after some bytes of an upload, as often as it is told to."""
+    """A connection to the server that breaks after some bytes of an upload, a given number of times."""
 
     def __init__(self, server: int) -> None:
         self.server = server
@@ -208,7 +208,7 @@ def test_a_run_whose_store_is_killed_says_so_and_starts_again_to_the_same_number
 
 
 def test_a_stopped_store_is_waited_for(server, monkeypatch, tmp_path):
-    """SIGSTOP for some seconds is no failure: the client waits and tries again."""
+    """SIGSTOP for some seconds is not a failure: the client waits and tries again."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     store = Store.open("s3://bucket/d", cache=tmp_path / "cache")
     assert server.process is not None

@@ -83,7 +83,7 @@ def test_of_eight_writers_some_killed_one_wins_each_key_and_every_object_is_whol
         told = [me for me, won in claims.items() if str(number) in won]
         owner = store.get_json("lease", f"{number}")
         assert told in ([owner], [])
-        assert told or owner % 2  # nobody was told: the winner died before it heard so
+        assert told or owner % 2  # no process recorded it: the winner died before it could
     for key in range(KEYS):
         np.testing.assert_array_equal(store.get("k", f"{key}")["x"], content(key)["x"])
 

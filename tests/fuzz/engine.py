@@ -32,7 +32,7 @@ SPECIAL = ("absent", "empty", "folder", "FIFO", "device", "loop")
 
 @dataclass
 class Report:
-    """How inputs ended: `right` and `line` are accepted, everything in `wrong` is not."""
+    """Outcomes of inputs: `right` and `line` are accepted, everything in `wrong` is a failure."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)

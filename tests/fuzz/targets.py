@@ -1,7 +1,7 @@
 """The readers of files that users and other people write, each with a small whole file that it accepts.
 
-A reader may return, or raise an error of the project; those of `methods`, which knows no error of ours, a ValueError or
-a FileNotFoundError, which their callers catch.
+A reader may return, or raise an error of the project. The readers in `methods`, which does not import our errors, may
+raise a ValueError or a FileNotFoundError, which their callers catch.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _checkpoint(path: Path) -> object:
 
 
 def _pickled_weights(path: Path) -> object:
-    """What the child of weights.py does with an allowed file; it reports whatever is raised."""
+    """Read an allowed file as the child of weights.py does; it reports every exception."""
     from ctvr.methods.backbone.inert import read
     from ctvr.orchestrator.text_files import read_bytes
 

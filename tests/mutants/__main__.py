@@ -122,7 +122,7 @@ def plant(bug: Bug, root: Path) -> str:
     """Change the bug's one line; returns the file's text of before.
 
     Raises:
-        ValueError: if the line is not there exactly once.
+        ValueError: if the line does not occur exactly once.
     """
     path = root / bug.file
     sound = path.read_text(encoding="utf-8")
@@ -149,7 +149,7 @@ def _copy(root: Path, target: Path) -> Path:
 
 
 def _import_what_takes_long() -> None:
-    """Libraries alone: ours are imported anew, with the bug in them, by every child."""
+    """Import only libraries: every child imports our modules again, with the bug in them."""
     import av  # noqa: F401
     import numpy  # noqa: F401
     import open_clip  # noqa: F401

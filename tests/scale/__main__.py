@@ -261,7 +261,7 @@ def _median(seconds: list[float]) -> float:
 
 
 def _between(each: list[dict[str, Any]]) -> float:
-    """What passes between the end of a segment and the beginning of the next one in the same process."""
+    """Return the median time between the end of a segment and the beginning of the next one in the same process."""
     gaps = []
     for pid in {one["pid"] for one in each}:
         mine = sorted((one for one in each if one["pid"] == pid), key=lambda one: one["began"])

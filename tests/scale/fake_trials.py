@@ -31,12 +31,12 @@ TIMES = "times"  # folder of what each pretended run measured, one JSON file eac
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a real trial left behind.
+    """Messages and sizes recorded from a real trial.
 
     Attributes:
         opened: the message that opened its run.
-        before: what MLflow was told before the first task.
-        tasks: what it was told after each task; the last with all that ends a run.
+        before: the messages to MLflow before the first task.
+        tasks: the messages after each task; the last includes those that end a run.
         objects: kind -> bytes that a task puts into the store.
         commit: bytes of a task's commit.
     """

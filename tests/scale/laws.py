@@ -1,4 +1,4 @@
-"""How what a driver does for one trial grows with the number of trials and of nodes; without Ray's processes."""
+"""Growth of a driver's work per trial with the number of trials and of nodes; without Ray's processes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "search_spaces"
 
 
 def holds(method: str, setting: str, value: float) -> bool:
-    """Whether SPACE of search_spaces/<method>.py has the value in the range or among the choices of a setting."""
+    """Return whether search_spaces/<method>.py's SPACE has the value in a setting's range or among its choices."""
     tree = ast.parse((FOLDER / f"{method}.py").read_text(encoding="utf-8"))
     assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     space = assigned["SPACE"]
@@ -34,7 +34,7 @@ def holds(method: str, setting: str, value: float) -> bool:
             for name, rate in of.items()
         ),
         ("dsl", "base.lr", (1e-7, 1e-5, 1e-4)),
-        ("co2l", "method.weight", (0.14, 0.28)),  # 1 in its code: beside a mean of two directions, beside their sum
+        ("co2l", "method.weight", (0.14, 0.28)),  # 1 in its code: next to a mean of two directions, next to their sum
         ("zscl", "method.l2", (0.0, 1.0)),  # the paper, the command
     ],
 )

@@ -1,4 +1,4 @@
-"""What is trained: a method with settings, and what a worker says of it afterwards."""
+"""The training cases: a method with settings, and the results that a worker reports."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from tests.workers.stream import make_data
 
 @dataclass(frozen=True)
 class Case:
-    """One run. Its name is that of the method, or of the method and what is special."""
+    """One run. Its name is that of the method, followed by its special settings if it has any."""
 
     method: str
     settings: dict[str, Any] = field(default_factory=dict)  # dotted
     presets: tuple[str, ...] = ()
     random: bool = False  # dropout, routing noise and augmentation, other on each worker
     fault: str = ""  # a name of FAULTS
-    after: int = 0  # goes on behind the first task of a run on so many workers
+    after: int = 0  # resumes after the first task of a run on so many workers
     label: str = ""
     device: str = "cpu"  # cuda: a pretended GPU for each worker (tests/devices)
 
     @property
     def name(self) -> str:
-        """Of the method and all that is special."""
+        """Name of the method and all special settings."""
         settings = [f"{name.rpartition('.')[2]}={value}" for name, value in self.settings.items()]
         words = [self.method, *self.presets, *settings, self.label, self.fault]
         words += (
@@ -93,13 +93,13 @@ class Watched(loop.Loop):
 
 
 def _key(case: Case, size: int) -> str:
-    """Of a run's commits."""
+    """Return the key of a run's commits."""
     words = f"{case.name} {size}".replace("=", " ").replace(",", " ")
     return "-".join(words.split())
 
 
 def run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
-    """Train a case; returns what this worker knows of it. The same bits of all workers have the same `bits`.
+    """Train a case and return this worker's results; equal `bits` mean equal bits on the workers.
 
     Args:
         folder: of the store, which runs on other numbers of workers share.
@@ -163,7 +163,7 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what is drawn on each worker apart: dropout and routing noise."""
+    """Switch off the draws that each worker makes alone: dropout and routing noise."""
     with (
         mock.patch.object(nn.functional, "dropout", lambda x, *args, **named: x),
         mock.patch.object(torch, "randn_like", torch.zeros_like),
@@ -173,7 +173,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def gradients(seen: list[bytes]) -> Iterator[None]:
-    """Note every gradient that comes back to `gather`: behind it all workers compute the same, and say nothing."""
+    """Record every gradient that reaches `gather` in the backward pass: after `gather` all workers compute the same."""
     plain = gather._AllGather.backward
 
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def _refuse(*given: Any, **named: Any) -> None:
 
 @contextmanager
 def no_sum(rank: int, method: Method) -> Iterator[None]:
-    """A worker's rows get the gradient of its own loss alone."""
+    """A worker's rows get only the gradient of its own loss."""
 
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         start = dist.get_rank() * ctx.rows
@@ -220,7 +220,7 @@ def times_workers(rank: int, method: Method) -> Iterator[None]:
 
 @contextmanager
 def one_waits(rank: int, method: Method) -> Iterator[None]:
-    """The last worker waits for a word that nobody says."""
+    """The last worker waits for a message that no worker sends."""
     plain = method.losses
 
     def waiting(batch: Any) -> dict[str, Tensor]:
@@ -234,7 +234,7 @@ def one_waits(rank: int, method: Method) -> Iterator[None]:
 
 @contextmanager
 def one_diverges(rank: int, method: Method) -> Iterator[None]:
-    """A term of the last worker, which no other has a part in, is no number."""
+    """A loss term of the last worker, to which no other contributes, is not a number."""
     plain = method.losses
 
     def broken(batch: Any) -> dict[str, Tensor]:

@@ -14,12 +14,12 @@ LOSS = 2e-4
 
 
 def apart(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """Sentences, none if `found` (of several workers) is `expected` (of one) but for roundings."""
+    """Return the differences of `found` (several workers) from `expected` (one) beyond rounding, as sentences."""
     return [*_numbers(found, expected), *_tensors(found, expected)]
 
 
 def distances(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[float, float]:
-    """How far a run is from another at most: a number of the log (of 1 or more), and a tensor (of its change)."""
+    """Return the largest distance of a logged number (relative to 1 or more) and of a tensor (to its change)."""
     logs = zip(found["training"], expected["training"], strict=True)
     loss = max(abs(mine[name] - other[name]) / max(1.0, abs(other[name])) for mine, other in logs for name in other)
     state, start = expected["state"], expected["start"]
@@ -55,7 +55,7 @@ def _tensors(found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[
 
 
 def _share(mine: Tensor, other: Tensor, start: Tensor | None) -> float:
-    """How far two tensors lie apart, as a share of what training has changed in the second."""
+    """Return the largest difference of two tensors relative to the change of the second in training."""
     if mine.shape != other.shape:
         return math.inf
     if not other.is_floating_point():

@@ -1,4 +1,4 @@
-"""Plain gloo processes that train one case after the other; one that waits for ever is a failure."""
+"""Plain gloo processes that train one case after the other; one that waits forever is a failure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ctvr.orchestrator.learning.distributed import Workers
 from tests.workers.cases import Case, run
 
 LIMIT = 60.0  # seconds without any news
-SHORT = 3.0  # where that is what is wanted
-START = 300.0  # seconds until the first, which comes behind the imports
+SHORT = 3.0  # where a hang is expected
+START = 300.0  # seconds until the first, which comes after the imports
 
 
 class Hang(AssertionError):
@@ -45,10 +45,10 @@ def _work(rank: int, size: int, cases: Sequence[Case], folder: str, store: str, 
 def together(
     size: int, cases: Sequence[Case], folder: Path, store: Path, found: dict[str, list[Any]], limit: float = LIMIT
 ) -> None:
-    """Put case -> what each of `size` workers says of it into `found`.
+    """Put case -> the results of each of `size` workers into `found`.
 
     Raises:
-        Hang: if nothing is heard for `limit` seconds; it names the case and the workers that have not come back.
+        Hang: if no message arrives for `limit` seconds; it names the case and the workers that have not returned.
         AssertionError: if a worker fails.
     """
     folder.mkdir(exist_ok=True)

@@ -63,7 +63,7 @@ def _be_slow(seconds: float, is_asleep: bool) -> None:
 
 @contextmanager
 def two(slow: float = 0.0) -> Iterator[tuple[list[int], Any]]:
-    """Two processes that work until the end of the block: their numbers, and a queue of what they say."""
+    """Run two processes until the end of the block; their numbers, and a queue of their messages."""
     context = get_context("forkserver")  # torch is loaded once for both
     context.set_forkserver_preload(["ctvr.orchestrator.learning.distributed"])
     news = context.Queue()
@@ -100,7 +100,7 @@ def named_by_the_other(rank: int, times: int) -> list[float | None]:
 
 
 def slow_first(seconds: float, times: int) -> list[str]:
-    """Let rank 0 be slow so often; what was said of workers that stand still, which none does."""
+    """Let rank 0 be slow that often; return the messages about stalled workers, all of which are false alarms."""
     alarms: list[str] = []
     with two(seconds) as (_, news):
         while times:

@@ -49,7 +49,7 @@ def make_stream() -> Stream:
 
 
 class Dealt(StreamData):
-    """One worker gets what several would: batches cut as for six."""
+    """One worker gets the batches of several: they are cut as for six."""
 
     def _batches(self, pairs: list[int], seed: int, size: int, workers: int) -> list[list[int]]:
         return super()._batches(pairs, seed, size, DEALT if workers == 1 else workers)

@@ -1,9 +1,8 @@
 """Runs on two and three plain processes learn what one process learns, by the project's own loop.
 
-With randomness off: the loss, every tensor, the galleries and R@1 are those of one worker, but for roundings. With
-randomness on: all workers hold the same bits, and a run twice gives the same. Two workers with a pretended GPU each
-learn what one CPU learns (tests/devices/nccl.py). A new method is tested by its line in
-METHODS.
+With randomness off, the loss, every tensor, the galleries and R@1 are those of one worker up to rounding. With
+randomness on, all workers hold the same bits, and a repeated run gives the same. Two workers with a pretended GPU each
+learn what one CPU learns (tests/devices/nccl.py). A new method is tested by its line in METHODS.
 """
 
 from __future__ import annotations
@@ -63,12 +62,12 @@ EVERY += [Case("zscl", {"method.average_every": 1})]
 
 
 def alone(cases: Sequence[Case], folder: Path) -> dict[str, dict[str, Any]]:
-    """What one worker learns."""
+    """Results of one worker."""
     return {case.name: run(case, Workers(), str(folder / "store")) for case in cases}
 
 
 def differing(found: dict[str, list[Any]], expected: dict[str, dict[str, Any]]) -> list[str]:
-    """Sentences about cases whose workers are not one another's copies, or not what one worker is."""
+    """Return the cases whose workers differ from each other or from a single worker, as sentences."""
     said = []
     for name, workers in found.items():
         if len({one["bits"] for one in workers}) > 1:
