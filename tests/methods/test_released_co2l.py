@@ -1,9 +1,9 @@
 """Co2L (chaht01/Co2L@3af7064) compared with its authors' program: loss, gradients, steps, contents of its memory.
 
-A row is a view of a picture here and stands for a caption and a video at once: the released network is put in the
-place of a retriever whose own loss is the supervised one of the present rows. What the strategy adds to it,
-`negatives` and `distillation`, must make the released loss of it. Two factors stand between them: the release divides
-by 0.07 / T, and by all rows where ours has a mean of the present ones.
+A row is a view of a picture here and represents both a caption and a video. The released network takes the place of a
+retriever whose own loss is the supervised one of the present rows. With the strategy's terms `negatives` and
+`distillation` it must equal the released loss. Two factors differ: the release divides by 0.07 / T, and by all rows
+where ours has a mean of the present ones.
 """
 
 from __future__ import annotations

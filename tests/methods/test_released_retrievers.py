@@ -2,7 +2,7 @@
 
 An extract of the reference files is in every clone: CLIP4Clip without its text tower, X-Pool's head, the beginning of
 CLIP-ViP's vision tower and its last two blocks, with the gradients of all these. The whole models are compared where
-all reference files are.
+all reference files are available.
 """
 
 from __future__ import annotations

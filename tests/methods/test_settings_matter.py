@@ -1,4 +1,4 @@
-"""No dead knob: a change of any numeric setting of any method changes what a tiny run computes.
+"""Every numeric setting of every method changes the results of a tiny run.
 
 Two tasks of two steps are trained with the setting as it is and with another value; losses, learning rates, parameters,
 features, scores and metrics are compared. Some settings act only with another one (`BESIDE`), or on something

@@ -62,7 +62,7 @@ def execution(tmp_path: Path) -> ExecutionConfig:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a port of this machine that no process listens on."""
     import socket
 
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""What is refused before anything starts."""
+"""Checks that refuse an experiment before anything starts."""
 
 from __future__ import annotations
 

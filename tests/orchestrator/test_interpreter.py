@@ -126,7 +126,7 @@ class Mine(ZeroShot, Method):
 
 @pytest.fixture
 def research(tmp_path):
-    """A folder as research code has it: `methods.py` holds a method, and the others would end whoever imports them."""
+    """Make a folder of research code: `methods.py` holds a method, the others end a process that imports them."""
     folder = tmp_path / "research"
     (folder / "search_spaces").mkdir(parents=True)
     (folder / "methods.py").write_text(METHOD)

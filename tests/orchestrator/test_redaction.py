@@ -254,7 +254,7 @@ def test_what_is_said_recorded_and_kept_holds_no_secret(tmp_path, capsys, monkey
 
 
 def ctvr(*words: str | Path, **environment: str) -> str:
-    """What a command says, on both streams."""
+    """Run a command and return its output on both streams."""
     done = subprocess.run(
         [sys.executable, "-m", "ctvr", *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **PLANTED, **environment},

@@ -1,4 +1,4 @@
-"""A submitted sweep goes on where its connection is lost, and is found again."""
+"""A submitted sweep continues when its connection is lost, and is found again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ctvr.orchestrator.cli import detached
 from ctvr.orchestrator.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-FOLLOW = (  # as behind ssh; a test run below nohup would hand on that the signal is ignored
+FOLLOW = (  # as over ssh; children of a test run below nohup would inherit that the signal is ignored
     "import signal, sys; from ctvr.orchestrator.cli import detached; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
     "sys.exit(detached.follow(detached.find(None)))"
 )

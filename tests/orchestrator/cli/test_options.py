@@ -1,4 +1,4 @@
-"""What the environment says of a node is the default of its option."""
+"""An environment variable of a node is the default of its option."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ctvr.orchestrator.tables.paper_items import text
 
 @pytest.fixture
 def stream(tmp_path):
-    """A manifest of two videos, one of which is there."""
+    """Write a manifest of two videos, one of which exists."""
     item = {"category": "a", "captions": ["a thing"]}
     split = [{**item, "video": "one", "path": "one.mp4"}]
     task = {
@@ -76,7 +76,7 @@ def test_it_asks_for_what_the_sweep_asks_for(monkeypatch, stream, tmp_path):
 def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_path, capsys, monkeypatch):
     words = ["reproduce", "framefusion/fig8", "--plan", "--stream", stream, "--runs", str(tmp_path)]
     assert main(words) == 0
-    blocks = [f"method.ffa_layers={count}" for count in (1, 2, 3)]  # tiny-clip has 4, which 10 of 12 is there too
+    blocks = [f"method.ffa_layers={count}" for count in (1, 2, 3)]  # tiny-clip has 4 blocks, and 10 of 12 scale to 4
     experts = [f"method.num_experts={count}" for count in (1, 5, 15, 20)]
     betas = [f"method.beta={beta}" for beta in (0.0, 0.2, 0.4, 0.8)]
     rows = ["framefusion_moe", *blocks, *experts, *betas, "data.num_frames=6", "data.num_frames=18"]

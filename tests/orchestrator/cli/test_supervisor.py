@@ -64,7 +64,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_driver_that_dies_is_resumed_while_it_finishes_tasks_and_its_processes_go(tmp_path, capfd):
-    """The second life leaves a process behind, in a session of its own, and says much that nobody reads."""
+    """The second life leaves a process in a separate session, and prints much that is never read."""
     script = """
 (runs / f"words{life}").write_text(" ".join(sys.argv[3:]))
 if life == 0:
@@ -79,7 +79,7 @@ sys.stderr.write("a line of ours\\n")
 supervisor.report_exit(1)
 os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is told
 """
-    assert supervise(job(tmp_path, script, "--method", "lwf")) == 1  # what the last life told
+    assert supervise(job(tmp_path, script, "--method", "lwf")) == 1  # the status of the last life
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 3
     assert said[0].endswith(
@@ -247,7 +247,7 @@ def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours(tmp_path):
     assert (made.what, made.resume_argv) == ("rerun s", words)
     words = ["reproduce", "tempme/table2", "--runs", str(tmp_path)]
     made = supervised_command(make_parser().parse_args(words), words)
-    made.name = "t"  # as the child tells it
+    made.name = "t"  # as the child reports it
     assert made.resume_argv == words
     (tmp_path / "sweeps" / "t").mkdir(parents=True)
     (tmp_path / "sweeps" / "t" / "plan.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""What `ctvr doctor` says of the sandbox of children."""
+"""Report of `ctvr doctor` about the sandbox of children."""
 
 from __future__ import annotations
 

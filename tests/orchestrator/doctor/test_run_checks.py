@@ -64,7 +64,7 @@ def about(findings: list[Finding], subject: str, level: str | None = None) -> li
 
 
 def write_manifest(folder: Path, videos: int, present: int) -> Path:
-    """One task with `videos` videos in each split, of which the first `present` are there."""
+    """One task with `videos` videos in each split, of which the first `present` exist."""
     items = {}
     for split in ("train", "val", "test"):
         names = [f"{split}{n}" for n in range(videos)]

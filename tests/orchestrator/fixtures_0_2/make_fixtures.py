@@ -5,7 +5,7 @@
 Check that commit out to run it: a later one writes the new names, which proves nothing. FOLDER must not exist.
 `records.zip` then holds a runs folder with a sweep (two trials, a confirmation, a rerun of two seeds) and a single run,
 the description of an exported model, and the CSV of the stream's table. Videos, frames, weights and logs are left out,
-but for the commits of the single run; FOLDER is written as PLACE, so that no path of the maker's machine is kept.
+except for the commits of the single run. FOLDER is written as PLACE, so that no path of the maker's machine is kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pack(folder: Path) -> None:
 
 
 def _of_single_run(name: str, folder: Path) -> bool:
-    """Whether a file of the store is a commit, a gallery or weights of the run that the model was exported from."""
+    """Return whether a file of the store is a commit, gallery or weights of the exported model's run."""
     kind, key = name.split("/")[2:4]
     newest = max((folder / "runs/store/weights").iterdir(), key=lambda path: path.stat().st_mtime)
     return kind in ("commits", "weights", "gallery") and key == newest.name

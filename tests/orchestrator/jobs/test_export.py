@@ -27,7 +27,7 @@ from ctvr.orchestrator.streams.load import load_stream
 
 @pytest.fixture(scope="module")
 def exported(few, tmp_path_factory):
-    """A runs folder, and beside it the small stream's table, frames and features."""
+    """Make a runs folder, and next to it the small stream's table, frames and features."""
     root = tmp_path_factory.mktemp("exported")
     execution = ExecutionConfig(runs=root / "runs")
     text = export_stream(few, {}, execution, root / "out", "npz", ["frames", "features"])

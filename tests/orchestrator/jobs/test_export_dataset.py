@@ -24,7 +24,7 @@ def exported(small_stream, manifest, runs, tmp_path) -> Path:
 
 
 def test_the_folder_has_the_form_of_a_video_folder(exported, small_stream):
-    """A split is a folder; each line of its metadata names a file beside it, and each file has one line."""
+    """A split is a folder; each line of its metadata names a file next to it, and each file has one line."""
     head = yaml.safe_load((exported / "README.md").read_text().split("---")[1])
     for named in head["configs"][0]["data_files"]:
         folder = exported / named["path"].removesuffix("/**")

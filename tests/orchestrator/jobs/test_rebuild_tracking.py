@@ -1,4 +1,4 @@
-"""A lost MLflow comes back from what was told and what was committed: tables are the same, byte by byte."""
+"""A lost MLflow is rebuilt from the sent messages and the commits: tables are the same, byte by byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_folder_in_which_nothing_was_told_is_refused_in_one_line(execution):
 
 
 def everything(tracker: Tracker) -> list[Any]:
-    """Every run but for ids and times: settings, tags, numbers and JSON files."""
+    """Return every run without ids and times: settings, tags, numbers and JSON files."""
     found = []
     runs = [*tracker.find_runs(), tracker.find_sweep("s")]
     for run in runs:
@@ -38,14 +38,14 @@ def everything(tracker: Tracker) -> list[Any]:
 
 @pytest.mark.slow
 def test_a_lost_mlflow_is_made_again_and_the_tables_are_the_same(learned, tmp_path, capsys):
-    """A sweep with a trial beside two runs; of one of these the last numbers were committed and never told."""
+    """Make a sweep with a trial, and two runs; the last numbers of one of these were committed and never sent."""
     runs = tmp_path / "runs"
     shutil.copytree(learned, runs)
     tracker = ExecutionConfig(runs=runs).tracker()
     sweep = tracker.open_sweep("s", "small", {"search.trials": 1})
     trial = tracker.open_run("small", "t", {"method": "lora"}, sweep, {"ctvr.complete": "true"})
     tracker.log_task(trial, 2, {"stream/t2v/r1": 12.5})
-    again = Tracker(tracker.uri, runs)  # another process, which knows the run by its id alone
+    again = Tracker(tracker.uri, runs)  # another process, which has only the run's id
     again.set_tags(again.find_runs(sweep="s")[0].run_id, {"ctvr.note": "a note"})
     again.close(trial)
     again.close(sweep)
@@ -62,7 +62,7 @@ def test_a_lost_mlflow_is_made_again_and_the_tables_are_the_same(learned, tmp_pa
     lines = [line for line in told.read_text().splitlines() if json.loads(line)["op"] != "metrics"]
     costs = [line for line in told.read_text().splitlines() if "cost/trained_parameters" in line]
     told.write_text("\n".join([*lines, *costs]) + "\n")
-    for _ in range(2):  # the second adds nothing: all is there
+    for _ in range(2):  # the second adds nothing: everything exists
         assert main(["rebuild", "--runs", str(lost)]) == 0
         assert "rebuilt 4 runs" in capsys.readouterr().out
         assert everything(ExecutionConfig(runs=lost).tracker()) == before

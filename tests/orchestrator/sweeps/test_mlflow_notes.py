@@ -1,4 +1,4 @@
-"""What MLflow's pages show of a sweep and its rerun, read back by MLflow's own client."""
+"""Notes of a sweep and its rerun on MLflow's pages, read back by MLflow's own client."""
 
 from __future__ import annotations
 

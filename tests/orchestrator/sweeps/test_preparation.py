@@ -1,4 +1,4 @@
-"""What is decoded before several processes need it."""
+"""Decoding of videos before several processes need them."""
 
 from __future__ import annotations
 

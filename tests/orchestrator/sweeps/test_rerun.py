@@ -153,7 +153,7 @@ def test_complete_runs_of_an_interrupted_rerun_are_not_run_again(few, execution)
     tracker.set_tags(half, {"ctvr.complete": "true"})
     assert incomplete_runs(runs, "final", tracker) == runs[1:]
     ordered = expand_task_orders(runs, 3)
-    assert ordered[:2] == runs  # the stream's own order: runs that may be there already
+    assert ordered[:2] == runs  # the stream's own order: runs that may already exist
     stream = runs[0].experiment.run.stream
     assert [run.experiment.run.stream for run in ordered[2:]] == [f"{stream}@1"] * 2 + [f"{stream}@2"] * 2
     assert [run.experiment.run.seed for run in ordered] == [run.experiment.run.seed for run in runs] * 3

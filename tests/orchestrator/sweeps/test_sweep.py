@@ -1,4 +1,4 @@
-"""What a sweep is made of, checked before anything starts. With a cluster: test_ray_sweeps.py."""
+"""Parts of a sweep, checked before anything starts. With a cluster: test_ray_sweeps.py."""
 
 from __future__ import annotations
 

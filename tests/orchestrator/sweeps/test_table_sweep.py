@@ -1,4 +1,4 @@
-"""What a whole table is made of, checked before anything starts, and how it ends. With Ray: test_ray_tables.py."""
+"""Parts of a whole table, checked before anything starts, and its end. With Ray: test_ray_tables.py."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def outcome(complete: int) -> SearchOutcome:
 
 @pytest.fixture
 def reruns(monkeypatch) -> list:
-    """What would be rerun; nothing runs."""
+    """Return the runs of the rerun without running them."""
     found: list = []
 
     def keep(name, runs, execution, tracker, settings, again, direction):
