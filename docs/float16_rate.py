@@ -1,4 +1,4 @@
-"""What a published rate of float16 weights does to float32 weights: `python docs/float16_rate.py`.
+"""Effect of a published rate for float16 weights on float32 weights: `python docs/float16_rate.py`.
 
 CLIP4Clip's command trains CLIP at 1e-7 with weights, gradients and both moments in float16. Here its optimizer, its
 schedule and its decay move 100,000 weights N(0, 0.02) for 700 steps of noise N(0, 8e-5), about what a gradient of unit

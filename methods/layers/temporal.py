@@ -69,7 +69,7 @@ class CrossFrameAttention(nn.Module):
 
 
 class FrameFusion(nn.Module):
-    """Eq. 3 for one block; fills the seam `beside` of a vision block."""
+    """Eq. 3 for one block; fills the seam `beside` of a vision block."""  # prose: allow
 
     def __init__(
         self,

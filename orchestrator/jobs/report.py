@@ -54,7 +54,7 @@ def make_report(name: str, execution: ExecutionConfig, html: Path | None = None)
 def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[str, str]]:
     """Return question, budget, winner and confirmation from MLflow's records."""
     if sweep is None:
-        return [("Shown", f"the complete runs of the stream {name} on one split, but for trials of searches")]
+        return [("Shown", f"the complete runs of the stream {name} on one split, without trials of searches")]
     settings, stream = sweep.settings, sweep.tags.get("ctvr.stream", "")
     trials = sweep.tags.get("ctvr.trials")
     if trials is None:

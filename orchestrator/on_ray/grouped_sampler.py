@@ -1,7 +1,7 @@
 """Optuna sampler for groups of trials with equal settings of their first task, which is then trained once per group.
 
 Task-prefix reuse (learning/prefix_reuse.py) takes over the tasks of a run that has read the same values so far.
-A sampler that draws everything anew for each trial never lets it happen. Here one trial of a group, its leader, is
+A sampler that draws everything again for each trial never lets it happen. Here one trial of a group, its leader, is
 drawn freely; the others have its values of what task 1 reads, and their own of what is read later (`later=True` of
 search_spaces). The points that are tried first lead the first groups. A trial's place follows from its number alone.
 """

@@ -41,8 +41,8 @@ ORACLE = {  # shown if a run measured them; none is bold and none is compared
     "oracle_right": (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
 }
 ORACLE_NOTE = (
-    "Oracle: captions are told their task, which no search knows. Own prompt: they read their task's prompt alone and "
-    "search all videos; own block: they also search the videos of their task alone. Best video of right task: without "
+    "Oracle: the task of each caption is given, which a search does not have. Own prompt: only its prompt is used, over "
+    "all videos; own block: also only the videos of that task. Best video of right task: without "
     "an oracle. These columns are not compared."
 )
 PRINTED |= ORACLE

@@ -196,11 +196,11 @@ class Tracker:
         """Reason why records were left unsent by `flush`."""
         return "; ".join(self._courier.reasons) or "another process is sending them"
 
-    def resend(self, told: Runs, bad: list[str]) -> dict[str, dict[str, Any]]:
+    def resend(self, runs: Runs, bad: list[str]) -> dict[str, dict[str, Any]]:
         """Send the messages of the event log; existing data stays. Return run id -> tags.
 
         Args:
-            told: `EventLog.runs`.
+            runs: `EventLog.runs`.
             bad: receives a line for each record with a permanent error.
 
         Raises:
@@ -212,7 +212,7 @@ class Tracker:
                 raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: existing data stays.") from error
             bad.append(f"{self.ledger.folder / name}.jsonl: a record ({message['op']}) is refused: {reason(error)}")
 
-        return dict(replay(told, self._sender.send, self._sender.opened, judge).values())
+        return dict(replay(runs, self._sender.send, self._sender.opened, judge).values())
 
     def add_rows(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Record former results as `log_history` does, but at once or not at all.

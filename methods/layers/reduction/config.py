@@ -97,7 +97,7 @@ class ReducerConfig:
             raise ValueError(f"inflection is a setting of reducer=tome, and reducer is {self.reducer!r}.")
         if self.r is not None and self.reducer in ("evit", "diffrate"):
             instead = "keep_rate=0.7" if self.reducer == "evit" else "prune_to and merge_to"
-            raise ValueError(f"r is no setting of reducer={self.reducer}; write {instead}.")
+            raise ValueError(f"r is not a setting of reducer={self.reducer}; write {instead}.")
         if len(self.prune_to) != len(self.merge_to) or min((*self.prune_to, *self.merge_to), default=2) < 2:
             raise ValueError(
                 f"prune_to={self.prune_to} and merge_to={self.merge_to} must be equally many numbers >= 2."

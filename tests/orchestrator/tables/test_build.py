@@ -422,6 +422,6 @@ def test_numbers_of_an_oracle_are_shown_without_bold_and_outside_the_comparison(
     titles = [column.title for column in table.columns]
     assert {"Oracle: R@1, own prompt", "Oracle: R@1, own block", "Best video of right task (%)"} <= set(titles)
     assert not any(key.startswith("oracle") for key in table.best())
-    assert any(note.startswith("Oracle: captions are told their task") for note in table.notes)
+    assert any(note.startswith("Oracle: the task of each caption is given") for note in table.notes)
     (plain,) = tables([run("lwf"), run("zscl")])
     assert not any(column.key.startswith("oracle") for column in plain.columns)

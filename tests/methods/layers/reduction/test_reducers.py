@@ -146,8 +146,8 @@ def test_a_setting_that_the_reducer_does_not_read_is_refused():
     for settings, message in (
         ({"reducer": "tome", "keep_cross": 60}, "keep_cross is a setting of reducer=tempme, and reducer is 'tome'"),
         ({"reducer": "tome", "keep_rate": 0.5}, "keep_rate is a setting of reducer=evit, and reducer is 'tome'"),
-        ({"reducer": "evit", "r": 2}, "r is no setting of reducer=evit; write keep_rate=0.7"),
-        ({"reducer": "diffrate", "r": 2}, "r is no setting of reducer=diffrate; write prune_to and merge_to"),
+        ({"reducer": "evit", "r": 2}, "r is not a setting of reducer=evit; write keep_rate=0.7"),
+        ({"reducer": "diffrate", "r": 2}, "r is not a setting of reducer=diffrate; write prune_to and merge_to"),
         ({"reducer": "tome", "r_frames": 1}, "r_frames is a setting of reducer=testa, and reducer is 'tome'"),
         ({"reducer": "testa", "r_frames": -1}, "Write r_frames=0 to keep all frames"),
         ({"reducer": "diffrate", "prune_to": (17, 9)}, "must be equally many numbers >= 2"),
