@@ -42,8 +42,8 @@ ORACLE = {  # shown if a run measured them; none is bold and none is compared
 }
 ORACLE_NOTE = (
     "Oracle: the task of each caption is given, which a search does not have. Own prompt: only its prompt is used, over "
-    "all videos; own block: also only the videos of that task. Best video of right task: without "
-    "an oracle. These columns are not compared."
+    "all videos. Own block: also only the videos of that task. Best video of right task: without an oracle. These "
+    "columns are not compared."
 )
 PRINTED |= ORACLE
 SCALE = {"stored": 4 / 1000}  # converts float32 numbers per video to kB
