@@ -30,7 +30,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ctvr.methods.backbone.frozen_mlp import pass_mlp
 from ctvr.methods.backbone.merged_weights import Fold, merge
 from ctvr.methods.backbone.quick_gelu import QuickGELU
 
@@ -229,7 +228,7 @@ class Block(nn.Module):
             x = seams.between(x, attended, state)
         state.log.append((attended_groups, attended_tokens, x.shape[1] if read is None else attended_tokens))
         y = self.ln_2(x)
-        m = pass_mlp(self.mlp, y)
+        m = self.mlp(y)
         if seams.mlp is not None:
             m = seams.mlp(y, m, state)
         x = x + self.ls_2(m)

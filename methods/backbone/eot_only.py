@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.blocks import Block, BlockSeams, TokenState
-from ctvr.methods.backbone.frozen_mlp import pass_mlp
 from ctvr.methods.backbone.merged_weights import merge
 
 
@@ -51,5 +50,5 @@ def eot_only(block: Block, x: Tensor, seams: BlockSeams, state: TokenState) -> T
     x = last + block.ls_1(out if seams.out is None else seams.out(mixed, out, state))
     state.log.append((batch // state.batch, tokens, tokens))
     y = block.ln_2(x)
-    m = pass_mlp(block.mlp, y)
+    m = block.mlp(y)
     return x + block.ls_2(m if seams.mlp is None else seams.mlp(y, m, state))
