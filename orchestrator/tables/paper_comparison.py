@@ -41,9 +41,9 @@ ORACLE = {  # shown if a run measured them; none is bold and none is compared
     "oracle_right": (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
 }
 ORACLE_NOTE = (
-    "Oracle: the task of each caption is given, which a search does not have. Own prompt: only its prompt is used, over "
-    "all videos. Own block: also only the videos of that task. Best video of right task: without an oracle. These "
-    "columns are not compared."
+    "Oracle: the task of each caption is given, which a search does not have. Own prompt: only its prompt is used, "
+    "over all videos. Own block: also only the videos of that task. Best video of right task: without an oracle. "
+    "These columns are not compared."
 )
 PRINTED |= ORACLE
 SCALE = {"stored": 4 / 1000}  # converts float32 numbers per video to kB
