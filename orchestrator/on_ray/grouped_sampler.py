@@ -1,9 +1,10 @@
 """Optuna sampler for groups of trials with equal settings of their first task, which is then trained once per group.
 
 Task-prefix reuse (learning/prefix_reuse.py) takes over the tasks of a run that has read the same values so far.
-A sampler that draws everything again for each trial never lets it happen. Here one trial of a group, its leader, is
-drawn freely; the others have its values of what task 1 reads, and their own of what is read later (`later=True` of
-search_spaces). The points that are tried first lead the first groups. A trial's place follows from its number alone.
+A sampler that draws all settings again for each trial never lets it happen. Here one trial of a group, its leader, is
+drawn freely. The others share its values of the settings that task 1 reads, and have their own of those read later
+(`later=True` of search_spaces). The points that are tried first lead the first groups. A trial's place follows from its
+number alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Three hundred malformed inputs, the same for the same seed: each surely wrong, and all of them what a user may have.
+"""Three hundred malformed inputs, the same for the same seed: each is certainly wrong, and each may come from a user.
 
-Videos are files for a decoder; the others are files, or words, of a command.
+Videos are files for a decoder; the others are files or arguments of a command.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """YAML and archives where a manifest, a split, a table or weights belong: one line each; nothing is unpacked or run.
 
-Nothing of ours reads YAML or unpacks an archive (the last test here holds that); these files are what a colleague or a
-web page may hand over in place of what was asked for.
+Our code never loads YAML unsafely and never unpacks an archive (the last test checks it). A user may receive such files
+from a colleague or a web page in place of the expected ones.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def test_what_is_no_manifest_split_table_or_weights_is_one_line_everywhere(tmp_p
     assert sorted(tmp_path.rglob("*")) == before
 
 
-# What runs a file, or unpacks one, and who may: the one reader of a published pickle reads tensors alone, in a child
+# Calls that run or unpack a file, and their allowed callers: published pickles are read as tensors only, in a child
 FORBIDDEN = {
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.load", "cloudpickle.loads", "dill.load"),
     *("marshal.load", "marshal.loads", "shelve.open", "joblib.load", "torch.load", "torch.jit.load", "torch.hub.load"),

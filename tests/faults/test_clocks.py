@@ -1,4 +1,4 @@
-"""Clocks that jump: no effect on results, on what is taken for finished, or on tables."""
+"""Clocks that jump: no effect on results, on the tasks that count as finished, or on tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ real_time, real_time_ns = time.time, time.time_ns
 
 @pytest.fixture
 def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every question for the time is answered with another jump."""
+    """Every query of the time returns another jump."""
     rng = np.random.default_rng(7)
 
     def offset() -> float:

@@ -1,4 +1,4 @@
-"""Two thousand damaged objects: all are found, none is served, and what was lost is made again once."""
+"""Two thousand damaged objects: all are found, none is served, and each lost one is recomputed once."""
 
 from __future__ import annotations
 

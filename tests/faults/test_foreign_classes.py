@@ -1,4 +1,4 @@
-"""A file from elsewhere names a class: no command imports it, one line says so, --trust allows it."""
+"""A foreign file names a class: no command imports it, one line reports it, and --trust allows it."""
 
 from __future__ import annotations
 

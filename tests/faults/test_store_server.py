@@ -32,7 +32,7 @@ LARGE = {"x": np.random.default_rng(0).integers(0, 256, 300_000).astype(np.uint8
 
 
 class Server:
-    """moto's S3 server as a process of its own; it forgets everything when it dies."""
+    """moto's S3 server in a separate process; its objects are lost when it dies."""
 
     def __init__(self, port: int) -> None:
         self.port, self.url = port, f"http://127.0.0.1:{port}"

@@ -80,7 +80,7 @@ def make_input(target: Target, seed: int, number: int, file: Path, outside: Path
 
 
 def judge(target: Target, path: Path, show: bool = False) -> tuple[str, str]:
-    """Read an input; return how that ended and what was said."""
+    """Read an input; return the outcome and the output."""
     try:
         target.read(path)
     except target.errors() as error:

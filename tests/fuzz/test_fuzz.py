@@ -23,7 +23,7 @@ QUICK = [target.name for target in TARGETS if not target.is_heavy]
 
 
 def fuzz(count: int, names: list[str]) -> str:
-    """Run the harness in a process of its own, which forks and limits its children."""
+    """Run the harness in a separate process, which forks and limits its children."""
     command = [sys.executable, "-m", "tests.fuzz", f"--count={count}", f"--seed={SEED}", f"--targets={','.join(names)}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -1,8 +1,8 @@
 """Every numeric setting of every method changes the results of a tiny run.
 
-Two tasks of two steps are trained with the setting as it is and with another value; losses, learning rates, parameters,
-features, scores and metrics are compared. Some settings act only with another one (see below), or on something
-that a tiny run does not show (`ELSEWHERE`, where each names the test that shows it).
+Two tasks of two steps are trained with the setting's own value and with another one. Losses, learning rates,
+parameters, features, scores and metrics are compared. Some settings act only together with another one (first table),
+or on something that a tiny run does not show (`ELSEWHERE`, where each names the test that shows it).
 """
 
 from __future__ import annotations

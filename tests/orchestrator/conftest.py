@@ -32,7 +32,7 @@ def _decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(_decoded: Path, tmp_path: Path) -> Path:
-    """A fresh runs folder with everything decoded: what a test writes, no other test sees."""
+    """A fresh runs folder with everything decoded, for one test only."""
     root = tmp_path / "runs"
     shutil.copytree(_decoded, root)
     return root
@@ -72,7 +72,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A proxy that every variable names, with no exception, and that refuses whatever it is asked for."""
+    """A proxy that every variable names, without exceptions, and that refuses every request."""
     with Server(403) as server:
         monkeypatch.setattr("os.environ", dict(os.environ))
         monkeypatch.setattr("urllib.request._opener", None)  # the first urlopen of a process reads the proxies for all

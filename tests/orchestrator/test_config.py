@@ -1,4 +1,4 @@
-"""Every mistake on the command line is one line that names the setting and what to do."""
+"""Every mistake on the command line gives one line that names the setting and a remedy."""
 
 from __future__ import annotations
 

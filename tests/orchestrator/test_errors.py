@@ -1,4 +1,4 @@
-"""One tree of exceptions: what the command line, Ray and a reader of errors.py know of them."""
+"""The tree of exceptions, as used by the command line and Ray, and as documented in errors.py."""
 
 from __future__ import annotations
 

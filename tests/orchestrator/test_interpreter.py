@@ -1,4 +1,4 @@
-"""Processes that we start import nothing from the folder in which the user stands, unless the user asks for it."""
+"""Processes that we start import nothing from the user's working directory, unless the user requests it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def imported_names() -> set[str]:
 
 @pytest.fixture
 def canaries(tmp_path, monkeypatch):
-    """The present folder, where every name that we import is a file that says that it was executed."""
+    """A working directory with a file for every name that we import; each file reports its execution."""
     folder = tmp_path / "here"
     folder.mkdir()
     for name in imported_names():

@@ -1,4 +1,4 @@
-"""No proxy is ever asked for this machine, whichever library asks."""
+"""No library sends a request for this machine through a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets are printed, logged and recorded nowhere; what is found of them is named, never repeated."""
+"""Secrets are never printed, logged or recorded; a finding names a secret and does not repeat it."""
 
 from __future__ import annotations
 

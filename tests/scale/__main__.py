@@ -1,7 +1,7 @@
-"""`make scale NODES=64 TRIALS=1000`: what it costs to drive a sweep of that size; nothing is trained.
+"""`make scale NODES=64 TRIALS=1000`: the cost of driving a sweep of that size; nothing is trained.
 
-Every node is a raylet of its own on this machine, with one CPU to Ray. One small run is trained first: each trial
-writes what that one wrote (pretend.py). The search, its journal, MLflow's server and the store are those of `ctvr
+Every node is a separate raylet on this machine, with one CPU for Ray. One small run is trained first; each trial
+repeats its writes (fake_trials.py). The search, its journal, MLflow's server and the store are those of `ctvr
 sweep`. Each node needs about 130 MB, each trial at work about 130 MB more.
 """
 
@@ -91,7 +91,7 @@ class Timed:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the sweep and print what was measured."""
+    """Run the sweep and print the measurements."""
     parser = argparse.ArgumentParser(prog="python -m tests.scale", description="Drive a sweep that trains nothing.")
     parser.add_argument("--nodes", type=int, default=64, help="raylets on this machine (%(default)s)")
     parser.add_argument("--trials", type=int, default=1000, help="of the sweep (%(default)s)")

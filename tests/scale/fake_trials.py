@@ -64,7 +64,7 @@ class Clock:
 
 
 def pattern_of(runs: Path, store: Path, num_tasks: int) -> Pattern:
-    """Read what the one real run below `runs` wrote."""
+    """Read the records of the one real run below `runs`."""
     told = list((runs / "told").glob("*.jsonl"))
     messages = sorted((json.loads(line) for path in told for line in path.read_text().splitlines()), key=_when)
     opened = next(message for message in messages if message["op"] == "open")
@@ -89,7 +89,7 @@ def _when(message: Mapping[str, Any]) -> float:
 
 
 def value_of(point: Mapping[str, Any], task: int) -> float:
-    """A gain that grows with the tasks and depends on the point, the same whenever it is asked."""
+    """Compute a gain that grows with the tasks and depends only on them and the point."""
     place = int(hashlib.sha256(json.dumps(point, sort_keys=True, default=str).encode()).hexdigest()[:8], 16)
     return 10.0 * place / 2**32 + 0.5 * task
 

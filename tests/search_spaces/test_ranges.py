@@ -1,4 +1,4 @@
-"""Ranges hold what the released codes use. They are read as text: importing Ray Tune takes seconds."""
+"""Ranges contain the values of the released codes. They are read as text: importing Ray Tune takes seconds."""
 
 from __future__ import annotations
 

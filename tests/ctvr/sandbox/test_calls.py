@@ -1,4 +1,4 @@
-"""The tables of system calls against the headers of this system, and what stands in none of them."""
+"""The tables of system calls compared with this system's headers, and the calls that none of them lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fenced process reaches no network and no file but those that it was given; where the kernel cannot, it says so."""
+"""A sandboxed process has no network and only the files it was given; a kernel without support is reported."""
 
 from __future__ import annotations
 

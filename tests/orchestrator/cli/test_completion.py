@@ -1,4 +1,4 @@
-"""`ctvr completion`: what the Tab key offers is what the parsers take."""
+"""`ctvr completion`: the Tab key offers exactly the words that the parsers accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver that dies is started again while it finishes tasks; what it left running goes; one line for each event.
+"""A driver that dies is restarted while it finishes tasks; its remaining processes are ended; one line for each event.
 
 The drivers here are small scripts that use the child's half as `ctvr` does. With Ray: on_ray/test_sweeps.py.
 """

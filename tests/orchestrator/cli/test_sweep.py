@@ -1,4 +1,4 @@
-"""`ctvr sweep` and `ctvr rerun`: which words become which request, and what is refused."""
+"""`ctvr sweep` and `ctvr rerun`: the request that the arguments produce, and the arguments that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every obstacle is found before the sweep, and every finding says what to do."""
+"""Every obstacle is found before the sweep, and every finding names a remedy."""
 
 from __future__ import annotations
 

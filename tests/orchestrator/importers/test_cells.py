@@ -1,4 +1,4 @@
-"""Tables of any program are read with their captions whole; what is missing or cannot be read is one line."""
+"""Tables of any program are read with complete captions; a missing or unreadable part is reported in one line."""
 
 from __future__ import annotations
 

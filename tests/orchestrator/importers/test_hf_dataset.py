@@ -1,4 +1,4 @@
-"""Folders in the form of VideoFolder that others made become streams; what is wrong in them is one line."""
+"""Foreign folders in the form of VideoFolder become streams; an error in one is reported in one line."""
 
 from __future__ import annotations
 

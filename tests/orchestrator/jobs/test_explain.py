@@ -1,4 +1,4 @@
-"""A key says what it stands for, and two keys say why they differ."""
+"""The settings of a key are printed, and so are the differences of two keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every private name of Ray that we use exists in the installed Ray, and does what we need."""
+"""Every private name of Ray that we use exists in the installed Ray, and behaves as we need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a stream's runs: what the table says, and which queries were forgotten and which outnumbered."""
+"""The page of a stream's runs: the values of the table, and the forgotten and the outnumbered queries."""
 
 from __future__ import annotations
 

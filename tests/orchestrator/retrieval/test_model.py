@@ -1,4 +1,4 @@
-"""A trained model that is asked finds what the evaluation found, in the stored gallery and in plain files."""
+"""A search with a trained model finds the evaluation's results, in the stored gallery and in plain files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage is what no record names: nothing that anybody may still need is ever removed."""
+"""Garbage collection removes only objects that no record names: no object that may still be needed is removed."""
 
 from __future__ import annotations
 

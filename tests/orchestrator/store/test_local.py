@@ -1,4 +1,4 @@
-"""A store's folder in which something else lies, or that cannot be written: one object suffers, no other."""
+"""A store's folder that holds foreign files or cannot be written: only the object concerned is affected."""
 
 from __future__ import annotations
 

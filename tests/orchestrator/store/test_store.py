@@ -1,4 +1,4 @@
-"""The store never serves a wrong byte, never shows half an object, and says in one line what it needs."""
+"""The store never serves a wrong byte, never shows a partial object, and reports errors in one line."""
 
 from __future__ import annotations
 

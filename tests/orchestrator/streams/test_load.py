@@ -1,4 +1,4 @@
-"""Manifests become Streams; what is wrong with one is said in one line."""
+"""Manifests become Streams; an error in one is reported in one line."""
 
 from __future__ import annotations
 

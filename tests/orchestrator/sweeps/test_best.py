@@ -1,4 +1,4 @@
-"""`best-STREAM` is what validation videos chose, and moves only when they say so."""
+"""`best-STREAM` is the run with the best result on validation videos, and changes only by such results."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def stream(has_val: bool = False) -> Stream:
 
 @dataclass
 class Watched:
-    """Frames of noise by the name of a video, and the names that were asked for. `salt` makes other test videos."""
+    """Frames of noise by the name of a video, and the requested names. `salt` makes other test videos."""
 
     salt: str = ""
     loaded: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Nothing of the papers is silently absent: every table and figure runs by a table preset, or says why it does not."""
+"""No item of the papers is silently absent: every table and figure has a table preset, or a reason for having none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A footnote is computed: change a setting and it says so, change nothing and it is silent."""
+"""Footnotes are computed: a changed setting appears in one, and an unchanged setting does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a table and the best one: which are compared, and what is said of the others."""
+"""Comparison of a table's rows with the best one, and the notes on rows that are not compared."""
 
 from __future__ import annotations
 

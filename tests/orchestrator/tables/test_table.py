@@ -1,4 +1,4 @@
-"""A table says the same in Markdown, LaTeX and CSV, and no text in it can become markup, commands or formulas."""
+"""A table has the same content in Markdown, LaTeX and CSV; no text in it can become markup, commands or formulas."""
 
 from __future__ import annotations
 

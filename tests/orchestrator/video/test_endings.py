@@ -1,4 +1,4 @@
-"""Videos of a folder: by their endings, without what is hidden, and with what cannot be listed."""
+"""Videos of a folder: by their endings, without hidden files, and with a report of unreadable folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames are those that a whole decode shows, in order, whatever the container says of them."""
+"""Frames are those of a whole decode, in order, whatever the container's metadata claim."""
 
 from __future__ import annotations
 

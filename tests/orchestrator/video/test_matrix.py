@@ -1,4 +1,4 @@
-"""Videos of every container, codec and trait are read right; docs/video-formats.md says so."""
+"""Videos of every container, codec and trait are read correctly, as docs/video-formats.md states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plain sides compute what ours compute."""
+"""The plain implementations compute the same as ours."""
 
 from __future__ import annotations
 
