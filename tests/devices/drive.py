@@ -179,7 +179,7 @@ class Report:
 
 def _is_counted(phase: str, place: str) -> bool:
     """Keep only the waits that the method causes in a search: the evaluation must copy every block's features."""
-    return place.startswith("search methods/" if phase == "search" else f"{phase} ")
+    return place.startswith("search ctvr/methods/" if phase == "search" else f"{phase} ")
 
 
 def examine(name: str, precision: Precision, beside_cpu: bool = False, **more: Any) -> Report:
