@@ -55,7 +55,7 @@ class SearchConfig:
             object.__setattr__(self, "searcher", "grouped_tpe" if self.trials >= GROUPED_FROM else "tpe")
         if self.scheduler == "asha":
             raise ValueError(
-                "scheduler: asha was removed in 0.2. Write halving or none. A sweep that was begun with asha cannot be "
+                "scheduler: asha was removed. Write halving or none. A sweep that was begun with asha cannot be "
                 "resumed; a new one takes over its finished tasks."
             )
         for name, known in (

@@ -75,7 +75,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--baselines", "lora,clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
         (["sweep", "--confirm", "-1"], "search: confirm must be >= 0 (0 confirms nothing)"),
         (["sweep", "--scheduler", "halvin"], "scheduler: 'halvin' is none of halving, none. Did you mean 'halving'?"),
-        (["sweep", "--scheduler", "asha"], "scheduler: asha was removed in 0.2. Write halving or none."),
+        (["sweep", "--scheduler", "asha"], "scheduler: asha was removed. Write halving or none."),
         (["sweep", "--space", "method.beta"], "--space: 'method.beta' is not name=VALUE,VALUE"),
         (["sweep", "--space", "bta=1,2"], "bta: no such setting. Settings without a group: "),
         (["sweep", "--space", "method.beta=a,b"], "method.beta: Input should be a valid number"),
