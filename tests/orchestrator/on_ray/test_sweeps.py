@@ -126,7 +126,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     text = sweep(request, execution)
 
     said = capsys.readouterr().err
-    assert "4 by grid, scheduler halving in waves of 8" in said
+    assert "4 by grid, scheduler halving in brackets of 8" in said
     assert said.count("stopped after task 2: others are better") == 2
     assert "2 complete, 2 stopped early, 0 failed" in text
     assert "| zero\\_shot" in text

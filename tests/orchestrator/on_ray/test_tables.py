@@ -29,7 +29,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     text, said = str(ended.value), capsys.readouterr().err
 
     assert "3 for each row, 6 in all, by tpe, scheduler halving in brackets of 3" in said
-    failed = re.findall(r"trial \d/3 lora  failed: task_01, epoch 1: the (?:loss|gradient) is no finite.*", said)
+    failed = re.findall(r"trial \d/3 lora  failed: task_01, epoch 1: the (?:loss|gradient) is not finite.*", said)
     assert ["Lower the learning rates" in line for line in failed] == [True] * 3
     assert "lora: 0 complete, 0 stopped early, 3 failed; no trial is complete" in said
     assert "small: Two rows and a lost one" in text
