@@ -92,7 +92,7 @@ def test_the_state_is_the_retrievers_alone(make, base):
 
 
 def test_a_retriever_without_queues_is_refused(small_clip):
-    with pytest.raises(ValueError, match=r"Clip4Clip has not\. Use base=base_moco"):
+    with pytest.raises(ValueError, match=r"Clip4Clip does not have\. Use base=base_moco"):
         LwFMoCo(LwFMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
 
 
