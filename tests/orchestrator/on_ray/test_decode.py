@@ -128,7 +128,7 @@ def test_nodes_decode_for_a_sweep_where_they_can_and_no_video_is_lost_with_one(
     done, broken = decode_on_cluster(shared, unseen)
     assert (done, [item.path for item, _ in broken]) == (3, ["/no/such.mp4"])
     told = capsys.readouterr().err
-    assert "videos are decoded on this machine only: node " in told
+    assert "videos are decoded on this machine only: --videos: node " in told
     assert "does not see /no/such.mp4. Put videos into a folder that all nodes share." in told
     assert jobs == [6]
     assert shared.store.list("frames") == sorted(shared.key(item) for item in [*items[:9], *items[10:13]])
