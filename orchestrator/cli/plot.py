@@ -12,12 +12,12 @@ from ctvr.orchestrator.cli.options import add_execution_options, get_execution, 
 def add_plot(commands: Any) -> None:
     parser = commands.add_parser(
         "plot",
-        help="plot a trained model's attention, merged patches, scores, or the drift of its queries",
+        help="plot a trained model's attention, merged patches, expert weights, scores, or the drift of its queries",
         description="Plots the model's input frames with attention between frames (FFA) and within (CLIP), with "
-        "merged patches, or with scores before and after Dual Softmax; drift plots the first task's queries in "
-        "feature space after every task.",
+        "merged patches, or with its experts' weights. scores plots a matrix before and after Dual Softmax; drift "
+        "plots the first task's queries in feature space after every task.",
     )
-    parser.add_argument("kind", choices=("attention", "merges", "scores", "drift"), help="kind of plot")
+    parser.add_argument("kind", choices=("attention", "merges", "gates", "scores", "drift"), help="kind of plot")
     parser.add_argument(
         "model", help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM"
     )
@@ -28,7 +28,7 @@ def add_plot(commands: Any) -> None:
         "--count",
         type=int,
         metavar="N",
-        help="number of videos to plot, for drift of queries (default: 2; scores: 12; drift: 40)",
+        help="number of videos to plot, for drift of queries (default: 2; gates: 8; scores: 12; drift: 40)",
     )
     parser.add_argument(
         "--block",

@@ -1,4 +1,4 @@
-"""Plots of a trained model's attention, merged patches, scores and query drift (`ctvr plot`)."""
+"""Plots of a trained model's attention, merged patches, expert weights, scores and query drift (`ctvr plot`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load, load_task_checkpoints
-from ctvr.orchestrator.pages.frames import draw_attention, draw_merges, written
-from ctvr.orchestrator.retrieval.attention import attention_maps, merges, score_matrices
+from ctvr.orchestrator.pages.frames import draw_attention, draw_expert_weights, draw_merges, written
+from ctvr.orchestrator.retrieval.attention import attention_maps, expert_weights, merges, score_matrices
 from ctvr.orchestrator.retrieval.drift import text_drift
 from ctvr.orchestrator.retrieval.model import Model, videos_of
 from ctvr.orchestrator.streams.stream import Item
 
-Kind = Literal["attention", "merges", "scores", "drift"]
-COUNTS = {"attention": 2, "merges": 2, "scores": 12, "drift": 40}  # defaults of --count
+Kind = Literal["attention", "merges", "gates", "scores", "drift"]
+COUNTS = {"attention": 2, "merges": 2, "gates": 8, "scores": 12, "drift": 40}  # defaults of --count
 FORMS = (".png", ".pdf")
 
 
@@ -34,8 +34,8 @@ def plot(
 
     Args:
         kind: `attention` of a block over the patches of frames (CTVR, figures 5 and 7), `merges` of patches (TempMe,
-            figures 4 and 7), `scores` before and after calibration (CAMoE, figure 5), `drift` of the first task's
-            queries from task to task (CTVR, figure 3).
+            figures 4 and 7), `gates` over the experts (CAMoE, figure 7), `scores` before and after calibration (CAMoE,
+            figure 5), `drift` of the first task's queries from task to task (CTVR, figure 3).
         among: videos, or a folder of videos; empty: the first test videos of the stream's last task.
         count: number of videos, for `drift` of queries of a task, >= 1; None: as in `COUNTS`.
         block: block of `attention`, counted from 1.
@@ -82,6 +82,9 @@ def _draw(
     names = [f"{item.video}: {item.captions[0]}" if item.captions else item.video for item in items]
     if kind == "merges":
         return written(draw_merges(merges(model, items), names), form)
+    if kind == "gates":
+        frames, weights = expert_weights(model, items)
+        return written(draw_expert_weights(frames.numpy(), weights, names), form)
     return written(draw_attention(attention_maps(model, items, block), names), form)
 
 

@@ -39,6 +39,10 @@ class RunState:
     ranks: dict[str, float] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
     steps: int = 0  # optimizer steps so far
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
+    timing: list[dict[str, float]] = field(default_factory=list)  # of every epoch, with "step"; see epoch_timing.py
+
+
+MEASURED = frozenset({"seconds", "timing"})  # differ between two runs of the same settings
 
 
 def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -53,7 +57,7 @@ def digest_of_commit(commit: Mapping[str, Any]) -> str:
 
     Objects count by their content, whichever run stored them: an adopted task has the digest of the original.
     """
-    record = {name: value for name, value in commit["record"].items() if name != "seconds"}
+    record = {name: value for name, value in commit["record"].items() if name not in MEASURED}
     objects = [[kind, key.rpartition("/")[2]] for kind, key in objects_of(commit)]
     return digest_of([commit.get("parent", ""), objects, record])
 

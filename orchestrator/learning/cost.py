@@ -16,8 +16,6 @@ Shapes: T frames, P patches of p x p pixels, D width, H hidden width of the MLP,
 from __future__ import annotations
 
 import functools
-import resource
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +32,7 @@ from ctvr.methods.backbone.merged_weights import merged_weights
 from ctvr.methods.backbone.umt_load import make_umt
 from ctvr.methods.base import Method, Task
 from ctvr.orchestrator.config import build, select_prefix
+from ctvr.orchestrator.learning.epoch_timing import peak_memory_mb, reset_peak_memory
 
 TokenLog = Sequence[tuple[int, int, int]]
 
@@ -201,7 +200,7 @@ def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]
     method.encode_video(frames)
     if cuda:
         torch.cuda.synchronize(frames.device)
-        torch.cuda.reset_peak_memory_stats(frames.device)
+        reset_peak_memory(frames.device)
     start, rounds = time.perf_counter(), 0
     while rounds == 0 or time.perf_counter() - start < seconds:
         method.encode_video(frames)
@@ -210,12 +209,7 @@ def _time(method: Method, frames: Tensor, seconds: float) -> tuple[float, float]
         rounds += 1
     elapsed = time.perf_counter() - start
     method.train(training)
-    if cuda:
-        peak = float(torch.cuda.max_memory_allocated(frames.device))
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, kilobytes elsewhere
-        peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-    return rounds * len(frames) / elapsed, peak / 1e6
+    return rounds * len(frames) / elapsed, peak_memory_mb(frames.device)
 
 
 @functools.cache

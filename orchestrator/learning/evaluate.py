@@ -44,6 +44,13 @@ class Evaluation:
 
 @torch.no_grad()
 @merged_weights()
+def encode_videos(method: Method, batches: Iterable[Tensor], task: int) -> Tensor:
+    """Return features (V, ...) on the CPU of the videos of a task, from batches of frames (B, T, 3, H, W)."""
+    return torch.cat([method.encode_video_for_task(frames, task).float().cpu() for frames in batches])
+
+
+@torch.no_grad()
+@merged_weights()
 def encode_texts(
     method: Method, tokens: Tensor, task: int | None, config: EvaluationConfig, device: torch.device
 ) -> Tensor:
@@ -175,12 +182,34 @@ def compute_ranks(
         and len(galleries) * first.numel() > scored
         and 4 * scored <= spill.MEMORY_BUDGET
     )
+    as_matrix = method.declared.normalizes_scores or is_large
     features = chain([first], encoded)
-    if method.declared.normalizes_scores or is_large:
+    known = features if as_matrix else spilled(features, spill.MEMORY_BUDGET)
+    return rank_features(method, known, queries, galleries, config, device, as_matrix, protocol)
+
+
+def rank_features(
+    method: Method,
+    features: Iterable[Tensor],
+    queries: Sequence[Queries],
+    galleries: Sequence[Tensor],
+    config: EvaluationConfig,
+    device: torch.device,
+    as_matrix: bool,
+    protocol: str = "ctvr",
+) -> Ranked:
+    """Rank encoded captions and the stored videos of tasks 1..t, in both directions.
+
+    Args:
+        features: of `caption_features`; a sequence unless `as_matrix`.
+        as_matrix: compute all scores first, which a method that normalizes scores requires.
+    """
+    sizes = [len(gallery) for gallery in galleries]
+    if as_matrix:
         scores = all_scores(method, features, galleries, config, device)
         is_cut = config.own_gallery == "cut" and protocol != "cvlm"
         return rank_scores(final_scores(method, scores, queries, sizes, is_cut), queries, sizes, config)
-    return _rank(TiledScorer(method, spilled(features, spill.MEMORY_BUDGET), galleries, device), queries, sizes, config)
+    return _rank(TiledScorer(method, list(features), galleries, device), queries, sizes, config)
 
 
 def _rank(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:

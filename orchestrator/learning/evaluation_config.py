@@ -38,6 +38,15 @@ class EvaluationConfig:
     oracle_task: bool = setting(
         False, doc="R@1 with known task of each caption, after every task; all captions are encoded again"
     )
+    reencode: tuple[int, ...] = setting(
+        (),
+        doc="shares (%) of the old videos that are re-encoded by the present model, oldest first, for the metrics "
+        "stream/index/... (docs/protocol.md); 0 is always measured, 100 gives the compatibility gap",
+    )
+    reencode_after: Literal["all", "last"] = setting("last", doc="tasks after which `reencode` applies")
+    unlearned_tasks: bool = setting(
+        False, doc="R@1 of the tasks that are not learned yet, in their own galleries, for forward transfer"
+    )
     knn_k: int = setting(200, doc="k of the second accuracy on image streams, the same after every task")
     knn_share: float | None = setting(
         None,
@@ -59,6 +68,8 @@ class EvaluationConfig:
                 f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "
                 "look for. Use select=best, or patience=none."
             )
+        if wrong := [share for share in self.reencode if not 0 <= share <= 100]:
+            raise ValueError(f"reencode lists shares of the old videos in percent, 0 to 100, got {wrong[0]}.")
         if self.patience_start < 0:
             raise ValueError(f"patience_start counts epochs and must be >= 0, got {self.patience_start}. Use 0.")
 

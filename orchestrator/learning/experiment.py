@@ -16,7 +16,6 @@ from ctvr.orchestrator.learning.evaluate import EvaluationConfig
 from ctvr.orchestrator.learning.optimizer import OptimConfig
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog, Prefixes, TrackedSettings, track_reads
 from ctvr.orchestrator.learning.run_key import (
-    ADDS,
     NON_IDENTITY_SETTINGS,
     code_digests,
     contents_of,
@@ -24,6 +23,7 @@ from ctvr.orchestrator.learning.run_key import (
     weights_digest,
 )
 from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.streams.stream import Stream
 
 
@@ -131,7 +131,11 @@ class Experiment:
             device: kind of device that computes, `cpu` or `cuda`.
         """
         settings = self.settings.items()
-        decisive = {k: v for k, v in settings if k not in NON_IDENTITY_SETTINGS and not (k in ADDS and ADDS[k] == v)}
+        decisive = {
+            k: v
+            for k, v in settings
+            if k not in NON_IDENTITY_SETTINGS and not (k in ADDS_METRICS and ADDS_METRICS[k] == v)
+        }
         return digest_of(
             {"settings": decisive, "contents": self.file_digests(), **self.environment_digests(stream, frames, device)}
         )

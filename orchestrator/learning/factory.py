@@ -51,6 +51,13 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
                 f"evaluation.oracle_task: true needs a stream of the protocol ctvr, but {stream.name} has "
                 f"{stream.protocol}, which gives every query its task. Use false."
             )
+        if stream.protocol not in {"ctvr", "cvlm"}:
+            for name in ("reencode", "unlearned_tasks"):
+                if getattr(experiment.evaluation, name):
+                    raise ConfigError(
+                        f"evaluation.{name}: needs captions that search videos, but {stream.name} has the protocol "
+                        f"{stream.protocol}. Omit it."
+                    )
     if find_method(experiment.run.method).domain != "images":
         clip = load_clip(config)
         return clip if stream is None else attach_features(clip, stream)

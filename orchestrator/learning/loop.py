@@ -10,7 +10,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,16 +19,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.blocks import checkpointing
-from ctvr.methods.backbone.merged_weights import merged_weights
 from ctvr.methods.base import Batch, Method, Task
 from ctvr.orchestrator.data.batches import StreamData, seed_of
 from ctvr.orchestrator.data.device import Precision, autocast_for
 from ctvr.orchestrator.errors import CommitConflict
 from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.distributed import Workers
-from ctvr.orchestrator.learning.evaluate import Evaluation, EvaluationConfig
+from ctvr.orchestrator.learning.epoch_timing import EpochTimer
+from ctvr.orchestrator.learning.evaluate import Evaluation, EvaluationConfig, encode_videos
 from ctvr.orchestrator.learning.grad_cache import accumulation_mode, backward
-from ctvr.orchestrator.learning.loss_monitor import EpochMetrics
+from ctvr.orchestrator.learning.index_age import optional_metrics
+from ctvr.orchestrator.learning.loss_monitor import EpochMetrics, mean_losses
 from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, clone_trained_state, load_state, trained_state
 from ctvr.orchestrator.learning.optimizer import (
     OptimConfig,
@@ -102,6 +104,7 @@ class Loop:
             started = time.monotonic()
             task = self.data.task(index)
             self._begin(task)
+            before = {} if index else self._optional_metrics(0)
             with checkpointing(self.config.optim.activation_checkpointing):  # end_task may compute gradients, too
                 self._train(task)
                 self.method.eval()
@@ -109,6 +112,7 @@ class Loop:
                 self.method.end_task(task, self.data.ordered_batches([index]))
             self._store_galleries(task)
             found = self._evaluate(index)
+            found.metrics.update(before | self._optional_metrics(index + 1, found.own))
             self._commit(found, time.monotonic() - started)
             if self.report is not None:
                 self.report(task, self.record, self.record.seconds[-1])
@@ -166,7 +170,9 @@ class Loop:
             order = (tasks, self.config.seed, task.index, epoch)
             weights = batch_weights(self.data.batch_sizes(*order, self.workers.size), optim.accumulation_steps)
             batches = self.data.train_batches(*order, self.workers.rank, self.workers.size)
-            terms = self._epoch(losses, batches, weights, optimizer, parameters, task, epoch, per_epoch)
+            timer = EpochTimer(self.workers.device)
+            terms = self._epoch(losses, timer.iterate(batches), weights, optimizer, parameters, task, epoch, per_epoch)
+            self.record.timing.append({"step": float(self.record.steps), **timer.read(self.workers)})
             terms.update(self._evaluation_losses(task) if self.config.evaluation.log_losses else {})
             self.record.training.append({"step": float(self.record.steps), **terms})
             if self.config.evaluation.select == "best":
@@ -227,21 +233,15 @@ class Loop:
             self.record.steps += 1
         return self.workers.all_reduce_mean(progress.means())  # a term may be a mean over one worker's pairs only
 
-    @torch.no_grad()
     def _evaluation_losses(self, task: Task) -> dict[str, float]:
         """Return the mean over batches of every loss on a task's evaluated pairs, in the same batches each time."""
         split, workers = self.config.evaluation.split, self.workers
         self.method.eval()
         self._seed("unlearned", task.index, workers.rank)
-        progress = EpochMetrics(workers.device, f"{task.name}, {split}")
         data = self.data.with_training_split(split)
-        for batch in data.train_batches([task.index], self.config.seed, task.index, 0, workers.rank, workers.size):
-            with self._autocast():  # ids of pairs and videos would clash with those of training
-                terms = self.method.losses(replace(batch, pair_ids=None, unaugmented_video_ids=None))
-            progress.add(terms, {})
-        return workers.all_reduce_mean(
-            {name.replace("train", split, 1): value for name, value in progress.means().items()}
-        )
+        batches = data.train_batches([task.index], self.config.seed, task.index, 0, workers.rank, workers.size)
+        means = mean_losses(self.method, batches, self._autocast, workers.device, f"{task.name}, {split}")
+        return workers.all_reduce_mean({name.replace("train", split, 1): value for name, value in means.items()})
 
     def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
         """Evaluate as after the task and keep the better state; later ties win, as in the released CTVR code."""
@@ -281,37 +281,40 @@ class Loop:
         if self._selects_on not in {None, split} and not self._reencodes:
             self.selection = self._encode_galleries(task, str(self._selects_on))
 
-    def _gallery(self, index: int, split: str) -> Tensor:
-        evaluation = self.config.evaluation
+    def _gallery(self, index: int, split: str, count: int | None = None, given: int | None = None) -> Tensor:
+        """Encode the videos (V, ...) of a task, or its first `count`, with the parts of the task `given` (its own)."""
+        evaluation, given = self.config.evaluation, index if given is None else given
 
-        @torch.no_grad()
-        @merged_weights()
         def encode(rows: Sequence[int]) -> Tensor:
             with self._autocast():
-                return torch.cat(
-                    [
-                        self.method.encode_video_for_task(frames, index).float().cpu()
-                        for frames in self.data.videos(index, split, rows, evaluation.batch_size)
-                    ]
-                )
+                return encode_videos(self.method, self.data.videos(index, split, rows, evaluation.batch_size), given)
 
-        return self.workers.encode_sharded(encode, range(self.data.num_videos(index, split)))
+        size = self.data.num_videos(index, split) if count is None else count
+        return self.workers.encode_sharded(encode, range(size))
 
     def _measure(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
         """Return metrics after task `index`: all workers encode, rank 0 scores, every worker gets the result."""
         self._seed("evaluate", index)
         at(f"the evaluation after task {index + 1} ({split})")
+        return self.workers.broadcast(self.protocol.measure(self._context(index, split, galleries)))
 
+    def _context(self, index: int, split: str, galleries: Sequence[Tensor]) -> EvaluationContext:
         def encode_sharded(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
             with self._autocast():  # for the towers only: scores are float32
                 return self.workers.encode_sharded(encode, rows)
 
-        device, is_scoring = self.workers.device, self.workers.rank == 0
+        about = self.config.evaluation, self.workers.device, encode_sharded, self.workers.rank == 0
+        return EvaluationContext(self.method, self.data, index, split, galleries, *about)
+
+    def _optional_metrics(self, done: int, own: Sequence[float] = ()) -> dict[str, float]:
+        """Return the metrics of index_age.py after `done` tasks; 0: of the untrained model, whose first task began."""
         evaluation = self.config.evaluation
-        sight = EvaluationContext(
-            self.method, self.data, index, split, galleries, evaluation, device, encode_sharded, is_scoring
-        )
-        return self.workers.broadcast(self.protocol.measure(sight))
+        if not (evaluation.reencode or evaluation.unlearned_tasks):
+            return {}
+        self._seed("optional metrics", done)
+        context = self._context(max(done - 1, 0), evaluation.split, self.galleries)
+        encode = partial(self._gallery, split=context.split)
+        return self.workers.broadcast(optional_metrics(context, encode, self._reencodes, done, own, self.record))
 
     def _evaluate(self, index: int) -> Evaluation:
         found = self._measure(index, self.config.evaluation.split, self.galleries)

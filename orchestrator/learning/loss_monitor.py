@@ -6,11 +6,14 @@ Reading a number from a GPU makes the host wait. Sums and flags therefore stay o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ctvr.methods.base import Batch, Method
 from ctvr.orchestrator.errors import NonFiniteLoss
 from ctvr.orchestrator.learning.distributed import all_reduce_min
 from ctvr.orchestrator.learning.pulse import at
@@ -88,3 +91,16 @@ class EpochMetrics:
             what = f"loss ({', '.join(dict.fromkeys(bad))})" if names[first] else "gradient"
             raise NonFiniteLoss(f"{self._where}: the {what} is not finite. {REMEDY}")
         return list(found)
+
+
+@torch.no_grad()
+def mean_losses(
+    method: Method, batches: Iterable[Batch], autocast: Callable[[], Any], device: torch.device, where: str
+) -> dict[str, float]:
+    """Return the mean over batches of every loss, as in `EpochMetrics.means`; nothing is trained."""
+    progress = EpochMetrics(device, where)
+    for batch in batches:
+        with autocast():  # ids of pairs and videos would clash with those of training
+            terms = method.losses(replace(batch, pair_ids=None, unaugmented_video_ids=None))
+        progress.add(terms, {})
+    return progress.means()

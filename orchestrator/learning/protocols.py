@@ -20,7 +20,14 @@ from ctvr.methods.layers.transfer import trim_padding
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.images import ImageData
 from ctvr.orchestrator.data.questions import QuestionData, Questions
-from ctvr.orchestrator.learning.evaluate import Evaluation, EvaluationConfig, add_history, compute_ranks, metrics_of
+from ctvr.orchestrator.learning.evaluate import (
+    Evaluation,
+    EvaluationConfig,
+    add_history,
+    compute_ranks,
+    encode_videos,
+    metrics_of,
+)
 from ctvr.orchestrator.learning.metrics import Matrix
 from ctvr.orchestrator.learning.oracle import oracle_metrics
 from ctvr.orchestrator.streams.stream import Stream
@@ -166,10 +173,9 @@ class UCL(AccuracyProtocol):
                 found.metrics[f"task_{task + 1:02d}/knn/{name}"] = row[-1]
         return found if sight.is_scoring else None
 
-    @torch.no_grad()
     def _encode(self, sight: EvaluationContext, task: int, rows: Sequence[int]) -> Tensor:
         batches = sight.data.videos(task, "train", rows, sight.config.batch_size)
-        return torch.cat([sight.method.encode_video_for_task(images, task).float().cpu() for images in batches])
+        return encode_videos(sight.method, batches, task)
 
 
 class QA(AccuracyProtocol):

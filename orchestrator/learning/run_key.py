@@ -48,8 +48,6 @@ NON_IDENTITY_SETTINGS = (
     "tracking.mirror",
     "tracking.keep_checkpoints",
 )
-# Settings that add metrics and change none: at these values they are omitted from a key
-ADDS = {"evaluation.oracle_task": False}
 # `streams` decides the order of tasks, items and category indices
 DIGESTED_PACKAGES = (
     "orchestrator/learning",

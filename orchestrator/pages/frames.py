@@ -8,7 +8,7 @@ from __future__ import annotations
 import colorsys
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -50,6 +50,20 @@ def draw_merges(found: Merges, names: Sequence[str]) -> list[Image.Image]:
         left = len(np.unique(tokens))
         said = f"{tokens.size} patches have become {left} tokens"
         drawn.append(_stacked(name, [("frames", frames), (said, merged_patches(frames, tokens, found.rows))]))
+    return drawn
+
+
+def draw_expert_weights(
+    frames: np.ndarray, weights: Mapping[str, Mapping[str, Sequence[float]]], names: Sequence[str]
+) -> list[Image.Image]:
+    """Draw a picture for each video: its frames (V, T, H, W, 3), under the weights of each gate's experts."""
+    drawn = []
+    for number, name in enumerate(names):
+        lines = [
+            f"gate of {gate}: " + ", ".join(f"{expert} {shares[number]:.2f}" for expert, shares in experts.items())
+            for gate, experts in weights.items()
+        ]
+        drawn.append(_stacked(name, [("; ".join(lines), frames[number])]))
     return drawn
 
 

@@ -1,4 +1,4 @@
-"""Attention maps and patch merges of a trained model over the frames of videos.
+"""Attention maps, patch merges and expert weights of a trained model over the frames of videos.
 
 Shapes: V videos, T frames, P patches of a frame (rows x columns), N = 1 + P tokens, G = V T attention groups.
 """
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.blocks import Attention, TokenState, record_tokens
 from ctvr.methods.backbone.clip import VisionTower
+from ctvr.methods.camoe import STREAMS, Gate
 from ctvr.methods.layers.reduction.merge import follow
 from ctvr.methods.layers.temporal import FrameFusion, neighbour
 from ctvr.orchestrator.errors import ConfigError
@@ -111,6 +112,29 @@ def merges(model: Model, items: Sequence[Item]) -> Merges:
     shape = frames.shape[:2]
     found = follow(moved.moves, shape[0] * shape[1], tower.num_tokens)[:, tower.classes :]
     return Merges(pictures, rows, found.unflatten(0, shape).cpu())
+
+
+def expert_weights(model: Model, items: Sequence[Item]) -> tuple[Tensor, dict[str, dict[str, list[float]]]]:
+    """Return the videos' frames (V, T, H, W, 3) uint8, and gate -> expert -> its weight in each video (CAMoE, eq. 10).
+
+    Raises:
+        ConfigError: if the model has no such gates.
+    """
+    modules = model.trained.method.named_modules()
+    gates = {name.rpartition(".")[2]: module for name, module in modules if isinstance(module, Gate)}
+    if not gates:
+        raise ConfigError(f"plot gates: {model.method} has no gates over experts. Name a model of camoe.")
+    frames, pictures = _frames(model, items)
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def keep(name: str, gate: nn.Module, given: tuple[Any, ...], weights: Tensor) -> None:
+        found[name] = dict(zip(STREAMS, weights.float().T.tolist()))
+
+    with ExitStack() as stack:
+        for name, gate in gates.items():
+            stack.callback(gate.register_forward_hook(partial(keep, name)).remove)
+        model.encode_frames(frames)
+    return pictures, found
 
 
 @torch.no_grad()

@@ -9,6 +9,13 @@ GAIN = "stream/t2v/r1_gain"
 MEAN = "stream/t2v/r1_mean"  # over tasks, each with its own gallery, as in the tables of the CVLM protocol
 ACCURACY, FORGETTING = "stream/knn/accuracy", "stream/knn/forgetting"
 ANSWERED = "stream/qa/accuracy"
+# Settings that add metrics and change none: at these values they are omitted from the key of a run
+ADDS_METRICS: dict[str, object] = {
+    "evaluation.oracle_task": False,
+    "evaluation.reencode": (),
+    "evaluation.reencode_after": "last",
+    "evaluation.unlearned_tasks": False,
+}
 SEARCHED = {"ctvr": GAIN, "cvlm": MEAN, "ucl": ACCURACY, "qa": ANSWERED}  # protocol -> metric of a search
 
 

@@ -13,9 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.tables.curves import curve, mean, training
 from ctvr.orchestrator.tables.footnotes import CHOICE, marks_of, method_of, trials_of
 from ctvr.orchestrator.tables.paper_comparison import (
+    AGES,
+    AGES_NOTE,
+    CURRENT,
     ORACLE,
     ORACLE_NOTE,
     PRINTED,
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 VARIES = "ctvr.varies"  # tag: settings that the rows of a table vary one at a time
 INCIDENTAL = {"seed", "data.prefetch_threads", "evaluation.batch_size", "evaluation.query_chunk"}
-INCIDENTAL |= {"tracking.mirror", "tracking.keep_checkpoints", "evaluation.oracle_task"}
+INCIDENTAL |= {"tracking.mirror", "tracking.keep_checkpoints", *ADDS_METRICS}
 V2T = (
     Column("v2t/r1", "V2T R@1", "up"),
     Column("v2t/r5", "V2T R@5", "up"),
@@ -51,6 +55,7 @@ V2T = (
     Column("v2t/medr", "V2T MedR", "down"),
     Column("v2t/meanr", "V2T MeanR", "down"),
 )
+V2T_SUM = Column("v2t/rsum", "V2T R-Sum", "up")
 Direction = Literal["t2v", "v2t", "both"]
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text (V2T)", "both": "text to video and video to text (V2T)"}
 
@@ -141,6 +146,8 @@ def tables(
             notes.append(NOTE)
         if any(key in row.values for row in rows for key in ORACLE):
             notes.append(ORACLE_NOTE)
+        if any(key in row.values for row in rows for key in AGES):
+            notes.append(AGES_NOTE)
         notes += left_out_notes
         if left_out:
             notes.append(f"{left_out} incomplete runs are left out.")
@@ -183,7 +190,7 @@ def _row(runs: list[RunRecord]) -> Row:
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
     values |= more_values({**means, "cost/seconds_run": mean([seconds_of(run) for run in runs])})
     parameters = means.get(PARAMETERS, Value())
-    backwards = {column.key: column.key for column in V2T} | {"v2t/rsum": "v2t/rsum"}
+    backwards = {column.key: column.key for column in V2T} | {V2T_SUM.key: V2T_SUM.key}
     if _protocol(first) == "cvlm":
         backwards = {"v2t/r1": "v2t/r1_mean"}
     values |= {key: means.get(f"stream/{name}", Value()) for key, name in backwards.items()}
@@ -230,16 +237,20 @@ def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
 
 
 def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
-    """Return, for CVLM, the final R@1 of each task in its own gallery, and the loss since it was learned."""
+    """Return, for CVLM, the final R@1 of each task in its own gallery, the loss since it was learned, and `CURRENT`."""
     found: dict[str, Value] = {}
+    learned: list[list[float]] = []  # task -> R@1 of every seed just after it was learned
     keys = sorted(key for key in runs[0].metrics if re.fullmatch(r"task_\d+/t2v/r1_own", key))
     for index, key in enumerate(keys, start=1):
         task = key.partition("/")[0]
         histories = [dict(run.metrics.get(key, [])) for run in runs]
         found[f"{task}/r1"] = mean([history.get(len(keys), math.nan) for history in histories])
+        learned.append([history.get(index, math.nan) for history in histories])
         if index < len(keys):
             lost = [history.get(index, math.nan) - history.get(len(keys), math.nan) for history in histories]
             found[f"{task}/fr"] = mean(lost)
+    if learned:
+        found[CURRENT] = mean([sum(of_seed) / len(of_seed) for of_seed in zip(*learned)])
     return found
 
 
@@ -300,13 +311,14 @@ def _columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direc
         return (*own, *more_columns(rows, printed))
     is_cvlm = _protocol(records[0]) == "cvlm"
     back = V2T[:1] if is_cvlm else V2T
-    if direction == "v2t":
-        return (*back, COLUMNS[-1])
-    forward = _cvlm_columns(rows, records) if is_cvlm else COLUMNS
     more = more_columns(rows, printed)
+    if direction == "v2t":
+        summed = (V2T_SUM,) if V2T_SUM.key in printed else ()
+        return (*back, *summed, COLUMNS[-1], *(column for column in more if column.key in {"gmacs", "tokens"}))
+    forward = _cvlm_columns(rows, records) if is_cvlm else COLUMNS
     if direction == "t2v":
         return (*forward, *more)
-    sums = () if is_cvlm else (PRINTED["rsum"][0], Column("v2t/rsum", "V2T R-Sum", "up"))
+    sums = () if is_cvlm else (PRINTED["rsum"][0], V2T_SUM)
     return (*forward[:-1], *back, *sums, COLUMNS[-1], *(column for column in more if column not in sums))
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ctvr.orchestrator.tables.table import Value
+from ctvr.orchestrator.tables.table import Table, Value
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
+OWN = "own gallery"  # title of a row's matrix
 # metrics that figures show over training: StructAlign's geometry, gates of CAMoE and of experts
 TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
 
@@ -63,4 +64,20 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
     return {
         key: tuple((epochs[step], mean, std) for step, mean, std in points if step in epochs)
         for key, points in curves.items()
+    }
+
+
+def changes(table: Table) -> dict[str, list[list[float]]]:
+    """Return, per row, R@1 of every task after every task less zero-shot's of that task (fig. 2 of CTVR).
+
+    Both are R@1 in the task's own gallery, in points, as lower-triangular lists. Empty without a zero-shot row.
+    """
+    untrained = next((row.matrices.get(OWN) for row in table.rows if row.method == "zero_shot"), None)
+    if not untrained:
+        return {}
+    learned = {row.label: row.matrices.get(OWN) for row in table.rows if row.method != "zero_shot"}
+    return {
+        label: [[value - untrained[i][i] for i, value in enumerate(after)] for after in matrix]
+        for label, matrix in learned.items()
+        if matrix and len(matrix) == len(untrained)
     }

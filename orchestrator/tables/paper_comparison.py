@@ -21,16 +21,20 @@ from ctvr.orchestrator.tables.table import Column, Row, Value
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
+CURRENT = "stream/t2v/r1_current"  # CVLM: mean R@1 of every task just after it was learned
 ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: a row's name in its table, and a table of the package
 SHARED = "Every row differs from {what} in: {settings}."
 PRINTED = {  # columns that papers print besides the usual ones, with our metric
     "rsum": (Column("rsum", "R-Sum", "up"), "stream/t2v/rsum"),
     "gmacs": (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
     "tokens": (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
+    "current": (Column("current", "R@1 (current)", "up"), CURRENT),
     # no paper prints these
     "query_passes": (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),
     "query_gmacs": (Column("query_gmacs", "GMACs (query)", "down", 1), "cost/query_gmacs"),
     "speed": (Column("speed", "Videos/s", "up", 1), "cost/videos_per_second"),
+    "train_speed": (Column("train_speed", "Clips/s (training)", "up", 1), "cost/train_clips_per_second"),
+    "train_memory": (Column("train_memory", "Memory (MB, training)", "down", 0), "cost/train_memory_mb"),
     "run_seconds": (Column("run_seconds", "Seconds (run)", "down", 1), "cost/seconds_run"),
     "memory": (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
     "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
@@ -45,7 +49,17 @@ ORACLE_NOTE = (
     "over all videos. Own block: also only the videos of that task. Best video of right task: without an oracle. "
     "These columns are not compared."
 )
-PRINTED |= ORACLE
+AGES = {  # shown if a run measured them (evaluation.reencode, unlearned_tasks); none is bold and none is compared
+    "index_fresh": (Column("index_fresh", "R@1, index re-encoded"), "stream/index/r1_100"),
+    "index_gap": (Column("index_gap", "Gap"), "stream/index/gap"),
+    "fwt": (Column("fwt", "FWT"), "stream/transfer/fwt"),
+}
+AGES_NOTE = (
+    "R@1, index re-encoded: the same captions search the videos of all tasks as the last model encodes them. Gap: this "
+    "less R@1, in points. FWT: R@1 of a task in its own gallery just before it is learned, less that of the untrained "
+    "model, as the mean over tasks. These columns are not compared."
+)
+PRINTED |= ORACLE | AGES
 SCALE = {"stored": 4 / 1000}  # converts float32 numbers per video to kB
 
 
@@ -114,7 +128,7 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
     """Return the columns that a paper's table has in addition to the usual ones, if runs measured them."""
-    wanted = {*printed, *ORACLE, *(key for row in rows for key in row.paper)}
+    wanted = {*printed, *ORACLE, *AGES, *(key for row in rows for key in row.paper)}
     return [
         replace(column, digits=_digits(column, [row.values[key].mean for row in rows if key in row.values]))
         for key, (column, _) in PRINTED.items()

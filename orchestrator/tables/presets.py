@@ -36,7 +36,20 @@ from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.manifest import read_json
 
-More = Literal["rsum", "gmacs", "tokens", "query_passes", "query_gmacs", "run_seconds", "speed", "memory", "stored"]
+More = Literal[
+    "rsum",
+    "gmacs",
+    "tokens",
+    "query_passes",
+    "query_gmacs",
+    "run_seconds",
+    "train_speed",
+    "train_memory",
+    "speed",
+    "memory",
+    "stored",
+    "current",
+]
 FOLDER = Path(__file__).parent / "table_presets"
 OnStreams = dict[str, dict[str, Any]]  # pattern of a stream's name -> settings
 
@@ -217,7 +230,7 @@ def vary(preset: TablePreset, values: Any) -> TablePreset:
         for name, listed in values.items()
         for value in dict.fromkeys(_as_typed(value) for value in listed)
     ]
-    return replace(preset, rows=(*preset.rows, *rows), varies=tuple(values))
+    return replace(preset, rows=(*preset.rows, *rows), varies=(*preset.varies, *values))
 
 
 def _as_typed(value: Any) -> Any:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.tables.unpublished_settings import deviations, names_of
 from ctvr.orchestrator.tracking.run_record import as_text
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 # Settings of how a run was executed, not of what was run
 OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.prefetch_threads", "data.skip_missing", "data.decoder"}
-OF_THE_RUN |= {"tracking.mirror", "tracking.keep_checkpoints", "evaluation.oracle_task"}
+OF_THE_RUN |= {"tracking.mirror", "tracking.keep_checkpoints", *ADDS_METRICS}
 OF_THE_RUN |= {"evaluation.split", "evaluation.batch_size", "evaluation.query_chunk", "backbone.sha256"}
 RELEASED_IMAGES = {  # divyam3897/UCL@cfaa81d, the protocol of BMU-MoCo's Table 4
     "preset": "paper",

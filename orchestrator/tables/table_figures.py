@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from ctvr.orchestrator.tables.curves import OWN, changes
 from ctvr.orchestrator.tables.table import Row, Table, Value, competes
 from ctvr.orchestrator.tables.unpublished_settings import at_most
 from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
 from ctvr.orchestrator.tracking.styles import LineName, styles_of
 
 Drawing = tuple[str, str, list[Panel]]  # the end of the file's name, the title after the stream's name, the panels
-OWN = "own gallery"
 GEOMETRY = {
     "micd_text": "MICD of captions (eq. 22)",
     "micd_video": "MICD of videos (eq. 22)",
@@ -86,16 +86,14 @@ def _final(table: Table) -> list[Panel]:
 
 
 def _plasticity(table: Table) -> list[Panel]:
-    """Plot R@1 of every task when it was learned, minus zero-shot's (fig. 2 of CTVR)."""
-    untrained = next((row.matrices.get(OWN) for row in table.rows if row.method == "zero_shot"), None)
-    others = [row for row in table.rows if row.method != "zero_shot" and row.matrices.get(OWN)]
-    if not untrained or not others:
-        return []
-    lines = []
-    for row in others:
-        learned = [(t + 1, own[t] - untrained[t][t]) for t, own in enumerate(row.matrices[OWN][: len(untrained)])]
-        lines.append(_line(row, learned))
-    return [Panel("task", "R@1 when learned, less zero-shot (points)", lines)]
+    """Plot R@1 of every task when it was learned, minus zero-shot's: the diagonal of `changes` for all rows."""
+    found = changes(table)
+    lines = [
+        _line(row, [(t, after[-1]) for t, after in enumerate(found[row.label], start=1)])
+        for row in table.rows
+        if row.label in found
+    ]
+    return [Panel("task", "R@1 when learned, less zero-shot (points)", lines)] if lines else []
 
 
 def _cost(table: Table) -> list[Panel]:
@@ -256,7 +254,7 @@ def _sensitivity(table: Table, name: str) -> list[Panel]:
     recommended = {places[row.settings[name]] for rows in lines for row in rows if "=" not in row.label}
     panels = []
     for column in table.columns:
-        if column.key not in {"r1", "bwf", "fr", "hm"}:
+        if column.key not in {"r1", "bwf", "fr", "hm", "current"}:
             continue
         drawn = []
         for rows in lines:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.table_figures import drawings, expert_shares
@@ -36,6 +37,9 @@ def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
     drawn = {
         f"{name}_{what}": plots.draw(panels, f"{table.stream}: {title}") for what, title, panels in drawings(table)
     }
+    if changed := changes(table):
+        title = f"{table.stream}: change of each task's {table.measured} since zero-shot, own gallery"
+        drawn[f"{name}_changes"] = figures.draw_changes(changed, title, table.measured)
     for row in table.rows:
         if row.matrices:
             seeds = f"mean of {len(row.seeds)} seeds" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"

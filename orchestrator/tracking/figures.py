@@ -49,6 +49,25 @@ def draw_matrices(matrices: Mapping[str, Matrix], title: str = "", counted: str 
     return figure
 
 
+def draw_changes(changes: Mapping[str, Matrix], title: str, counted: str = "R@1") -> Figure:
+    """Draw one panel per row of a table on one colour scale: gains (blue) and losses (red) in points, with signs."""
+    arrays = {name: square(matrix) for name, matrix in changes.items()}
+    columns = min(3, len(arrays))
+    lines = -(-len(arrays) // columns)
+    panel = max(3.2, 0.46 * max(map(len, arrays.values())) + 1.4)
+    figure, panels = new_figure(columns, panel=panel * lines, width=panel * columns + 0.8, rows=lines)
+    high = max(1.0, *(float(np.nanmax(np.abs(array), initial=0.0)) for array in arrays.values()))
+    image: Any = None
+    for place, (name, array) in zip(panels, arrays.items()):
+        image = _matrix(place, array, -high, high, signed=True)
+        place.set_title(wrapped(name), fontsize=10, color=INK, loc="left")
+    for place in panels[len(arrays) :]:
+        place.set_visible(False)
+    _bar(figure, image, panels, f"{counted} less zero-shot (points)", (-high, high))
+    figure.suptitle(textwrap.fill(title, max(44, 40 * columns)), fontsize=11, color=INK, x=0.01, ha="left")
+    return figure
+
+
 def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
     """Draw one panel per square matrix of cosines (n, n), with numbers in the cells if they fit.
 
@@ -161,16 +180,21 @@ def _matrix(
     high: float,
     names: tuple[str, str] = ("evaluated on task", "after learning task"),
     digits: int | None = -1,
+    signed: bool = False,
 ) -> Any:
-    """Draw cells with numbers of `digits` decimals (-1: as many as fit; None: without numbers)."""
+    """Draw cells with numbers of `digits` decimals (-1: as many as fit; None: without numbers).
+
+    `signed`: numbers have a sign, losses are red and gains blue; `low` is then `-high`.
+    """
     rows, columns = array.shape
-    image = panel.imshow(np.ma.masked_invalid(array), cmap="Blues", vmin=low - 0.15 * (high - low), vmax=high)
+    palest = low if signed else low - 0.15 * (high - low)
+    image = panel.imshow(np.ma.masked_invalid(array), cmap="RdBu" if signed else "Blues", vmin=palest, vmax=high)
     digits = (1 if columns <= 12 else 0) if digits == -1 else digits
     for t in range(rows):
         for i in range(columns):
             if digits is not None and np.isfinite(array[t, i]):
-                dark = (array[t, i] - low) / (high - low) > 0.6
-                text = f"{array[t, i]:.{digits}f}"
+                dark = abs(array[t, i]) > 0.6 * high if signed else (array[t, i] - low) / (high - low) > 0.6
+                text = f"{array[t, i]:{'+' * signed}.{digits}f}"
                 panel.text(i, t, text, ha="center", va="center", fontsize=7, color="white" if dark else INK)
     panel.set_xticks(range(columns), [str(i + 1) for i in range(columns)])
     panel.set_yticks(range(rows), [str(t + 1) for t in range(rows)])

@@ -14,6 +14,7 @@ from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.cost import measure, query_cost
+from ctvr.orchestrator.learning.epoch_timing import training_costs
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.resolve import resolve
@@ -128,6 +129,7 @@ class Recorder:
         if data.stream.domain == "videos":
             tokens = trim_padding(data.queries(0, self.experiment.evaluation.split).tokens[:1]).to(data.device)
             cost |= query_cost(method, tokens, num_tasks)
+        cost |= training_costs(record.timing)
         if not self.experiment.optim.epochs:  # a control without training
             cost["cost/trained_parameters"] = 0.0
         self.tracker.log_task(self.run_id, num_tasks, cost)
@@ -178,8 +180,11 @@ class Recorder:
 
 
 def _training(record: RunState) -> dict[int, dict[str, float]]:
-    """Return optimizer step -> losses, of every epoch."""
-    return {int(row["step"]): {k: v for k, v in row.items() if k != "step"} for row in record.training}
+    """Return optimizer step -> losses, speed and memory, of every epoch."""
+    rows: dict[int, dict[str, float]] = {}
+    for row in (*record.training, *record.timing):
+        rows.setdefault(int(row["step"]), {}).update({k: v for k, v in row.items() if k != "step"})
+    return rows
 
 
 def _of_task(record: RunState, step: int) -> dict[str, float]:

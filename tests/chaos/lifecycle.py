@@ -24,7 +24,8 @@ from torch import Tensor
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.digests import digest_of
-from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.learning.commits import MEASURED, Commits, RunState
+from ctvr.orchestrator.learning.epoch_timing import CLIPS, MEMORY, WAIT
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.streams.load import load_stream
@@ -38,8 +39,10 @@ Tracked = Literal["away", "back", "sqlite"]  # MLflow: unreachable; reachable at
 Points = dict[str, float | None]  # "key step" of a metric -> its value; None: a time, which differs
 VIDEOS = {"train": 3, "searched": 2, "has_val": False}  # of a task
 NOWHERE = "http://127.0.0.1:9"  # no server listens on the port called "discard"
-DIGEST_WITHOUT = {"seconds"}  # fields of a record that differ between two equal runs
-TIMED = ("cost/seconds_task", "cost/videos_per_second", "cost/peak_memory_mb")
+TIMED = (
+    *("cost/seconds_task", "cost/videos_per_second", "cost/peak_memory_mb"),
+    *("cost/train_clips_per_second", "cost/train_memory_mb", CLIPS, WAIT, MEMORY),
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, fold
 
 def digest_of_run(record: RunState, method: Method, galleries: list[Tensor]) -> str:
     """sha256 over everything that a run results in, times excepted."""
-    numbers = {name: value for name, value in asdict(record).items() if name not in DIGEST_WITHOUT}
+    numbers = {name: value for name, value in asdict(record).items() if name not in MEASURED}
     tensors = {**method.state_dict(), **{f"gallery {i}": features for i, features in enumerate(galleries)}}
     held = {name: [str(t.dtype), list(t.shape), _sha(t)] for name, t in tensors.items()}
     return digest_of([numbers, held])

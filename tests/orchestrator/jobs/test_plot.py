@@ -26,6 +26,12 @@ def test_a_picture_has_a_row_for_each_thing_and_is_the_same_again(learned, tmp_p
     assert Image.open(files[0]).height == TOP + 2 * (TOP + SIDE + GAP)
 
 
+def test_expert_weights_stand_over_the_frames_of_each_video(learned, tmp_path, capsys):
+    file = tmp_path / "gates.png"
+    assert main(["plot", "gates", "framefusion_moe", "--runs", str(learned), "--out", str(file)]) == 2
+    assert "framefusion_moe has no gates over experts. Name a model of camoe" in capsys.readouterr().err
+
+
 def test_queries_that_moved_are_drawn_the_same_again(learned, tmp_path):
     files = [tmp_path / "a.png", tmp_path / "b.png"]
     for file in files:

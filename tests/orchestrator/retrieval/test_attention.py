@@ -16,7 +16,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.cost import video_cost
-from ctvr.orchestrator.retrieval.attention import attention_maps, enlarged, merges, score_matrices
+from ctvr.orchestrator.retrieval.attention import attention_maps, enlarged, expert_weights, merges, score_matrices
 from ctvr.orchestrator.retrieval.model import Model
 
 
@@ -39,6 +39,26 @@ def zero_shot(learned) -> Model:
 @pytest.fixture(scope="module")
 def items(zero_shot):
     return zero_shot.gallery()[-1].items[:3]
+
+
+@pytest.mark.parametrize(("gates", "names"), [("single", ["sentence"]), ("multi", ["sentence", "entity", "action"])])
+def test_expert_weights_are_those_by_which_the_gate_mixes(zero_shot, items, gates, names):
+    model = with_method(zero_shot, "camoe", gates=gates)
+    method = model.trained.method
+    torch.manual_seed(0)
+    for gate in method.gates.values():
+        torch.nn.init.normal_(gate.project.weight)  # zero at first: equal weights
+    pictures, found = expert_weights(model, items)
+    assert list(found) == names
+    assert len(pictures) == len(items)
+    frames = torch.cat(list(model.frames_of(items)))
+    with torch.no_grad():
+        x = method.backbone.vision(frames).float()
+        experts = torch.stack([method.experts[name](x) for name in ("sentence", "entity", "action")], dim=1)
+        weights = torch.tensor(list(found["sentence"].values())).T
+        mixed = (weights[..., None] * experts).sum(dim=1)
+        torch.testing.assert_close(mixed, method.views(frames)["sentence"], rtol=1e-4, atol=1e-5)
+    assert len(weights.unique(dim=0)) == len(items)
 
 
 @pytest.mark.parametrize("block", [1, 4])

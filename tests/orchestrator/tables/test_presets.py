@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,15 @@ from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.streams.load import RENDERED, embedded_settings
 from ctvr.orchestrator.sweeps.table_plan import clamp_values
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
-from ctvr.orchestrator.tables.presets import as_data, load_preset, names_table, parse_preset, preset_names
+from ctvr.orchestrator.tables.presets import (
+    FOLDER,
+    as_data,
+    columns_of,
+    load_preset,
+    names_table,
+    parse_preset,
+    preset_names,
+)
 from ctvr.orchestrator.tracking.run_record import as_text
 
 ORIGINALS = "ctvr-table1-originals"
@@ -86,6 +95,20 @@ def test_a_word_is_a_table_by_its_name_or_as_a_file():
     assert names_table("folder/mine.json")
     assert not names_table("released")
     assert not names_table("")
+
+
+def test_only_a_table_of_the_package_has_a_name(tmp_path, monkeypatch):
+    """A file of the user with the same name gets neither the paper's columns nor its printed rows."""
+    shipped = load_preset("efficient-continual")
+    assert shipped.name == "efficient-continual"
+    assert columns_of("efficient-continual") == shipped.columns != ()
+    file = tmp_path / "efficient-continual.json"
+    file.write_text((FOLDER / file.name).read_text(encoding="utf-8"), encoding="utf-8")
+    assert load_preset(str(file)) == replace(shipped, name="")
+    monkeypatch.chdir(tmp_path)
+    assert load_preset(file.name).name == ""
+    assert columns_of("mine") == columns_of(str(file)) == ()
+    assert not names_table("released")
 
 
 def test_some_rows_of_a_table_keep_its_order():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ctvr.orchestrator.tables.build import tables
+from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.table_figures import FIGURES, _places, drawings, expert_shares, pareto
 from ctvr.orchestrator.tables.write import write
@@ -48,6 +49,32 @@ def test_plasticity_is_over_zero_shot_and_needs_its_row():
     (panel,) = drawn(run(), zero)["plasticity"]
     assert {line.label: [point[:2] for point in line.points] for line in panel.lines} == {"lwf": [(1, 0.0), (2, 5.0)]}
     assert "plasticity" not in drawn(run())
+
+
+def test_changes_are_every_task_after_every_task_less_zero_shot(tmp_path):
+    zero = run("zero_shot")
+    zero.metrics["task_02/t2v/r1_own"] = [(2, 40.0)]
+    zero.metrics["task_01/t2v/r1_own"] = [(1, 55.0), (2, 55.0)]
+    (table,) = tables([run(), zero])
+    assert changes(table) == {"lwf": [[5.0], [3.0, 5.0]]}
+    assert {f"msrvtt-10_changes{form}" for form in (".png", ".pdf")} <= {path.name for path in write(table, tmp_path)}
+    assert changes(tables([run()])[0]) == {}
+
+
+def test_current_r1_is_the_mean_when_each_task_was_learned_and_varies_with_a_setting():
+    tags = {"ctvr.table_name": "bmu-fig4", "ctvr.varies": "method.m_hat"}
+    records = []
+    for m_hat, first in (("0.9", 60.0), ("0.99", 64.0)):
+        record = cvlm()
+        record.settings["method.m_hat"] = m_hat
+        record.tags.update(tags)
+        record.metrics["task_01/t2v/r1_own"] = [(1, first), (2, 50.0)]
+        records.append(record)
+    (table,) = tables(records)
+    assert [row.values["current"].mean for row in table.rows] == [50.0, 52.0]
+    assert "R@1 (current)" in {column.title for column in table.columns}
+    panels = next(panels for name, _, panels in drawings(table) if name == "vary_m_hat")
+    assert "R@1 (current) (%)" in {panel.y for panel in panels}
 
 
 def test_costs_are_drawn_where_rows_differ_and_the_front_is_what_no_row_beats():

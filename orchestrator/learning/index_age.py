@@ -1,0 +1,181 @@
+"""Age of the stored index: R@1 of the same queries with old videos as stored, and re-encoded by the present model.
+
+The videos of task k are stored by the model after task k and are never encoded again (CTVR, section 3), while the
+captions of all tasks use the newest model. After a task this module re-encodes a share of the old videos, oldest first,
+and lets the same caption features search the mixed gallery:
+
+    stream/index/r1_P           R@1 with P % of the old videos re-encoded (old: of earlier tasks); 0 as stored, 100 all
+    stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: of one task's captions
+    task_NN/index/gap_own       the same among the videos of that task alone; 0 for the newest task
+    stream/index/gained, lost   % of captions that are right on one of the two galleries alone; gap = gained - lost
+    stream/index/videos         videos that were encoded for this after this task; seconds: the time that it took
+    stream/index/bytes          size of the stored features of all tasks so far, in float32
+
+Gaps need P = 100. They are R@1 in points, over all captions so far (each counts once). A re-encoded gallery is not
+an upper bound: its old videos compete better with the new ones, and `gap` can be negative.
+FastFill calls the curve over P back-filling.
+
+Shapes: Q captions, V videos, T tasks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ctvr.orchestrator.learning import metrics, spill
+from ctvr.orchestrator.learning.evaluate import caption_features, encode_texts, offsets, rank_features
+from ctvr.orchestrator.learning.ranking import Ranked
+from ctvr.orchestrator.learning.spill import spilled
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.learning.commits import RunState
+    from ctvr.orchestrator.learning.protocols import EvaluationContext
+
+
+def optional_metrics(
+    context: EvaluationContext,
+    encode_gallery: Callable[..., Tensor],
+    reencodes: bool,
+    done: int,
+    own: Sequence[float],
+    record: RunState,
+) -> dict[str, float]:
+    """Return what `evaluation.reencode` and `evaluation.unlearned_tasks` ask for after `done` tasks.
+
+    Args:
+        context: with the stored galleries.
+        encode_gallery: `Loop._gallery`: encodes videos of a task by the present model, on all workers.
+        reencodes: the stored galleries are all of the present model.
+        done: 0 measures the untrained model.
+        own: R@1 of the tasks so far, each in its own gallery.
+        record: the former tasks.
+    """
+    config, tasks = context.config, len(context.data.stream.tasks)
+    found: dict[str, float] = {}
+    if config.reencode and done and (config.reencode_after == "all" or done == tasks):
+        found |= age_metrics(context, encode_gallery, reencodes)
+    if config.unlearned_tasks:
+        found |= unlearned_metrics(context, encode_gallery, done)
+        if done == tasks and context.is_scoring:
+            found |= transfer_metrics([*record.own, own], record.metrics)
+    return found
+
+
+def age_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor], reencodes: bool) -> dict[str, float]:
+    """Return the metrics of the module docstring after a task; empty on a worker that only encodes."""
+    config, stored, started = context.config, context.galleries, time.monotonic()
+    sizes, shares = [len(gallery) for gallery in stored], sorted({0, *config.reencode})
+    counts = _counts(sizes, 0 if reencodes else max(shares))
+    fresh = [encode_gallery(task, count=count) for task, count in enumerate(counts) if count]
+    fresh += stored[len(fresh) :]
+    seconds = time.monotonic() - started
+    queries = [context.data.queries(index, context.split) for index in range(len(stored))]
+    encoded = caption_features(context.method, queries, len(stored), config, context.device, context.encode_sharded)
+    if not context.is_scoring:
+        for _ in encoded:  # the other workers wait for this worker's share
+            pass
+        return {}
+    features, as_matrix = spilled(encoded, spill.MEMORY_BUDGET), bool(context.method.declared.normalizes_scores)
+    ranked: dict[int, Ranked] = {}
+    for share in shares:
+        galleries = stored if reencodes else mixed(stored, fresh, share)
+        about = context.method, features, queries, galleries, config, context.device, as_matrix
+        ranked[share] = rank_features(*about)
+    found = {f"stream/index/r1_{share}": metrics.recall(each.to_videos, 1) for share, each in ranked.items()}
+    if 100 in ranked:
+        found |= _gaps(ranked[0], ranked[100], offsets(len(q.target) for q in queries))
+    found["stream/index/videos"] = float(sum(counts))
+    found["stream/index/seconds"] = seconds
+    found["stream/index/bytes"] = float(sum(4 * gallery.numel() for gallery in stored))
+    return found
+
+
+def _counts(sizes: Sequence[int], share: int) -> list[int]:
+    """Return how many videos of each task are re-encoded: `share` % of those of earlier tasks, oldest first."""
+    left = sum(sizes[:-1]) * share // 100
+    counts = []
+    for size in sizes[:-1]:
+        counts.append(min(size, left))
+        left -= counts[-1]
+    return [*counts, 0]
+
+
+def mixed(stored: Sequence[Tensor], fresh: Sequence[Tensor], share: int) -> list[Tensor]:
+    """Return the galleries with the oldest `share` % of the videos of earlier tasks taken from `fresh`.
+
+    Args:
+        stored: features (V, ...) of each task's videos; the last task is the newest.
+        fresh: the same by the present model; a task may have its first videos only, if no more are taken.
+        share: percent in [0, 100]; the count is rounded down.
+    """
+    counts = _counts([len(gallery) for gallery in stored], share)
+    return [
+        torch.cat([new[:count], old[count:]]) if count else old
+        for old, new, count in zip(stored, fresh, counts, strict=True)
+    ]
+
+
+def _gaps(stored: Ranked, fresh: Ranked, rows: Sequence[int]) -> dict[str, float]:
+    """Return the gaps overall and per task, and the captions that one of the two galleries alone answers."""
+    found = {"stream/index/gap": metrics.recall(fresh.to_videos, 1) - metrics.recall(stored.to_videos, 1)}
+    before, after = stored.to_videos <= 1, fresh.to_videos <= 1
+    found["stream/index/gained"] = 100.0 * (after & ~before).double().mean().item()
+    found["stream/index/lost"] = 100.0 * (before & ~after).double().mean().item()
+    for index in range(len(rows) - 1):
+        part, task = slice(rows[index], rows[index + 1]), f"task_{index + 1:02d}/index"
+        for name, old, new in (("gap", stored.to_videos, fresh.to_videos), ("gap_own", stored.own, fresh.own)):
+            found[f"{task}/{name}"] = metrics.recall(new[part], 1) - metrics.recall(old[part], 1)
+    return found
+
+
+def unlearned_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor], done: int) -> dict[str, float]:
+    """Return `task_NN/t2v/r1_unlearned`: R@1 of each task after the first `done`, in its own gallery.
+
+    Videos and captions are encoded with the parts (prompt, router) of the newest task. With `done` 0 the name is
+    `r1_untrained`. Empty on a worker that only encodes.
+    """
+    method, config, newest = context.method, context.config, max(done - 1, 0)
+    given = newest if method.declared.task_conditioned_text else None
+    found = {}
+    for index in range(done, len(context.data.stream.tasks)):
+        queries, gallery = context.data.queries(index, context.split), encode_gallery(index, given=newest)
+        features = context.encode_sharded(
+            lambda tokens: encode_texts(method, tokens, given, config, context.device), queries.tokens
+        )
+        if context.is_scoring:
+            as_matrix = bool(method.declared.normalizes_scores)
+            ranked = rank_features(method, [features], [queries], [gallery], config, context.device, as_matrix)
+            name = "r1_unlearned" if done else "r1_untrained"
+            found[f"task_{index + 1:02d}/t2v/{name}"] = metrics.recall(ranked.own, 1)
+    return found
+
+
+def transfer_metrics(own: metrics.Matrix, former: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return forward transfer and ZSCL's Transfer, Avg and Last, of the own-gallery R@1 of all tasks after every task.
+
+    Args:
+        own: R@1 of tasks 0..t after task t, for all T tasks.
+        former: metrics after tasks 1..T-1, with those of `unlearned_metrics`.
+
+    Returns:
+        `stream/transfer/fwt` (GEM, eq. 3, with the untrained model in place of a random one), `transfer`, `average`
+        and `last` (ZSCL, section 5), in points and percent. FWT and Transfer are undefined for one task, and absent.
+    """
+    tasks = len(own)
+    found = {"stream/transfer/last": sum(own[-1]) / tasks}
+    if tasks == 1:
+        return {**found, "stream/transfer/average": found["stream/transfer/last"]}
+    names = [f"task_{k + 1:02d}/t2v/r1_" for k in range(tasks)]
+    after = [[*own[t], *(former[t][f"{name}unlearned"] for name in names[t + 1 :])] for t in range(tasks - 1)]
+    after.append(list(own[-1]))
+    untrained = [former[0][f"{name}untrained"] for name in names]
+    found["stream/transfer/average"] = sum(map(sum, after)) / tasks**2
+    found["stream/transfer/fwt"] = sum(after[k - 1][k] - untrained[k] for k in range(1, tasks)) / (tasks - 1)
+    before = [sum(after[t][k] for t in range(k)) / k for k in range(1, tasks)]
+    found["stream/transfer/transfer"] = sum(before) / (tasks - 1)
+    return found
