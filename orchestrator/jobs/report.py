@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,14 @@ from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, lost_names
 from ctvr.orchestrator.pages.html import check_page, write_page
-from ctvr.orchestrator.pages.parallel_coordinates import Trial, trials_html
 from ctvr.orchestrator.pages.report import report
 from ctvr.orchestrator.retrieval.model import Model
-from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.sweeps.confirm import read_verdict
-from ctvr.orchestrator.sweeps.selection import METRIC_LABELS, best_trials, selection_metric
+from ctvr.orchestrator.sweeps.selection import best_trials
 from ctvr.orchestrator.sweeps.table import made_tables
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
-
-SEARCHED = ("method.", "base.", "optim.", "data.")
 
 
 def make_report(name: str, execution: ExecutionConfig, html: Path | None = None) -> str:
@@ -44,7 +39,7 @@ def make_report(name: str, execution: ExecutionConfig, html: Path | None = None)
     tables = made_tables(execution, name, None) if sweep else made_tables(execution, None, name)
     facts = _facts(name, sweep, tracker)
     memories, names = _memories(tables, tracker, execution)
-    text = report(name, facts, tables, memories, names, _search(name, sweep, tracker))
+    text = report(name, facts, tables, memories, names)
     file = write_page(html or execution.runs / "pages" / f"{Path(name).stem}.html", text)
     if sweep is not None:
         tracker.log_artifacts(sweep.run_id, [file], into="page")  # an artifact of the sweep in MLflow
@@ -69,18 +64,6 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
     verdict = read_verdict(tracker, name)
     facts.append(("Confirmation", verdict.text if verdict else "none was run, or it has not ended"))
     return facts
-
-
-def _search(name: str, sweep: RunRecord | None, tracker: Tracker) -> str:
-    """Return the plot of a sweep's complete trials; empty for a rerun, a stream, or a table of several searches."""
-    if sweep is None or "ctvr.trials" not in sweep.tags:
-        return ""
-    metric, mode = selection_metric(sweep)
-    found = [(run.settings, last_value(run, metric)) for run in best_trials(tracker, name, None)]
-    judged = [(settings, value) for settings, value in found if not math.isnan(value)]
-    shown = sorted({key for settings, _ in judged for key in settings if key.startswith(SEARCHED)})
-    trials = [Trial({key: str(settings.get(key, "")) for key in shown}, value) for settings, value in judged]
-    return trials_html(trials, METRIC_LABELS.get(metric, metric), mode)
 
 
 def _memories(

@@ -15,7 +15,7 @@ DASHES = {"-": "", "--": ' stroke-dasharray="6 3"', ":": ' stroke-dasharray="2 3
 
 
 def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[ModelHistory],
-           names: Sequence[str], search: str = "") -> str:  # fmt: skip
+           names: Sequence[str]) -> str:  # fmt: skip
     """Return a complete document.
 
     Args:
@@ -24,13 +24,11 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
         tables: of the complete runs.
         memories: of the rows' first runs.
         names: of the stream's tasks.
-        search: the trials as HTML.
     """
     said = "".join(f"<p><b>{escape(what)}</b><br>{escape(text)}</p>" for what, text in facts)
     parts = [said]
     for table in tables:
         parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table), matrices_html(table)]
-    parts.append(search)
     if memories:
         parts.append(forgetting_explorer(memories, names))
     return page(title, "\n".join(parts))
