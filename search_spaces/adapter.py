@@ -9,4 +9,3 @@ SPACE = {
     "method.placement": tune.choice(["after_mlp", "beside_mlp", "after_attention"]),  # printed nowhere; ours first
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # section 4.1 prints none; the released code uses 0.2
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

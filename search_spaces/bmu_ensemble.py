@@ -2,12 +2,9 @@
 
 from ray import tune
 
-FIXED = {
-    "method": "bmu_ensemble",
-    "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
-    "optim.warmup": 0.0,
-    "optim.weight_decay": 0.01,
-}
+from ctvr.search_spaces import MOCO
+
+FIXED = {"method": "bmu_ensemble", **MOCO}
 SPACE = {
     "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may want less
     "method.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999, 1.0]),  # eq. 8; the paper uses 0.99
@@ -18,4 +15,3 @@ SPACE = {
     ),
 }
 PAPER = {"method.ensemble_weights": "0.3333333,0.3333333,0.3333334"}
-METRIC, MODE = "stream/t2v/r1_gain", "max"

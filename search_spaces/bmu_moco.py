@@ -2,12 +2,9 @@
 
 from ray import tune
 
-FIXED = {
-    "method": "bmu_moco",
-    "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
-    "optim.warmup": 0.0,
-    "optim.weight_decay": 0.01,
-}
+from ctvr.search_spaces import MOCO
+
+FIXED = {"method": "bmu_moco", **MOCO}
 SPACE = {
     "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may want less
     "method.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999, 1.0]),  # eq. 8; the paper uses 0.99
@@ -24,4 +21,3 @@ SPACE = {
 CONFIGURATIONS = {
     "bmu_moco_local": {"SPACE": {name: domain for name, domain in SPACE.items() if name != "method.order"}},
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

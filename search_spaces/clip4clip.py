@@ -11,4 +11,3 @@ SPACE = {
     "method.train_scale": tune.choice([True, False]),  # CLIP4Clip and CTVR's released code train it
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # CLIP4Clip and CTVR's released code use 0.2; CTVR prints none
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -10,4 +10,3 @@ SPACE = {
     "method.proxy_init": tune.choice(["normal", "copy_cls"]),
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # the paper uses 0.2
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -15,4 +15,3 @@ SPACE = {
     "method.ird": tune.choice(["cross", "intra"]),  # Co2L has one modality; cross is ours
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -2,6 +2,8 @@
 
 from ray import tune
 
+from ctvr.search_spaces import MOCO, WRAPPED_MOCO
+
 FIXED = {"method": "der", "method.base": "clip4clip"}
 SPACE = {
     "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256
@@ -11,20 +13,12 @@ SPACE = {
 }
 CONFIGURATIONS = {
     "der_moco": {  # as a competitor of BMU-MoCo, whose paper keeps 10,000 pairs
-        "FIXED": {
-            "method.base": "base_moco",
-            "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
-            "optim.warmup": 0.0,
-            "optim.weight_decay": 0.01,
-        },
+        "FIXED": {"method.base": "base_moco", **MOCO},
         "SPACE": {
             "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
             "method.alpha": tune.choice([0.1, 0.5, 1.0, 5.0]),  # not published; our default is 0.5
-            "base.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; BMU-MoCo's paper uses 5e-5
-            "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
-            "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
+            **WRAPPED_MOCO,
         },
         "PAPER": {"method.buffer_size": 10_000},
     },
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -10,4 +10,3 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # released: 0.2
 }
 PAPER = {"method.lr": 1e-2}
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -9,4 +9,3 @@ SPACE = {
     # CLIP4Clip uses 1e-7 with float16 weights (docs/protocol.md), CTVR's released default is 1e-6
     "base.lr": tune.loguniform(1e-7, 1e-4),
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -2,6 +2,8 @@
 
 from ray import tune
 
+from ctvr.search_spaces import MOCO, WRAPPED_MOCO
+
 FIXED = {"method": "er_ring", "method.base": "clip4clip"}
 SPACE = {
     "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256
@@ -10,20 +12,12 @@ SPACE = {
 }
 CONFIGURATIONS = {
     "er_ring_moco": {  # as a competitor of BMU-MoCo, whose paper keeps 10,000 pairs
-        "FIXED": {
-            "method.base": "base_moco",
-            "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
-            "optim.warmup": 0.0,
-            "optim.weight_decay": 0.01,
-        },
+        "FIXED": {"method.base": "base_moco", **MOCO},
         "SPACE": {
             "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000, fig. 5 studies fewer
             "method.ratio": tune.choice([0.5, 1.0]),  # our default is 1
-            "base.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; BMU-MoCo's paper uses 5e-5
-            "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
-            "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
+            **WRAPPED_MOCO,
         },
         "PAPER": {"method.buffer_size": 10_000},
     },
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

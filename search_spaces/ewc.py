@@ -8,4 +8,3 @@ SPACE = {
     "method.decay": tune.choice([0.5, 0.9, 1.0]),  # eq. 3 of the paper has none: 1
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

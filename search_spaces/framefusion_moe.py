@@ -19,4 +19,3 @@ SPACE = {
     "method.top_k": tune.choice([1, 2, 4]),  # TopK of section 3.4 has no number; the released code uses 2
     "method.dropout": tune.choice([0.0, 0.1, 0.2]),  # the released code uses 0.1
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

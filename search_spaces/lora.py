@@ -50,4 +50,3 @@ CONFIGURATIONS = {
         },
     },
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

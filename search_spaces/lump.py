@@ -10,4 +10,3 @@ SPACE = {
     "method.mix_level": tune.choice(["input", "feature"]),  # LUMP mixes inputs
     "base.lr": tune.loguniform(1e-7, 1e-5),  # CTVR's released default for fine-tuning is 1e-6
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

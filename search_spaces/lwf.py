@@ -9,4 +9,3 @@ SPACE = {
     "method.student": tune.choice(["video", "each", "pair"]),  # CTVR's released loss is video; the others are ours
     "base.lr": tune.loguniform(1e-7, 1e-5),  # unpublished; 1e-6 is the released default, 1e-5 ZSCL's
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -12,4 +12,3 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.2]),  # MoE-Adapters uses 0, CTVR's released code 0.2
 }
 PAPER = {"optim.weight_decay": 0.0}
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -11,4 +11,3 @@ SPACE = {
     "method.tying": tune.choice(["down_out", "down_in"]),  # MSRVTT and DiDeMo: down_out; the others: down_in
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # released: 0.2
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -11,4 +11,3 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # released: 0.01
 }
 PAPER = {"optim.weight_decay": 0.01}
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -8,4 +8,3 @@ SPACE = {
     "method.num_prompts": tune.choice([2, 5, 10]),  # 5 gives the printed 0.08 M parameters
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # section 4.1 prints none; the released code uses 0.2
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -18,4 +18,3 @@ SPACE = {
     "method.lr_first": tune.loguniform(2e-6, 2e-4),  # paper 2e-5
     "method.lr": tune.loguniform(3e-7, 3e-5),  # paper 3e-6 (MSRVTT), 6e-6 (ACTNET)
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

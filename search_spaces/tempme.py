@@ -12,4 +12,3 @@ SPACE = {
     "method.train_positions": tune.choice(["all", "first"]),  # the paper has one task only
 }
 PAPER = {"method.r": 2, "method.keep_cross": 70, "method.keep_intra": 90}
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -9,4 +9,3 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.02, 0.2]),  # released: 0.02
 }
 PAPER = {"optim.weight_decay": 0.02}
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -19,4 +19,3 @@ CONFIGURATIONS = {
         },
     },
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -14,4 +14,3 @@ SPACE = {
     "method.student": tune.choice(["video", "each"]),  # the repository uses video; each is ours
     "base.lr": tune.loguniform(1e-7, 1e-5),  # unpublished; 1e-6 is CTVR's released default
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -10,4 +10,3 @@ SPACE = {
     "method.train_scale": tune.choice([True, False]),  # the paper trains it
     "optim.weight_decay": tune.choice([0.0, 0.01, 0.2]),  # the paper uses 0.2
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -11,4 +11,3 @@ SPACE = {
     "base.lr": tune.loguniform(1e-7, 1e-5),  # ZSCL uses 1e-5; unpublished for CTVR, whose released default is 1e-6
 }
 PAPER = {"method.average_every": 100, "base.lr": 1e-5}
-METRIC, MODE = "stream/t2v/r1_gain", "max"

@@ -89,7 +89,6 @@ SPACE = {
     "method.lr": tune.loguniform(1e-3, 1e-1),
     "method.weight": tune.choice([0.0, 0.1, 1.0]),
 }
-METRIC, MODE = "stream/t2v/r1_gain", "max"
 '''
 
 TEST = '''\

@@ -17,7 +17,7 @@ from ctvr.orchestrator.learning.prefix_reuse import AccessLog, track_reads
 from ctvr.orchestrator.learning.resolve import presets_of, resolve
 from ctvr.orchestrator.on_ray.plan import within
 from ctvr.orchestrator.on_ray.search import contains, first_point
-from ctvr.orchestrator.sweeps.search_spaces import later_task_settings, search_space, upper_bounds
+from ctvr.orchestrator.sweeps.search_spaces import default_metric, later_task_settings, search_space, upper_bounds
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from tests.methods.conftest import make_small_clip
 from tests.methods.test_contract import features, learn
@@ -109,8 +109,7 @@ def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_objective_is_comparable_at_every_task(name):
-    module = importlib.import_module(f"ctvr.search_spaces.{name}")
-    assert (module.METRIC, module.MODE) == ("stream/t2v/r1_gain", "max")
+    assert default_metric(name, "ctvr") == {"metric": "stream/t2v/r1_gain", "mode": "max"}
 
 
 @pytest.mark.parametrize("name", [*METHODS, *CONFIGURATIONS])

@@ -207,8 +207,8 @@ def test_a_search_goes_by_a_number_that_its_table_shows(few, execution, tmp_path
 def test_metric_and_mode_of_a_search_space_are_read(few, execution, monkeypatch):
     from ctvr.search_spaces import clip4clip
 
-    monkeypatch.setattr(clip4clip, "METRIC", "stream/t2v/bwf")
-    monkeypatch.setattr(clip4clip, "MODE", "min")
+    monkeypatch.setattr(clip4clip, "METRIC", "stream/t2v/bwf", raising=False)
+    monkeypatch.setattr(clip4clip, "MODE", "min", raising=False)
     found = plan_sweep(request(few), execution).search
     assert (found.metric, found.mode) == ("stream/t2v/bwf", "min")
 
