@@ -26,7 +26,6 @@ from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.frozen_features import frozen_features
 from ctvr.orchestrator.data.images import ImageData, ImageSource
 from ctvr.orchestrator.data.imported_features import frame_source
-from ctvr.orchestrator.data.malloc_tuning import retain_freed_memory
 from ctvr.orchestrator.data.prepare import passes, prepare_stream
 from ctvr.orchestrator.data.questions import QuestionData
 from ctvr.orchestrator.errors import CommitConflict, ConfigError
@@ -171,7 +170,7 @@ def execute(
             on_ready(key, method, mine, commits)
         return loop
 
-    with memory_of(workers.device), retain_freed_memory(workers.device):
+    with memory_of(workers.device):
         return _to_the_end(begin, key, stream)
 
 

@@ -7,6 +7,7 @@ process, and the trial continues from the last commit; `TrialMonitor` limits the
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -61,11 +62,10 @@ def _release_memory() -> None:
     """Free the memory of the trial: the process is reused, and the next trial measures its own peak."""
     import torch
 
-    from ctvr.orchestrator.data.malloc_tuning import trim
-
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    trim()
+    with contextlib.suppress(AttributeError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)  # returns freed memory to the system
     with contextlib.suppress(OSError):  # Linux only
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the resident memory
