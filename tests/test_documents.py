@@ -16,32 +16,6 @@ from ctvr.orchestrator.streams.load import load_stream
 from tools.reference_pages import settings_page
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [
-    "CONTRIBUTING.md",
-    "REPRODUCIBILITY.md",
-    "SECURITY.md",
-    "README.md",
-    "docs/architecture.md",
-    "docs/recipes.md",
-    "docs/figures.md",
-    "docs/protocol.md",
-    "docs/usage.md",
-    "docs/tutorial.md",
-    "docs/new-method.md",
-    "docs/troubleshooting.md",
-    "docs/faq.md",
-    "docs/gpu.md",
-    "docs/tables.md",
-    "docs/own-videos.md",
-    "docs/backbones.md",
-    "docs/features-and-exports.md",
-    "docs/mlflow.md",
-    "docs/check-method.md",
-    "docs/python.md",
-    "docs/glossary.md",
-    "RESULTS.md",
-    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*.md")),
-]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "REPRODUCIBILITY.md", "RESULTS.md")]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "results").glob("*.md"))]
 GENERATED = ("settings.md", "methods.md", "papers.md", "papers/")  # pages of docs/ that `make docs` makes
@@ -62,10 +36,10 @@ def anchors_of(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_files_and_targets_that_a_document_names_are_there(name):
-    text = (ROOT / name).read_text()
-    paths = re.findall(r"`((?:orchestrator|methods|search_spaces|tests|docs|cluster)/[\w./-]*[\w/])`", text)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_targets_that_a_document_names_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:orchestrator|methods|search_spaces|ctvr|tests|tools|docs|cluster)/[\w./-]*[\w/])`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets()
 
