@@ -156,7 +156,7 @@ def _delete(session: Any, stack: str) -> int:
 
 
 def fill(text: str, names: Mapping[str, str]) -> str:
-    """A cluster file with the names of a stack in it.
+    """Write the names of a stack into a cluster file.
 
     Raises:
         ValueError: if the file has no place for one of them.

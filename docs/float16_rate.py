@@ -18,7 +18,7 @@ WEIGHTS, STEPS = 100_000, 700
 
 
 def moved(rate: float, dtype: torch.dtype) -> tuple[float, float]:
-    """The share of weights that changed at all, and the root mean square of the change."""
+    """Return the share of weights that changed at all, and the root mean square of the change."""
     torch.manual_seed(0)
     start = (0.02 * torch.randn(WEIGHTS)).to(dtype)
     module = torch.nn.ParameterDict({"weight": torch.nn.Parameter(start.clone())})

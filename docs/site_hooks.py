@@ -43,7 +43,7 @@ def site_page(path: str) -> str:
 
 
 def notebook_page(path: Path) -> str:
-    """A notebook as Markdown, with what its cells said when it was executed."""
+    """Convert a notebook to Markdown, with the stored outputs of its cells."""
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])

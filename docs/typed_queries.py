@@ -29,7 +29,7 @@ QUERIES = {
 
 
 def ranks(name: str, runs: str) -> tuple[list[int], int]:
-    """The rank of each query's clip under one model, 1 is found first, and among how many videos."""
+    """Return the rank of each query's clip under one model, 1 is found first, and among how many videos."""
     model = ctvr.load(name, runs=runs)
     total = sum(len(block.items) for block in model.gallery())
     found = model.search(list(QUERIES), k=total)

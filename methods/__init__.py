@@ -136,7 +136,7 @@ _trusted: set[str] = set()
 
 
 class UntrustedClass(ValueError):
-    """A class of another package or file that neither the user nor an entry point names; `place` holds it."""
+    """Raised for a class `place` (module:Class) of foreign code that neither the user nor an entry point has named."""
 
     def __init__(self, place: str) -> None:
         call = f"ctvr.methods.trust([{place!r}])"

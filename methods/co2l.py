@@ -77,7 +77,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class Co2LConfig(RelationConfig, ReplayConfig):
-    """Nothing of it is published for retrieval."""
+    """Settings; no paper publishes values for retrieval."""
 
     UNPUBLISHED = ("method.buffer_size", "method.buffer_policy", "method.ird", "base.lr")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def expand_path(text: str) -> Path:
-    """Expand `~` in a setting's path to the home folder, which shells do not always expand."""
+    """Expand a leading `~` in a setting's path; shells expand it at the start of a word only."""
     return Path(text).expanduser()
 
 

@@ -22,7 +22,7 @@ NAMES = ("first_run", "rows_and_table", "own_method", "features")
 
 
 def execute(notebook: dict[str, Any]) -> dict[str, Any]:
-    """The notebook with the outputs of its cells.
+    """Return the notebook with the outputs of its cells.
 
     Raises:
         Exception: what a cell raises.

@@ -1,4 +1,4 @@
-"""Search space of methods/co2l.py. Nothing of it is published for retrieval: Co2L's values are those of its code."""
+"""Search space of methods/co2l.py. No values are published for retrieval; these are those of Co2L's code."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search space of methods/ewc.py. Nothing of it is published for retrieval; the values are ours."""
+"""Search space of methods/ewc.py. No values are published for retrieval; these are ours."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search space of methods/images/bmu_moco.py. Nothing of it is published for images; the values are ours."""
+"""Search space of methods/images/bmu_moco.py. No values are published for images; these are ours."""
 
 from ray import tune
 

@@ -28,10 +28,12 @@ ALLOW = "prose: allow"
 MOST_WORDS, SUBJECT = 25, 72
 PERSON = r"(?<!you )(?<!who )(?<!they )(?<!user )(?<!reader )(?<!author )"
 IS = r"(?:is|are|was|were|be)"
-# name: the kinds of text that it is for ("" for all), the pattern, the remedy
+# name: the kind of text that it is for ("" for all), the pattern, the remedy
 RULES = {
+    "function-noun": ("function", r"\A(?:The|An?)\b", "a verb and its object: Return ..."),
     "docstring-subject": ("docstring", r"\A(?:What|Of|How|Whether|Who|Where)\b", "verb and object, or a noun"),
     "is-no": ("", rf"(?<!there )\b{IS} no (?!longer\b|more\b|less\b|fewer\b|\w+er than\b)", "is not a"),
+    "nothing-of": ("", r"\bnothing of (?:it|them)\b", "no part of it, none of them"),
     "has-not": ("", r"\b(?:has|have|had) not(?:[.,;:)]|$| (?:a|an|the|any)\b)", "does not have, lacks"),
     "is-there": ("", rf"\b{IS} (?:not |already |all )?there\b", "exists"),
     "anew": ("", r"\banew\b", "again"),
@@ -53,7 +55,7 @@ Block = tuple[int, int, str, str]  # first line, last line, kind, text
 
 
 def _text(node: ast.AST) -> str | None:
-    """The words of a string or of an f-string, its values as X."""
+    """Return the words of a string or of an f-string, its values as X."""
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) or "X" for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
@@ -67,7 +69,9 @@ def python_blocks(source: str, is_test: bool) -> Iterator[Block]:
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and _text(first.value):
                 seen.add(id(first.value))
-                yield first.lineno, first.end_lineno or first.lineno, "docstring", str(_text(first.value))
+                is_function = isinstance(node, ast.FunctionDef) and not is_test and not node.decorator_list
+                kind = "function docstring" if is_function else "docstring"
+                yield first.lineno, first.end_lineno or first.lineno, kind, str(_text(first.value))
         keywords = node.keywords if isinstance(node, ast.Call) else []
         kinds: list[tuple[str, ast.AST]] = [("help", word.value) for word in keywords if word.arg == "help"]
         if isinstance(node, ast.Raise) and node.exc:
@@ -125,7 +129,7 @@ def findings(path: Path) -> list[tuple[int, str, str]]:
         hits = [
             (match.start(), name, f'"{" ".join(match[0].split())}": {remedy}')
             for name, (only, rule, remedy) in COMPILED.items()
-            if only in ("", kind)
+            if only in kind
             for match in rule.finditer(text)
         ]
         for offset, name, what in [*hits, *(long_sentences(text) if kind == "page" else [])]:

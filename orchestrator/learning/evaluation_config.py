@@ -80,7 +80,7 @@ class EvaluationConfig:
         return max(1, round(self.knn_share * bank))
 
     def selects_on(self, has_val: bool) -> str | None:
-        """The split on which a task's best epoch is chosen; None where the last epoch is kept.
+        """Return the split on which a task's best epoch is chosen; None where the last epoch is kept.
 
         Args:
             has_val: whether the stream has validation videos.

@@ -76,7 +76,7 @@ def fork(work: Callable[..., None], *arguments: Any) -> Any:
 
 
 def run_child(work: Callable[..., None], *arguments: Any) -> int:
-    """Do something in a forked child, so that nothing of it stays in this process; its exit status."""
+    """Do `work` in a forked child, so that it leaves no trace in this process; return the exit status."""
     process = fork(work, *arguments)
     process.join()
     return int(process.exitcode)

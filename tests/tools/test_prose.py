@@ -17,6 +17,8 @@ BAD = {
     "beside": "# the table beside it",
     "behind": "# the block behind it",
     "own": "# a table of one's own",
+    "function-noun": 'def frames():\n    """The frames."""',
+    "nothing-of": "# nothing of it is kept",
     "but-for": "# all but for one",
     "program-as-person": "# the driver knows it",
     "unnamed-actor": "# whoever reads it",
