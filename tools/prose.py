@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CLEAN = [  # CHANGELOG.md and results/ keep the words of their day
-    *("CONTRIBUTING.md", "README.md", "REPRODUCIBILITY.md", "RESULTS.md", "SECURITY.md", "docs"),
+CLEAN = [  # results/ holds text as commands printed it
+    *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "REPRODUCIBILITY.md", "RESULTS.md", "SECURITY.md", "docs"),
     *("orchestrator", "methods", "search_spaces", "cluster", "tests", "tools"),
     *("ctvr/__init__.py", "ctvr/__main__.py", "ctvr/api.py", "ctvr/sandbox"),
 ]
