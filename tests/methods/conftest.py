@@ -8,8 +8,10 @@ from typing import TypeVar
 import pytest
 import torch
 
+from ctvr.methods import find_method
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.orchestrator.method_checks.tiny_models import (
     CONTEXT,
     VOCABULARY,
@@ -20,10 +22,12 @@ from ctvr.orchestrator.method_checks.tiny_models import (
     tokenize,
 )
 
+THREE = ("clip4clip", "xpool", "structalign")
 AnyMethod = TypeVar("AnyMethod", bound=Method)
 
 __all__ = [
     "CONTEXT",
+    "THREE",
     "VOCABULARY",
     "RegeneratedPairs",
     "awake",
@@ -56,3 +60,15 @@ def small_clip(_small_clip: Clip) -> Clip:
 @pytest.fixture
 def batch() -> Batch:
     return make_batch()
+
+
+@pytest.fixture
+def base(small_clip: Clip) -> Method:
+    """A retriever for strategies to wrap."""
+    return Clip4Clip(Clip4ClipConfig(), small_clip)
+
+
+@pytest.fixture
+def bases(small_clip: Clip) -> dict[str, Method]:
+    """Retrievers whose videos are one vector, frames, and frames and words."""
+    return {name: find_method(name)(find_method(name).Config(), copy.deepcopy(small_clip)) for name in THREE}

@@ -124,16 +124,6 @@ def test_exactly_both_towers_learn(make):
     assert all(p.grad is None for p in method.local.parameters())
 
 
-def test_the_state_is_all_there_is(make):
-    method, other = make(), make()
-    train_stream(method, tasks=1)
-    other.begin_task(make_task())
-    other.load_state_dict(method.state_dict())
-    batches = [make_batch(4, 2, seed=i) for i in range(3)]
-    assert train_task(method, make_task(1), batches) == train_task(other, make_task(1), batches)
-    assert torch.equal(weights(method), weights(other))
-
-
 def test_a_random_queue_gives_the_first_step_negatives(make):
     assert train_task(make(queue_init="random"), make_task(), [make_batch()])[0] > 0
 

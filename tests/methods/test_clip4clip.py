@@ -108,12 +108,6 @@ def test_the_released_loss_is_the_sum_of_both_directions(small_clip, batch):
     torch.testing.assert_close(two, 2 * one)
 
 
-@pytest.mark.parametrize("name", Clip4Clip.PRESETS)
-def test_every_preset_is_a_valid_configuration(name):
-    settings = Clip4Clip.PRESETS[name]
-    Clip4ClipConfig(**{k.removeprefix("method."): v for k, v in settings.items() if k.startswith("method.")})
-
-
 def test_a_negative_learning_rate_is_refused():
     with pytest.raises(ValueError, match=r"lr must be >= 0, got -1\.0\. Use lr=0"):
         Clip4ClipConfig(lr=-1.0)

@@ -4,24 +4,11 @@ import pytest
 import torch
 
 from ctvr.methods import co2l
-from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.co2l import Co2L, Co2LConfig, Features
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
-from ctvr.methods.xpool import XPool, XPoolConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import THREE, make_batch, make_task
 from tests.methods.steps import train_stream, train_task, weights
-
-RETRIEVERS = ["clip4clip", "xpool", "structalign"]
-
-
-@pytest.fixture
-def bases(small_clip):
-    return {
-        "clip4clip": Clip4Clip(Clip4ClipConfig(), copy.deepcopy(small_clip)),
-        "xpool": XPool(XPoolConfig(), copy.deepcopy(small_clip)),
-        "structalign": StructAlign(StructAlignConfig(), copy.deepcopy(small_clip)),
-    }
 
 
 def make(base, **settings) -> Co2L:
@@ -36,21 +23,6 @@ def second_task(method: Co2L) -> Co2L:
         for parameter in group["params"]:
             parameter.requires_grad_(True)
     return method.eval()
-
-
-@pytest.mark.parametrize("name", RETRIEVERS)
-def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(bases, name):
-    losses = train_stream(make(bases[name]), tasks=2, lr=1e-3)
-    plain = train_stream(bases[name], tasks=2, lr=1e-3)
-    assert losses[:3] == plain[:3]
-    assert losses[3:] != plain[3:]
-
-
-@pytest.mark.parametrize("name", RETRIEVERS)
-def test_no_memory_and_no_weight_is_the_retriever_bit_for_bit(bases, name):
-    method = make(bases[name], buffer_size=0, weight=0.0)
-    assert train_stream(method, tasks=3, lr=1e-3) == train_stream(bases[name], tasks=3, lr=1e-3)
-    assert torch.equal(weights(method.base), weights(bases[name]))
 
 
 def test_each_part_is_left_out_alone(bases):
@@ -114,7 +86,7 @@ def test_the_same_video_in_the_memory_is_no_negative(bases):
     assert float(method.negatives(anchors, memory, ~everything)) > 0.0
 
 
-@pytest.mark.parametrize("name", RETRIEVERS)
+@pytest.mark.parametrize("name", THREE)
 @pytest.mark.parametrize("ird", ["cross", "intra"])
 def test_an_equal_teacher_at_equal_temperature_gives_no_gradient(bases, name, ird):
     method = second_task(make(bases[name], ird=ird, kappa=0.2, kappa_teacher=0.2))
@@ -132,7 +104,7 @@ def test_an_equal_teacher_at_equal_temperature_gives_no_gradient(bases, name, ir
     assert gradient() > 1e-4
 
 
-@pytest.mark.parametrize("name", RETRIEVERS)
+@pytest.mark.parametrize("name", THREE)
 def test_relations_span_batch_and_memory(bases, name, monkeypatch):
     method = second_task(make(bases[name]))
     seen = []

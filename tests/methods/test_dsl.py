@@ -4,17 +4,11 @@ import math
 import pytest
 import torch
 
-from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.dsl import DSL, DSLConfig
 from ctvr.methods.layers.losses.dual_softmax import revise
 from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch
 from tests.methods.steps import train_stream, weights
-
-
-@pytest.fixture
-def base(small_clip):
-    return Clip4Clip(Clip4ClipConfig(), small_clip)
 
 
 @pytest.fixture

@@ -3,32 +3,14 @@ import copy
 import pytest
 import torch
 
-from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.er_ring import ERRing, ERRingConfig
 from ctvr.methods.layers.replay.buffer import join
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import train_stream, weights
-
-
-@pytest.fixture
-def base(small_clip):
-    return Clip4Clip(Clip4ClipConfig(), small_clip)
+from tests.methods.steps import train_stream
 
 
 def make(base, **settings):
     return ERRing(ERRingConfig(**settings), copy.deepcopy(base))
-
-
-def test_the_first_task_is_the_retriever_bit_for_bit_and_later_ones_are_not(base):
-    losses, plain = train_stream(make(base), tasks=2), train_stream(base, tasks=2)
-    assert losses[:3] == plain[:3]
-    assert losses[3:] != plain[3:]
-
-
-def test_no_memory_is_the_retriever_bit_for_bit(base):
-    method = make(base, buffer_size=0)
-    assert train_stream(method, tasks=3) == train_stream(base, tasks=3)
-    assert torch.equal(weights(method.base), weights(base))
 
 
 @pytest.mark.parametrize(("ratio", "count"), [(0.5, 2), (1.0, 4), (2.0, 8)])

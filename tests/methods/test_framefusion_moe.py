@@ -374,13 +374,6 @@ def test_a_resumed_run_continues_identically():
 # ------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("name", FrameFusionMoE.PRESETS)
-def test_every_preset_is_a_valid_configuration(name):
-    settings = FrameFusionMoE.PRESETS[name]
-    assert {key.split(".")[0] for key in settings} <= {"method", "optim", "data", "evaluation"}
-    FrameFusionMoEConfig(**{k.removeprefix("method."): v for k, v in settings.items() if k.startswith("method.")})
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

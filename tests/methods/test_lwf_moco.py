@@ -37,17 +37,6 @@ def distilled(method: LwFMoCo, batch) -> torch.Tensor:
     return method.distil(method.base.queries(batch), taught, method.base.keys(batch)[0])
 
 
-def test_the_first_task_is_base_moco_bit_for_bit(make, base):
-    method = make()
-    assert train_stream(method, tasks=1) == train_stream(base, tasks=1)
-    assert torch.equal(weights(method), weights(base))
-    assert train_stream(make()) != train_stream(copy.deepcopy(base))
-
-
-def test_no_weight_is_base_moco_bit_for_bit(make, base):
-    assert train_stream(make(alpha=0.0), tasks=3) == train_stream(base, tasks=3)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_that_equals_its_teacher_learns_nothing_from_it(make, kind):
     method = second_task(make(distill=kind))

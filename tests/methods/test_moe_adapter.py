@@ -197,18 +197,6 @@ def test_the_first_gradient_reaches_the_upper_matrices_alone(small_clip):
     assert not any(e.down.weight.grad is not None and e.down.weight.grad.any() for e in experts)
 
 
-def test_the_state_survives(small_clip):
-    method = make(small_clip)
-    train_stream(method, tasks=2)
-    other = MoEAdapter(MoEAdapterConfig(**SMALL), small_clip)
-    for index in range(2):
-        other.begin_task(make_task(index))
-    other.load_state_dict(method.state_dict())
-    batches = [make_batch(4, 2, seed=i) for i in range(2)]
-    assert train_task(other, make_task(2), batches) == train_task(method, make_task(2), batches)
-    assert [m.frozen.tolist() for m in other.mixtures] == [m.frozen.tolist() for m in method.mixtures]
-
-
 @pytest.mark.parametrize(("tasks", "total"), [(10, 50_383_872), (11, 51_059_712), (20, 57_142_272)])
 def test_the_added_parameters_are_these(tasks, total):
     with torch.device("meta"):

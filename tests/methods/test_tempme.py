@@ -58,11 +58,6 @@ def test_nothing_adapted_and_no_positions_leaves_nothing_to_train(small_clip):
     assert TempMe(TempMeConfig(adaptation="none", positions="none"), small_clip).param_groups() == []
 
 
-def test_every_preset_is_a_valid_configuration():
-    for settings in TempMe.PRESETS.values():
-        TempMeConfig(**{k.removeprefix("method."): v for k, v in settings.items() if k.startswith("method.")})
-
-
 # ---------------------------------------------------------------- the released code, run by the authors' files
 
 

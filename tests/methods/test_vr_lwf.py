@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from ctvr.methods.backbone.load import load_backbone
-from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig
 from ctvr.methods.layers.losses.distillation import EncodedOnce
 from ctvr.methods.lwf import LwF, LwFConfig
@@ -23,11 +22,6 @@ from tests.methods.steps import (
 )
 
 SMALL = {"sentences": 7, "length": 5}
-
-
-@pytest.fixture
-def base(small_clip):
-    return Clip4Clip(Clip4ClipConfig(), small_clip)
 
 
 @pytest.fixture
@@ -117,10 +111,6 @@ def test_with_the_batchs_captions_for_sentences_it_is_lwf(make, base):
         for strategy in (method, lwf):
             moved(strategy)
         torch.testing.assert_close(distil(method, batch), lwf.distil(EncodedOnce(lwf.base, batch)))
-
-
-def test_no_weight_is_the_retriever_bit_for_bit(make, base):
-    assert train_stream(make(weight=0.0), tasks=3) == train_stream(base, tasks=3)
 
 
 def test_the_teacher_is_the_model_before_the_task_and_is_not_trained(make):

@@ -6,10 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import ctvr.methods.xpool as xpool
-from ctvr.methods.base import Batch
 from ctvr.methods.xpool import Pooling, XPool, XPoolConfig
-from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import train_stream
+from tests.methods.conftest import make_batch
 
 
 @pytest.fixture
@@ -178,17 +176,6 @@ def test_the_temperature_is_clamped(small_clip):
     small_clip.logit_scale.data.fill_(9.0)
     method.after_step()
     assert float(method.scale().detach()) == pytest.approx(100.0, rel=1e-5)
-
-
-def test_the_state_survives(small_clip):
-    method = XPool(XPoolConfig(), small_clip)
-    train_stream(method, tasks=2)
-    other = XPool(XPoolConfig(), small_clip)
-    for index in range(2):
-        other.begin_task(make_task(index))
-    other.load_state_dict(method.state_dict())
-    batch: Batch = make_batch()
-    assert torch.equal(other.eval().logits(batch), method.eval().logits(batch))
 
 
 def test_the_printed_parameters_are_these():

@@ -43,13 +43,6 @@ def test_nothing_is_trained_and_no_task_changes_a_feature(method, batch):
     assert torch.equal(method.encode_text(batch.tokens, 1), before[1])
 
 
-def test_the_batch_size_is_irrelevant(method, batch):
-    videos = torch.cat([method.encode_video(frames[None]) for frames in batch.frames])
-    close(videos, method.encode_video(batch.frames))
-    captions = torch.cat([method.encode_text(tokens[None]) for tokens in batch.tokens])
-    close(captions, method.encode_text(batch.tokens))
-
-
 def test_features_are_unit_vectors_and_scores_are_cosines(method, batch):
     videos, captions = method.encode_video(batch.frames), method.encode_text(batch.tokens)
     close(videos.norm(dim=-1), torch.ones(6))

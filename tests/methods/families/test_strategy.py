@@ -1,46 +1,80 @@
 """Strategies and retrievers are independent: every strategy trains every retriever."""
 
-import importlib
+import copy
 import math
 
 import pytest
 import torch
 
+from ctvr.methods import find_method
 from ctvr.methods.base import Frozen
 from ctvr.methods.families.strategy import Strategy
-from tests.methods.conftest import make_batch, make_small_clip, make_task
-from tests.methods.steps import train_task
+from tests.methods.conftest import THREE, make_batch, make_small_clip, make_task
+from tests.methods.steps import train_stream, train_task, weights
 
 RETRIEVERS = {
-    "clip4clip": ("Clip4Clip", {}),
-    "xpool": ("XPool", {}),
-    "clip_vip": ("CLIPViP", {"num_proxies": 2}),
-    "moe_adapter": ("MoEAdapter", {"num_experts": 4, "bottleneck": 4}),
-    "lora": ("Lora", {}),
-    "tempme": ("TempMe", {"num_frames": 2, "clip_groups": (2,), "clip_blocks": (2,)}),
-    "framefusion_moe": ("FrameFusionMoE", {"rank": 4, "lora_alpha": 16.0}),
-    "structalign": ("StructAlign", {}),
+    "clip4clip": {},
+    "xpool": {},
+    "clip_vip": {"num_proxies": 2},
+    "moe_adapter": {"num_experts": 4, "bottleneck": 4},
+    "lora": {},
+    "tempme": {"num_frames": 2, "clip_groups": (2,), "clip_blocks": (2,)},
+    "framefusion_moe": {"rank": 4, "lora_alpha": 16.0},
+    "structalign": {},
 }
 STRATEGIES = {
-    "lwf": ("LwF", {}),
-    "vr_lwf": ("VRLwF", {"sentences": 5, "length": 4}),
-    "zscl": ("ZSCL", {"reference_texts": 6, "average_every": 1, "l2": 0.1, "reference_frames": 2}),
-    "er_ring": ("ERRing", {"buffer_size": 4}),
-    "der": ("DER", {"buffer_size": 4}),
-    "co2l": ("Co2L", {"buffer_size": 4}),
-    "lump": ("LUMP", {"buffer_size": 4}),
+    "lwf": {},
+    "vr_lwf": {"sentences": 5, "length": 4},
+    "zscl": {"reference_texts": 6, "average_every": 1, "l2": 0.1, "reference_frames": 2},
+    "er_ring": {"buffer_size": 4},
+    "der": {"buffer_size": 4},
+    "co2l": {"buffer_size": 4},
+    "lump": {"buffer_size": 4},
 }
+# strategy, retriever, settings under which the strategy has no effect
+IDLE = [
+    ("er_ring", "clip4clip", {"buffer_size": 0}),
+    ("der", "clip4clip", {"alpha": 0.0, "buffer_size": 0}),
+    *(("lump", retriever, {"buffer_size": 0}) for retriever in THREE),
+    *(("co2l", retriever, {"weight": 0.0, "buffer_size": 0}) for retriever in THREE),
+    ("ewc", "clip4clip", {"weight": 0.0}),
+    ("lwf", "clip4clip", {"weight": 0.0}),
+    ("vr_lwf", "clip4clip", {"weight": 0.0, "sentences": 5, "length": 4}),
+    ("zscl", "clip4clip", {"weight": 0.0, "average_every": 0}),
+    ("lwf_moco", "base_moco", {"alpha": 0.0}),
+    ("lump_moco", "base_moco", {"buffer_size": 0}),
+    ("co2l_moco", "base_moco", {"weight": 0.0, "buffer_size": 0}),
+]
+# strategy, retriever, settings under which the strategy acts from the second task on
+LATER = [
+    ("er_ring", "clip4clip", {}),
+    ("der", "clip4clip", {}),
+    *(("lump", "clip4clip", {"mix_level": level}) for level in ("input", "feature")),
+    *(("co2l", retriever, {"buffer_size": 6}) for retriever in THREE),
+    ("ewc", "clip4clip", {}),
+    ("lwf_moco", "base_moco", {}),
+    ("lump_moco", "base_moco", {"buffer_size": 6}),
+    ("co2l_moco", "base_moco", {"buffer_size": 6}),
+]
 
 
-def make(table, name, argument):
-    cls_name, settings = table[name]
-    cls = getattr(importlib.import_module(f"ctvr.methods.{name}"), cls_name)
+def make(name, settings, argument):
+    cls = find_method(name)
     return cls(cls.Config(**settings), argument)
 
 
 def wrapped(strategy, retriever):
     torch.manual_seed(0)
-    return make(STRATEGIES, strategy, make(RETRIEVERS, retriever, make_small_clip(layers=4)))
+    base = make(retriever, RETRIEVERS[retriever], make_small_clip(layers=4))
+    return make(strategy, STRATEGIES[strategy], base)
+
+
+def with_and_without(strategy, retriever, settings, tasks):
+    """Train a retriever within a strategy and alone; return the losses and the weights of both."""
+    torch.manual_seed(0)
+    alone = make(retriever, {"queue_size": 10} if retriever == "base_moco" else {}, make_small_clip())
+    within = make(strategy, settings, copy.deepcopy(alone))
+    return [(train_stream(each, tasks, lr=1e-3), weights(each)) for each in (within, alone)]
 
 
 @pytest.mark.parametrize("retriever", RETRIEVERS)
@@ -61,9 +95,23 @@ def test_every_strategy_trains_every_retriever(strategy, retriever):
         assert len(method.losses(batches[0])) > 1 or strategy in {"er_ring", "lump"}  # the strategy takes part
 
 
+@pytest.mark.parametrize(("strategy", "retriever", "settings"), IDLE)
+def test_without_weight_or_memory_training_is_the_retrievers_bit_for_bit(strategy, retriever, settings):
+    within, alone = with_and_without(strategy, retriever, settings, tasks=3)
+    assert within[0] == alone[0]
+    assert torch.equal(within[1], alone[1])
+
+
+@pytest.mark.parametrize(("strategy", "retriever", "settings"), LATER)
+def test_the_first_task_is_the_retrievers_bit_for_bit_and_later_ones_are_not(strategy, retriever, settings):
+    (within, _), (alone, _) = with_and_without(strategy, retriever, settings, tasks=2)
+    assert within[:3] == alone[:3]
+    assert within[4:] != alone[4:]  # EWC's term is 0 in the first step of the second task
+
+
 @pytest.mark.parametrize("retriever", RETRIEVERS)
 def test_a_strategy_without_effect_is_the_retriever_call_for_call(retriever):
-    base = make(RETRIEVERS, retriever, make_small_clip())
+    base = make(retriever, RETRIEVERS[retriever], make_small_clip())
     method = Strategy(None, base)
     assert method.declared.task_conditioned_text == base.declared.task_conditioned_text
     batch, task = make_batch(4, 2), make_task(0)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
@@ -22,11 +20,6 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 
 SEARCH = SearchConfig(confirm=2, confirm_seeds=3)
 QUERIES = [f"v{number}#0" for number in range(120)]
-
-
-@pytest.fixture
-def execution(tmp_path: Path) -> ExecutionConfig:
-    return ExecutionConfig(runs=tmp_path / "runs", local_cpus=2)
 
 
 def experiment(rate: float, seed: int = 0) -> Experiment:

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 
 from ctvr.methods import METHODS
@@ -43,11 +40,3 @@ def test_what_is_published_or_unknown_has_no_footnote():
     assert footnote({"method": "bmu_moco", "method.lr": "5e-05"}) == ""
     assert footnote({"method": "a_method_of_yours", "method.lr": "1"}) == ""
     assert footnote({}) == ""
-
-
-def test_ray_is_not_imported_for_it():
-    code = (
-        "import sys, ctvr.orchestrator.tables.unpublished_settings as m; "
-        "m.unpublished('lwf'); sys.exit('ray' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
