@@ -132,24 +132,13 @@ def tables(
         rows, shared = with_differences(collect(own, ranks, papers_of))
         if not rows:
             continue
-        left_out = sum(record.tags.get("ctvr.complete") != "true" for record in own)
-        shown = OF[_protocol(own[0])]
-        what = "" if shown.columns else f" {DIRECTIONS[direction]},"
-        notes = [f"Mean and sample standard deviation over seeds,{what} after the last task."]
-        notes += [shown.note] if shown.note else []
-        notes += shared
-        if any(row.trials is not None for row in rows):
-            notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
         complete = [record for record in own if record.tags.get("ctvr.complete") == "true"]
-        notes.append(measured_on(complete, ranks or {}))
-        if any(row.vs_best for row in rows):
-            notes.append(NOTE)
-        if any(key in row.values for row in rows for key in ORACLE):
-            notes.append(ORACLE_NOTE)
-        if any(key in row.values for row in rows for key in AGES):
-            notes.append(AGES_NOTE)
+        notes = [*_notes(rows, complete, direction, shared), measured_on(complete, ranks or {})]
+        notes += [NOTE] if any(row.vs_best for row in rows) else []
+        notes += [ORACLE_NOTE] if any(key in row.values for row in rows for key in ORACLE) else []
+        notes += [AGES_NOTE] if any(key in row.values for row in rows for key in AGES) else []
         notes += left_out_notes
-        if left_out:
+        if left_out := len(own) - len(complete):
             notes.append(f"{left_out} incomplete runs are left out.")
         if any(row.paper for row in rows):
             paper = paper_numbers(own[0].tags.get("ctvr.paper", "")) or {}
@@ -160,6 +149,18 @@ def tables(
         columns = _columns(rows, own, direction)
         found.append(Table(stream, columns, tuple(rows), tuple(notes), title, tuple(varies)))
     return found
+
+
+def _notes(rows: Sequence[Row], runs: Sequence[RunRecord], direction: Direction, shared: Sequence[str]) -> list[str]:
+    """Return the notes on what the cells show."""
+    shown = OF[_protocol(runs[0])]
+    what = "" if shown.columns else f" {DIRECTIONS[direction]},"
+    notes = [f"Mean and sample standard deviation over seeds,{what} after the last task."]
+    notes += [shown.note] if shown.note else []
+    notes += shared
+    if any(row.trials is not None for row in rows):
+        notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
+    return notes
 
 
 def seconds_of(run: RunRecord) -> float:

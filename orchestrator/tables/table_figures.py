@@ -18,6 +18,7 @@ from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
 from ctvr.orchestrator.tracking.styles import LineName, styles_of
 
 Drawing = tuple[str, str, list[Panel]]  # the end of the file's name, the title after the stream's name, the panels
+Cost = tuple[str, Scale, Callable[[Row], float]]  # the axis, and the value of a row
 GEOMETRY = {
     "micd_text": "MICD of captions (eq. 22)",
     "micd_video": "MICD of videos (eq. 22)",
@@ -98,47 +99,38 @@ def _plasticity(table: Table) -> list[Panel]:
 
 def _cost(table: Table) -> list[Panel]:
     """Plot R@1 against cost (fig. 5 of StructAlign), with the Pareto front."""
-    panels = []
-    for name, scale, cost in COSTS:
-        rows = [row for row in table.rows if _is_known(row, cost) and (cost(row) > 0 or scale == "linear")]
-        if len({round(cost(row), 6) for row in rows}) < 2:
-            continue
-        lines = [_line(row, [(cost(row), _r1(row).mean, _r1(row).std)]) for row in rows]
-        competing = [(cost(row), _r1(row).mean) for row in rows if competes(row, table.columns[0])]
-        panels.append(Panel(name, "R@1 (%)", lines, joined=False, scale=scale, front=pareto(competing)))
-    return panels
+    return [panel for cost in COSTS for panel in _against(table, cost, "r1", "R@1 (%)")]
 
 
 def _pareto(table: Table) -> list[Panel]:
     """Plot R@1 and forgetting against multiply-adds, for a table with that column, with the Pareto front."""
-    panels = []
     if not {"gmacs", "bwf"} <= {column.key for column in table.columns}:
         return []
-    for column, sign, unit in (("r1", 1, "R@1 (%)"), ("bwf", -1, "BWF (points)")):
-        cells = [(row, row.values.get(column, Value())) for row in table.rows]
-        known = [(row, cell) for row, cell in cells if math.isfinite(cell.mean) and math.isfinite(_gmacs(row))]
-        if len({round(_gmacs(row), 6) for row, _ in known}) < 2:
-            continue
-        lines = [_line(row, [(_gmacs(row), cell.mean, cell.std)]) for row, cell in known]
-        of_column = next((each for each in table.columns if each.key == column), table.columns[0])
-        points = [(_gmacs(row), sign * cell.mean) for row, cell in known if competes(row, of_column)]
-        front = [(x, sign * y) for x, y in pareto(points)]
-        panels.append(Panel("multiply-adds of a video (10^9)", unit, lines, joined=False, front=front))
-    return panels
+    return [*_against(table, GMACS, "r1", "R@1 (%)"), *_against(table, GMACS, "bwf", "BWF (points)", sign=-1)]
 
 
 def _sums(table: Table) -> list[Panel]:
     """Plot R-Sum against the multiply-adds of a video (fig. 1d of TempMe), for a table with R-Sum."""
-    column = next((each for each in table.columns if each.key == "rsum"), None)
-    if column is None:
+    if "rsum" not in {column.key for column in table.columns}:
         return []
-    cells = [(row, row.values.get(column.key, Value())) for row in table.rows]
-    known = [(row, cell) for row, cell in cells if math.isfinite(cell.mean) and math.isfinite(_gmacs(row))]
-    if len({round(_gmacs(row), 6) for row, _ in known}) < 2:
+    return _against(table, GMACS, "rsum", "R-Sum (R@1 + R@5 + R@10, %)")
+
+
+def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list[Panel]:
+    """Plot a column against a cost, with the Pareto front; `sign` is -1 where less is better."""
+    name, scale, cost = of
+    column = next((each for each in table.columns if each.key == key), table.columns[0])
+    cells = [(row, row.values.get(key, Value())) for row in table.rows]
+    known = [
+        (row, cost(row), cell)
+        for row, cell in cells
+        if math.isfinite(cell.mean) and math.isfinite(cost(row)) and (cost(row) > 0 or scale == "linear")
+    ]
+    if len({round(x, 6) for _, x, _ in known}) < 2:
         return []
-    lines = [_line(row, [(_gmacs(row), cell.mean, cell.std)]) for row, cell in known]
-    front = pareto([(_gmacs(row), cell.mean) for row, cell in known if competes(row, column)])
-    return [Panel("multiply-adds of a video (10^9)", "R-Sum (R@1 + R@5 + R@10, %)", lines, joined=False, front=front)]
+    lines = [_line(row, [(x, cell.mean, cell.std)]) for row, x, cell in known]
+    front = pareto([(x, sign * cell.mean) for row, x, cell in known if competes(row, column)])
+    return [Panel(name, unit, lines, joined=False, scale=scale, front=[(x, sign * y) for x, y in front])]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -236,15 +228,7 @@ def _sensitivity(table: Table, name: str) -> list[Panel]:
     Rows that differ only in this setting, or in what it bounds or determines, are one line; rows of methods without it
     are horizontal lines. The vertical line is the recommended value, whose row has the name of its method.
     """
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in table.rows:
-        if name in row.settings:
-            fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
-            if name.startswith("data."):  # settings of a method that follow from its data: method.num_frames
-                fixed |= {f"{group}.{name.removeprefix('data.')}" for group in ("method", "base")}
-            others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
-            groups.setdefault((row.method, others), []).append(row)
-    lines = [rows for rows in groups.values() if len({row.settings[name] for row in rows}) > 1]
+    lines = _varied(table, name)
     if not lines:
         return []
     values = sorted({row.settings[name] for rows in lines for row in rows}, key=lambda text: (_number(text), text))
@@ -271,6 +255,19 @@ def _sensitivity(table: Table, name: str) -> list[Panel]:
                 Panel(name, unit, drawn, levels=beside, scale=scale, ticks=ticks, borders=sorted(recommended))
             )
     return panels
+
+
+def _varied(table: Table, name: str) -> list[list[Row]]:
+    """Group the rows that differ only in the setting `name`, or in what it bounds or determines."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in table.rows:
+        if name in row.settings:
+            fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
+            if name.startswith("data."):  # settings of a method that follow from its data: method.num_frames
+                fixed |= {f"{group}.{name.removeprefix('data.')}" for group in ("method", "base")}
+            others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
+            groups.setdefault((row.method, others), []).append(row)
+    return [rows for rows in groups.values() if len({row.settings[name] for row in rows}) > 1]
 
 
 def _places(values: Sequence[str]) -> tuple[dict[str, float], Scale]:
@@ -302,14 +299,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _r1(row: Row) -> Value:
-    return row.values.get("r1", Value())
-
-
-def _is_known(row: Row, cost: Callable[[Row], float]) -> bool:
-    return math.isfinite(cost(row)) and math.isfinite(_r1(row).mean)
-
-
 def _parameters(row: Row) -> float:
     return row.values.get("params_m", Value()).mean
 
@@ -322,9 +311,10 @@ def _stored(row: Row) -> float:
     return row.extra.get("cost/stored_floats_per_video", Value()).mean * 4 / 1000
 
 
-COSTS: tuple[tuple[str, Scale, Callable[[Row], float]], ...] = (
+GMACS: Cost = ("multiply-adds of a video (10^9)", "linear", _gmacs)
+COSTS: tuple[Cost, ...] = (
     ("trained parameters (millions)", "log", _parameters),
-    ("multiply-adds of a video (10^9)", "linear", _gmacs),
+    GMACS,
     ("stored for a video (kB, float32)", "log", _stored),
 )
 FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
