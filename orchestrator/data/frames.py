@@ -26,7 +26,7 @@ from ctvr.orchestrator.digests import Identity, canonical, digest_file, digest_o
 from ctvr.orchestrator.errors import ConfigError, MissingObject, VideoError
 from ctvr.orchestrator.store.packer import Packer
 from ctvr.orchestrator.store.store import Store
-from ctvr.orchestrator.streams.stream import Item, Segment
+from ctvr.orchestrator.streams.stream import Item, Segment, Stream
 from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder, Job
 from ctvr.orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame, resize_and_crop
@@ -172,6 +172,48 @@ class FrameSource:
                 if progress is not None:
                     progress(1)
         return len(items) - len(broken), broken
+
+
+class ArraySource(FrameSource):
+    """Arrays, read from the items' own files; nothing is decoded or stored.
+
+    Args:
+        stream: its items are arrays.
+        config: the settings `data.*`.
+        content: what the arrays contain, for messages.
+        plain: the settings for frames, with the only value that such a stream permits.
+
+    Raises:
+        ConfigError: for another value of one of these settings.
+    """
+
+    def __init__(
+        self, stream: Stream, store: Store, config: DataConfig, content: str, plain: Mapping[str, Any]
+    ) -> None:
+        for name, only in plain.items():
+            if getattr(config, name) != only:
+                raise ConfigError(
+                    f"data.{name}: {getattr(config, name)} is for videos, but stream {stream.name} has {content}. "
+                    f"Use data.{name}={'none' if only is None else only}."
+                )
+        self.store, self.candidates = store, None
+        self._keys: dict[Item, str] = {}
+
+    def decode_missing(
+        self,
+        items: Sequence[Item],
+        workers: int = 2,
+        progress: Callable[[int], object] | None = None,
+        pool: object = None,
+    ) -> tuple[int, Broken]:
+        """Return the items whose array is invalid, with the error; nothing is decoded."""
+        broken: Broken = []
+        for item in items:
+            try:
+                self.load(item)
+            except VideoError as error:
+                broken.append((item, error))
+        return 0, broken
 
 
 def digest_path(path: str) -> Any:

@@ -8,7 +8,7 @@ Shapes: B images of a batch, S pixels per side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -22,7 +22,7 @@ from ctvr.methods.layers.transfer import to_device
 from ctvr.orchestrator.data.array_files import load_npy
 from ctvr.orchestrator.data.batches import Queries, StreamData, index_batches
 from ctvr.orchestrator.data.config import DataConfig
-from ctvr.orchestrator.data.frames import Broken, FrameSource
+from ctvr.orchestrator.data.frames import ArraySource
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.store.store import Store
@@ -32,7 +32,7 @@ LEAST = 8  # pixels per side, minimum for a ResNet-18
 LARGEST = 1024
 
 
-class ImageSource(FrameSource):
+class ImageSource(ArraySource):
     """Arrays of images, read from their files.
 
     Raises:
@@ -40,14 +40,8 @@ class ImageSource(FrameSource):
     """
 
     def __init__(self, stream: Stream, store: Store, config: DataConfig) -> None:
-        for name, has in (("augment", "none"), ("sampling", "segments"), ("image_size", None), ("max_tokens", None)):
-            if getattr(config, name) != has:
-                raise ConfigError(
-                    f"data.{name}: {getattr(config, name)} is for videos and captions, but stream {stream.name} has "
-                    f"images. Use data.{name}={'none' if has is None else has}."
-                )
-        self.store, self.candidates = store, None
-        self._keys: dict[Item, str] = {}
+        plain = {"augment": "none", "sampling": "segments", "image_size": None, "max_tokens": None}
+        super().__init__(stream, store, config, "images", plain)
         self._arrays: dict[str, np.ndarray] = {}
 
     def _key(self, item: Item, file: Any) -> str:
@@ -62,22 +56,6 @@ class ImageSource(FrameSource):
         if item.path not in self._arrays:
             self._arrays[item.path] = _read(item.path)
         return self._arrays[item.path]
-
-    def decode_missing(
-        self,
-        items: Sequence[Item],
-        workers: int = 2,
-        progress: Callable[[int], object] | None = None,
-        pool: object = None,
-    ) -> tuple[int, Broken]:
-        """Return the items whose array is invalid, with the error; nothing is decoded."""
-        broken: Broken = []
-        for item in items:
-            try:
-                self.load(item)
-            except VideoError as error:
-                broken.append((item, error))
-        return 0, broken
 
 
 def _read(path: str) -> np.ndarray:

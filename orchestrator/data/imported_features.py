@@ -9,7 +9,7 @@ Shapes: T stored vectors, d joint embedding, N captions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from ctvr.methods.backbone.clip import Clip, Seams, TextTower
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.arrays import read_arrays, read_features, validate_features
 from ctvr.orchestrator.data.config import DataConfig
-from ctvr.orchestrator.data.frames import Broken, FrameSource
+from ctvr.orchestrator.data.frames import ArraySource, FrameSource
 from ctvr.orchestrator.data.images import ImageSource
 from ctvr.orchestrator.digests import digest_file, digest_of
-from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream
 
@@ -36,7 +36,7 @@ def frame_source(stream: Stream, store: Store, config: DataConfig, image_size: i
     return FeatureSource(stream, store, config) if stream.has_features else FrameSource(store, config, image_size)
 
 
-class FeatureSource(FrameSource):
+class FeatureSource(ArraySource):
     """Arrays of features, read from their files; nothing is decoded or stored.
 
     Raises:
@@ -44,15 +44,9 @@ class FeatureSource(FrameSource):
     """
 
     def __init__(self, stream: Stream, store: Store, config: DataConfig) -> None:
-        for name, has in (("augment", "none"), ("sampling", "segments")):
-            if getattr(config, name) != has:
-                raise ConfigError(
-                    f"data.{name}: {getattr(config, name)} is for frames, but stream {stream.name} has features. "
-                    f"Use data.{name}={has}."
-                )
-        self.store, self.num_frames, self.candidates = store, config.num_frames, None
+        super().__init__(stream, store, config, "features", {"augment": "none", "sampling": "segments"})
+        self.num_frames = config.num_frames
         self._texts = digest_file(stream.text_features) if stream.text_features else ""
-        self._keys: dict[Item, str] = {}
 
     def _key(self, item: Item, file: Any) -> str:
         return digest_of({"features": file, "texts": self._texts, "num_frames": self.num_frames})
@@ -62,22 +56,6 @@ class FeatureSource(FrameSource):
         found = read_features(item.path)
         chosen = ((np.arange(self.num_frames) + 0.5) * len(found) / self.num_frames).astype(int)
         return found[chosen][:, None]
-
-    def decode_missing(
-        self,
-        items: Sequence[Item],
-        workers: int = 2,
-        progress: Callable[[int], object] | None = None,
-        pool: object = None,
-    ) -> tuple[int, Broken]:
-        """Return the items whose array is invalid, with the error; nothing is decoded."""
-        broken: Broken = []
-        for item in items:
-            try:
-                read_features(item.path)
-            except VideoError as error:
-                broken.append((item, error))
-        return 0, broken
 
 
 class CaptionTable(TextTower):

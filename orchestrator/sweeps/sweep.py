@@ -135,8 +135,6 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
     if request.top < 1 or request.seeds < 0:
         raise ConfigError(f"--top: must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
     expand_task_orders((), request.orders)
-    # Report a mistake before an embedded stream is rendered
-    build(SearchConfig, request.search or {}, "search", dotted=False)
     places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     check_domain(request.method, stream)
