@@ -66,6 +66,13 @@ def pytest_runtest_call() -> None:
     _seed(2)  # another: a test must not draw what its fixtures drew
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings are errors in quick tests only: what servers and Ray warn of depends on their versions."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     import torch

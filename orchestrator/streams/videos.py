@@ -78,7 +78,8 @@ def _is_there(path: str) -> bool:
     except (OSError, ValueError):
         return False
     if stat.S_ISDIR(mode):
-        return any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in os.scandir(path))
+        with os.scandir(path) as entries:
+            return any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in entries)
     return stat.S_ISREG(mode)
 
 

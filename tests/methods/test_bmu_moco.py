@@ -74,7 +74,7 @@ def test_in_a_single_task_two_equal_branches_cost_what_one_costs(make):
     assert torch.equal(weights(both.local.encoders), weights(both.global_.encoders))
 
 
-@pytest.mark.parametrize(("switches", "pairs"), zip(ROWS, [2, 2, 3, 2, 2, 3]))
+@pytest.mark.parametrize(("switches", "pairs"), list(zip(ROWS, [2, 2, 3, 2, 2, 3])))
 def test_each_row_of_table_2_holds_its_number_of_encoder_pairs(make, small_clip, switches, pairs):
     method = make(**row(*switches))
     assert weights(method).numel() == pairs * weights(small_clip).numel()

@@ -55,7 +55,7 @@ def all_settings():
     yield {"mask_same_video": True, "train_scale": True}
 
 
-@pytest.mark.parametrize("settings", all_settings(), ids=str)
+@pytest.mark.parametrize("settings", list(all_settings()), ids=str)
 def test_every_variant_trains_on_two_tasks(make, settings):
     method = make(lr=1e-3, lr_experts=1e-3, **settings)
     before = weights(method)

@@ -12,7 +12,6 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
 
-WRAPPED = [name for name in METHODS if find_method(name).wraps]
 HELD = ("reencodes_gallery", "is_transductive", "task_conditioned_text", "attends_to_padding", "normalizes_scores")
 
 

@@ -111,6 +111,7 @@ def test_a_bomb_in_npz_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     assert "declares 12 MB" in refused(tmp_path / "a.npz")
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # zipfile, while the test writes such a file
 def test_an_npz_holds_each_name_once_and_arrays_alone(tmp_path: Path) -> None:
     for entries in ([("a.npy", npy(ONE)), ("a.npy", npy(ONE))], [("a.txt", b"x")], [("a.npy", header("(99, 6)"))]):
         with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:

@@ -180,7 +180,7 @@ def test_a_file_that_is_no_json_is_refused(tmp_path):
     file.write_text("{")
     with pytest.raises(ConfigError, match="mine.json"):
         load_preset(str(file))
-    with pytest.raises(ConfigError, match="table 'ctvr-table' does not exist. Did you mean 'ctvr-table\d'. Tables:"):
+    with pytest.raises(ConfigError, match=r"table 'ctvr-table' does not exist. Did you mean 'ctvr-table\d'. Tables:"):
         load_preset("ctvr-table")
 
 
