@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
+from ctvr.methods.layers.replay.mixup import last_end
 from ctvr.methods.layers.transformer_block import new_block, passed
 from ctvr.methods.settings import setting
 
@@ -149,7 +150,7 @@ class PLEVU(Method):
         """Insert the vectors around the words of embedded captions (B, L, E), cut to the tower's places: (B, L', E)."""
         table, (a, b), length = self.backbone.text.positional_embedding, self.around, x.shape[1]
         words = x - table[:length].to(x.dtype)  # their positions change
-        end = _last(state)[:, None]  # (B, 1)
+        end = last_end(state)[:, None]  # (B, 1)
         at = self.end(end)
         place = torch.arange(min(length + a + b, len(table)), device=x.device)
         moved = torch.where(place == at, end, (place - a).clamp(min=0).where(place > 0, 0))
@@ -165,7 +166,7 @@ class PLEVU(Method):
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
         """Move tokens (B, L', E) back to their places before the insertion: (B, L, E); cut tokens are lost."""
         a, place = self.around[0], torch.arange(length, device=x.device)
-        end = _last(state)[:, None]
+        end = last_end(state)[:, None]
         index = torch.where(place == end, self.end(end), (place + a).where(place > 0, 0)).clamp(max=x.shape[1] - 1)
         return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
@@ -177,10 +178,3 @@ class PLEVU(Method):
             return super().losses(batch)
         logits = self.logits(batch)
         return {"contrastive": F.cross_entropy(logits.mT, torch.arange(len(logits), device=logits.device))}
-
-
-def _last(state: TokenState) -> Tensor:
-    """Return the ends of captions (B,); of mixed ones (layers/replay/mixup.py) the later one."""
-    assert state.eot is not None
-    other = getattr(state, "other_eot", None)
-    return state.eot if other is None else torch.maximum(state.eot, other)

@@ -36,6 +36,7 @@ from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.deep_prompts import Seam, drop, insert
+from ctvr.methods.layers.replay.mixup import last_end
 from ctvr.methods.settings import setting
 
 
@@ -181,7 +182,7 @@ class VoP(Method):
         text, length = self.backbone.text, x.shape[1]
         table = text.positional_embedding.to(x.dtype)
         words = x - table[:length]  # their positions change
-        end = _last(state)[:, None]  # (B, 1)
+        end = last_end(state)[:, None]  # (B, 1)
         at = end.clamp(max=self.columns - 1)  # a longer caption is cut and ends with its end
         place = torch.arange(self.columns, device=x.device)
         index = torch.where(place == at, end, place.clamp(max=length - 1))
@@ -216,10 +217,3 @@ def _joined(prompts: Tensor, is_first: bool, x: Tensor, state: TokenState) -> Te
     """Join prompts (P, D) and videos (B, P + T*N, D), or frames (B*T, N, D) in the first block of videos."""
     rest = x.unflatten(0, (state.batch, state.frames)).flatten(1, 2) if is_first else x[:, len(prompts) :]
     return torch.cat([prompts.to(x.dtype).expand(len(rest), -1, -1), rest], dim=1)
-
-
-def _last(state: TokenState) -> Tensor:
-    """Return the ends of captions (B,); of mixed ones (layers/replay/mixup.py) the later one."""
-    assert state.eot is not None
-    other = getattr(state, "other_eot", None)
-    return state.eot if other is None else torch.maximum(state.eot, other)

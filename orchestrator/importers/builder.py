@@ -5,7 +5,6 @@ All importers use it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.check import check_stream
 from ctvr.orchestrator.streams.manifest import FORMAT, parse_manifest
@@ -126,7 +126,7 @@ class Builder:
             "paper": name if is_published else None,
             "settings": dict(settings),
             "videos": self._videos_entry(),
-            "sources": {source.name: _sha256(source) for source in sources},
+            "sources": {source.name: digest_file(source) for source in sources},
             **({"held_out": held_out} if held_out else {}),
             "tasks": tasks,
         }
@@ -167,14 +167,6 @@ def _report(stream: Stream) -> list[str]:
     if stream.table_caveat:
         lines.append(f"Marked in tables: {stream.table_caveat}.")
     return lines
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def write_manifest(manifest: Manifest, out: Path) -> None:

@@ -57,6 +57,13 @@ class MixedState(TokenState):
     lam: float = 1.0  # of the first
 
 
+def last_end(state: TokenState) -> Tensor:
+    """Return the ends of captions (B,); of mixed ones the later end."""
+    assert state.eot is not None
+    other = state.other_eot if isinstance(state, MixedState) else None
+    return state.eot if other is None else torch.maximum(state.eot, other)
+
+
 def embed_mixed(tower: TextTower, first: Tensor, second: Tensor, lam: float) -> tuple[Tensor, MixedState]:
     """Apply `TextTower.embed` to `lam` of the captions `first` (B, L) and the rest of `second` (B, L).
 
