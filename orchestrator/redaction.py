@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -26,21 +27,35 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _POINTER_NAME = re.compile(r"_(?:PATH|FILE|DIR|URI|URL|MODE)$", re.IGNORECASE)  # names the place of a secret
-_IN_ADDRESS = re.compile(  # pathlib leaves one slash of an address; a password may contain @, and / after the colon
-    r"(:/{1,2})(?:[^\s/\"'<>]{1,512}|[^\s/\"'<>:@]{0,256}:(?!\d{1,5}/)[^\s\"'<>@]{1,256})@"
+_IN_ADDRESS = re.compile(  # pathlib leaves one slash, JSON may escape them; a password may contain @, / and '
+    r"(:(?:\\?/){1,2})"
+    r"(?:[^\s/\"'<>]{1,512}|[^\s/\"'<>:@]{0,256}:(?!\d{1,5}/)(?:[^\s\"'<>@]|'(?![\s,)\]};:>])){1,256})@"
 )
+_IN_ENCODED_ADDRESS = re.compile(r"(%3a%2f%2f)(?:(?!%2f)[^\s&\"'<>/]){1,512}?(?=%40)", re.IGNORECASE)
 _KEY = (
     r"(?:[\w.-]{0,64}[_.-])?(?:token|secret|passwd|password|passphrase|pwd|api[_-]?key|access[_-]?key(?:[_-]?id)?|"
     r"secret[_-]?key|private[_-]?key|account[_-]?key|accesskeyid|accessid|credentials?|signature|authorization|jwt)"
 )
 _PLAIN = r"(?:\d{1,6}|true|false|none|null|\*\*\*)"  # a value that is not a secret
+_HEADER = r"authorization\b[\"']?\s*[:=,]\s*b?[\"']?"  # of a text, a dictionary or a list of pairs
 _NAMED = (
     re.compile(rf"([?&;](?:{_KEY}|sig|auth|key|pass)=)[^\s&;#\"'<>)\]]+", re.IGNORECASE),  # in an address
     re.compile(rf"(?<![\w.-])((?:--)?{_KEY}(?:=|(?<==)|\s=\s)[\"']?)(?!{_PLAIN}\b)[^\s\"'<>,;&}})\]]+", re.IGNORECASE),
     re.compile(rf"((?<![\w-])--{_KEY}\s+)[^\s-]\S*", re.IGNORECASE),
     re.compile(rf"(([\"']){_KEY}\2\s*:\s*([\"']))(?:\\.|(?!\3)[^\\])+", re.IGNORECASE),  # in JSON and reprs
     re.compile(rf"((?<![\w.-]){_KEY}:\s)(?=\S*\d)(?=\S*[a-z])[\w+][\w+/.=~-]{{7,}}", re.IGNORECASE),
-    re.compile(r"(\bauthorization\b[\"']?\s*[:=]\s*[\"']?(?:basic|bearer|token)\s+)[\w.~+/=-]+", re.IGNORECASE),
+    re.compile(rf"({_KEY}%3d)(?:(?!%26)[^\s&\"'<>])+", re.IGNORECASE),  # in an address within an address
+    re.compile(
+        rf"((?<![\w-]){_KEY}(?:=|(?:\\+[\"'])?\s*:\s)(\\*[\"'])(?!{_PLAIN}\2))(?:(?!\2|\n).){{6,}}(?=\2)",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(\bpass(?:word|wd)\s+(?:is\s+)?[\"']?)(?=\S*\d)(?=\S*[a-z])[^\s\"'<>]{6,}", re.IGNORECASE),
+    re.compile(rf"(\b{_HEADER}digest\s+)(?:=\s?\"[^\"\n]*\"|\\.|[^\"'\n\\])+", re.IGNORECASE),
+    re.compile(
+        rf"(\b{_HEADER}(?:(?:basic|bearer|token)\s+|[a-z][\w-]{{1,20}}\s+(?=\S*[\d=])))[\w.~+/=-]+", re.IGNORECASE
+    ),
+    re.compile(r"(\bauthorization[\"']\s*,\s*b?[\"'])[^\"'\s]+(?=[\"'])", re.IGNORECASE),
+    re.compile(r"(\bcookie[\"']?\s*[:,]\s*b?[\"']?)(?=[\w.-]+=)[^\"'\n]+", re.IGNORECASE),
     re.compile(r"(\bbearer\s+)(?=[\w~+/.-]*[\d._=])[\w.~+/=-]{6,}|(\bbasic\s+)[\w+/]{11,}={1,2}", re.IGNORECASE),
 )
 _HINTS = (
@@ -53,6 +68,7 @@ _HINTS = (
     "credential",
     "signature",
     "auth",
+    "cookie",
     "jwt",
     "sig=",
     "bearer",
@@ -87,6 +103,8 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
         text = text.replace(value, HIDDEN)
     if "@" in text:
         text = _IN_ADDRESS.sub(rf"\1{HIDDEN}@", text)
+    if "%40" in text:
+        text = _IN_ENCODED_ADDRESS.sub(rf"\1{HIDDEN}", text)
     if any(hint in text.lower() for hint in _HINTS):  # most texts contain none, and some have millions of characters
         text = "".join(map(_redact_line, text.splitlines(keepends=True)))
     return _FORMS.sub(HIDDEN, text) if any(hint in text for hint in _FORM_HINTS) else text
@@ -105,7 +123,10 @@ def redact_data(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         return {key: redact_data(each, str(key)) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redact_data(each, name) for each in value]
+        found = [redact_data(each, name) for each in value]
+        return tuple(found) if type(value) is tuple else found
+    if isinstance(value, bytes):
+        return redact(value.decode("latin-1")).encode("latin-1")
     if not isinstance(value, str):
         return value
     if re.fullmatch(_KEY, name, re.IGNORECASE) and _is_telling(value):
@@ -116,16 +137,16 @@ def redact_data(value: Any, name: str = "") -> Any:
 def redact_error(error: BaseException) -> None:
     """Redact the texts of an exception and its causes before it is sent to another process or a log."""
     for each in _chain(error):
-        each.args = tuple(redact(arg) if isinstance(arg, str) else arg for arg in each.args)
+        each.args = tuple(redact_data(arg) for arg in each.args)
         if isinstance(each, OSError) and isinstance(each.filename, str):
             each.filename = redact(each.filename)
-        for name, value in list(vars(each).items()):
-            if isinstance(value, str):
-                setattr(each, name, redact(value))
+        for name, value in list(vars(each).items()):  # `__notes__` is a list
+            if isinstance(value, (str, dict, list)):
+                setattr(each, name, redact_data(value))
 
 
 def hide_secrets() -> None:
-    """Redact all log records and uncaught tracebacks of this process, including those of libraries."""
+    """Redact all log records, warnings and uncaught tracebacks of this process, including those of libraries."""
     make = logging.getLogRecordFactory()
     if getattr(make, "hides_secrets", False):
         return
@@ -135,6 +156,8 @@ def hide_secrets() -> None:
 
     make_redacted.hides_secrets = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(make_redacted)
+    shown = warnings.formatwarning
+    warnings.formatwarning = lambda *given, **more: redact(shown(*given, **more))
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_redacted
     if threading.excepthook is threading.__excepthook__:
@@ -190,7 +213,12 @@ def _wanted(environment: tuple[tuple[str, str], ...]) -> list[str]:
     values = [value.strip() for value in secret_values(dict(environment)).values()]
     values += [password for _, value in environment if "@" in value and (password := _password(value))]
     for value in values:
-        found |= {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe="")}
+        found |= {
+            value,
+            json.dumps(value)[1:-1],
+            json.dumps(value, ensure_ascii=False)[1:-1],
+            *(quote(value, safe) for safe in ("", "/")),
+        }
         found |= {line for line in map(str.strip, value.splitlines()) if _is_telling(line)}
     return sorted(found, key=len, reverse=True)
 

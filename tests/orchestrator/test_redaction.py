@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -104,6 +105,21 @@ KINDS = {
     "bearer": "Authorization: Bearer {}",
     "basic": "{{'Authorization': 'Basic {}'}}",
     "connection string": "AccountName=a;AccountKey={};EndpointSuffix=x",
+    "password with a slash": "s3://key:ab/{}+x=@bucket/x",
+    "password with a quote": "https://me:p'{}@host/x",
+    "address in JSON": r"https:\/\/me:{}@host\/x",
+    "address in an address": "https://host/?next=https%3A%2F%2Fme%3A{0}%40host%2F%3Ftoken%3D{0}",
+    "quoted setting with spaces": "HF_TOKEN='a b {}'",
+    "YAML": 'aws_secret_access_key: "{}"',
+    "JSON in a text": r"{{\"token\": \"{}\"}}",
+    "netrc": "machine host login me password {}",
+    "words": "wrong password '{}'",
+    "other scheme": "Authorization: ApiKey {}",
+    "digest": 'Authorization: Digest username="me", response="{}"',
+    "pairs": "[('Authorization', '{}')]",
+    "pairs of bytes": "(b'authorization', b'Bearer {}')",
+    "header of a proxy": "Proxy-Authorization: Negotiate {}",
+    "cookie": "Cookie: session={}",
 }
 FORMS = {
     "AWS": "AKIAIOSFODNN7EXAMPLE",
@@ -188,6 +204,20 @@ def test_an_error_and_what_it_was_raised_from_are_redacted():
     assert CANARY not in "".join(traceback.format_exception(caught.value))
     error = VideoError(f"https://me:{CANARY}@host/v.mp4", f"token={CANARY}")
     assert CANARY not in f"{error} {error.path} {error.reason} {pickle.loads(pickle.dumps(error))}"
+    nested = ValueError({"token": f"{CANARY}-0"}, [f"https://me:{CANARY}@host"], f"https://me:{CANARY}@host".encode())
+    nested.__notes__ = [f"https://me:{CANARY}@host"]  # what `add_note` of Python 3.11 writes
+    redact_error(nested)
+    assert CANARY not in f"{nested} {nested.__notes__}"
+
+
+def test_a_warning_holds_no_secret(monkeypatch):
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.LogRecord)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    hide_secrets()
+    text = warnings.formatwarning(
+        UserWarning(f"https://me:{CANARY}@host"), UserWarning, "file.py", 1, f"x = '{CANARY}'"
+    )
+    assert "UserWarning: https://***@host" in text
 
 
 def test_tracebacks_and_stacks_of_log_records_hold_no_secret(monkeypatch):
