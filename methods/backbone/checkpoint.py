@@ -196,7 +196,7 @@ def check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: obj
     for each, value in found.items():
         if wanted[each].is_floating_point() and not value.is_floating_point():
             raise ValueError(f"{source}: {each} holds {value.dtype} numbers. Give a file that is not quantized.")
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        if value.is_floating_point() and not torch.isfinite(value.to(wanted[each].dtype)).all():
             raise ValueError(f"{source}: {each} holds NaN or infinite numbers. Give an earlier checkpoint.")
 
 

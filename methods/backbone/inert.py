@@ -103,17 +103,21 @@ def read(content: bytes) -> dict[str, torch.Tensor]:
 
     Raises:
         Exception: any exception that pickle, zipfile and torch raise for a damaged file.
-        ValueError: for a file without a tensor.
+        ValueError: for a file without a tensor, or with two of one name.
     """
     found = _archive(content) if content[:4] == _ZIP else _before_archives(content)
     if isinstance(found, torch.Tensor):
         return {"": found}
-    tensors = {}
+    tensors: dict[Place, torch.Tensor] = {}
+    names: dict[str, torch.Tensor] = {}
     for number, (place, value) in enumerate(_flattened(found, (), ())):
         if number > MOST:
             raise ValueError(f"it holds more than {MOST} objects")
-        if value is not None:
-            tensors[place] = value
+        if value is None:
+            continue
+        if names.setdefault(".".join(place), value) is not value:  # {1: x, "1": y}, {"a.b": x, "a": {"b": y}}
+            raise ValueError(f"it holds two tensors named {'.'.join(place)}")
+        tensors[place] = value
     if not tensors:
         kind = "an object" if isinstance(found, Inert) else f"a {type(found).__name__}"
         raise ValueError(f"it holds {kind} and no tensor")

@@ -90,16 +90,18 @@ def validate_features(found: np.ndarray, name: str) -> np.ndarray:
     """Return features as (T, d) float32; a single vector (d,) has T = 1.
 
     Raises:
-        VideoError: if they are not finite numbers of shape (T, d) or (d,).
+        VideoError: if they are not finite float32 numbers of shape (T, d) or (d,).
     """
     vectors = found[None] if found.ndim == 1 else found
     if vectors.ndim != 2 or not vectors.size or vectors.dtype.kind not in "fiu":
         raise VideoError(
             name, f"features have shape {found.shape} of {found.dtype}, not (frames, d) or (d,) of numbers"
         )
-    if not np.isfinite(vectors).all():
-        raise VideoError(name, "features contain NaN or infinite numbers")
-    return np.ascontiguousarray(vectors, dtype=np.float32)
+    with np.errstate(over="ignore"):  # of float64; found below
+        features = np.ascontiguousarray(vectors, dtype=np.float32)
+    if not np.isfinite(features).all():
+        raise VideoError(name, "features contain NaN or infinite numbers, or some beyond float32")
+    return features
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:

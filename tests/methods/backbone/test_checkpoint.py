@@ -160,6 +160,9 @@ def test_weights_that_are_no_numbers_are_refused(state, number):
     broken[name][0, 0] = number
     with pytest.raises(ValueError, match=f"{name} holds NaN or infinite numbers"):
         check(broken, state, SOURCE, "tower")
+    wide = {**state, name: torch.full(state[name].shape, 1e300, dtype=torch.float64)}  # infinite in float32
+    with pytest.raises(ValueError, match=f"{name} holds NaN or infinite numbers"):
+        check(wide, state, SOURCE, "tower")
     with pytest.raises(ValueError, match="holds torch.int8 numbers. Give"):
         check({**state, name: state[name].to(torch.int8)}, state, SOURCE, "tower")
 

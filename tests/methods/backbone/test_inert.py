@@ -86,6 +86,15 @@ def test_several_dictionaries_become_dotted_names_and_one_is_left_out():
     assert set(read(saved(STATE["half"]))) == {""}
 
 
+@pytest.mark.parametrize(
+    ("twice", "name"),
+    [({1: torch.zeros(2), "1": torch.ones(2)}, "1"), ({"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}}, "a.b")],
+)
+def test_two_tensors_of_one_name_are_refused(twice, name):
+    with pytest.raises(ValueError, match=f"it holds two tensors named {name}"):
+        read(saved(twice))
+
+
 def test_parameters_of_every_kind_are_tensors():
     plain, marked = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     marked.note = "an attribute"

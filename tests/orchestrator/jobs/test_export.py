@@ -146,6 +146,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
         ("missing", {videos[0]: np.ones(3)}),
         ("wide", {**good, videos[-1]: np.ones((2, 4))}),
         ("nan", {**good, videos[1]: np.full(3, np.nan)}),
+        ("huge", {**good, videos[1]: np.full(3, 1e300)}),
         ("cube", {**good, videos[0]: np.ones((2, 3, 4))}),
         ("good", good),
     ):
@@ -154,6 +155,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
         ("missing.npz", f"lacks features of {len(videos) - 1} of {len(videos)} videos, the first"),
         ("wide.npz", "has features of 4 numbers, others of 3"),
         ("nan.npz", "NaN or infinite"),
+        ("huge.npz", "or some beyond float32"),
         ("cube.npz", "shape (2, 3, 4) of float64, not (frames, d) or (d,)"),
         ("rows.npy", f"has 3 rows for {len(videos)} videos"),
         ("objects.npy", "cannot be read as an array"),
