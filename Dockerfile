@@ -5,6 +5,9 @@
 #   docker build -t ctvr-cu126 --build-arg TORCH_BACKEND=cu126 .    for older drivers
 #
 # torch's wheels carry CUDA's libraries, so the base is Python alone; the driver comes from the machine.
+#
+# A tag moves. `docker buildx imagetools inspect python:3.11-slim-bookworm` prints today's digest; to fix the base, write
+# ARG BASE=python:3.11-slim-bookworm@sha256:DIGEST
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 

@@ -40,3 +40,11 @@ def test_every_pinned_package_has_the_digests_of_its_files_and_no_address():
 def _plain(requirement: str) -> str:
     name, _, version = requirement.partition("==")
     return f"{re.sub('[-_.]+', '-', name).lower()}=={version.strip()}"
+
+
+def test_both_images_have_one_base_that_a_builder_can_fix_by_its_digest():
+    docker, apptainer = (ROOT / "Dockerfile").read_text(), (ROOT / "cluster" / "apptainer.def").read_text()
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", docker, re.MULTILINE)
+    assert "\nFROM ${BASE}\n" in docker
+    assert "\nFrom: {{ BASE }}\n" in apptainer
+    assert re.findall(r"^    BASE=(\S+)$", apptainer, re.MULTILINE) == [base]
