@@ -5,11 +5,12 @@ Shapes: T tasks. A matrix holds R@1 in percent of task i (column) after task t (
 
 from __future__ import annotations
 
+import functools
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Matrix = Sequence[Sequence[float | None]]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def by_defaults(draw: Callable[P, R]) -> Callable[P, R]:
+    """Let a function draw by matplotlib's default settings, whatever a matplotlibrc says.
+
+    matplotlib reads that file from the current folder first. It can change every figure, and with text.usetex it
+    starts LaTeX on a preamble of its own.
+    """
+
+    @functools.wraps(draw)
+    def drawn(*given: P.args, **named: P.kwargs) -> R:
+        import matplotlib
+
+        defaults: Any = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
+        with matplotlib.rc_context(defaults):
+            return draw(*given, **named)
+
+    return drawn
 
 
 def square(matrix: Matrix) -> np.ndarray:
@@ -32,6 +53,7 @@ def square(matrix: Matrix) -> np.ndarray:
     return full
 
 
+@by_defaults
 def draw_matrices(matrices: Mapping[str, Matrix], title: str = "", counted: str = "R@1") -> Figure:
     """Draw one panel per matrix, next to each other on one colour scale, with the numbers in the cells."""
     figure, panels = new_figure(len(matrices), panel=max(3.4, 0.46 * max(map(len, matrices.values())) + 1.4))
@@ -49,6 +71,7 @@ def draw_matrices(matrices: Mapping[str, Matrix], title: str = "", counted: str 
     return figure
 
 
+@by_defaults
 def draw_changes(changes: Mapping[str, Matrix], title: str, counted: str = "R@1") -> Figure:
     """Draw one panel per row of a table on one colour scale: gains (blue) and losses (red) in points, with signs."""
     arrays = {name: square(matrix) for name, matrix in changes.items()}
@@ -68,6 +91,7 @@ def draw_changes(changes: Mapping[str, Matrix], title: str, counted: str = "R@1"
     return figure
 
 
+@by_defaults
 def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
     """Draw one panel per square matrix of cosines (n, n), with numbers in the cells if they fit.
 
@@ -88,6 +112,7 @@ def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: 
     return figure
 
 
+@by_defaults
 def draw_scores(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
     """Draw one panel per matrix of captions x videos, each on its own colour scale."""
     largest = max(map(len, matrices.values()))
@@ -102,6 +127,7 @@ def draw_scores(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -
     return figure
 
 
+@by_defaults
 def draw_drift(points: np.ndarray, others: np.ndarray, labels: Sequence[str], title: str, other: str) -> Figure:
     """Draw positions (T, N, 2) of N queries in T states, joined in order, and other points (M, 2).
 
@@ -124,6 +150,7 @@ def draw_drift(points: np.ndarray, others: np.ndarray, labels: Sequence[str], ti
     return figure
 
 
+@by_defaults
 def draw_shares(shares: np.ndarray, title: str) -> Figure:
     """Draw the share (%) of each expert (E rows) in each task (T columns), with the numbers in the cells."""
     experts, tasks = shares.shape
@@ -136,6 +163,7 @@ def draw_shares(shares: np.ndarray, title: str) -> Figure:
     return figure
 
 
+@by_defaults
 def save(figure: Figure, to: Path | BinaryIO, form: str = "png") -> None:
     """Write a figure as "png" or "pdf"; its bytes depend only on the numbers."""
     metadata = {"CreationDate": None, "Creator": None, "Producer": None} if form == "pdf" else {"Software": None}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ctvr.orchestrator.tracking.figures import new_figure, wrapped
+from ctvr.orchestrator.tracking.figures import by_defaults, new_figure, wrapped
 from ctvr.orchestrator.tracking.styles import FAINT, INK, LineName, Style, styles_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Panel:
     between: tuple[float, float] | None = None  # limits of y, for panels that are compared
 
 
+@by_defaults
 def draw(panels: Sequence[Panel], title: str) -> Figure:
     """Draw panels (at most three in a row) with one legend on the right."""
     columns = 2 if len(panels) == 4 else min(3, len(panels))
