@@ -23,6 +23,9 @@ from tests.small_stream import write_stream
 BELOW = ("orchestrator", "methods", "search_spaces")
 SAY = "os.write(os.open({log!r}, os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'{name} ')"
 CANARY = f"import os\n{SAY}\nraise SystemExit(9)\n"
+# Python runs the first two when it starts, pytest and gunicorn the others
+AT_START = ("sitecustomize", "usercustomize", "conftest", "gunicorn.conf")
+PACKAGES = ("ctvr", "mlflow", "numpy", "ray", "torch")
 
 
 def imported_names() -> set[str]:
@@ -41,9 +44,11 @@ def imported_names() -> set[str]:
 def canaries(tmp_path, monkeypatch):
     """A working directory with a file for every name that we import; each file reports its execution."""
     folder = tmp_path / "here"
-    folder.mkdir()
-    for name in imported_names():
+    for name in PACKAGES:
+        (folder / name).mkdir(parents=True)
+    for name in (*imported_names(), *AT_START, *(f"{name}/__init__" for name in PACKAGES)):
         (folder / f"{name}.py").write_text(CANARY.format(log=str(tmp_path / "executed"), name=name))
+    (folder / "a.pth").write_text(f"import os; {SAY.format(log=str(tmp_path / 'executed'), name='pth')}\n")
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.delenv(interpreter.SAFE_PATH, raising=False)
