@@ -83,7 +83,8 @@ def main(argv: list[str] | None = None) -> int:
         lines = str(error).strip().splitlines()
         is_unavailable = _is_unavailable(error) or _is_full(error)
         named = lines[:1] if is_unavailable else [type(error).__name__, *lines[:1]]
-        supervisor.report_exit(1, redact(": ".join(named)), is_unavailable)
+        is_final = isinstance(error, (ImportError, NameError, SyntaxError))  # of our code or of a plug-in
+        supervisor.report_exit(1, redact(": ".join(named)), is_unavailable, is_final)
         return 1
     supervisor.report_exit(status)
     return status

@@ -104,13 +104,15 @@ class DriverExit:
     """The end of one attempt of the driver.
 
     `reported_status` is the one that the driver wrote, None if it wrote none. `why` is for the user. `is_unavailable`:
-    a store, disk or server that it writes to did not respond, and may later.
+    a store, disk or server that it writes to did not respond, and may later. `is_final`: another attempt would fail
+    in the same way.
     """
 
     status: int
     reported_status: int | None
     why: str = ""
     is_unavailable: bool = False
+    is_final: bool = False
 
 
 # ----------------------------------------------------------------------------------------------- the parent
@@ -136,8 +138,9 @@ def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
         fruitless = 0 if commits - before else fruitless + (not end.is_unavailable)
         line = f"{job.what}: {end.why}; finished tasks are kept ({len(commits)} in the store)"
         is_late = job.deadline is not None and time.monotonic() >= job.deadline
-        if fruitless == MAX_ATTEMPTS_WITHOUT_PROGRESS or job.attempts == MAX_ATTEMPTS or is_late:
+        if end.is_final or fruitless == MAX_ATTEMPTS_WITHOUT_PROGRESS or job.attempts == MAX_ATTEMPTS or is_late:
             many = "its time limit has passed" if is_late else f"{fruitless or job.attempts} attempts in a row ended so"
+            many = "the next attempt would end so, too" if end.is_final else many
             say(f"ctvr: {line}. Not restarted: {many}. Log: {log}. Resume with: {_said(job)}")
             return end.status
         if end.is_unavailable:
@@ -212,10 +215,10 @@ def _signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def _end_of(status: int, folder: Path) -> DriverExit:
     """Return the end of a driver with this exit status."""
-    reported, fault = None, ""
+    reported, fault, is_final = None, "", False
     with contextlib.suppress(OSError, ValueError):
         said = json.loads((folder / "end").read_text(encoding="utf-8"))
-        reported, fault = said["status"], said["fault"]
+        reported, fault, is_final = said["status"], said["fault"], said["is_final"]
         if said["is_unavailable"]:
             return DriverExit(1, None, fault, is_unavailable=True)
     if reported is not None:  # whatever happened during the interpreter's shutdown
@@ -226,6 +229,8 @@ def _end_of(status: int, folder: Path) -> DriverExit:
         name = signal.Signals(-status).name
         how = f"the driver was killed by {name}" + (" (memory may have run out)" if name == "SIGKILL" else "")
         return DriverExit(128 - status, None, cause or how)
+    if is_final:
+        return DriverExit(status or 1, None, fault, is_final=True)
     return DriverExit(status or 1, None, cause or fault or f"the driver exited with status {status}")
 
 
@@ -327,9 +332,10 @@ def report_name(name: str) -> None:
     _tell("name", name)
 
 
-def report_exit(status: int, fault: str = "", is_unavailable: bool = False) -> None:
-    """Report the exit status, or the `fault` that was raised; `is_unavailable` is as in `DriverExit`."""
-    _tell("end", json.dumps({"status": None if fault else status, "fault": fault, "is_unavailable": is_unavailable}))
+def report_exit(status: int, fault: str = "", is_unavailable: bool = False, is_final: bool = False) -> None:
+    """Report the exit status, or the `fault` that was raised; the flags are as in `DriverExit`."""
+    end = {"status": None if fault else status, "fault": fault}
+    _tell("end", json.dumps({**end, "is_unavailable": is_unavailable, "is_final": is_final}))
 
 
 def _tell(what: str, text: str) -> None:

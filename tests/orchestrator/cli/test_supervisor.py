@@ -194,6 +194,22 @@ def test_an_mlflow_server_that_goes_away_is_waited_for_and_one_that_never_answer
     assert supervisor._comes_back(SupervisedCommand(["sweep"], tmp_path))
 
 
+@pytest.mark.parametrize("error", ["ImportError('no such module')", "NameError('name')", "SyntaxError('invalid')"])
+def test_a_fault_of_the_code_ends_the_first_attempt(tmp_path, capfd, error):
+    """It ends the next one, too, after minutes in which torch and Ray are loaded."""
+    script = f"""
+from ctvr.orchestrator.cli import main
+def fail(argv): raise {error}
+main._run = fail
+sys.exit(main.main(["sweep"]))
+"""
+    assert supervise(job(tmp_path, script, "--method", "lwf")) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert error.partition("(")[0] in line
+    assert "Not restarted: the next attempt would end so, too. Log: " in line
+    assert "Traceback" in (tmp_path / "drivers" / "s.log").read_text()
+
+
 def test_a_mistake_of_the_user_is_told_once(tmp_path, capfd):
     assert supervise(job(tmp_path, "sys.stderr.write('ctvr: no such method\\n'); supervisor.report_exit(2)")) == 2
     assert capfd.readouterr().err == "ctvr: no such method\n"
