@@ -15,7 +15,7 @@ from ctvr.orchestrator.tracking.server import check, default_uri, require_record
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
 if TYPE_CHECKING:
-    from ctvr.orchestrator.learning.run import RunPaths
+    from ctvr.orchestrator.store.paths import RunPaths
     from ctvr.orchestrator.store.store import Store
 
 
@@ -39,7 +39,7 @@ class ExecutionConfig:
     reuse_prefixes: bool = True  # reuse tasks of other runs if the results cannot differ
 
     def places(self) -> RunPaths:
-        from ctvr.orchestrator.learning.run import RunPaths  # imports torch, which a refused command does not need
+        from ctvr.orchestrator.store.paths import RunPaths  # imports numpy, which a refused command does not need
 
         videos = self.videos.resolve() if self.videos else None
         return RunPaths(self.runs.resolve(), absolute(self.store), videos)
@@ -59,13 +59,16 @@ class ExecutionConfig:
         return tracker
 
     def existing_tracker(self) -> Tracker:
-        """Open the tracker of existing records. Never creates a database.
+        """Open the tracker of existing records. Never creates a database, and leaves MLflow aside where it can.
 
         Raises:
             ConfigError: if the runs folder has no records, or the server does not respond.
         """
         require_records(self.runs)
-        return self.tracker()
+        self.check()
+        uri = default_uri(self.runs)
+        create_store(uri, self.runs.resolve(), only_read=True)
+        return Tracker(uri, self.runs.resolve())
 
     def existing_store(self) -> Store:
         """Open the existing object store. Never creates one.

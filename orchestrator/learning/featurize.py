@@ -17,8 +17,8 @@ from ctvr.orchestrator.data.frozen_features import WORTH, frozen_features
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.factory import load_clip, make_method
 from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import RunPaths
 from ctvr.orchestrator.store.packer import Packer
+from ctvr.orchestrator.store.paths import RunPaths
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Item, Stream
 

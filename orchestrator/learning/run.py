@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import torch
 
@@ -39,6 +38,7 @@ from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.pulse import at
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS, frames_digest
+from ctvr.orchestrator.store.paths import RunPaths
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
@@ -57,18 +57,6 @@ ZERO_SHOT_SETTINGS = (
     "deterministic",
 )
 MAX_DROPPED_FRACTION = 0.05  # of a task's pairs per epoch, where batches cannot be split evenly
-
-
-@dataclass(frozen=True)
-class RunPaths:
-    """Locations of runs, store and videos. No result depends on them."""
-
-    root: Path  # the runs folder: videos of the built-in streams, manifests, reports
-    store: str = ""  # URI of the object store; empty = <root>/store
-    videos: Path | None = None  # base folder of a manifest's videos, if not the manifest's own
-
-    def open_store(self) -> Store:
-        return Store.open(self.store or str(self.root / "store"))  # remote objects are cached in $CTVR_CACHE
 
 
 @dataclass

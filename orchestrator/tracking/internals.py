@@ -28,6 +28,7 @@ LOCATIONS = (
     ("model_versions", "storage_location"),
     ("logged_models", "artifact_location"),
 )
+SCHEMA = "dc11669786a5"  # revision of the SQLite file's tables that sqlite_records.py reads
 NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")  # loggers; we report their important errors ourselves
 
 

@@ -7,23 +7,27 @@ identity is continued. Errors are raised: the `OutboxSender` (outbox.py) handles
 from __future__ import annotations
 
 import logging
+import shutil
+import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from ctvr.orchestrator.errors import BadRecord, ConfigError
 from ctvr.orchestrator.tracking.event_log import EventLog
-from ctvr.orchestrator.tracking.internals import PARENT
+from ctvr.orchestrator.tracking.internals import PARENT, latest_points
 from ctvr.orchestrator.tracking.messages import FORMER_IDENTITY, IDENTITY, Message, check, folder_of
 from ctvr.orchestrator.tracking.mlflow_ui import NAME, OUR_VIEW, experiment_tags, our_view
 from ctvr.orchestrator.tracking.outbox import Outbox
 from ctvr.orchestrator.tracking.run_record import MAX_PARAM, MAX_TAG, metric_name, quoted, same, short
 from ctvr.orchestrator.tracking.server import new_client
+from ctvr.orchestrator.tracking.sqlite_records import Point, SqliteRecords, StoredRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 log = logging.getLogger(__name__)
 
@@ -88,26 +92,50 @@ class Sender:
             self._experiments[stream] = found.experiment_id
         return self._experiments[stream]
 
-    def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> Iterator[Run]:
-        """Yield runs with these tags and, if given, this status, oldest first."""
+    def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> list[StoredRun]:
+        """Return runs with these tags and, if given, this status, oldest first; a local file is read without MLflow."""
+        if (records := SqliteRecords.of(self.uri)) is not None:
+            with suppress(sqlite3.Error):  # MLflow's client reports the reason
+                return records.search(stream, tags, status)
+        return self._search_by_client(stream, tags, status)
+
+    def _search_by_client(self, stream: str | None, tags: Mapping[str, str], status: str | None) -> list[StoredRun]:
         if stream is None:
             experiments = [e.experiment_id for e in self.client.search_experiments()]
         else:
             found = self.client.get_experiment_by_name(stream)
             experiments = [found.experiment_id] if found else []
         if not experiments:
-            return
+            return []
         wanted = [f"tags.`{name}` = {quoted(value)}" for name, value in tags.items()]
         query = " and ".join([*wanted, *([f"attributes.status = {quoted(status)}"] if status else [])])
-        token = None
+        token, runs = None, list[StoredRun]()
         while True:
             page = self.client.search_runs(
                 experiments, query, max_results=1000, order_by=["attributes.start_time ASC"], page_token=token
             )
-            yield from page
+            for run in page:
+                info, data = run.info, run.data
+                of = (info.run_id, info.run_name, info.status, info.start_time or 0, info.artifact_uri)
+                runs.append(StoredRun(*of, dict(data.params), dict(data.tags), latest_points(run)))
             token = page.token
             if not token:
-                return
+                return runs
+
+    def history(self, run_id: str, key: str) -> list[Point]:
+        """Return (step, value) of every value of a metric, in the order of their times."""
+        if (records := SqliteRecords.of(self.uri)) is not None:
+            with suppress(sqlite3.Error):
+                return records.history(run_id, key)
+        return [(metric.step, metric.value) for metric in self.client.get_metric_history(run_id, key)]
+
+    def local_folder(self, run_id: str) -> Path | None:
+        """Return the artifact folder of a run, if it is on this machine and its record is in a local file."""
+        address = ""
+        if (records := SqliteRecords.of(self.uri)) is not None:
+            with suppress(sqlite3.Error):
+                address = records.artifacts(run_id)
+        return Path(unquote(urlsplit(address).path)) if address.startswith("file:///") else None
 
     def register(self, run_id: str, name: str, folder: Path | None, aliases: Sequence[str]) -> str:
         """Make a run's `model` a version of a registered model; return its number. A given folder is uploaded first."""
@@ -167,8 +195,8 @@ class Sender:
         for name in (IDENTITY, FORMER_IDENTITY):
             wanted = {"ctvr.kind": tags["ctvr.kind"], name: identity, **({PARENT: parent} if parent else {})}
             for run in self.search(stream, wanted):
-                if parent or PARENT not in run.data.tags:
-                    return str(run.info.run_id)
+                if parent or PARENT not in run.tags:
+                    return run.run_id
         return None
 
     def _create_experiment(self, stream: str) -> Any:
@@ -235,7 +263,10 @@ class Sender:
 
     def _send_files(self, run_id: str, message: Message) -> None:
         path, into = Path(message["path"]), message["into"] or None
-        if path.is_dir():
+        if path.is_file() and (folder := self.local_folder(run_id)) is not None:  # as MLflow does, without its import
+            (folder / (into or "")).mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, folder / (into or "") / path.name)
+        elif path.is_dir():
             self.client.log_artifacts(run_id, str(path), into)
         else:
             self.client.log_artifact(run_id, str(path), into)

@@ -30,7 +30,7 @@ from ctvr.orchestrator.tracking.database import remedy
 from ctvr.orchestrator.tracking.environment import environment
 from ctvr.orchestrator.tracking.event_log import EVENTS, EventLog, Runs, replay
 from ctvr.orchestrator.tracking.holders import holder_tags
-from ctvr.orchestrator.tracking.internals import PARENT, SOURCE, USER, latest_points
+from ctvr.orchestrator.tracking.internals import PARENT, SOURCE, USER
 from ctvr.orchestrator.tracking.messages import ENDED, Message, without_secrets
 from ctvr.orchestrator.tracking.mlflow_ui import NAME, page_of_runs
 from ctvr.orchestrator.tracking.mlflow_writer import Sender, is_refusal
@@ -38,19 +38,19 @@ from ctvr.orchestrator.tracking.outbox import OFFLINE, Outbox, OutboxSender, loc
 from ctvr.orchestrator.tracking.relocate import follow_move
 from ctvr.orchestrator.tracking.run_record import Histories, RunRecord, as_text, metric_name, number
 from ctvr.orchestrator.tracking.server import check, create_database, reason
+from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords, StoredRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 log = logging.getLogger(__name__)
 
 
-def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
+def create_store(uri: str, runs: Path, stream: str | None = None, only_read: bool = False) -> None:
     """Create or upgrade the database and the stream's experiment, in one process, before trials start.
 
     Concurrent processes would break a new SQLite file, hence the lock. The file of an older MLflow is upgraded; a copy
-    of it is kept next to it.
+    of it is kept next to it. With `only_read`, MLflow is not asked about a file that is read without it.
 
     Raises:
         ConfigError: if `uri` cannot be used.
@@ -59,7 +59,8 @@ def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
     check(uri)
     if uri.startswith("sqlite:///"):
         with locked(Path(uri.removeprefix("sqlite:///") + ".lock")):
-            create_database(uri)
+            if not only_read or SqliteRecords.of(uri) is None:
+                create_database(uri)
             follow_move(Path(uri.removeprefix("sqlite:///")))
     if stream is not None:
         try:
@@ -239,7 +240,7 @@ class Tracker:
 
     def find_sweep(self, name: str) -> RunRecord | None:
         """Return the parent run of the sweep of that name, the newest if there are several."""
-        found = list(self._sender.search(None, {"ctvr.kind": "sweep", "ctvr.sweep": name}))
+        found = self._sender.search(None, {"ctvr.kind": "sweep", "ctvr.sweep": name})
         return self._record(found[-1]) if found else None
 
     def find_open(self, stream: str) -> list[RunRecord]:
@@ -251,12 +252,14 @@ class Tracker:
         return dict(self.client.get_run(self._sender.real(run_id)).data.tags)
 
     def download(self, run_id: str, artifact: str) -> Path:
-        """Copy an artifact (file or folder) to this machine.
+        """Return an artifact (file or folder) on this machine, copied unless it is here.
 
         Raises:
             FileNotFoundError: if the run does not have the artifact or it cannot be read.
         """
         run_id = self._sender.real(run_id)
+        if (folder := self._sender.local_folder(run_id)) is not None and (folder / artifact).exists():
+            return folder / artifact
         target = self.runs / "downloads" / run_id
         target.mkdir(parents=True, exist_ok=True)
         try:
@@ -288,28 +291,13 @@ class Tracker:
         self.ledger.add(run_id, message)
         self._courier.deliver(run_id, message, now)
 
-    def _record(self, run: Run) -> RunRecord:
-        info, data = run.info, run.data
-
+    def _record(self, run: StoredRun) -> RunRecord:
         def read(key: str) -> list[tuple[int, float]]:
-            points = {m.step: m.value for m in self.client.get_metric_history(info.run_id, key)}
-            return sorted(points.items())
+            return sorted(dict(self._sender.history(run.run_id, key)).items())
 
-        metrics, settings, tags = (
-            Histories(latest_points(run), read),
-            renamed.settings(data.params, quiet=True),
-            renamed.tags(data.tags),
-        )
-        return RunRecord(
-            info.run_id,
-            tags.get(NAME) or info.run_name,
-            settings,
-            metrics,
-            tags,
-            info.status,
-            info.artifact_uri,
-            info.start_time,
-        )
+        settings, tags = renamed.settings(run.params, quiet=True), renamed.tags(run.tags)
+        name, metrics = tags.get(NAME) or run.name, Histories(run.latest, read)
+        return RunRecord(run.run_id, name, settings, metrics, tags, run.status, run.artifacts, run.started)
 
 
 def _now() -> int:

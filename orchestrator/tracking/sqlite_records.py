@@ -1,0 +1,97 @@
+"""Runs read from MLflow's SQLite file without MLflow, whose import takes seconds.
+
+Only a file with the schema `internals.SCHEMA` is read here. Any other file, and a server, is left to MLflow's client.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctvr.orchestrator.tracking.database import WAIT_SECONDS
+from ctvr.orchestrator.tracking.internals import SCHEMA
+
+Point = tuple[int, float]  # step and value of a metric
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One run as MLflow stores it."""
+
+    run_id: str
+    name: str
+    status: str
+    started: int  # milliseconds since 1970
+    artifacts: str  # URI of its artifact folder
+    params: dict[str, str]
+    tags: dict[str, str]
+    latest: dict[str, Point]  # of each metric, at its last step
+
+
+class SqliteRecords:
+    """Runs of one SQLite file of MLflow; methods raise `sqlite3.Error` if it cannot be read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    @classmethod
+    def of(cls, uri: str) -> SqliteRecords | None:
+        """Return the records at a tracking URI; None if MLflow's client must read them."""
+        file = Path(uri.removeprefix("sqlite:///"))
+        if not uri.startswith("sqlite:///") or not file.is_file():
+            return None
+        try:
+            with closing(sqlite3.connect(file, timeout=WAIT_SECONDS)) as connection:
+                found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+                begun = connection.execute("SELECT 1 FROM experiments LIMIT 1").fetchone()
+        except sqlite3.Error:  # MLflow's client reports the reason
+            return None
+        return cls(file) if found == [(SCHEMA,)] and begun else None
+
+    def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> list[StoredRun]:
+        """Return runs with these tags and, if given, this status, oldest first: of a stream, or of all."""
+        wanted, values = ["runs.lifecycle_stage = 'active'"], list[str]()
+        for condition, value in (("experiments.name = ?", stream), ("runs.status = ?", status)):
+            if value is not None:
+                wanted.append(condition)
+                values.append(value)
+        if stream is None:
+            wanted.append("experiments.lifecycle_stage = 'active'")
+        for pair in tags.items():
+            wanted.append("EXISTS (SELECT 1 FROM tags WHERE run_uuid = runs.run_uuid AND key = ? AND value = ?)")
+            values += pair
+        query = (
+            "SELECT run_uuid, runs.name, status, start_time, artifact_uri FROM runs JOIN experiments USING "
+            f"(experiment_id) WHERE {' AND '.join(wanted)} ORDER BY start_time IS NULL, start_time, run_uuid"
+        )
+        with closing(sqlite3.connect(self.file, timeout=WAIT_SECONDS)) as connection:
+            connection.execute("BEGIN")  # all of it as of one moment
+            return [self._with_details(connection, *row) for row in connection.execute(query, values).fetchall()]
+
+    def _with_details(
+        self, connection: sqlite3.Connection, run_id: str, name: str, status: str, started: int | None, artifacts: str
+    ) -> StoredRun:
+        params, tags = (
+            dict(connection.execute(f"SELECT key, value FROM {table} WHERE run_uuid = ?", (run_id,)))
+            for table in ("params", "tags")
+        )
+        last = connection.execute("SELECT key, step, value, is_nan FROM latest_metrics WHERE run_uuid = ?", (run_id,))
+        latest = {key: (step, math.nan if is_nan else value) for key, step, value, is_nan in last}
+        return StoredRun(run_id, name, status, started or 0, artifacts, params, tags, latest)
+
+    def history(self, run_id: str, key: str) -> list[Point]:
+        """Return (step, value) of every value of a metric, in the order of their times."""
+        query = "SELECT step, value, is_nan FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY timestamp, step, value"
+        with closing(sqlite3.connect(self.file, timeout=WAIT_SECONDS)) as connection:
+            rows = connection.execute(query, (run_id, key)).fetchall()
+        return [(step, math.nan if is_nan else value) for step, value, is_nan in rows]
+
+    def artifacts(self, run_id: str) -> str:
+        """Return the URI of a run's artifact folder; empty for an unknown run."""
+        with closing(sqlite3.connect(self.file, timeout=WAIT_SECONDS)) as connection:
+            row = connection.execute("SELECT artifact_uri FROM runs WHERE run_uuid = ?", (run_id,)).fetchone()
+        return str(row[0]) if row else ""

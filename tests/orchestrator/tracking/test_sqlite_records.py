@@ -1,0 +1,108 @@
+"""Runs that are read without MLflow are those that its client reads from the same file."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.tracking import tracker as tracking
+from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+
+@pytest.fixture(scope="module")
+def tracker(tmp_path_factory: pytest.TempPathFactory) -> Tracker:
+    """Records with all that may differ: NaN, infinity, a step stored twice, open, deleted and nameless runs."""
+    runs = tmp_path_factory.mktemp("runs")
+    uri = f"sqlite:///{runs}/mlflow.db"
+    tracking.create_store(uri, runs, "shapes-5")
+    made = Tracker(uri, runs)
+    sweep = made.open_sweep("s'1", "shapes-5", {"trials": 2}, {"who": 'a "quoted" name'})
+    for number in range(3):
+        run = made.open_run("shapes-5", f"lwf-{number}", {"seed": number, "note": None}, sweep)
+        made.log_task(run, 1, {"r1": 10.0 + number, "bad": math.nan, "large": math.inf, "low": -math.inf})
+        made.log_task(run, 2, {"r1": 20.0 + number})
+        made.client.log_metric(run, "twice", 1.0, timestamp=5, step=1)
+        made.client.log_metric(run, "twice", 2.0, timestamp=9, step=1)
+        if number:
+            made.close(run, "KILLED")
+    other = made.open_run("shapes-10", "other", {})
+    made.client.set_tag(other, "empty", "")
+    made.client.delete_run(made.open_run("shapes-5", "deleted", {}))
+    gone = made.experiment("gone")
+    made.open_run("gone", "in a deleted experiment", {})
+    made.client.delete_experiment(gone)
+    return made
+
+
+@pytest.mark.parametrize("stream", [None, "shapes-5", "shapes-10", "gone", "unknown"])
+@pytest.mark.parametrize(
+    ("tags", "status"),
+    [
+        ({}, None),
+        ({"ctvr.kind": "trial"}, None),
+        ({"ctvr.kind": "trial", "ctvr.sweep": "s'1"}, None),
+        ({"who": 'a "quoted" name'}, None),
+        ({}, "RUNNING"),
+        ({"ctvr.kind": "trial"}, "KILLED"),
+        ({"ctvr.kind": "nothing"}, None),
+    ],
+)
+def test_runs_are_those_that_the_client_finds(tracker, stream, tags, status):
+    sender = tracker._sender
+    records = SqliteRecords.of(tracker.uri)
+    assert records is not None
+    found, expected = records.search(stream, tags, status), sender._search_by_client(stream, tags, status)
+    assert list(map(repr, found)) == list(map(repr, expected))  # NaN is not equal to itself
+
+
+def test_histories_are_those_of_the_client(tracker):
+    for run in tracker.find_runs("shapes-5"):
+        for key in run.metrics:
+            expected = {m.step: m.value for m in tracker.client.get_metric_history(run.run_id, key)}
+            assert repr(run.metrics[key]) == repr(sorted(expected.items()))
+        assert run.metrics["twice"] == [(1, 2.0)]
+
+
+def test_artifacts_are_where_the_client_puts_and_finds_them(tracker, tmp_path):
+    run = tracker.find_runs("shapes-5")[0].run_id
+    (tmp_path / "page é.html").write_text("page")
+    tracker.log_artifacts(run, [tmp_path / "page é.html"], into="page")
+    assert [each.path for each in tracker.client.list_artifacts(run, "page")] == ["page/page é.html"]
+    assert tracker.download(run, "page").is_dir()
+    tracker.log_json(run, "config", {"a": 1})
+    assert tracker.download(run, "config.json").read_text() == '{\n "a": 1\n}\n'
+    with pytest.raises(FileNotFoundError, match="no readable artifact 'missing'"):
+        tracker.download(run, "missing")
+
+
+def test_a_file_of_another_version_a_broken_one_and_a_server_are_left_to_mlflow(tracker, tmp_path):
+    copy = tmp_path / "mlflow.db"
+    shutil.copy(tracker.uri.removeprefix("sqlite:///"), copy)
+    assert SqliteRecords.of(f"sqlite:///{copy}") is not None
+    with sqlite3.connect(copy) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
+    assert SqliteRecords.of(f"sqlite:///{copy}") is None
+    copy.write_bytes(b"no database")
+    assert SqliteRecords.of(f"sqlite:///{copy}") is None
+    assert SqliteRecords.of(f"sqlite:///{tmp_path / 'missing.db'}") is None
+    assert not (tmp_path / "missing.db").exists()
+    assert SqliteRecords.of("http://127.0.0.1:5000") is None
+
+
+def test_reading_imports_no_mlflow(tracker):
+    code = (
+        "import sys; from pathlib import Path; from ctvr.orchestrator.execution import ExecutionConfig\n"
+        "found = ExecutionConfig(Path(sys.argv[1])).existing_tracker().find_runs('shapes-5')\n"
+        "assert found[0].metrics['r1'] == [(1, 10.0), (2, 20.0)], found[0].metrics['r1']\n"
+        "print(sorted({'mlflow', 'sqlalchemy', 'torch', 'ray'} & set(sys.modules)))"
+    )
+    words = [sys.executable, "-c", code, str(tracker.runs)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
