@@ -37,6 +37,7 @@ GROUND = {
     "proxies",
     "renamed",
     "output_dir",
+    "memo",
 }
 FACES = (ROOT / "ctvr/__init__.py",)  # hands the public names on when they are asked for
 MAY: dict[str, set[str]] = {

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from ctvr.orchestrator import renamed
+from ctvr.orchestrator import memo, renamed
 from ctvr.orchestrator.cli import supervisor
 from ctvr.orchestrator.cli.attach import add_attach
 from ctvr.orchestrator.cli.completion import add_completion
@@ -71,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; a user error is printed as one line and gives exit status 2."""
     if argv is None:  # called by the shell
         name_every_file()
+        memo.enable()
     name_home()
     supervisor.init_child()
     escape_unknown_characters()

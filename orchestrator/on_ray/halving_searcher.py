@@ -14,10 +14,8 @@ from typing import Any, Protocol
 
 from ray.tune.search import Searcher
 
-from ctvr.orchestrator.on_ray.plan import RunSpec, SearchOutcome, TrialPlan
+from ctvr.orchestrator.on_ray.plan import NUMBER, RunSpec, SearchOutcome, TrialPlan
 from ctvr.orchestrator.on_ray.successive_halving import HalvingTrial, SuccessiveHalving
-
-NUMBER = "ctvr.number"  # tag of a trial's run; among equally good trials the lowest number wins
 
 
 class Listener(Protocol):

@@ -19,10 +19,11 @@ from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.metric_names import ACCURACY, GAIN, MEAN, SEARCHED
 
 if TYPE_CHECKING:
-    from ctvr.orchestrator.learning.run import RunPaths
+    from ctvr.orchestrator.store.paths import RunPaths
 
 __all__ = ["ACCURACY", "GAIN", "MEAN", "SEARCHED"]  # for who plans
 
+NUMBER = "ctvr.number"  # tag of a trial's run; among equally good trials the lowest number wins
 GROUPED_FROM = 16  # trials of a search that is grouped by itself: two brackets
 
 
@@ -159,7 +160,7 @@ class TrialPlan:
     trusted: tuple[str, ...] = ()  # classes that the user of this process trusts; those of a plan.json do not count
 
     def places(self) -> RunPaths:
-        from ctvr.orchestrator.learning.run import RunPaths
+        from ctvr.orchestrator.store.paths import RunPaths
 
         return RunPaths(Path(self.root), self.store, Path(self.videos) if self.videos else None)
 

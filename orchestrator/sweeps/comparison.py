@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
 
+from ctvr.methods import EVERY_METHOD
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.resolve import named_in, resolve
-from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.memo import remembered
 from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, SEARCHED
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tables.footnotes import CHOICE
@@ -25,6 +24,9 @@ from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import LEVEL, Difference
 from ctvr.orchestrator.tracking.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.learning.experiment import Experiment
 
 RECOMMENDED = "recommended"
 GAINED = "ctvr.gained"  # tag of reruns
@@ -40,9 +42,25 @@ def last_value(run: RunRecord, key: str) -> float:
 
 def experiment_of(run: RunRecord) -> Experiment:
     """Return the configuration of a complete trial from its MLflow record."""
+    from ctvr.orchestrator.learning.resolve import named_in, resolve  # imports torch
+
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     with named_in(f"run {run.name}"):
         return resolve(_as_given(run.settings), None, presets)
+
+
+def is_trained(run: RunRecord) -> bool:
+    """Return whether a complete run trained anything, and so depends on its seed."""
+
+    def compute() -> bool:
+        from ctvr.orchestrator.learning.run import has_training  # imports torch
+
+        return has_training(experiment_of(run))
+
+    named = {str(run.settings[name]) for name in ("method", "method.base") if name in run.settings}
+    if not named <= EVERY_METHOD.keys():  # a class whose sources may change
+        return compute()
+    return bool(remembered(["is trained", run.settings, run.tags.get("ctvr.presets", "")], compute))
 
 
 def _as_given(settings: Mapping[str, Any]) -> Settings:
@@ -148,7 +166,7 @@ def compare(
     found = [np.array([[ranks[run.run_id].of[q] for q in queries] for run in row]) for row in rows]
     videos = [query.rpartition("#")[0] or query for query in queries]
     tasks = [first.task[query] for query in queries] if rule[0] == MEAN and first.task else None
-    fixed = [not has_training(experiment_of(row[0])) for row in rows]
+    fixed = [not is_trained(row[0]) for row in rows]
     return differences(found, 0, videos, tasks, fixed=fixed, is_chosen=False)[1:]
 
 

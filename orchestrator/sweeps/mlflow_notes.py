@@ -13,8 +13,7 @@ from typing import Any
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import stored_capabilities
-from ctvr.orchestrator.on_ray.halving_searcher import NUMBER
-from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
+from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, SearchConfig
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED, FORGETTING
 from ctvr.orchestrator.sweeps.best import promote
 from ctvr.orchestrator.sweeps.comparison import last_value

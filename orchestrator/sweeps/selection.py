@@ -10,19 +10,18 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import has_training
-from ctvr.orchestrator.on_ray.halving_searcher import NUMBER
-from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, RunSpec, TrialPlan, label_of
-from ctvr.orchestrator.on_ray.tune import run_specs
+from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, NUMBER, RunSpec, TrialPlan, label_of
 from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.learning.experiment import Experiment
 
 FIRST_SEED, FIRST_CONFIRMATION = 1, 1001
 METRIC_LABELS = {GAIN: "R@1 gain over zero-shot", MEAN: "R@1, the mean over tasks"}
@@ -95,6 +94,9 @@ def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozens
 
     `used` are the seeds of the trials that were compared, which are skipped.
     """
+    from ctvr.orchestrator.learning.resolve import resolve  # imports torch, which a page does not need
+    from ctvr.orchestrator.learning.run import has_training
+
     fresh_ones = fresh_seeds(seeds, used)
     runs: dict[str, Rerun] = {}
     for each in found:
@@ -111,6 +113,8 @@ def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
     Raises:
         ConfigError: for fewer than one order.
     """
+    from ctvr.orchestrator.learning.resolve import resolve
+
     if orders < 1:
         raise ConfigError(f"--task-orders: must be >= 1, got {orders}. Write 1 for the stream's own order only.")
     made = list(runs)
@@ -125,6 +129,8 @@ def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
 
 def run_all(plan: TrialPlan, runs: Sequence[Rerun], num_tasks: int, execution: ExecutionConfig) -> int:
     """Run experiments on the connected cluster; return the number of failed ones."""
+    from ctvr.orchestrator.on_ray.tune import run_specs  # imports Ray
+
     listed = [run.listed() for run in runs]
     outcome = run_specs(plan, num_tasks, listed, execution.max_concurrent)
     if outcome.is_interrupted:  # on Ctrl-C Ray Tune stops cleanly and returns

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.learning.resolve import presets_of, resolve, with_recipe
+from ctvr.orchestrator.memo import remembered
 from ctvr.orchestrator.sweeps.comparison import gain_notes
 from ctvr.orchestrator.sweeps.verified_notes import with_verified
 from ctvr.orchestrator.tables.build import Direction, build
@@ -94,15 +95,18 @@ def papers_of(run: RunRecord) -> list[PaperRun]:
     return found + [PaperRun(printed_settings(row), row) for row in fullest_first]
 
 
-@lru_cache
-def _resolved(method: str, recommended: str, presets: tuple[str, ...], given: str) -> Settings:
-    stream, own = json.loads(recommended), json.loads(given)
-    return resolve({**own, "method": method, "stream": ""}, stream, with_recipe(method, presets, stream)).settings
-
-
 def printed_settings(row: PublishedRow) -> Settings:
     """Return all settings of a printed row on its benchmark."""
-    return _resolved(row.method, json.dumps(row.recommended), row.presets, json.dumps(row.settings))
+    question = ["printed settings", row.method, row.recommended, row.presets, row.settings]
+    found: Settings = remembered(question, lambda: _resolved(row.method, row.recommended, row.presets, row.settings))
+    return found
+
+
+def _resolved(method: str, recommended: Settings, presets: Sequence[str], given: Settings) -> Settings:
+    from ctvr.orchestrator.learning.resolve import resolve, with_recipe  # imports torch
+
+    chosen = with_recipe(method, presets, recommended)
+    return resolve({**given, "method": method, "stream": ""}, recommended, chosen).settings
 
 
 def paper_settings(run: RunRecord) -> Settings | None:
@@ -112,11 +116,22 @@ def paper_settings(run: RunRecord) -> Settings | None:
     images those for CIFAR-10, of questions those for MSRVTT-QA.
     """
     benchmark = run.tags.get("ctvr.paper", "") or BENCHMARK.get(run.tags.get("ctvr.protocol", ""), "")
-    method, recommended = method_of(run), of_benchmark(benchmark)
-    wanted = str(recommended.get("preset", "paper"))
+    return _paper_settings(method_of(run), benchmark)
+
+
+@cache
+def _paper_settings(method: str, benchmark: str) -> Settings | None:
+    recommended = of_benchmark(benchmark)
+
+    def compute() -> Settings:
+        from ctvr.orchestrator.learning.resolve import presets_of  # imports torch
+
+        wanted = str(recommended.get("preset", "paper"))
+        return _resolved(method, recommended, (wanted if wanted in presets_of(method) else "paper",), {})
+
     try:
-        preset = wanted if wanted in presets_of(method) else "paper"
-        return _resolved(method, json.dumps(recommended), (preset,), "{}")
+        is_ours = method in EVERY_METHOD or method in CONFIGURATIONS
+        return remembered(["settings of a paper", method, recommended], compute) if is_ours else compute()
     except UntrustedCode:
         _say_not_compared(method)
         return None
@@ -124,6 +139,5 @@ def paper_settings(run: RunRecord) -> Settings | None:
         return None
 
 
-@lru_cache
 def _say_not_compared(method: str) -> None:
     say(f"table: the runs of {method} are not compared with its defaults. To load that class, add --trust {method}.")

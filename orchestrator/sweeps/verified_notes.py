@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.resolve import presets_of
+from ctvr.orchestrator.memo import remembered
 from ctvr.orchestrator.tables.footnotes import method_of
 from ctvr.orchestrator.tables.setting_diff import is_equal
 from ctvr.orchestrator.tables.table import Table
@@ -32,11 +33,17 @@ def verified_note(run: RunRecord) -> str:
     return "; ".join(f"{equals(entry)}; {_recipe(run, entry)}" for entry in of_method(method_of(run)))
 
 
-def _recipe(run: RunRecord, entry: Verified) -> str:
+def _preset(entry: Verified) -> dict[str, Any]:
+    from ctvr.orchestrator.learning.resolve import presets_of  # imports torch
+
     try:
-        recipe = presets_of(entry.method).get(entry.preset, {})
+        return dict(presets_of(entry.method).get(entry.preset, {}))
     except ConfigError:  # a record of a removed method
-        recipe = {}
+        return {}
+
+
+def _recipe(run: RunRecord, entry: Verified) -> str:
+    recipe = remembered(["preset", entry.method, entry.preset], lambda: _preset(entry))
     known = {name: value for name, value in recipe.items() if name in run.settings}
     pairs = {name: (as_text(run.settings[name]), as_text(value)) for name, value in known.items()}
     found = [f"{name} {ours} ({entry.preset} {its})" for name, (ours, its) in pairs.items() if not is_equal(ours, its)]

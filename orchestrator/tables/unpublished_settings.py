@@ -6,10 +6,12 @@ The Config of a method declares both (methods/settings.py); Ray is not imported 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, find_method
 from ctvr.methods import settings as declared
+from ctvr.orchestrator.memo import remembered
 
 TEXT = "set by us, since no paper publishes them for this row: {settings}"
 DEPARTURES = "departs from its paper's words, as the method's file explains, in: {settings}"
@@ -17,28 +19,37 @@ DEPARTURES = "departs from its paper's words, as the method's file explains, in:
 
 def unpublished(method: str) -> tuple[str, ...]:
     """List the settings of a row that no paper publishes; empty for a plug-in."""
-    config = _config(method)
-    return declared.unpublished(config, method) if config else ()
+    return tuple(_facts(method)["unpublished"])
 
 
 def deviations(method: str) -> dict[str, str]:
     """Map each setting whose default departs from the paper's words to these words."""
-    return {name: facts.paper for name, facts in _facts(method).items() if facts.paper is not None}
+    return dict(_facts(method)["paper"])
 
 
 def at_most(method: str) -> dict[str, str]:
     """Map each setting with an upper bound to the setting that is the bound."""
-    return {name: f"method.{facts.at_most}" for name, facts in _facts(method).items() if facts.at_most}
+    return dict(_facts(method)["at_most"])
 
 
-def _config(method: str) -> type | None:
+@cache
+def _facts(method: str) -> dict[str, Any]:
+    """Return the facts that a method's Config declares, by their kind; none for a plug-in."""
     owner = CONFIGURATIONS.get(method, (method, ""))[0]
-    return find_method(owner).Config if owner in EVERY_METHOD else None
+    if owner not in EVERY_METHOD:
+        return {"unpublished": (), "paper": {}, "at_most": {}}
+    found: dict[str, Any] = remembered(["facts of settings", method], lambda: _declared(owner, method))
+    return found
 
 
-def _facts(method: str) -> dict[str, declared.Setting]:
-    config = _config(method)
-    return {f"method.{name}": facts for name, facts in declared.settings_of(config).items()} if config else {}
+def _declared(owner: str, row: str) -> dict[str, Any]:
+    config = find_method(owner).Config
+    facts = declared.settings_of(config)
+    return {
+        "unpublished": declared.unpublished(config, row),
+        "paper": {f"method.{name}": each.paper for name, each in facts.items() if each.paper is not None},
+        "at_most": {f"method.{name}": f"method.{each.at_most}" for name, each in facts.items() if each.at_most},
+    }
 
 
 def names_of(settings: Mapping[str, Any], row: str = "") -> tuple[str, ...]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Any
 
+from ctvr.orchestrator import memo
 from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.table_figures import drawings, expert_shares
+
+FORMS = ("png", "pdf")
 
 
 def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
@@ -19,6 +25,7 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
 
     Returns:
         The paths: the tables first, then each figure of table_figures.py as PNG and PDF, then two matrices of each row.
+        A figure that shows what its files show already is not drawn again.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -32,29 +39,51 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
 
 
 def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
+    paths = []
+    for stem, draw, *of in _figures(table, name):
+        files = [folder / f"{stem}.{form}" for form in FORMS]
+        question = ["figure", draw, json.loads(json.dumps(of, default=_plain))]
+        if memo.recall(question) != [_digest(file) for file in files]:
+            memo.keep(question, [hashlib.sha256(content).hexdigest() for content in _write_figure(files, draw, *of)])
+        paths += files
+    return paths
+
+
+def _write_figure(files: Sequence[Path], draw: str, *of: Any) -> list[bytes]:
     from ctvr.orchestrator.tracking import figures, plots  # matplotlib takes a second to import
 
-    drawn = {
-        f"{name}_{what}": plots.draw(panels, f"{table.stream}: {title}") for what, title, panels in drawings(table)
-    }
+    figure = (plots.draw if draw == "draw" else getattr(figures, draw))(*of)
+    contents = []
+    for file in files:
+        contents.append(figures.in_form(figure, file.suffix.removeprefix(".")))
+        figure.set_layout_engine(None)  # laid out once, for all forms
+        _publish(file, contents[-1])
+    return contents
+
+
+def _figures(table: Table, name: str) -> Iterator[tuple[Any, ...]]:
+    """Yield every figure: the stem of its files, the function of tracking/ that draws it, and the arguments."""
+    for what, title, panels in drawings(table):
+        yield f"{name}_{what}", "draw", panels, f"{table.stream}: {title}"
     if changed := changes(table):
         title = f"{table.stream}: change of each task's {table.measured} since zero-shot, own gallery"
-        drawn[f"{name}_changes"] = figures.draw_changes(changed, title, table.measured)
+        yield f"{name}_changes", "draw_changes", changed, title, table.measured
     for row in table.rows:
         if row.matrices:
             seeds = f"mean of {len(row.seeds)} seeds" if len(row.seeds) > 1 else f"seed {row.seeds[0]}"
             title = f"{row.label} on {table.stream}, {seeds}"
             if len(shares := expert_shares(row)):
-                drawn[f"{name}_{_slug(row.label)}_experts"] = figures.draw_shares(shares, f"experts of {title}")
-            drawn[f"{name}_{_slug(row.label)}_matrices"] = figures.draw_matrices(row.matrices, title, table.measured)
-    paths = []
-    for stem, figure in drawn.items():
-        for form in ("png", "pdf"):
-            buffer = io.BytesIO()
-            figures.save(figure, buffer, form)
-            figure.set_layout_engine("none")  # laid out once, for both forms
-            paths.append(_publish(folder / f"{stem}.{form}", buffer.getvalue()))
-    return paths
+                yield f"{name}_{_slug(row.label)}_experts", "draw_shares", shares, f"experts of {title}"
+            yield f"{name}_{_slug(row.label)}_matrices", "draw_matrices", row.matrices, title, table.measured
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a figure's arguments that JSON cannot encode as one that it can."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.tolist()  # else numpy's
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _publish(path: Path, content: bytes) -> Path:

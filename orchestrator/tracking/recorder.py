@@ -175,7 +175,7 @@ class Recorder:
             for form in ("png", "pdf"):
                 with (Path(folder) / f"similarity.{form}").open("wb") as file:
                     figures.save(figure, file, form)
-                figure.set_layout_engine("none")  # laid out once, for both forms
+                figure.set_layout_engine(None)  # laid out once, for both forms
             self.tracker.log_artifacts(self.run_id, Path(folder))
 
 

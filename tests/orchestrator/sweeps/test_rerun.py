@@ -11,8 +11,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import has_training
-from ctvr.orchestrator.on_ray.halving_searcher import NUMBER
-from ctvr.orchestrator.on_ray.plan import GAIN, label_of
+from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, label_of
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.sweeps import rerun as rerun_job
 from ctvr.orchestrator.sweeps.comparison import _as_given, experiment_of

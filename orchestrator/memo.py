@@ -1,0 +1,87 @@
+"""Results of pure functions, kept on this machine: most of them need torch, whose import takes longer than the command.
+
+A result is stored under the digest of its question, of our sources, and of the libraries' versions. It cannot be stale,
+because whatever changes it changes its address. A missing or damaged file only costs time. Only commands use it: they
+run the sources that the digest covers, while a program that imports ctvr may have changed a class in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ctvr.orchestrator.digests import cache_folder, digest_of, source_digest
+
+LIBRARIES = ("torch", "open_clip_torch", "numpy", "pydantic", "matplotlib", "av", "decord", "torchcodec")
+_is_enabled = False
+KEPT = 8  # folders, one for each state of sources and libraries; older ones are removed
+
+
+def remembered(question: list[Any], compute: Callable[[], Any]) -> Any:
+    """Return the stored answer to a question, else compute it, and in a command store it.
+
+    Args:
+        question: JSON values that, with our sources and the libraries, decide the answer; the first names the function.
+        compute: returns the answer as JSON values; tuples come back as lists.
+    """
+    if (answer := recall(question)) is not None:
+        return answer
+    return keep(question, compute())
+
+
+def enable() -> None:
+    """Read and store answers from now on: this process is a command."""
+    global _is_enabled
+    _is_enabled = True
+
+
+def recall(question: list[Any]) -> Any:
+    """Return the stored answer to a question; None if there is none."""
+    if not _is_enabled:
+        return None
+    try:
+        return json.loads((_folder() / digest_of(question)).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def keep(question: list[Any], answer: Any) -> Any:
+    """Store an answer, and return it as `recall` will. A read-only cache only costs time."""
+    if not _is_enabled:
+        return answer
+    text, folder = json.dumps(answer), _folder()
+    with contextlib.suppress(OSError):
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            others = [each for each in folder.parent.iterdir() if each != folder]
+            for former in sorted(others, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]:
+                shutil.rmtree(former, ignore_errors=True)
+        temporary = folder / f".{digest_of(question)[:16]}.{os.getpid()}"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, folder / digest_of(question))
+    return json.loads(text)
+
+
+def _folder() -> Path:
+    return cache_folder() / "answers" / _state()
+
+
+@functools.cache
+def _state() -> str:
+    """Return the digest of our sources and of the libraries that results depend on."""
+    return digest_of([source_digest(), sys.version, {name: _version(name) for name in LIBRARIES}])[:16]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""
