@@ -120,7 +120,7 @@ def run(
     return Run(
         done.run_id,
         done.experiment.name,
-        done.stream,
+        done.stream.name,
         dict(done.experiment.settings),
         dict(record.metrics[-1]),
         record.own,

@@ -31,8 +31,14 @@ def _run(arguments: argparse.Namespace) -> str:
     check_arguments([arguments.method], {}, (), ())
     execution = get_execution(arguments)
     execution.check()
-    from ctvr.orchestrator.jobs.run import run
-
     smoke = {"optim.epochs": "1"} if arguments.smoke else {}
     settings = {"method": arguments.method, "stream": arguments.stream, **smoke, **given}
-    return run(settings, split_commas(arguments.preset), execution, arguments.fresh, arguments.keep_model)
+    presets = split_commas(arguments.preset)
+    if not (arguments.fresh or arguments.keep_model):
+        from ctvr.orchestrator.jobs.finished import finished_run
+
+        if text := finished_run(settings, presets, execution):
+            return text
+    from ctvr.orchestrator.jobs.run import run  # imports torch
+
+    return run(settings, presets, execution, arguments.fresh, arguments.keep_model)

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctvr.methods.base import Task
+from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.jobs.finished import FINISHED, question_of, result_text
 from ctvr.orchestrator.learning.commits import RunState
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, resolve, with_recipe
 from ctvr.orchestrator.learning.run import execute
 from ctvr.orchestrator.streams.load import embedded_settings, load_stream
 from ctvr.orchestrator.streams.metric_names import progress_text
+from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.search_spaces import default_presets
-from ctvr.orchestrator.sweeps.trust import trust_text
 from ctvr.orchestrator.tracking.mirror import check_mirror
 from ctvr.orchestrator.tracking.recorder import Recorder
 
@@ -28,10 +30,9 @@ class CompleteRun:
     """A complete run: experiment, record and MLflow run id."""
 
     experiment: Experiment
-    stream: str  # name
+    stream: Stream
     record: RunState
     run_id: str
-    what: str = "videos"  # or images, questions
 
 
 def run(
@@ -43,18 +44,8 @@ def run(
 ) -> str:
     """Train one method over one stream in this process, tracked by MLflow; return its last metrics as text."""
     done = train(settings, presets, execution, fresh, keep_model)
-    if done.what == "videos":
-        say(
-            f"query it: ctvr search 'a red square moves left' --model {done.run_id[:8]}{_runs(execution)}{trust_text()}"
-        )
-    last = done.record.metrics[-1]
-    lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
-    experiment = done.experiment
-    return "\n".join([f"{experiment.run.method} on {done.stream}, {experiment.evaluation.split} {done.what}", *lines])
-
-
-def _runs(execution: ExecutionConfig) -> str:
-    return "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+    method, split = done.experiment.run.method, done.experiment.evaluation.split
+    return result_text(method, split, done.stream, done.record, done.run_id, execution)
 
 
 def train(
@@ -86,6 +77,7 @@ def train(
     places = execution.places()
     stream = load_stream(settings["stream"], places.root, places.videos)
     check_domain(str(settings["method"]), stream)
+    question = question_of(settings, presets, stream)
     chosen = default_presets(settings["method"], stream, presets)
     experiment = resolve(settings, stream.settings, chosen)
     if experiment.run.workers > 1:
@@ -108,5 +100,7 @@ def train(
         recorder.stop(error)
         raise
     if result.resumed == len(result.stream.tasks):
-        say("all tasks were already finished; nothing was trained (--fresh trains again)")
-    return CompleteRun(experiment, stream.name, result.record, recorder.run_id, stream.domain)
+        say(FINISHED)
+    if question:
+        memo.keep(question, result.key)
+    return CompleteRun(experiment, stream, result.record, recorder.run_id)

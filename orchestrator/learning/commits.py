@@ -15,16 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import MissingObject
 from ctvr.orchestrator.learning.prefix_reuse import Prefixes
 from ctvr.orchestrator.store.store import Store
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass
@@ -299,4 +300,6 @@ def _sha(array: np.ndarray) -> str:
 
 def _tensor(array: np.ndarray) -> Tensor:
     """Return a writable copy: the store's arrays are read-only memory maps."""
+    import torch  # takes seconds, which a command that reads the record only does not need
+
     return torch.from_numpy(np.array(array))

@@ -1,0 +1,105 @@
+"""Recognition of a finished run by its command, without torch and MLflow, whose imports take longer than the answer."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, named_classes
+from ctvr.orchestrator import memo
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.digests import identity_of, is_settled
+from ctvr.orchestrator.errors import CtvrError
+from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.stream import Stream, iter_items
+from ctvr.orchestrator.sweeps.trust import trust_text
+
+FINISHED = "all tasks were already finished; nothing was trained (--fresh trains again)"
+
+
+def finished_run(settings: Settings, presets: Sequence[str], execution: ExecutionConfig) -> str | None:
+    """Return the result of a run that is finished and recorded as text; None if the run must be resolved, or trained.
+
+    Args:
+        settings: flat dotted settings, including `method` and `stream`.
+        presets: a recipe, and changes on top of it.
+        execution: folders.
+    """
+    try:
+        settings = {**settings, "stream": find_manifest(str(settings["stream"]))}
+        places = execution.places()
+        stream = load_stream(settings["stream"], places.root, places.videos, render=False)
+        question = question_of(settings, presets, stream)
+        key = memo.recall(question) if question else None
+        if not key:
+            return None
+        commits, num_tasks = Commits(execution.existing_store(), key), len(stream.tasks)
+        if commits.finished(num_tasks) < num_tasks:
+            return None
+        found = execution.existing_tracker().find_runs(
+            stream.name, tags={"ctvr.result": key, "ctvr.commits": key, "ctvr.complete": "true"}
+        )
+    except (CtvrError, OSError):  # the ordinary way reports it
+        return None
+    if not found:
+        return None
+    say(FINISHED)
+    run, record = found[-1], commits.record(num_tasks)
+    return result_text(run.settings["method"], run.tags["ctvr.split"], stream, record, run.run_id, execution)
+
+
+def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> list[Any] | None:
+    """Return what decides the key of a run, besides our sources and the libraries; None if it cannot be listed.
+
+    Files count by size and times. The key of a class of another package or a user's file is not kept.
+    """
+    values = [value for given in (settings, stream.settings) for name, value in given.items() if name != "stream"]
+    methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}
+    if named_classes(values) or not methods <= {*EVERY_METHOD, *CONFIGURATIONS}:
+        return None
+    texts = (os.path.expanduser(value) for value in values if isinstance(value, str))
+    paths = [item.path for _, _, item in iter_items(stream)] + [text for text in texts if os.path.exists(text)]
+    files = []
+    for path in dict.fromkeys([*paths, *filter(None, [stream.text_features])]):
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        if not stat.S_ISREG(status.st_mode) or not is_settled(identity_of(status)):
+            return None
+        files.append([path, *identity_of(status)])
+    of_stream = [stream.digest, stream.settings, stream.protocol, stream.has_val]
+    given = {name: value for name, value in settings.items() if name != "stream"}
+    return ["key of a run", given, list(presets), of_stream, files, _machine()]
+
+
+METHODS = ("method", "method.base")
+
+
+def _machine() -> list[Any]:
+    """Return what decides the device and the vector instructions that torch uses."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    instructions = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    named = {name: os.environ.get(name, "") for name in ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES")}
+    return [instructions, named, sorted(path.name for path in Path("/dev").glob("nvidia*"))]
+
+
+def result_text(
+    method: str, split: str, stream: Stream, record: RunState, run_id: str, execution: ExecutionConfig
+) -> str:
+    """Return the metrics after the last task as text, and print the command that queries the model."""
+    if stream.domain == "videos":
+        runs = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+        say(f"query it: ctvr search 'a red square moves left' --model {run_id[:8]}{runs}{trust_text()}")
+    last = record.metrics[-1]
+    lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
+    return "\n".join([f"{method} on {stream.name}, {split} {stream.domain}", *lines])
