@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.redaction import redact
-from ctvr.orchestrator.streams.load import split_order
+from ctvr.orchestrator.streams.load import load_stream, split_order
 from ctvr.orchestrator.tracking.left import close_left
 from ctvr.orchestrator.tracking.server import check, default_uri, require_records
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
@@ -17,6 +17,8 @@ from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 if TYPE_CHECKING:
     from ctvr.orchestrator.store.paths import RunPaths
     from ctvr.orchestrator.store.store import Store
+    from ctvr.orchestrator.streams.stream import Stream
+    from ctvr.orchestrator.tracking.run_record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,15 @@ class ExecutionConfig:
         place = absolute(self.store) or str(self.runs.resolve() / "store")
         if "://" not in place and not Path(place).is_dir():
             raise ConfigError(f"--store {self.store or place}: does not exist. Give the store of earlier runs.")
+
+    def stream_of(self, run: RunRecord) -> Stream | None:
+        """Return the stream of a stored run; None if it does not exist here, or has changed since."""
+        places = self.places()
+        try:
+            stream = load_stream(str(run.settings["stream"]), places.root, places.videos)
+        except ConfigError:
+            return None  # the manifest was moved
+        return stream if stream.digest == run.tags.get("ctvr.stream_digest") else None
 
     def folder(self, name: str) -> Path:
         return self.runs.resolve() / "sweeps" / name

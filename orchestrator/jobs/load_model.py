@@ -49,7 +49,7 @@ def load(name: str, execution: ExecutionConfig) -> Model:
         _check_searches(name, trained.experiment.run.method)
         return _make_model(name, trained, execution, None)
     run = find_run(name, execution)
-    stream = _stream_of(run, execution)
+    stream = execution.stream_of(run)
     _check_run(name, run)
     model = _make_model(name, _of_run(run, execution, stream), execution, stream)
     model.run = run.name
@@ -67,7 +67,7 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
     if (Path(name).expanduser() / "model.json").is_file():
         raise ConfigError(f"model {name}: a folder has only the model after its last task. Give a run or a method.")
     run = find_run(name, execution)
-    stream = _stream_of(run, execution)
+    stream = execution.stream_of(run)
     if stream is None:
         raise ConfigError(
             f"model {name}: the stream of run {run.name} does not exist here, or has changed. Run it again."
@@ -131,15 +131,6 @@ def _best(name: str, complete: list[RunRecord]) -> RunRecord:
         highest.name,
     )
     return highest
-
-
-def _stream_of(run: RunRecord, execution: ExecutionConfig) -> Stream | None:
-    places = execution.places()
-    try:
-        stream = load_stream(str(run.settings["stream"]), places.root, places.videos)
-    except ConfigError:
-        return None  # the manifest was moved; the user's own videos can still be searched
-    return stream if stream.digest == run.tags.get("ctvr.stream_digest") else None
 
 
 def _of_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -> TrainedModel:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ctvr.orchestrator.errors import CtvrError, MissingObject
+from ctvr.orchestrator import memo
+from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.load_model import load
-from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.commits import Commits, digest_of_commit
 from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, lost_names
 from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.pages.report import report
-from ctvr.orchestrator.retrieval.model import Model
-from ctvr.orchestrator.sweeps.confirm import read_verdict
+from ctvr.orchestrator.streams.stream import Item, Stream
 from ctvr.orchestrator.sweeps.selection import best_trials
 from ctvr.orchestrator.sweeps.table import made_tables
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
+
+COMPLETE = "ctvr.complete"
 
 
 def make_report(name: str, execution: ExecutionConfig, html: Path | None = None) -> str:
@@ -61,53 +61,99 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
     ]  # fmt: skip
     best = best_trials(tracker, name, 1)[0]
     facts.append(("Winner of the search", f"{best.name}, run {best.run_id}"))
-    verdict = read_verdict(tracker, name)
-    facts.append(("Confirmation", verdict.text if verdict else "none was run, or it has not ended"))
+    facts.append(("Confirmation", _verdict(name, sweep, tracker) or "none was run, or it has not ended"))
     return facts
+
+
+def _verdict(name: str, sweep: RunRecord, tracker: Tracker) -> str:
+    """Return the sentence of a sweep's confirmation, which complete runs decide; empty if there is none."""
+    confirmation = sweep.tags.get("ctvr.confirmation", "")
+    if not confirmation:
+        return ""
+
+    def compute() -> str:
+        from ctvr.orchestrator.sweeps.confirm import read_verdict  # imports torch and Ray
+
+        verdict = read_verdict(tracker, name)
+        return verdict.text if verdict else ""
+
+    complete = [run for each in (name, confirmation) for run in tracker.find_runs(None, each, {COMPLETE: "true"})]
+    return str(memo.remembered(["confirmation", name, [run.run_id for run in complete]], compute))
 
 
 def _memories(
     tables: Sequence[Table], tracker: Tracker, execution: ExecutionConfig
 ) -> tuple[list[ModelHistory], Sequence[str]]:
     """Return the forgotten queries of the first run of each row in the first table."""
-    runs = {run.run_id: run for run in tracker.find_runs(tags={"ctvr.complete": "true"})}
-    memories, names = [], list[str]()
+    runs = {run.run_id: run for run in tracker.find_runs(tags={COMPLETE: "true"})}
+    memories, streams = list[ModelHistory](), dict[str, Stream | None]()
     for row in tables[0].rows:
         run = runs[row.runs[0]]
         label = f"{row.label}, seed {row.seeds[0]}"
+        digest = run.tags.get("ctvr.stream_digest", "")
+        if digest not in streams:
+            streams[digest] = execution.stream_of(run)
         try:
-            model = load(run.run_id, execution)
-            memories.append(_memory(label, model, run, execution))
-            names = names or [block.name for block in model.gallery()]
+            memories.append(_memory(label, run, streams[digest], execution))
         except MissingObject:
             memories.append(
                 ModelHistory(label, 0, (), "its commits are no longer in the store, so nothing is known of it")
             )
         except CtvrError as error:  # also an untrusted class; the other rows are shown
             memories.append(ModelHistory(label, 0, (), str(error)))
-    return memories, names
+    found = [stream for stream in streams.values() if stream is not None]
+    return memories, [task.name for task in found[0].tasks] if found else []
 
 
-def _memory(label: str, model: Model, run: RunRecord, execution: ExecutionConfig) -> ModelHistory:
-    key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
-    commits, blocks = Commits(execution.places().open_store(), key), model.gallery()
-    history: list[Mapping[str, float]] = [commits.record(done).ranks for done in range(1, len(blocks) + 1)]
+def _memory(label: str, run: RunRecord, stream: Stream | None, execution: ExecutionConfig) -> ModelHistory:
+    """Return the forgotten queries of a run. Its model is loaded only if no earlier page of it has loaded it."""
+    if stream is None:
+        raise ConfigError(f"its stream {run.settings.get('stream')} does not exist here, or has changed")
+    if stream.domain != "videos":
+        raise ConfigError(f"it learned from {stream.domain}, so it cannot be queried")
+    store, key = execution.places().open_store(), run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
+    commits, split = Commits(store, key), run.tags.get("ctvr.split", "test")
+    numbers = range(1, len(stream.tasks) + 1)
+    history: list[Mapping[str, float]] = [commits.record(done).ranks for done in numbers]
+    chain = [digest_of_commit(store.get_json("commits", f"{key}/task_{done:03d}")) for done in numbers]
+    tasks = [stream.items(index, split) for index in range(len(stream.tasks))]
     queries = {
         f"{item.video}#{number}": (index, item, text)
-        for index, block in enumerate(blocks)
-        for item in block.items
+        for index, items in enumerate(tasks)
+        for item in items
         for number, text in enumerate(item.captions)
     }
     found, lost = lost_names(history, {name: index for name, (index, _, _) in queries.items()})
-    scores = model.scores([text for _, _, text in queries.values()], blocks)
-    rows = {name: row for row, name in enumerate(queries)}
-    places: list[Any] = [(index, item) for index, block in enumerate(blocks) for item in block.items]
+    places = [(index, item) for index, items in enumerate(tasks) for item in items]
+    question = ["winners of lost queries", run.settings, run.tags.get("ctvr.presets", ""), stream.digest, chain]
+    winners = memo.remembered(question, lambda: _winners(run, execution, stream, queries, lost))
     listed = []
-    for name in lost:
+    for name, place in zip(lost, winners):
         task, item, text = queries[name]
-        row = scores[rows[name]].clone()
-        if model.stream is not None and model.stream.protocol == "cvlm":  # the gallery of a query is its own task
-            row[[place for place, (index, _) in enumerate(places) if index != task]] = -float("inf")
-        winner_task, winner = places[int(row.argmax())]
+        winner_task, winner = places[place]
         listed.append(LostQuery(text, item, task, history[-1][name], winner, winner_task))
     return ModelHistory(label, found, tuple(listed))
+
+
+def _winners(
+    run: RunRecord,
+    execution: ExecutionConfig,
+    stream: Stream,
+    queries: Mapping[str, tuple[int, Item, str]],
+    lost: Sequence[str],
+) -> list[int]:
+    """Return the number of the video that the trained model ranks first, for each lost query."""
+    from ctvr.orchestrator.jobs.load_model import load  # imports torch
+
+    model = load(run.run_id, execution)
+    blocks = model.gallery()
+    scores = model.scores([text for _, _, text in queries.values()], blocks)
+    rows = {name: row for row, name in enumerate(queries)}
+    of = [index for index, block in enumerate(blocks) for _ in block.items]
+    winners = []
+    for name in lost:
+        row = scores[rows[name]].clone()
+        if stream.protocol == "cvlm":  # the gallery of a query is its own task
+            row[[place for place, index in enumerate(of) if index != queries[name][0]]] = -float("inf")
+        winners.append(int(row.argmax()))
+    return winners
