@@ -28,13 +28,15 @@ COPY orchestrator orchestrator
 COPY methods methods
 COPY search_spaces search_spaces
 COPY cluster cluster
+# Compiled here, because the processes may not write into /opt/ctvr and would compile in memory every time.
 # With another build of torch the pins of the CUDA libraries are left out: they belong to the pinned build
 RUN python -m venv /opt/ctvr && pip install -q --no-cache-dir "$(grep '^uv==' constraints.txt)" \
     && if [ -n "$TORCH_BACKEND" ]; then \
          grep -Eiv '^(nvidia-|cuda-|triton)' constraints.txt >/tmp/pins && set -- --torch-backend "$TORCH_BACKEND" -c /tmp/pins; \
        else set -- -c constraints.txt; fi \
-    && uv pip install -q --no-cache "$@" -e . 'Flask-WTF~=1.2' boto3 \
-    && python -c "import ctvr.orchestrator.cli.main, ray, torch; from ctvr import methods" && chown -R ctvr /home/ctvr
+    && uv pip install -q --no-cache --compile-bytecode "$@" -e . 'Flask-WTF~=1.2' boto3 \
+    && python -c "import ctvr.orchestrator.cli.main, ray, torch; from ctvr import methods" \
+    && python -m compileall -q ctvr orchestrator methods search_spaces && chown -R ctvr /home/ctvr
 
 USER ctvr
 ENV CTVR_RUNS=/data/runs

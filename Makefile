@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Build of torch: cpu, cu126, ...; empty is the pinned one, for CUDA 13. cpu, gigabytes smaller, where no GPU is found
+TORCH  ?= $(if $(filter Linux,$(shell uname -s)),$(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),,cpu))
+INSTALL = $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
@@ -15,10 +18,18 @@ help:  ## list the targets
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
-	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	@# The pins of CUDA's libraries belong to the pinned build
+	@torch="$(TORCH)"; pins=constraints.txt; \
+	if [ -n "$$torch" ] && ! UV_HTTP_RETRIES=1 $(BIN)/uv pip install -q --dry-run --no-deps --python $(BIN)/python \
+			--torch-backend "$$torch" "$$(grep '^torch==' constraints.txt)" 2>/dev/null; then \
+		echo "setup: torch's build for $$torch cannot be reached, so the pinned build with CUDA is installed (4 GB more)"; \
+		torch=""; \
+	fi; \
+	[ -z "$$torch" ] || { pins=$(VENV)/pins.txt; grep -Eiv '^(nvidia-|cuda-|triton)' constraints.txt >$$pins; }; \
+	$(INSTALL) $${torch:+--torch-backend $$torch} -c $$pins -e '.[dev]'
 	@touch $@
 
-setup: $(READY)  ## make the environment, and print the line that activates it
+setup: $(READY)  ## make the environment, and print the line that activates it (TORCH=cpu: torch without CUDA)
 	@echo "source $(BIN)/activate"
 
 sweep: $(READY)  ## the main job on the embedded stream: search, rerun over seeds, table (ARGS="--trials 12")
@@ -38,7 +49,7 @@ test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; o
 	$(PYTEST) -n 1 -m fault $(ARGS) tests/faults/test_node_loss.py tests/chaos/test_sweeps.py tests/cluster/test_three_hosts.py
 
 test-cluster: $(READY)  ## cluster files, a stack in moto's account, hosts made of network namespaces, a Slurm of two nodes
-	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt Flask-WTF
+	$(INSTALL) -c constraints.txt Flask-WTF
 	$(PYTEST) -n 1 -m "slow or not slow" --durations=25 $(ARGS) tests/cluster
 
 wheel: $(READY)  ## build it into dist/, install it elsewhere and run it from there
@@ -95,7 +106,7 @@ video-formats: $(READY)  ## make a video of every container, codec and trait, an
 	$(BIN)/python -m tests.orchestrator.video.matrix
 
 docs: $(READY)  ## the documentation as a site, into site/; nothing is loaded from elsewhere
-	$(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[docs]'
+	$(INSTALL) -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
 
 # Files of a registry change where it builds packages itself, so `make` does not ask for hashes: whoever wants them does

@@ -138,7 +138,7 @@ install_with_uv() {
     grep -Eiv '^(nvidia-|cuda-|triton)' "$HERE/constraints.txt" >"$constraints"
     backend=(--torch-backend "$CTVR_TORCH_BACKEND")
   fi
-  "$UV/bin/uv" pip install -q --python "$VENV/bin/python" ${backend[@]+"${backend[@]}"} -c "$constraints" "$@"
+  "$UV/bin/uv" pip install -q --compile-bytecode --python "$VENV/bin/python" ${backend[@]+"${backend[@]}"} -c "$constraints" "$@"
 }
 
 refuse_while_a_sweep_runs() {
