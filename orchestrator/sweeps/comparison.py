@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import stats
 
 from ctvr.methods import EVERY_METHOD
 from ctvr.orchestrator.config import Settings
@@ -20,7 +20,6 @@ from ctvr.orchestrator.memo import remembered
 from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, SEARCHED
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tables.footnotes import CHOICE
-from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import LEVEL, Difference
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -32,6 +31,7 @@ RECOMMENDED = "recommended"
 GAINED = "ctvr.gained"  # tag of reruns
 BY_RANKS = {GAIN, MEAN, "stream/t2v/r1"}  # R@1 metrics, which can be compared query by query
 POWER = 0.8
+NORMAL = NormalDist()
 
 
 def last_value(run: RunRecord, key: str) -> float:
@@ -158,6 +158,8 @@ def compare(
     base: Sequence[RunRecord], others: Sequence[Sequence[RunRecord]], ranks: Mapping[str, Ranks], rule: tuple[str, str]
 ) -> list[Difference]:
     """Return the metric of each of `others` minus that of `base`, over videos and seeds; if not R@1, over seeds."""
+    from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences  # SciPy takes a second to import
+
     rows = [base, *others]
     if rule[0] not in BY_RANKS or any(run.run_id not in ranks for row in rows for run in row):
         return compare_over_seeds([[last_value(run, rule[0]) for run in row] for row in rows], 0, is_chosen=False)[1:]
@@ -183,7 +185,7 @@ def observed_mde(seen: Difference) -> float:
 
 
 def _beyond() -> float:
-    return float(1 + stats.norm.isf(1 - POWER) / stats.norm.isf(LEVEL / 2))
+    return 1 + NORMAL.inv_cdf(POWER) / NORMAL.inv_cdf(1 - LEVEL / 2)
 
 
 def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.2) -> float:
@@ -196,7 +198,7 @@ def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.
     independent = min(queries, videos)
     if not independent:
         return math.inf
-    return 100 * math.sqrt(disagreeing / independent) * float(stats.norm.isf(LEVEL / 2)) * _beyond()
+    return 100 * math.sqrt(disagreeing / independent) * NORMAL.inv_cdf(1 - LEVEL / 2) * _beyond()
 
 
 def describe_mde(stream: Stream, split: str) -> str:

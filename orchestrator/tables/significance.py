@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ctvr.orchestrator.tables.intervals import differences
 from ctvr.orchestrator.tables.table import JOINT, Difference, Row
 
 if TYPE_CHECKING:
@@ -84,6 +83,8 @@ def _against(
     tasks = [ranks[rows[best].runs[0]].task[query] for query in queries] if by_task else None
     orders = [[_order(seed) for seed in rows[index].seeds] for index in able] if rows[best].orders else None
     fixed = [_is_fixed(rows[index]) for index in able]
+    from ctvr.orchestrator.tables.intervals import differences  # SciPy takes a second to import
+
     seen = dict(zip(able, differences(found, able.index(best), videos, tasks, orders, fixed)))
     del seen[best]
     return seen

@@ -1,0 +1,85 @@
+"""Commands that people wait for import none of the libraries that take seconds and that the answer does not need."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.small_stream import write_stream
+
+ROOT = Path(__file__).resolve().parent.parent
+SLOW = ("torch", "torch._dynamo", "torchvision", "open_clip", "ray", "mlflow", "sqlalchemy", "pandas", "scipy")
+SLOW += ("matplotlib", "optuna")
+# Command -> the libraries among SLOW that it may import when it is given for the second time
+MAY = {
+    "guide": "",
+    "--help": "",
+    "methods": "",
+    "run": "",
+    "table": "scipy",  # the intervals
+    "page": "scipy",
+    "explain": "torch",  # whether the key is the same today
+    "search": "torch open_clip torchvision",
+}
+CODE = """
+import json, sys
+from ctvr.orchestrator.cli.main import main
+sys.argv = ["ctvr", *json.loads(sys.argv[1])]
+try:
+    status = main()
+except SystemExit as end:
+    status = end.code
+print("loaded:" + json.dumps([status or 0, [name for name in json.loads(sys.argv[-1]) if name in sys.modules]]))
+"""
+
+
+def given(folder: Path, words: list[str]) -> list[str]:
+    """Give a command in `folder`; return the slow libraries that it imported."""
+    code = CODE.replace("sys.argv[-1]", repr(json.dumps(SLOW)))
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(words)],
+        cwd=folder,
+        env={**os.environ, "CTVR_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    last = [line for line in done.stdout.splitlines() if line.startswith("loaded:")]
+    assert done.returncode == 0, done.stderr
+    assert last, done.stderr
+    status, loaded = json.loads(last[0].removeprefix("loaded:"))
+    assert status == 0, done.stderr
+    return list(loaded)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Return the words of every command, in a folder where two of them were given before."""
+    folder = tmp_path_factory.mktemp("commands")
+    manifest = write_stream(folder / "small", num_tasks=2)
+    for file in [manifest, *manifest.parent.rglob("*.mp4")]:
+        os.utime(file, (1e9, 1e9))
+    tiny = ["backbone.name=tiny-clip", "backbone.weights=shipped", "data.num_frames=2"]
+    made = {
+        "guide": [],
+        "--help": ["--help"],
+        "methods": ["methods"],
+        "run": ["run", "--method", "zero_shot", "--stream", str(manifest), *tiny],
+        "table": ["table", "--stream", "small"],
+        "page": ["page", "small"],
+        "search": ["search", "a red circle", "--model", "zero_shot"],
+    }
+    for name in ("run", "table", "page"):
+        given(folder, made[name])
+    (key,) = (each.name for each in (folder / "runs" / "store" / "commits").iterdir() if not each.name.startswith("z"))
+    return {**made, "explain": ["explain", key], "folder": [str(folder)]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", MAY)
+def test_a_command_imports_only_what_it_needs(words, command):
+    assert set(given(Path(words["folder"][0]), words[command])) <= set(MAY[command].split())
