@@ -30,6 +30,11 @@ _CONTAINERS = {
     "ogg": "Ogg",
     "mpeg": "MPEG-PS",
     "mpegts": "MPEG-TS",
+    "h264": "raw H.264",
+    "hevc": "raw HEVC",
+    "mpegvideo": "raw MPEG",
+    "m4v": "raw MPEG-4",
+    "dv": "raw DV",
 }
 _MOST = 10_000  # maximum number of frames; at native size they take gigabytes
 _MOST_DRAWN = 400

@@ -1,7 +1,7 @@
 """Recognition of video containers and of truncated files from their bytes, before any decoder reads them.
 
-Only containers of the list below are passed to a decoder. Playlists and scripts (HLS, DASH, concat, SDP), which can
-make a decoder read other files or the network, begin with text and are therefore never opened.
+Only containers and raw streams of the list below are passed to a decoder. Playlists and scripts (HLS, DASH, concat,
+SDP), which can make a decoder read other files or the network, begin with text and are therefore never opened.
 The outer boxes of MP4, Matroska and AVI declare the file's length, so a partial download is found without decoding.
 """
 
@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS"
+CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, raw H.264, HEVC, MPEG and DV"
 _PACKETS = (188, 192, 204)  # bytes of a packet of a transport stream: plain, AVCHD and Blu-ray, DVB
 # First bytes of formats that FFmpeg reads and this package does not, to name them in a message
 _OTHERS = (
@@ -23,15 +23,17 @@ _OTHERS = (
     (b"DKIF", "an IVF stream"),
     (b".RMF", "a RealMedia file"),
     (b"\x06\x0e\x2b\x34\x02\x05\x01\x01", "an MXF file"),
-    (b"\x1f\x07\x00", "a raw DV stream"),
-    (b"\x00\x00\x01\xb3", "a raw MPEG stream"),
-    (b"\x00\x00\x00\x01", "a raw H.264 or HEVC stream"),
-    (b"\x00\x00\x01", "a raw H.264 or HEVC stream"),
     (b"FWS", "a Flash file"),
     (b"CWS", "a Flash file"),
 )
-_MP4_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp"))
+_MP4_BOXES = frozenset(
+    (
+        *(b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"sidx", b"moof", b"uuid", b"udta"),
+        *(b"jP  ", b"emsg", b"prft", b"junk"),
+    )
+)
 _UNKNOWN_RIFF = (0, 0xFFFFFFFF)  # placeholders that FFmpeg and other programs write first
+_BLOCK, _PADDED = 1 << 16, 16  # bytes that are read at once, blocks of zeros that may precede a recording
 _MAX_BOXES = 100_000  # fragmented files have two boxes per second
 
 
@@ -39,6 +41,9 @@ def container_of(path: Path) -> str | None:
     """Return FFmpeg's name of the demuxer for this file, or None if it is not a container of the allow-list."""
     with path.open("rb") as file:
         head = file.read(5 * max(_PACKETS))
+        if not head[:8].strip(b"\0"):  # recordings of receivers can begin with padding
+            file.seek(0)
+            head = _after_zeros(file)
     if head[4:8] in _MP4_BOXES:
         return "mov"
     if head.startswith(b"\x1a\x45\xdf\xa3"):
@@ -53,7 +58,35 @@ def container_of(path: Path) -> str | None:
         return "ogg"
     if head.startswith(b"\x00\x00\x01\xba"):
         return "mpeg"
-    return "mpegts" if _is_transport(head) else None
+    return "mpegts" if _is_transport(head) else _raw_stream(head)
+
+
+def _after_zeros(file: BinaryIO) -> bytes:
+    """Return the start of a file's first block that is not zero, from the two zeros of a start code on."""
+    for _ in range(_PADDED):
+        if (block := file.read(_BLOCK)).strip(b"\0"):
+            return b"\0\0" + block.lstrip(b"\0") + file.read(_BLOCK)
+    return b""
+
+
+def _raw_stream(head: bytes) -> str | None:
+    """Return the demuxer of a stream without a container, by its first start code, which begins its parameters.
+
+    Sources: ITU-T H.264 table 7-1, H.265 table 7-1, ISO 13818-2 table 6-1, ISO 14496-2 table 6-3, IEC 61834-2.
+    """
+    if head.startswith(b"\x1f\x07\0"):
+        return "dv"
+    zeros, _, unit = head[:8].partition(b"\1")
+    if len(zeros) not in (2, 3) or zeros.strip(b"\0") or len(unit) < 2:
+        return None
+    first, second = unit[0], unit[1]
+    if first == 0xB3:
+        return "mpegvideo"
+    if first == 0xB0 or (first <= 0x1F and unit[1:4] == b"\0\0\1"):  # a sequence, or a video object, which is empty
+        return "m4v"
+    if first in (0x40, 0x42, 0x46, 0x4E) and second == 1:  # parameter sets, delimiter or message of the base layer
+        return "hevc"
+    return "h264" if first & 0x9F in (6, 7, 9) else None  # message, sequence parameters or delimiter
 
 
 def _is_transport(head: bytes) -> bool:
@@ -132,7 +165,11 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
             return _cut(f"box {name.decode('ascii')!r}", position + length, size)
         seen.add(name)
         position += length
-    return None if b"moov" in seen else "is cut short: it has no index (`moov` box), as an unfinished download"
+    if b"moov" in seen:
+        return None
+    if b"moof" in seen:
+        return "is a segment of a stream without its first part (`moov` box). Join them: cat INIT SEGMENT > OUT.mp4"
+    return "is cut short: it has no index (`moov` box), as an unfinished download"
 
 
 def _matroska(file: BinaryIO, size: int) -> str | None:

@@ -58,7 +58,8 @@ def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarra
     """Return the seconds of frames, (N,) non-decreasing from 0, from their timestamps in decoding order.
 
     AVI's timestamps belong to positions in the file, not to frames: the set is complete but in another order, so it is
-    sorted. Missing, repeated or decreasing timestamps are interpolated between their neighbours.
+    sorted. Missing, repeated or decreasing timestamps are interpolated between their neighbours; `rate` is used where
+    there are no two of them, since AVI may declare one that is many times that of its frames.
     """
     number = np.arange(len(pts))
     values = np.asarray([np.nan if each is None else each for each in pts], dtype=np.float64)
@@ -75,6 +76,7 @@ def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarra
         return number / rate
     seconds = np.interp(number, number[known], values[known] * base)
     first, last = number[known][[0, -1]]
-    seconds[:first] -= (first - number[:first]) / rate
-    seconds[last + 1 :] += (number[last + 1 :] - last) / rate
+    step = float(np.median(np.diff(seconds[first : last + 1])))
+    seconds[:first] -= (first - number[:first]) * step
+    seconds[last + 1 :] += (number[last + 1 :] - last) * step
     return seconds - seconds[0]

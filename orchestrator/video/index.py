@@ -36,11 +36,17 @@ _CODECS = frozenset(
         *("mjpeg", "vc1", "wmv1", "wmv2", "wmv3", "dnxhd", "cfhd"),
         # of old cameras and programs
         *("dvvideo", "mjpegb", "svq1", "svq3", "cinepak", "msvideo1", "indeo3", "indeo4", "indeo5", "vp6", "vp6f"),
-        *("qtrle", "rpza", "h261", "huffyuv", "ffvhuff", "ffv1", "rawvideo"),
+        *("qtrle", "rpza", "h261", "huffyuv", "ffvhuff", "ffv1", "rawvideo", "utvideo", "magicyuv", "lagarith", "v210"),
+        # of screen recorders and newer encoders
+        *("png", "zmbv", "flashsv", "flashsv2", "tscc", "tscc2", "cscd", "fraps", "msrle", "smc", "mss1", "mss2"),
+        *("jpeg2000", "vvc"),
     )
 )
+HIDDEN = "its edit list hides every packet"
 # Containers that store times of file positions: a frame has the time of the packet that makes the decoder show it
 _PLACED = ("avi", "asf")
+_RAW = ("h264", "hevc", "mpegvideo", "m4v")  # streams without a container: they have a rate and no times
+_TOO_FAST = 1.5  # a declared rate is ignored if frames are longer by this factor
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
     if not found.count:
         raise VideoError(str(path), "has no frames")
     if found.why or not len(found.pts):
-        return count_index(path, container, found.why or "its edit list hides every packet", limits, watch)
+        return count_index(path, container, found.why or HIDDEN, limits, watch)
     times = (found.pts - found.pts[0]) * base
     fps = float(rate) if rate else 1 / frame_seconds(times) if frame_seconds(times) else 0.0
     return Index(container, codec, width, height, fps, times, found.pts, found.keys)
@@ -183,15 +189,17 @@ def count_index(path: Path, container: str, why: str, limits: Limits, watch: Wat
     with opened(path, container) as (file, stream):
         codec, width, height = _picture(stream)
         for frame in frames_in_order(file, stream, limits.strict):
-            pts.append(frame.dts if container in _PLACED else frame.pts)
+            pts.append(None if container in _RAW else frame.dts if container in _PLACED else frame.pts)
             watch.check()
             if len(pts) > limits.max_frames:
                 raise VideoError(str(path), f"more frames than the limit max_frames={limits.max_frames}")
-        rate, base = float(stream.average_rate or 0), float(stream.time_base)
+        declared = stream.guessed_rate if container in _RAW else stream.average_rate
+        rate, base = float(declared or 0), float(stream.time_base)
     if not pts:
-        raise VideoError(str(path), "has no frames that can be decoded")
+        raise VideoError(str(path), "has no frames that can be decoded" + (f": {why}" if why == HIDDEN else ""))
     times = seconds_of(pts, base, rate or 25.0)
-    fps = rate or (1 / frame_seconds(times) if frame_seconds(times) else 0.0)
+    step = frame_seconds(times)
+    fps = 1 / step if step and (not rate or rate * step > _TOO_FAST) else rate
     return Index(container, codec, width, height, fps, times, None, np.zeros(0, np.int64), why)
 
 
@@ -208,7 +216,8 @@ def _checked_file(path: Path) -> tuple[str, str | None]:
         if container is None and (kind := other_kind(path)):
             raise VideoError(str(path), f"is {kind}, which is not read. Convert it: {convert(path)}")
         if container is None:
-            raise VideoError(str(path), f"is not a video file of a known container ({CONTAINERS})")
+            text = f"is not a video file of a known container ({CONTAINERS})"
+            raise VideoError(str(path), f"{text}. Convert it, if FFmpeg reads it: {convert(path)}")
         return container, what_is_missing(path, container)
     except (OSError, ValueError) as error:
         if isinstance(error, VideoError):
@@ -228,6 +237,9 @@ def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Li
         raise VideoError(
             str(path), f"codec {codec!r} is not on the list of allowed codecs. Convert it: {convert(path)}"
         )
+    if not width and not height:
+        text = f"is damaged: the data that give the size of its frames are missing. {keep_the_rest(path)}"
+        raise VideoError(str(path), text)
     check_size(path, width, height, limits)
     if stream.frames > limits.max_frames and container == "mov":  # elsewhere the header is not reliable
         raise VideoError(str(path), f"{stream.frames} frames exceed the limit max_frames={limits.max_frames}")

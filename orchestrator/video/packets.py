@@ -26,6 +26,9 @@ _FRAME_A_PACKET = frozenset(
     )
 )
 _SMALLEST_PICTURE = 24  # bytes of MPEG-4: a picture that is not coded, and repeats the previous one, has fewer
+# Where recordings are joined (segments of HLS), the demuxer marks the last packet of one, or the one before it, as
+# corrupt, because counters do not continue. If a key frame follows, nothing refers to what could be missing
+_AT_A_JOIN = 1
 _PROGRESSIVE = (0, 1)  # FFmpeg's field orders "unknown" and "progressive"
 
 
@@ -46,11 +49,12 @@ class Reader:
     """Reads the packets of one video in order."""
 
     def __init__(self, path: Path, container: str, codec: str, interlaced: bool) -> None:
-        self.path, self.codec = path, codec
+        self.path, self.container, self.codec = path, container, codec
         self.pts: list[int] = []
         self.keys: list[int] = []
         self.first_key: int | None = None
         self.count = 0
+        self.broken = 0  # number of a packet that is marked as corrupt, until it is known to be whole
         self.why = ""
         if container not in _TIMED:
             self.why = "its container does not store when each frame is shown"
@@ -68,9 +72,12 @@ class Reader:
         self.count += 1
         if self.first_key is None and packet.is_keyframe and packet.pts is not None:
             self.first_key = packet.pts
-        if packet.is_corrupt and strict and self.first_key is not None:
-            text = f"is damaged: packet {self.count} is corrupt. {keep_the_rest(self.path)}"
-            raise VideoError(str(self.path), text)
+        if packet.is_keyframe and not packet.is_corrupt:
+            self.broken = 0
+        elif packet.is_corrupt and strict and self.first_key is not None:
+            self.broken = self.broken or self.count
+        if self.broken and (self.container != "mpegts" or self.count - self.broken > _AT_A_JOIN):
+            raise self._corrupt()
         if self.why:
             return
         if self.count == 1 and not packet.is_keyframe:
@@ -85,7 +92,13 @@ class Reader:
                 self.keys.append(packet.pts)
 
     def result(self) -> Packets:
-        """Return the collected packets."""
+        """Return the collected packets.
+
+        Raises:
+            VideoError: if the last one is corrupt.
+        """
+        if self.broken:
+            raise self._corrupt()
         pts = np.unique(np.asarray(self.pts, dtype=np.int64))
         why = self.why
         if not why and len(pts) < len(self.pts):
@@ -93,6 +106,10 @@ class Reader:
         elif not why and len(pts) and self.first_key is not None and pts[0] < self.first_key:
             why = "frames before its first key frame are missing"
         return Packets(pts, np.unique(np.asarray(self.keys, dtype=np.int64)), self.count, why)
+
+    def _corrupt(self) -> VideoError:
+        text = f"is damaged: packet {self.broken} is corrupt. {keep_the_rest(self.path)}"
+        return VideoError(str(self.path), text)
 
 
 def is_interlaced(context: Any) -> bool:

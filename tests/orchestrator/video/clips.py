@@ -22,16 +22,22 @@ Result = TypeVar("Result")
 
 
 def write_video(
-    path: Path, frames: int = 60, codec: str = "libx264", times: list[int] | None = None, **options: str
+    path: Path,
+    frames: int = 60,
+    codec: str = "libx264",
+    times: list[int] | None = None,
+    pixels: str = "yuv420p",
+    **options: str,
 ) -> Path:
     """160x96, 25 fps, a key frame every 12. Frame i is a sharp gradient under a grey that says i: see `read_number`.
 
-    `times` replaces the frames' positions on the 1/25 s grid, for a variable frame rate; `options` are the encoder's.
+    `times` replaces the frames' positions on the 1/25 s grid, for a variable frame rate; `pixels` is the encoder's
+    format, `options` are the encoder's.
     """
     y, x = np.mgrid[0:96, 0:160]
     with av.open(str(path), "w") as file:
         stream = file.add_stream(codec, rate=25, options={"g": "12", **options})
-        stream.width, stream.height, stream.pix_fmt = 160, 96, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = 160, 96, pixels
         for i in range(frames):
             image = np.stack([(x + 3 * i) % 256, (2 * y) % 256, (x * y // 64) % 256], axis=-1).astype(np.uint8)
             image[24:72, 40:120] = 4 * i

@@ -317,8 +317,9 @@ Made with PyAV {pyav} (FFmpeg {ffmpeg}).
 - ≈ frames are right. The file does not contain the time of each frame, so times and segments are estimates.
 - – cannot be made here, see below.
 
-Files of other containers or codecs, and damaged files, are refused in one line with the reason and the command
-that converts them. `ctvr frames FILE` reports how a file is read ([usage.md](usage.md)).
+Streams without a container (H.264, HEVC, MPEG-1, -2 and -4) are read at their rate, and DV by its own times. Files
+of other containers or codecs, and damaged files, are refused in one line with the reason and the command that
+converts them. `ctvr frames FILE` reports how a file is read ([usage.md](usage.md)).
 
 """
 

@@ -41,15 +41,34 @@ def trimmed(path: Path, source: Path, first: int, container: str) -> Path:
     return path
 
 
-def repacked(path: Path, source: Path) -> Path:
-    """As `ffmpeg -i source -c copy path`."""
-    with av.open(str(source)) as old, av.open(str(path), "w") as new:
+def repacked(path: Path, source: Path, **options: str) -> Path:
+    """As `ffmpeg -i source -c copy path`; times begin at 0."""
+    with av.open(str(source)) as old, av.open(str(path), "w", options=options) as new:
         stream = old.streams.video[0]
         to = new.add_stream_from_template(stream)
-        for packet in old.demux(stream):
-            if packet.dts is not None:
-                packet.stream = to
-                new.mux(packet)
+        packets = [packet for packet in old.demux(stream) if packet.dts is not None]
+        begin = min(packet.dts for packet in packets)
+        for packet in packets:
+            packet.pts, packet.dts, packet.stream = packet.pts - begin, packet.dts - begin, to
+            new.mux(packet)
+    return path
+
+
+def joined(path: Path, source: Path) -> Path:
+    """As `cat source source > path`: the parts of a stream that was downloaded in segments."""
+    path.write_bytes(source.read_bytes() * 2)
+    return path
+
+
+def padded(path: Path, source: Path) -> Path:
+    path.write_bytes(bytes(1000) + source.read_bytes())
+    return path
+
+
+def unpacked(path: Path, source: Path) -> Path:
+    """The packets of a video one after another, without a container."""
+    with av.open(str(source)) as file:
+        path.write_bytes(b"".join(bytes(packet) for packet in file.demux(file.streams.video[0])))
     return path
 
 
@@ -73,6 +92,17 @@ MAKERS = {
     "h264.flv": lambda folder: write_video(folder / "a.flv", **B_FRAMES),
     "wmv.wmv": lambda folder: write_video(folder / "a.wmv", codec="wmv2"),
     "hevc.mp4": lambda folder: write_video(folder / "a.mp4", codec="libx265", **{"x265-params": "log-level=none"}),
+    "joined.ts": lambda folder: joined(folder / "a.ts", write_video(folder / "s.ts", **B_FRAMES)),
+    "padded.ts": lambda folder: padded(folder / "a.ts", write_video(folder / "s.ts", bf="0")),
+    "padded.mpg": lambda folder: padded(folder / "a.mpg", write_video(folder / "s.mpg", codec="mpeg2video")),
+    "h264_b.h264": lambda folder: write_video(folder / "a.h264", **B_FRAMES),
+    "hevc.hevc": lambda folder: write_video(folder / "a.hevc", codec="libx265", **{"x265-params": "log-level=none"}),
+    "mpeg1_b.m1v": lambda folder: write_video(folder / "a.m1v", codec="mpeg1video", bf="2"),
+    "mpeg2_b.m2v": lambda folder: write_video(folder / "a.m2v", codec="mpeg2video", bf="2"),
+    "mpeg4.m4v": lambda folder: unpacked(folder / "a.m4v", write_video(folder / "s.avi", codec="mpeg4")),
+    "png.mov": lambda folder: write_video(folder / "a.mov", pixels="rgb24", codec="png"),
+    "utvideo.avi": lambda folder: write_video(folder / "a.avi", codec="utvideo"),
+    "zmbv.avi": lambda folder: write_video(folder / "a.avi", pixels="bgr0", codec="zmbv"),
 }
 
 
@@ -113,15 +143,8 @@ def test_avchd_packets_of_192_bytes_are_a_transport_stream(tmp_path):
 
 
 def test_a_box_that_claims_too_much_is_no_loss_while_all_frames_are_there(tmp_path):
-    video = write_video(tmp_path / "a.mp4", movflags="faststart")
-    with av.open(str(video)) as old, av.open(str(tmp_path / "b.mp4"), "w", options={"movflags": "faststart"}) as new:
-        stream = old.streams.video[0]
-        to = new.add_stream_from_template(stream)
-        for packet in old.demux(stream):
-            if packet.dts is not None:
-                packet.stream = to
-                new.mux(packet)
-    data = bytearray((tmp_path / "b.mp4").read_bytes())
+    video = write_video(tmp_path / "a.mp4")
+    data = bytearray(repacked(tmp_path / "b.mp4", video, movflags="faststart").read_bytes())
     place = data.index(b"mdat") - 4
     size = int.from_bytes(data[place : place + 4], "big")
     data[place : place + 4] = (size + 500).to_bytes(4, "big")
@@ -134,12 +157,55 @@ def test_a_box_that_claims_too_much_is_no_loss_while_all_frames_are_there(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.gif", b"GIF89a"), ("b.webp", b"RIFF\0\0\0\0WEBP"), ("c.264", b"\0\0\0\1g")]
+    ("name", "content"), [("a.gif", b"GIF89a"), ("b.webp", b"RIFF\0\0\0\0WEBP"), ("c.nut", b"nut/multimedia container")]
 )
 def test_a_file_that_is_not_read_names_the_command_that_converts_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content + bytes(2000))
     with pytest.raises(VideoError, match=f"ffmpeg -i {name} -c:v libx264 OUT.mp4"):
         decode_apart(tmp_path / name, Sampling(4, 32))
+
+
+def test_packets_that_are_lost_within_a_group_of_pictures_are_damage(tmp_path):
+    data = write_video(tmp_path / "a.ts", **B_FRAMES).read_bytes()
+    (tmp_path / "hole.ts").write_bytes(data[: 188 * 20] + data[188 * 24 :])
+    with pytest.raises(VideoError, match="is damaged: packet .* is corrupt"):
+        decode_apart(tmp_path / "hole.ts", Sampling(4, 32))
+
+
+def test_a_stream_without_its_parameters_says_so(tmp_path):
+    data = write_video(tmp_path / "a.ts", **B_FRAMES).read_bytes()
+    assert b"\0\0\1\x67" in data
+    (tmp_path / "b.ts").write_bytes(data.replace(b"\0\0\1\x67", b"\0\0\1\x6c"))  # sequence parameters become filler
+    with pytest.raises(VideoError, match="is damaged: the data that give the size of its frames are missing"):
+        decode_apart(tmp_path / "b.ts", Sampling(4, 32))
+
+
+@pytest.mark.parametrize("first", [b"", b"\0\0\1\x08sidx" + bytes(0x100)])
+def test_a_segment_without_its_beginning_says_what_to_join(tmp_path, first):
+    source = write_video(tmp_path / "s.mp4")
+    data = repacked(tmp_path / "a.mp4", source, movflags="frag_keyframe+empty_moov").read_bytes()
+    (tmp_path / "b.m4s").write_bytes(first + data[data.index(b"moof") - 4 :])
+    with pytest.raises(VideoError, match=r"is a segment of a stream .*cat INIT SEGMENT > OUT.mp4"):
+        decode_apart(tmp_path / "b.m4s", Sampling(4, 32))
+
+
+def test_an_edit_list_that_hides_all_frames_is_the_reason(tmp_path):
+    data = bytearray(write_video(tmp_path / "a.mp4").read_bytes())
+    place = data.index(b"elst") + 12  # after version and count: duration, media time
+    data[place + 4 : place + 8] = (1 << 30).to_bytes(4, "big")
+    (tmp_path / "b.mp4").write_bytes(data)
+    with pytest.raises(VideoError, match="has no frames that can be decoded: its edit list hides every packet"):
+        decode_apart(tmp_path / "b.mp4", Sampling(4, 32))
+
+
+def test_an_avi_that_counts_in_smaller_steps_than_frames_has_the_times_and_rate_of_its_frames(tmp_path):
+    video = repacked(tmp_path / "b.avi", write_video(tmp_path / "a.mp4", codec="mpeg4", bf="2"))
+    with av.open(str(video)) as file:
+        assert file.streams.video[0].average_rate > 100
+    clip = decode_apart(video, Sampling(60, 32))
+    np.testing.assert_allclose(clip.timestamps, np.arange(60) / 25, atol=1 / 600)
+    assert clip.info.fps == pytest.approx(25)
+    assert clip.info.seconds == pytest.approx(60 / 25, abs=0.01)
 
 
 def test_the_native_size_and_the_facts_of_a_film_come_with_its_frames(tmp_path):
