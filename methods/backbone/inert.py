@@ -21,6 +21,7 @@ import torch
 MOST = 200_000  # limit of dictionaries, modules and tensors in a file; large checkpoints have thousands
 Place = tuple[str, ...]  # names of the dictionaries and modules that contain a tensor, and its own
 _ZIP = b"PK\x03\x04"
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # with which files of torch before 1.6 begin
 _BUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _NOT_WEIGHTS = ("optim", "scheduler", "lr_sched", "scaler", "loss_scaler", "amp")  # prefixes of names that are skipped
 # A checkpoint of weights does not need these names. They would run nothing here, but the file is refused all the same
@@ -184,9 +185,41 @@ def _archive(content: bytes) -> Any:
 
 
 def _before_archives(content: bytes) -> Any:
-    """Read the format of torch before 1.6 with torch's own restricted reader: weights and plain values only."""
+    """Unpickle the format of torch before 1.6: numbers of the format, the object, names of storages, their bytes."""
+    file = io.BytesIO(content)
     try:
-        with io.BytesIO(content) as file:
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ValueError("it is not a torch file, or one of torch before 1.6 with more than weights in it") from None
+        is_torch = Reader(file).load() == _MAGIC and Reader(file).load() == _PROTOCOL
+        system = Reader(file).load() if is_torch else {}
+    except Exception:  # any exception that other bytes cause in pickle
+        is_torch = False
+    if not is_torch:
+        raise ValueError("it is not a torch file")
+    if not system.get("little_endian", True):
+        raise ValueError("it was written on a big-endian machine")
+    storages: dict[str, Any] = {}
+
+    def load(word: Any) -> Any:
+        _, kind, key, _, count, view = word
+        dtype = getattr(kind, "dtype", torch.uint8)
+        if key not in storages:
+            if not 0 <= count * dtype.itemsize <= len(content):
+                raise ValueError("it is cut short")
+            storages[key] = torch.storage.TypedStorage(
+                wrap_storage=torch.UntypedStorage(count * dtype.itemsize), dtype=dtype, _internal=True
+            )
+        whole = storages[key]
+        return whole if view is None else whole[view[1] : view[1] + view[2]]
+
+    reader = Reader(file)
+    reader.persistent_load = load  # type: ignore[method-assign]
+    found = reader.load()
+    for key in Reader(file).load():
+        storage = storages[key].untyped()
+        count = int.from_bytes(file.read(8), "little")
+        if count * storages[key].dtype.itemsize != storage.nbytes():
+            raise ValueError("it is cut short")
+        if count:
+            into = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            if file.readinto(memoryview(into)) != len(into):
+                raise ValueError("it is cut short")
+    return found

@@ -100,7 +100,12 @@ def _other_file(file: Path, found: str) -> str:
 
 def _damaged(file: Path, reason: str) -> str:
     with file.open("rb") as opened:
-        start = opened.read(64).lstrip()
+        head = opened.read(64)
+    is_named_so, start = file.suffix == ".safetensors", head.lstrip()
+    if head[8:9] == b"{" and not is_named_so:
+        return f"{file}: is a .safetensors file, whatever its name. Rename it to {file.stem}.safetensors."
+    if head.startswith(b"PK\x03\x04") and is_named_so:
+        return f"{file}: is a file of torch.save, whatever its name. Rename it to {file.stem}.pt."
     if not start:
         return f"{file}: damaged or no weights file (it is empty). Fetch it again."
     for known, what in _STARTS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 from collections.abc import Callable
@@ -90,6 +91,15 @@ FORMS: dict[str, Callable[[State], object]] = {
     "compiled in parallel": lambda s: before("module._orig_mod.", s),
     "Lightning": lambda s: {"state_dict": before("model.", s), "hyper_parameters": {"lr": 1}},
     "CLIP4Clip": lambda s: {**before("clip.", s), "loss_fct.x": torch.zeros(1)},
+    "CLIP4Clip in parallel, with its heads": lambda s: {
+        **before("module.clip.", s),
+        "module.transformerClip.resblocks.0.ln_1.weight": torch.zeros(3),
+        "module.frame_position_embeddings.weight": torch.zeros(77, 3),
+    },
+    "X-Pool": lambda s: {
+        "config": argparse.Namespace(huggingface=False),
+        "state_dict": {**before("clip.", s), "pool_frames.cross_attn.q_proj.weight": torch.zeros(3, 3)},
+    },
     "one prefix": lambda s: before("any_name.", s),
     "several prefixes": lambda s: {"state_dict": before("module.model.clip_model.", s)},
     "DeepSpeed": lambda s: {"module": s, "dp_world_size": 1},

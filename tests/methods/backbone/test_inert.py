@@ -72,11 +72,18 @@ def test_weights_come_through_whatever_stands_beside_them(beside, settings):
     assert Built.made == 1
 
 
-def test_the_format_before_archives_is_read_as_weights_alone():
-    old = {"_use_new_zipfile_serialization": False}
-    assert set(read(saved({"state_dict": STATE, "epoch": 3}, **old))) == set(STATE)
-    with pytest.raises(ValueError, match="of torch before 1.6 with more than weights in it"):
-        read(saved({"state_dict": STATE, "args": argparse.Namespace(lr=1)}, **old))
+@pytest.mark.parametrize("beside", BESIDE)
+def test_the_format_before_archives_is_read_whatever_stands_beside_the_weights(beside):
+    whole = torch.arange(12.0)
+    views = {"first": whole[:4], "turned": whole.reshape(3, 4).T, "empty": torch.zeros(0)}
+    name = beside if beside == "optimizer" else "args"
+    old = saved({name: BESIDE[beside], "model": {**STATE, **views}}, _use_new_zipfile_serialization=False)
+    found = read(old)
+    assert found.keys() == STATE.keys() | views.keys()
+    assert all(torch.equal(found[each], value) for each, value in {**STATE, **views}.items())
+    assert Built.made == 1
+    with pytest.raises(Exception, match="it is cut short"):
+        read(old[:-4])
 
 
 def test_several_dictionaries_become_dotted_names_and_one_is_left_out():

@@ -159,6 +159,15 @@ def test_what_holds_no_weights_is_told(tmp_path, content, reason):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_under_another_ending_says_what_to_rename(tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a\.pt: is a \.safetensors file, .* Rename it to a\.safetensors"):
+        read_weights(tmp_path / "a.pt", digest(tmp_path / "a.pt"))
+    torch.save({"a": torch.ones(2)}, tmp_path / "b.safetensors")
+    with pytest.raises(ValueError, match=r"is a file of torch\.save, .* Rename it to b\.pt"):
+        read_weights(tmp_path / "b.safetensors", "")
+
+
 def child(code: str) -> subprocess.CompletedProcess[str]:
     """Python that has this module's functions as the child has them."""
     start = f"import sys; sys.path.insert(0, {str(Path(weights.__file__).parent)!r}); import weights\n"
