@@ -143,6 +143,7 @@ def sweep(
     videos: Place | None = None,
     name: str | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
+    space_add: Mapping[str, Sequence[Any]] | None = None,
     baselines: Words | None = None,
     trust: Words = (),
     **options: Any,
@@ -152,7 +153,8 @@ def sweep(
     Args:
         method, stream, settings, preset, config, runs, store, videos: as in `run`; `preset` may name a whole table.
         name: the name of the sweep.
-        space: setting -> the values to search, instead of the method's own range.
+        space: setting -> the values to search, all else as recommended.
+        space_add: setting -> values to search together with the method's own search space.
         baselines: methods to compare with the winner.
         trust: classes `module:Class` that may be loaded although only a stream, a table or a plan names them.
         options: every other option of `ctvr sweep --help`, with _ for -: `trials=8, seeds=3, confirm=2, smoke=True`.
@@ -178,11 +180,11 @@ def sweep(
             words.append(f"--{option.replace('_', '-')}")
         elif value is not None and value is not False and value != "":
             words.append(f"--{option.replace('_', '-')}={value}")
-    for setting, values in (space or {}).items():
-        words.append(f"--space={setting}={','.join(map(str, values))}")
+    for option, searched in (("space", space), ("space-add", space_add)):
+        words += [f"--{option}={setting}={','.join(map(str, values))}" for setting, values in (searched or {}).items()]
     words += [f"{setting}={_text(value)}" for setting, value in (settings or {}).items()]
     words += [f"--trust={name}" for name in _words(trust)]
-    arguments = make_parser(exits=False).parse_args(words)
+    arguments = make_parser().parse_args(words)
     trust_user(arguments, words)
     return Sweep(str(chosen), arguments.run(arguments), ExecutionConfig(runs=Path(runs), store=store))
 

@@ -117,7 +117,8 @@ def place_of(name: str) -> str:
         return others[name]
     if ":" in name:
         return name
-    close = difflib.get_close_matches(name, [*EVERY_METHOD, *CONFIGURATIONS, *others], n=1)
+    folded = re.sub(r"[- ]", "_", name.lower())
+    close = difflib.get_close_matches(folded, [*EVERY_METHOD, *CONFIGURATIONS, *others], n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
     raise ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
 

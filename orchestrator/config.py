@@ -28,10 +28,52 @@ Settings = dict[str, Any]
 YAML_BYTES, YAML_VALUES, YAML_LEVELS, YAML_DIGITS = 1 << 20, 10_000, 50, 100  # at most, aliases written out
 
 
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the known name that is closest to `name`, or an empty string. Case, `-` and `_` are ignored."""
+    folded = {_fold(each): each for each in reversed(list(known))}
+    close = difflib.get_close_matches(_fold(name), list(folded), n=1, cutoff=cutoff)
+    return folded[close[0]] if close else ""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` if a known name is close to `name`, else an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    close = closest(name, known)
+    return f" Did you mean {close!r}?" if close else ""
+
+
+def closest_setting(name: str, known: Iterable[str]) -> str:
+    """Return the dotted setting that a user most probably meant, or an empty string.
+
+    A name without its group, or in a wrong one, means the setting of that name: `lr` and `optim.lr` are `method.lr`.
+    """
+    names = list(known)
+    last = _fold(name.rpartition(".")[2])
+    if own := [each for each in names if _fold(each.rpartition(".")[2]) == last]:
+        return closest(name, own, 0.0)
+    return closest(name, names, 0.8) or next(
+        (each for each in names if closest(last, [each.rpartition(".")[2]], 0.8)), closest(name, names)
+    )
+
+
+def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
+    """Return the error for a setting that does not exist, with the setting that was probably meant."""
+    names = list(known)
+    meant = closest_setting(name, names)
+    every = ", ".join(names) if len(names) <= 20 else "ctvr schema METHOD"
+    return ConfigError(
+        f"{name}: no such setting. " + (f"Write {meant}={as_text(value)}." if meant else f"All: {every}.")
+    )
+
+
+def as_text(value: Any) -> str:
+    """Return a value as it is typed on a command line."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(as_text, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def is_name(text: str) -> bool:
@@ -198,7 +240,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
     dot = f"{prefix}." if prefix else ""
     typed: Settings = {}
     for name, value in values.items():
-        typed[name] = _typed(fields, hints, name, value, dot)
+        typed[name] = _typed(fields, hints, name, value, dot, dotted)
     for name, spec in fields.items():
         missing = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if missing and name not in typed:
@@ -239,15 +281,17 @@ def check_value(cls: type[Any], name: str, value: Any, prefix: str = "") -> None
     _typed(fields, typing.get_type_hints(cls), name, value, f"{prefix}." if prefix else "")
 
 
-def _typed(fields: Mapping[str, Any], hints: Mapping[str, Any], name: str, value: Any, dot: str) -> Any:
+def _typed(
+    fields: Mapping[str, Any], hints: Mapping[str, Any], name: str, value: Any, dot: str, dotted: bool = True
+) -> Any:
     if name not in fields:
-        hint = suggest(name, fields)
-        raise ConfigError(f"{dot}{name}: no such setting.{hint or ' Known: ' + ', '.join(fields) + '.'}")
-    return _convert(hints[name], value, dot + name)
+        raise unknown_setting(dot + name, value, [dot + each for each in fields])
+    return _convert(hints[name], value, dot + name, fields[name].default, dotted)
 
 
-def _convert(hint: Any, value: Any, name: str) -> Any:
+def _convert(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> Any:
     """Convert a value to the field's type; text from a command line is parsed ("none", "true", "1,2")."""
+    given = value
     if isinstance(value, str):
         if value.strip().lower() in {"none", "null"} and type(None) in typing.get_args(hint):
             return None
@@ -255,12 +299,65 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         if typing.get_origin(hint) is tuple or (holds_tuple and "," in value):
             value = [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
     try:
-        typed = TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True)).validate_python(value)
+        typed = _adapter(hint).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{name}: {error.errors()[0]['msg']}, got {value!r:.200}.") from error
+        raise ConfigError(_wrong_value(hint, given, name, default, dotted)) from error
     if isinstance(typed, float) and math.isnan(typed):  # every comparison with NaN is false, so limits would pass it
         raise ConfigError(f"{name}: {value!r:.60} is not a number. Give a number, or omit the setting.")
     return typed
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True))
+
+
+def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> str:
+    """Describe a value of a wrong type: what the setting takes, what it got, what to write instead."""
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if isinstance(parts, list) and len(parts) > 1 and all(_converts(hint, part) for part in parts):
+        listed = f"{name}={as_text(parts)}"
+        got = f"(got {as_text(value)!r:.200})"
+        return f"{name}: takes one value, not {len(parts)} {got}. Run each: ctvr sweep --vary {listed}"
+    said = f"{name}: is not {_described(hint)} (got {value!r:.200})."
+    tidy = value.strip(" .,;'\"") if isinstance(value, str) else ""
+    if literals := _literals(hint):
+        better: Any = closest(str(value), map(str, literals)) or default
+    else:
+        better = tidy if tidy and _converts(hint, tidy) else default
+    is_example = better not in ("", None, dataclasses.MISSING)
+    return f"{said} Write {name}={as_text(better)}." if is_example and dotted else said
+
+
+def _converts(hint: Any, value: Any) -> bool:
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    kinds = typing.get_args(hint) if typing.get_origin(hint) is not tuple else ()
+    return tuple(each for kind in kinds for each in _literals(kind))
+
+
+def _described(hint: Any) -> str:
+    """Describe a field's type in words: "a whole number", "one of fp32, bf16", "2 numbers separated by commas"."""
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+    if hint in plain:
+        return plain[hint]
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, kinds))}"
+    if origin is tuple:
+        count = "" if Ellipsis in kinds else f"{len(kinds)} "
+        each = plain.get(kinds[0], "a value").partition(" ")[2] if kinds else "value"
+        return f"{count}{each}s separated by commas"
+    if kinds:
+        return " or ".join(_described(kind) for kind in kinds)
+    return f"a {getattr(hint, '__name__', hint)}"
 
 
 def schema_of(hint: Any) -> dict[str, Any]:

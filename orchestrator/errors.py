@@ -3,6 +3,7 @@
     Exception
     └── CtvrError                            1    one line for the user, printed without a traceback
         ├── ConfigError       (ValueError)   2    a wrong setting, option, file or folder of the user
+        │   ├── Mistakes                     2    all mistakes of one command, a line each
         │   ├── TrackingUnavailable          2    MLflow's server does not respond
         │   └── UntrustedCode                2    a file names a class that the user has not named
         ├── VideoError        (ValueError)   1    one video cannot be used
@@ -51,6 +52,13 @@ class ConfigError(CtvrError, ValueError):
 
     status = 2
     is_permanent = True
+
+
+class Mistakes(ConfigError):
+    """All mistakes of one command, one line each; `args` are the lines."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class TrackingUnavailable(ConfigError):

@@ -40,7 +40,7 @@ OTHER_TOOLS = {
 }  # have options of others
 SETTING = re.compile(r"`((?:backbone|base|data|evaluation|method|optim|search|tracking)\.[a-z]\w*)(=[^`\s]+)?`")
 PLACE = re.compile(r"[A-Z][A-Z_.\-]*$")  # NAME, FILE: the reader's word
-PARSER = make_parser(exits=False)
+PARSER = make_parser()
 COMMANDS = {action for part in PARSER._subparsers._group_actions for action in part.choices}
 OTHERS = (
     "aws,bash,brew,cd,curl,docker,export,git,kubectl,pip,python,python3,ray,sbatch,source,squeue,scancel,ssh,"

@@ -118,8 +118,8 @@ def add_cache(commands: Any) -> None:
         help="also store the features of the frozen vision blocks of method=NAME (default: zero_shot)",
     )
     add_execution_options(build, resources=True)
-    add_settings(build)
-    build.set_defaults(run=_cache_build)
+    add_settings(build, names="STREAM")
+    build.set_defaults(run=_cache_build, places=("stream",))
     listing = actions.add_parser("ls", help="list the objects and bytes of each kind, and this machine's copies")
     listing.set_defaults(run=_cache_ls)
     check = actions.add_parser("verify", help="read every object and check its digest")

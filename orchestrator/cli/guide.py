@@ -7,11 +7,11 @@ from pathlib import Path
 MAP = """\
 ctvr: experiments in continual text-to-video retrieval
 
-  train       ctvr run --method clip4clip --stream shapes-5       one method, in this process
+  train       ctvr run clip4clip shapes-5                         one method, in this process
               ctvr sweep                                          search settings, rerun the best over seeds, tabulate
-              ctvr sweep --resume NAME, ctvr rerun --sweep NAME   resume a sweep; rerun its winners
+              ctvr sweep --resume NAME, ctvr rerun NAME           resume a sweep; rerun its winners
               ctvr reproduce --list                               tables and figures of the papers
-  results     ctvr table --stream shapes-5, ctvr report NAME      tables; a report in one HTML file
+  results     ctvr table shapes-5, ctvr report NAME               tables; a report in one HTML file
               ctvr search "a red square" --model best-shapes-5    search videos with a trained model
               ctvr plot attention framefusion_moe                 attention, merged patches, scores, drift
               ctvr ui                                             MLflow's web interface
@@ -36,7 +36,7 @@ def guide(runs: Path) -> str:
 def _next(runs: Path) -> str:
     more = "" if str(runs) == "runs" else f" --runs {runs}"
     if not (runs / "mlflow.db").is_file():
-        return f"ctvr run --method zero_shot --stream shapes-5{more}   (no runs in {runs}/ yet)"
+        return f"ctvr run zero_shot shapes-5{more}   (no runs in {runs}/ yet)"
     plans = sorted((runs / "sweeps").glob("*/plan.json"), key=lambda file: file.stat().st_mtime)
     if not plans:
         return f"ctvr sweep{more}   (no sweep in {runs}/ yet)"

@@ -13,11 +13,13 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
+from ctvr.methods import EVERY_METHOD
 from ctvr.orchestrator import memo, renamed
-from ctvr.orchestrator.cli import supervisor
+from ctvr.orchestrator.cli import mistakes, supervisor
 from ctvr.orchestrator.cli.attach import add_attach
 from ctvr.orchestrator.cli.completion import add_completion
 from ctvr.orchestrator.cli.data import add_cache, add_streams
@@ -31,8 +33,9 @@ from ctvr.orchestrator.cli.reproduce import add_reproduce
 from ctvr.orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from ctvr.orchestrator.cli.run import add_run
 from ctvr.orchestrator.cli.sweep import add_rerun, add_sweep, is_supervised, supervised_command
+from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.console import escape_unknown_characters, say
-from ctvr.orchestrator.errors import ConfigError, CtvrError, Interrupted, StoreError, TrackingUnavailable
+from ctvr.orchestrator.errors import ConfigError, CtvrError, Interrupted, Mistakes, StoreError, TrackingUnavailable
 from ctvr.orchestrator.interpreter import name_every_file, name_home
 from ctvr.orchestrator.redaction import hide_secrets, redact, traceback_text
 
@@ -40,31 +43,66 @@ log = logging.getLogger(__name__)
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser whose errors are one line."""
-
-    exits: ClassVar[bool] = True
+    """Argument parser that finds all mistakes of a command, each with the line that would have worked."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Accept settings anywhere: argparse takes no more positional arguments after an option that follows them."""
         words = renamed.arguments(sys.argv[1:] if args is None else args)
-        arguments, rest = self.parse_known_args(words, namespace)
-        if hasattr(arguments, "overrides") and all("=" in word and not word.startswith("-") for word in rest):
+        parser, at = self._find_command(words)
+        found, kept = mistakes.check_options(parser, words[at:], lambda: mistakes.setting_names(_names(words)))
+        if parser is self and found:
+            raise mistakes.tell(words, found)
+        arguments, rest = self.parse_known_args([*words[:at], *kept], namespace)
+        if hasattr(arguments, "overrides"):
             arguments.overrides, rest = [*arguments.overrides, *rest], []
-        if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            found += mistakes.place_names(arguments)
+        elif rest:
+            found += [mistakes.Mistake(f"{word!r}: is one argument too many. Omit it.", (word,), ()) for word in rest]
+        arguments.mistakes, arguments.words = found, words
+        if found:
+            raise mistakes.tell(words, mistakes.all_mistakes(arguments))
         return arguments
 
+    def _find_command(self, words: Sequence[str]) -> tuple[argparse.ArgumentParser, int]:
+        """Return the parser of the command, or of its action, and the number of arguments up to its name."""
+        parser: argparse.ArgumentParser = self
+        for at, word in enumerate(words):
+            choices = next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
+            if not choices or word.startswith("-"):
+                return parser, at
+            if word not in choices:
+                meant = closest(word, choices)
+                line = " ".join(["ctvr", *words[:at], meant, *words[at + 1 :]])
+                every = f"`{parser.prog} --help` lists them."
+                kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
+                raise ConfigError(f"{word}: no such {kind}. " + (f"Write: {line}" if meant else every))
+            parser = choices[word]
+        return parser, len(words)
+
     def error(self, message: str) -> NoReturn:
-        message = redact(message)  # it repeats arguments, which may contain a password
-        if not self.exits:
-            raise ConfigError(f"{message}.")
-        self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
+        """Refuse a command line for a reason that only argparse finds: an argument or option that is missing."""
+        missing = message.partition("are required: ")[2]
+        text = f"{missing} is missing. Write: {_usage(self)}" if missing else f"{message}. See {self.prog} --help"
+        raise ConfigError(f"{self.prog.removeprefix('ctvr ')}: {text}")
 
 
-class RaisingParser(Parser):
-    """Argument parser that raises its errors, for callers in Python."""
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """Return the required part of a command: its name, its arguments, its required options."""
+    needed = [action for action in parser._actions if action.required or not action.option_strings]
+    shown = []
+    for action in needed:
+        name = str(action.metavar or action.dest.upper())
+        if action.option_strings:
+            shown.append(f"{action.option_strings[0]} {name}")
+        elif action.nargs not in ("*", "?"):
+            shown.append(name)
+    return " ".join([parser.prog, *shown])
 
-    exits = False
+
+def _names(words: Sequence[str]) -> dict[str, str]:
+    """Return the method that an unread command line names, for the settings that may be meant."""
+    named = [word.removeprefix("--method=") for word in words[1:]]
+    return {"method": next((name for name in named if name in EVERY_METHOD or ":" in name), "")}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -104,6 +142,7 @@ def _run(argv: list[str] | None) -> int:
         for number in (signal.SIGTERM, signal.SIGHUP):  # sent by a scheduler, by a closed terminal
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, _stop)
+    arguments = None
     try:
         arguments = make_parser().parse_args(argv)
         if arguments.command is None:
@@ -117,7 +156,7 @@ def _run(argv: list[str] | None) -> int:
     except CtvrError as error:
         if supervisor.is_child() and _is_unavailable(error):
             raise  # the parent waits until it responds
-        return _fail(error, error.status)
+        return _fail(_with_other_mistakes(error, arguments), error.status)
     except OSError as error:
         if supervisor.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
             raise  # a dying cluster, or a full disk that may be cleared: the parent restarts this command
@@ -151,8 +190,16 @@ def _is_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def _with_other_mistakes(error: CtvrError, arguments: Any) -> CtvrError:
+    """Return the error of a command with all other mistakes in its settings, and the corrected command."""
+    if type(error) is not ConfigError or arguments is None:
+        return error
+    return mistakes.tell(arguments.words, mistakes.all_mistakes(arguments, error))
+
+
 def _fail(reason: object, status: int) -> int:
-    say(f"ctvr: {redact(str(reason))}")
+    for line in reason.args if isinstance(reason, Mistakes) else [reason]:
+        say(f"ctvr: {redact(str(line))}")
     return status
 
 
@@ -170,11 +217,9 @@ def _version() -> str:
         return "ctvr, not installed"
 
 
-def make_parser(exits: bool = True) -> argparse.ArgumentParser:
-    """Build the parser of all commands. On an error it exits the process, or raises ConfigError if not `exits`."""
-    parser = (Parser if exits else RaisingParser)(
-        prog="ctvr", description="Continual text-to-video retrieval experiments."
-    )
+def make_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands. It raises ConfigError for a command line that cannot be used."""
+    parser = Parser(prog="ctvr", description="Continual text-to-video retrieval experiments.")
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_sweep(commands)

@@ -152,13 +152,20 @@ def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
     raise ConfigError(f"{variable}={text!r} in the environment is not a {what} >= 0. Correct or unset it.")
 
 
-def add_settings(parser: argparse.ArgumentParser, preset: str = "named settings of the method, e.g. released") -> None:
+def add_settings(
+    parser: argparse.ArgumentParser, preset: str = "named settings of the method, e.g. released", names: str = ""
+) -> None:
+    """Add presets, a file of settings, and settings; `names` are those that the command takes before them."""
     parser.add_argument("--preset", default="", metavar="PRESETS", help=f"{preset}; comma-separated")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file of settings; settings on the command line override it"
     )
+    text = "settings, e.g. optim.epochs=8 method.beta=0.4"
     parser.add_argument(
-        "overrides", nargs="*", metavar="name=value", help="settings, e.g. optim.epochs=8 method.beta=0.4"
+        "overrides",
+        nargs="*",
+        metavar=f"{names} name=value" if names else "name=value",
+        help=f"{names}, and {text}" if names else text,
     )
 
 

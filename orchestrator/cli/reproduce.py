@@ -32,7 +32,9 @@ def add_reproduce(commands: Any) -> None:
     add_execution_options(parser, resources=True)
     add_verbose(parser)
     add_settings(parser)
-    parser.set_defaults(run=_reproduce, method=None, baselines=None, space=[], vary=[], top=1, direction=None)
+    parser.set_defaults(
+        run=_reproduce, method=None, baselines=None, space=[], space_add=[], vary=[], top=1, direction=None
+    )
 
 
 def _reproduce(arguments: argparse.Namespace) -> str:

@@ -20,6 +20,7 @@ from ctvr.orchestrator.interpreter import child_environment
 
 def add_table(commands: Any) -> None:
     parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="sweep, rerun (NAME-final-...) or stream to show")
     parser.add_argument("--sweep", metavar="NAME", help="sweep whose runs are shown (a rerun is NAME-final-...)")
     parser.add_argument("--stream", metavar="NAME", help="stream whose complete runs are shown, without trials")
     parser.add_argument(
@@ -34,10 +35,17 @@ def add_table(commands: Any) -> None:
 
 
 def _table(arguments: argparse.Namespace) -> str:
-    execution = get_existing_runs(arguments) if arguments.sweep or arguments.stream else get_execution(arguments)
+    name, sweep, stream = arguments.name, arguments.sweep, arguments.stream
+    if not (name or sweep or stream):
+        raise ConfigError("table: give the name of a sweep or a stream. Write for example: ctvr table shapes-5")
+    if name and (sweep or stream):
+        raise ConfigError(f"table: {name} and {sweep or stream} are two names. Give one.")
+    execution = get_existing_runs(arguments)
     from ctvr.orchestrator.sweeps.table import table
 
-    return table(execution, arguments.sweep, arguments.stream, get_direction(arguments), arguments.split)
+    if name:
+        sweep, stream = (name, None) if execution.existing_tracker().find_sweep(name) else (None, name)
+    return table(execution, sweep, stream, get_direction(arguments), arguments.split)
 
 
 def add_rebuild(commands: Any) -> None:

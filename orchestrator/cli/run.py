@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ctvr.orchestrator.cli.mistakes import missing_name
 from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of, split_commas
 from ctvr.orchestrator.errors import ConfigError
 
 
 def add_run(commands: Any) -> None:
-    parser = commands.add_parser("run", help="train one method over one stream in this process")
+    parser = commands.add_parser(
+        "run",
+        help="train one method over one stream in this process",
+        description="`ctvr run clip4clip shapes-5 optim.epochs=2` trains CLIP4Clip for 2 epochs a task.",
+    )
     parser.add_argument("--method", metavar="NAME", help="method, a name of `ctvr methods`")
     parser.add_argument("--stream", metavar="NAME", help="stream, a name of `ctvr streams` or a manifest file")
     parser.add_argument("--fresh", action="store_true", help="train again, even if the run is finished")
     parser.add_argument("--keep-model", action="store_true", help="upload the trained model to MLflow")
     parser.add_argument("--smoke", action="store_true", help="quick check: 1 epoch per task")
     add_execution_options(parser)
-    add_settings(parser)
-    parser.set_defaults(run=_run)
+    add_settings(parser, names="METHOD STREAM")
+    parser.set_defaults(run=_run, places=("method", "stream"))
 
 
 def _run(arguments: argparse.Namespace) -> str:
@@ -27,7 +32,7 @@ def _run(arguments: argparse.Namespace) -> str:
     given = settings_of(arguments)
     for name in ("method", "stream"):
         if not getattr(arguments, name):
-            raise ConfigError(f"run: --{name} is required. `ctvr {name}s` lists them.")
+            raise ConfigError(missing_name(name, arguments.method, arguments.stream))
     check_arguments([arguments.method], {}, (), ())
     execution = get_execution(arguments)
     execution.check()

@@ -65,7 +65,18 @@ def add_sweep(commands: Any) -> None:
         help="number of best trials compared with the recommended settings on validation videos (default: 2)",
     )
     parser.add_argument(
-        "--space", action="append", default=[], metavar="name=v1,v2", help="values to search; may be repeated"
+        "--space",
+        action="append",
+        default=[],
+        metavar="name=v1,v2",
+        help="values to search, all else as recommended; every combination if the trials suffice; may be repeated",
+    )
+    parser.add_argument(
+        "--space-add",
+        action="append",
+        default=[],
+        metavar="name=v1,v2",
+        help="values to search, together with the method's own search space; may be repeated",
     )
     parser.add_argument(
         "--vary",
@@ -98,8 +109,8 @@ def add_sweep(commands: Any) -> None:
     )
     add_execution_options(parser, resources=True)
     add_verbose(parser)
-    add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1")
-    parser.set_defaults(run=_sweep)
+    add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1", "METHOD STREAM, or TABLE")
+    parser.set_defaults(run=_sweep, places=("method", "stream", "preset"))
 
 
 def add_task_orders(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +139,7 @@ def supervised_command(arguments: argparse.Namespace, words: list[str]) -> super
     if arguments.command == "sweep":
         name = arguments.resume or arguments.name
     else:
-        name = arguments.sweep if arguments.command == "rerun" else arguments.name
+        name = swept(arguments) if arguments.command == "rerun" else arguments.name
     hours = arguments.budget_hours
     deadline = time.monotonic() + hours * 3600 if hours and hours > 0 else None
     return supervisor.SupervisedCommand(words, arguments.runs, arguments.store, name or "", deadline, trust_options())
@@ -168,13 +179,13 @@ def _sweep(arguments: argparse.Namespace) -> str:
 
 def _not_with_resume(arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that cannot be given together with --resume."""
-    options = "config method stream preset rows trials searcher scheduler confirm space vary seeds baselines direction"
-    names = options.split()
+    options = "config method stream preset rows trials searcher scheduler confirm space space_add vary seeds"
+    names = f"{options} baselines direction".split()
     orders = ["--task-orders"] if arguments.task_orders != 1 else []
     return [
         *arguments.overrides,
         *orders,
-        *(f"--{name}" for name in names if getattr(arguments, name) not in (None, "", [])),
+        *(f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, "", [])),
     ]
 
 
@@ -197,7 +208,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
             f"--rows {arguments.rows}: applies to tables only. Add --preset TABLE, for example --preset ctvr-table1."
         )
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
-    check_arguments([method], search, arguments.space, overrides)
+    check_arguments([method], search, [*arguments.space, *arguments.space_add], overrides)
     baselines = split_commas(BASELINES if arguments.baselines is None else arguments.baselines)
     if arguments.top < 1 or (arguments.seeds or 0) < 0:
         raise ConfigError(f"--top: must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
@@ -218,7 +229,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         )
     arguments.stream = stream
     preflight(arguments, arguments.stream)
-    check_settings(method, overrides, arguments.space)
+    check_settings(method, overrides, [*arguments.space, *arguments.space_add])
     if arguments.baselines is None:
         baselines += untrained_baselines(method, split_commas(arguments.preset), baselines)
     from ctvr.orchestrator.sweeps.session import within_budget
@@ -234,6 +245,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         presets=split_commas(arguments.preset),
         search=search,
         space=tuple(arguments.space),
+        space_add=tuple(arguments.space_add),
         top=arguments.top,
         seeds=3 if arguments.seeds is None else arguments.seeds,
         baselines=baselines,
@@ -274,6 +286,7 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
         ("--method", arguments.method, None),
         ("--baselines", arguments.baselines, None),
         ("--space", arguments.space, []),
+        ("--space-add", arguments.space_add, []),
         ("--vary", arguments.vary, []),
         ("--top", arguments.top, 1),
     ):
@@ -301,8 +314,8 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
 
     if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke sets trials=1
         raise ConfigError(f"--vary: runs each value over seeds, without a search. Omit search.{given[0]}.")
-    if arguments.space or arguments.top != 1 or arguments.rows:
-        raise ConfigError("--vary: determines its rows, without a search. Omit --space, --top and --rows.")
+    if arguments.space or arguments.space_add or arguments.top != 1 or arguments.rows:
+        raise ConfigError("--vary: determines its rows, without a search. Omit --space, --space-add, --top and --rows.")
     method, baselines = arguments.method or MAIN_JOB["method"], split_commas(arguments.baselines or "")
     preset = ablation_preset(method, split_commas(arguments.preset), baselines, arguments.vary)
     check_arguments([method, *baselines], {}, arguments.vary, overrides)
@@ -318,7 +331,8 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
 
 def add_rerun(commands: Any) -> None:
     parser = commands.add_parser("rerun", help="rerun the best trials of a sweep over new seeds, and tabulate")
-    parser.add_argument("--sweep", required=True, metavar="NAME", help="name of the sweep")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="sweep to rerun")
+    parser.add_argument("--sweep", metavar="NAME", help="the same as NAME")
     parser.add_argument(
         "--top", type=int, default=1, metavar="N", help="number of best trials to rerun (default: %(default)s)"
     )
@@ -336,7 +350,20 @@ def add_rerun(commands: Any) -> None:
     parser.set_defaults(run=_rerun)
 
 
+def swept(arguments: argparse.Namespace) -> str:
+    """Return the sweep that `ctvr rerun` names.
+
+    Raises:
+        ConfigError: if two sweeps are named.
+    """
+    if arguments.name and arguments.sweep not in (None, arguments.name):
+        raise ConfigError(f"rerun: {arguments.name} and --sweep {arguments.sweep} are two names. Give one.")
+    return arguments.name or arguments.sweep or ""
+
+
 def _rerun(arguments: argparse.Namespace) -> str:
+    if not (sweep := swept(arguments)):
+        raise ConfigError("rerun: the name of the sweep is missing. Write: ctvr rerun NAME")
     execution = get_existing_runs(arguments)
     from ctvr.orchestrator.sweeps.rerun import rerun
     from ctvr.orchestrator.sweeps.session import within_budget
@@ -344,4 +371,4 @@ def _rerun(arguments: argparse.Namespace) -> str:
     baselines, direction = split_commas(arguments.baselines), get_direction(arguments)
     with within_budget(arguments.budget_hours):
         counts = (arguments.top, arguments.seeds)
-        return rerun(arguments.sweep, execution, *counts, baselines, direction, arguments.task_orders)
+        return rerun(sweep, execution, *counts, baselines, direction, arguments.task_orders)

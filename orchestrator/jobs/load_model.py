@@ -100,7 +100,7 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
     if found := [run for run in complete if run.tags.get("ctvr.method") == name]:
         return found[-1]
     if name in EVERY_METHOD or name in CONFIGURATIONS:
-        raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run --method {name} --stream shapes-5")
+        raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run {name} shapes-5")
     if tracker.find_sweep(name) is not None:
         return best_trials(tracker, name, 1)[0]
     known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]

@@ -14,7 +14,7 @@ from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.pages.report import report
 from ctvr.orchestrator.streams.stream import Item, Stream
 from ctvr.orchestrator.sweeps.selection import best_trials
-from ctvr.orchestrator.sweeps.table import made_tables
+from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
@@ -36,6 +36,8 @@ def make_report(name: str, execution: ExecutionConfig, html: Path | None = None)
         check_page(html)
     tracker = execution.existing_tracker()
     sweep = tracker.find_sweep(name)
+    if sweep is None and not tracker.find_runs(stream=name):
+        raise ConfigError(f"report: {no_runs_of(name, tracker)}")
     tables = made_tables(execution, name, None) if sweep else made_tables(execution, None, name)
     facts = _facts(name, sweep, tracker)
     memories, names = _memories(tables, tracker, execution)

@@ -60,8 +60,8 @@ class RunConfig:
         for name in ("workers", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use 1.")
-        if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"seed must be a number of 64 bits, got {self.seed}. Use a small one.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be a whole number from 0 to {2**32 - 1}, got {self.seed}. Write seed=1.")
 
 
 @dataclass(frozen=True, kw_only=True)

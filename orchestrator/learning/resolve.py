@@ -14,7 +14,7 @@ from typing import Any
 from ctvr.methods import CONFIGURATIONS, UntrustedClass, find_method
 from ctvr.methods.base import Capabilities, Method, Override, Recipe
 from ctvr.orchestrator import renamed
-from ctvr.orchestrator.config import Settings, build, flatten, select_prefix, suggest
+from ctvr.orchestrator.config import Settings, build, flatten, select_prefix, suggest, unknown_setting
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
@@ -256,7 +256,7 @@ def resolve(
     merged: Settings = {key: value for key, value in recommended.items() if key != "preset"}
     chosen = {**renamed.settings(preset_settings(name, presets, overrides, recommended)), **overrides}
     merged.update(chosen)
-    _refuse_unknown_groups(merged)
+    _refuse_unknown_names(cls, merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
     groups: dict[str, Any] = {
         group: build(config, select_prefix(merged, group), group) for group, config in GROUPS.items()
@@ -323,14 +323,18 @@ def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) ->
     return base
 
 
-def _refuse_unknown_groups(settings: Mapping[str, Any]) -> None:
-    known = [*GROUPS, "method", "base"]
-    plain = [f.name for f in fields(RunConfig)]
-    for name in settings:
-        group, dot, _ = name.partition(".")
-        if dot and group not in known:
-            raise ConfigError(f"{name}: no such setting.{suggest(group, known)} Groups: {', '.join(known)}.")
-        if not dot and name not in plain:
-            every = [*plain, *(f"{g}.{f.name}" for g, c in GROUPS.items() for f in fields(c))]
-            hint = suggest(name, every) or f" Settings without a group: {', '.join(plain)}."
-            raise ConfigError(f"{name}: no such setting.{hint}")
+def _refuse_unknown_names(method: type[Method], settings: Mapping[str, Any]) -> None:
+    """Refuse a setting that does not exist; those of a wrapped retriever are checked when it is known."""
+    known = known_settings(method)
+    for name, value in settings.items():
+        if name not in known and not name.startswith("base."):
+            raise unknown_setting(name, value, known)
+
+
+def known_settings(method: type[Method]) -> list[str]:
+    """List the dotted settings of a run of a method, except those of a retriever that it wraps; its own come first."""
+    groups: dict[str, Any] = {"method": method.Config, **GROUPS}
+    return [
+        *(field.name for field in fields(RunConfig)),
+        *(f"{group}.{field.name}" for group, config in groups.items() for field in fields(config)),
+    ]

@@ -71,17 +71,17 @@ class SearchConfig:
             raise ValueError(
                 f"searcher=grouped_tpe needs groups of at least 2, got group {self.group_size}. Use searcher=tpe."
             )
-        if min(self.trials, self.grace_tasks, self.bracket_size, self.min_survivors) < 1 or self.reduction_factor < 2:
-            raise ValueError(
-                f"trials, grace_tasks, bracket_size and min_survivors must be >= 1 and reduction_factor >= 2, "
-                f"got {self.trials}, "
-                f"{self.grace_tasks}, {self.bracket_size}, {self.min_survivors} and {self.reduction_factor}."
-            )
-        if self.confirm < 0 or self.confirm_seeds < 2:
-            raise ValueError(
-                "confirm must be >= 0 (0 confirms nothing) and confirm_seeds >= 2, "
-                f"got {self.confirm} and {self.confirm_seeds}."
-            )
+        for name, least, remedy in (
+            ("trials", 1, "Write --trials 8"),
+            ("grace_tasks", 1, "Write search.grace_tasks=1"),
+            ("bracket_size", 1, "Write search.bracket_size=8"),
+            ("min_survivors", 1, "Write search.min_survivors=2"),
+            ("reduction_factor", 2, "Write search.reduction_factor=2"),
+            ("confirm", 0, "Write --confirm 0 to confirm nothing"),
+            ("confirm_seeds", 2, "Write search.confirm_seeds=3"),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}. {remedy}.")
 
 
 def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
@@ -129,6 +129,7 @@ class SearchSpace:
     stream: Mapping[str, Any] = field(default_factory=dict)  # settings that the stream recommends
     later: tuple[str, ...] = ()  # settings of `space` that no task before the second reads
     at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting of `space` that bounds it
+    listed: tuple[str, ...] = ()  # settings of `space` whose values the user listed; each value is tried
 
 
 @dataclass(frozen=True)

@@ -113,12 +113,21 @@ def is_grouped(search: SearchConfig, space: SearchSpace) -> bool:
 
 
 def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
-    """Return the recommended point and the paper's, so that a search is never worse than either."""
+    """Return the recommended point and the paper's, so that a search is never worse than either.
+
+    They are followed by as few points as contain every value that the user listed.
+    """
     points: list[dict[str, Any]] = []
     for values in (space.recommended, space.paper):
         point = first_point(space.space, values)
         if point and point not in points:
             points.append(point)
+    listed = {name: list(space.space[name].categories) for name in space.listed if name in space.space}
+    left = {name: [v for v in values if all(p[name] != v for p in points)] for name, values in listed.items()}
+    for place in range(max(map(len, left.values()), default=0)):
+        chosen = {name: (values[place:] or listed[name])[0] for name, values in left.items()}
+        full = first_point(space.space, {**space.recommended, **chosen})
+        points += [full] if full else []
     return points
 
 
@@ -155,6 +164,11 @@ def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:
 def count_trials(search: SearchConfig, space: SearchSpace) -> int:
     """Return the number of trials of a search; for a grid, the number of its points."""
     return len(grid_points(space)) if search.searcher == "grid" else search.trials
+
+
+def count_listed(space: SearchSpace) -> float:
+    """Return the number of points of a space if the user listed all its values, else infinity."""
+    return len(grid_points(space)) if set(space.listed) >= set(space.space) else math.inf
 
 
 def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:

@@ -53,8 +53,14 @@ def check_page(path: Path) -> None:
     """
     path = path.expanduser().absolute()
     above = next(folder for folder in path.parents if folder.exists())
-    if path.is_dir() or not above.is_dir() or not os.access(above, os.W_OK):
-        reason = "it is a folder" if path.is_dir() else f"{above} takes no files"
+    reason = ""
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not above.is_dir() or not os.access(above, os.W_OK):
+        reason = f"{above} takes no files"
+    elif above != path.parent:
+        reason = f"the folder {path.parent} does not exist"
+    if reason:
         raise ConfigError(f"{path}: the page cannot be written ({reason}). Choose another file.")
 
 

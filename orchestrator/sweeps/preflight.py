@@ -6,12 +6,12 @@ Planning a sweep repeats these checks, together with those that depend on severa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctvr.methods import is_place, place_of
-from ctvr.orchestrator.config import Settings, build, check_value, suggest
+from ctvr.orchestrator.config import Settings, build, check_value, unknown_setting
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray.plan import SearchConfig, parse_values, read_plan
 from ctvr.orchestrator.tables.presets import TablePreset, parse_preset
@@ -85,22 +85,20 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
         ConfigError: with the name of the setting.
     """
     from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-    from ctvr.orchestrator.learning.resolve import get_method
+    from ctvr.orchestrator.learning.resolve import get_method, known_settings
 
-    known: dict[str, Any] = {**GROUPS, "method": get_method(method).Config}
+    cls = get_method(method)
+    groups: dict[str, Any] = {**GROUPS, "method": cls.Config}
+    known = known_settings(cls)
     words = [(name, value) for name, value in settings.items() if name not in {"method", "stream"}]
     words += [(name, value) for word in space for name, values in [parse_values(word)] for value in values]
     for name, value in words:
         group, dot, rest = name.partition(".")
-        if group in known and dot:
-            check_value(known[group], rest, value, group)
-        elif not dot:
-            plain = [field.name for field in fields(RunConfig)]
-            every = [*plain, *(f"{g}.{field.name}" for g, config in known.items() for field in fields(config))]
-            if name not in plain:
-                hint = suggest(name, every) or f" Settings without a group: {', '.join(plain)}."
-                raise ConfigError(f"{name}: no such setting.{hint}")
-            check_value(RunConfig, name, value)
+        if group == "base":
+            continue
+        if name not in known:
+            raise unknown_setting(name, value, known)
+        check_value(groups[group] if dot else RunConfig, rest if dot else name, value, group if dot else "")
 
 
 def ablation_preset(method: str, presets: Sequence[str], baselines: Sequence[str], words: Sequence[str]) -> TablePreset:

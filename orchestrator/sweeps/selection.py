@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -58,9 +59,9 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
     """
     sweep = tracker.find_sweep(sweep_name)
     if sweep is None:
-        raise ConfigError(
-            f"sweep: {sweep_name!r} does not exist in {tracker.uri.split('@')[-1]}. `ctvr ui` lists the sweeps."
-        )
+        known = [each.name for each in reversed(tracker.find_sweeps())]
+        some = ", ".join(known[:8]) or "none yet"
+        raise ConfigError(f"sweep: {sweep_name!r} does not exist.{suggest(sweep_name, known)} Known: {some}.")
     complete = tracker.find_runs(sweep=sweep_name, tags={"ctvr.complete": "true"})
     if not complete:
         raise ConfigError(f"sweep {sweep_name}: no trial is complete. Resume it: ctvr sweep --resume {sweep_name}")

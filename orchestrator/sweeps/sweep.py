@@ -24,10 +24,11 @@ from ctvr.orchestrator.on_ray.plan import (
     SearchOutcome,
     SearchSpace,
     TrialPlan,
+    parse_values,
     within,
     write_plan,
 )
-from ctvr.orchestrator.on_ray.search import count_trials, override_space
+from ctvr.orchestrator.on_ray.search import count_listed, count_trials, override_space
 from ctvr.orchestrator.on_ray.tune import can_resume, run_search
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
@@ -84,7 +85,8 @@ class SweepRequest:
     overrides: Settings
     presets: tuple[str, ...] = ()
     search: Settings | None = None  # settings of SearchConfig
-    space: tuple[str, ...] = ()
+    space: tuple[str, ...] = ()  # `name=v1,v2`: the only settings that are searched
+    space_add: tuple[str, ...] = ()  # `name=v1,v2`: searched together with the method's search space
     top: int = 1
     seeds: int = 0  # > 0: rerun the winners and tabulate
     baselines: tuple[str, ...] = ()
@@ -121,7 +123,9 @@ class PlannedSweep:
     def searched(self) -> SearchSpace:
         later = tuple(name for name in later_task_settings(self.request.method) if name in self.space)
         bounds = upper_bounds(self.request.method)
-        return SearchSpace(self.space, self.paper_point, self.recommended, self.stream.settings, later, bounds)
+        words = (*self.request.space, *self.request.space_add)
+        listed = tuple(name for name in (parse_values(word)[0] for word in words) if name in self.space)
+        return SearchSpace(self.space, self.paper_point, self.recommended, self.stream.settings, later, bounds, listed)
 
 
 def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSweep:
@@ -131,7 +135,10 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         ConfigError: for a setting, preset or baseline that cannot run.
     """
     get_method(request.method)
-    forbid_seed([*request.overrides, *(word.partition("=")[0].strip() for word in request.space)])
+    listed = [parse_values(word)[0] for word in (*request.space, *request.space_add)]
+    forbid_seed([*request.overrides, *listed])
+    if twice := next((name for name in listed if name in request.overrides or listed.count(name) > 1), None):
+        raise ConfigError(f"--space {twice}: is given twice. List all its values once, and omit {twice}=VALUE.")
     if request.top < 1 or request.seeds < 0:
         raise ConfigError(f"--top: must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
     expand_task_orders((), request.orders)
@@ -155,7 +162,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         raise ConfigError(
             f"evaluation.split=test: a sweep selects settings on the validation videos of {stream.name}. Omit it."
         )
-    space = clip_to_backbone(request.method, space, experiment, request.space)
+    space = clip_to_backbone(request.method, space, experiment, (*request.space, *request.space_add))
     given["method"] = experiment.run.method  # for a named configuration the method; its preset is in `presets`
     bounds = upper_bounds(request.method)
     bounded = {name: experiment.settings[name] for name in {*bounds, *bounds.values()} & space.keys()}
@@ -164,7 +171,11 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
             resolve({**full, **within({**bounded, name: value}, bounds)}, stream.settings, presets)
     for word in baseline_rows(request.baselines):
         baseline(word, stream, request.stream, shared_overrides(request.overrides), execution.workers)
-    return PlannedSweep(request, stream, experiment, given, space, paper, search)
+    planned = PlannedSweep(request, stream, experiment, given, space, paper, search)
+    chosen = (request.search or {}).get("searcher", "auto") != "auto"
+    if not chosen and count_listed(planned.searched) <= search.trials:
+        planned = replace(planned, search=replace(search, searcher="grid"))
+    return planned
 
 
 def _searched(
@@ -174,8 +185,8 @@ def _searched(
 
     Settings that the user or an ablation fixes are not searched. A recipe overrides the space's fixed settings.
     """
-    fixed, space, paper = search_space(request.method)
-    space = override_space(space, request.space)
+    fixed, own, paper = search_space(request.method)
+    space = override_space({} if request.space else own, (*request.space, *request.space_add))
     for name in preset_settings(request.method, presets, request.overrides, stream.settings):
         fixed.pop(name, None)
     known = presets_of(request.method)
@@ -222,6 +233,8 @@ def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
         ConfigError: if another version wrote the plan.
     """
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()}
+    if "space_add" not in values:  # before 0.3 --space added to the method's search space
+        values |= {"space": (), "space_add": values.get("space", ())}
     try:
         return SweepRequest(**values)
     except TypeError as error:
@@ -320,6 +333,15 @@ def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
     tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")
 
 
+def _searches(planned: PlannedSweep) -> str:
+    """List the searched settings; of those of --space, with their values and how many others keep their values."""
+    if not planned.request.space:
+        return ", ".join(planned.space)
+    every = {*search_space(planned.request.method)[1], *planned.space}
+    values = (f"{name} in {', '.join(map(str, domain.categories))}" for name, domain in planned.space.items())
+    return f"varies {len(planned.space)} of {len(every)} settings ({'; '.join(values)}; the others as recommended)"
+
+
 def _plan_text(
     planned: PlannedSweep, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker
 ) -> str:
@@ -332,7 +354,7 @@ def _plan_text(
         f"  trials     {trials}, {describe_scheduler(search)}; {describe_concurrency(room)}",
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [planned.experiment.run.precision]),
-        f"  searches   {', '.join(planned.space)} on {planned.experiment.evaluation.split} videos",
+        f"  searches   {_searches(planned)} on {planned.experiment.evaluation.split} videos",
         f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
         f"  confirms   {describe_confirmation(search)}",
         f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
-from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.config import Settings, suggest
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -26,6 +26,7 @@ from ctvr.orchestrator.tables.significance import read_ranks
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 # protocol -> benchmark that a run on another stream is compared with
 BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10", "qa": "msrvtt-qa"}
@@ -67,18 +68,23 @@ def made_tables(
     Raises:
         ConfigError: if no run, or no complete run, is found.
     """
-    if not sweep and not stream:
-        raise ConfigError("table: give --sweep NAME or --stream NAME.")
+    assert sweep or stream
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if not runs:
-        raise ConfigError(
-            f"table: no runs of {sweep or stream!r} in {tracker.uri.split('@')[-1]}. `ctvr ui` lists all runs."
-        )
+        raise ConfigError(f"table: {no_runs_of(sweep or stream or '', tracker)}")
     made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction, split, sweep is None)]
     ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
     notes = gain_notes(runs, ranks) if sweep is not None else []
     return [replace(each, notes=(*notes, *each.notes)) for each in made]
+
+
+def no_runs_of(name: str, tracker: Tracker) -> str:
+    """Return the message for a name that is neither a sweep nor a stream with runs."""
+    sweeps = [sweep.name for sweep in reversed(tracker.find_sweeps())]
+    known = [*sweeps, *dict.fromkeys(run.tags.get("ctvr.stream", "") for run in tracker.find_runs())]
+    some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    return f"{name!r} is neither a sweep nor a stream with runs.{suggest(name, known)} Known: {some or 'none yet'}."
 
 
 def papers_of(run: RunRecord) -> list[PaperRun]:

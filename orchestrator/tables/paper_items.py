@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.config import closest, suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.tables.build import Direction
 from ctvr.orchestrator.tables.paper_numbers import not_implemented
@@ -74,6 +74,9 @@ def find(name: str) -> Item:
         ConfigError: if it is unknown or does not run; the message gives the reason.
     """
     items = {item.item: item for item in read()[1]}
+    if owners := [item.item for item in items.values() if item.preset == name]:
+        item = closest(name, owners, 0.0)
+        raise ConfigError(f"reproduce: {name!r} is a table's preset. Write: ctvr reproduce {item}")
     if name not in items:
         raise ConfigError(f"reproduce: {name!r} is unknown.{suggest(name, list(items))} All: ctvr reproduce --list.")
     if items[name].why:

@@ -243,6 +243,10 @@ class Tracker:
         found = self._sender.search(None, {"ctvr.kind": "sweep", "ctvr.sweep": name})
         return self._record(found[-1]) if found else None
 
+    def find_sweeps(self) -> list[RunRecord]:
+        """Return the parent runs of all sweeps and reruns, oldest first."""
+        return [self._record(run) for run in self._sender.search(None, {"ctvr.kind": "sweep"})]
+
     def find_open(self, stream: str) -> list[RunRecord]:
         """Return the open runs and sweeps of a stream, oldest first."""
         return [self._record(run) for run in self._sender.search(stream, {}, "RUNNING")]

@@ -60,7 +60,10 @@ def test_a_table_has_the_rows_and_the_numbers_of_the_command(learned):
     [
         (lambda: ctvr.run("clip4clpi"), "method: no method called 'clip4clpi'. Did you mean clip4clip?"),
         (lambda: ctvr.run("clip4clip", "shapse-5"), "stream: no stream called 'shapse-5'"),
-        (lambda: ctvr.run("clip4clip", settings={"optim.epohcs": 1}), "optim.epohcs: no such setting. Did you mean"),
+        (
+            lambda: ctvr.run("clip4clip", settings={"optim.epohcs": 1}),
+            "optim.epohcs: no such setting. Write optim.epochs=1",
+        ),
         (lambda: ctvr.run("clip4clip", preset="papr"), "none called 'papr'. Did you mean 'paper'"),
         (lambda: ctvr.run("clip4clip", config="no.yaml"), "--config no.yaml: cannot be read"),
         (lambda: ctvr.sweep("clip4clpi"), "method: no method called 'clip4clpi'"),

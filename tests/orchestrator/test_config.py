@@ -12,6 +12,7 @@ import pytest
 from ctvr.orchestrator.config import (
     build,
     check_name,
+    closest_setting,
     flatten,
     parse_overrides,
     qualify_field_names,
@@ -52,11 +53,15 @@ def test_flatten_is_the_inverse_of_build():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"cuont": 1}, "optim.cuont: no such setting. Did you mean 'count'?"),
-        ({"count": "many"}, "optim.count: .*integer.*got 'many'"),
-        ({"kind": "c"}, "optim.kind: .*'a' or 'b'.*got 'c'"),
+        ({"cuont": 1}, "optim.cuont: no such setting. Write optim.count=1."),
+        ({"count": "many"}, r"optim.count: is not a whole number \(got 'many'\). Write optim.count=1."),
+        ({"count": "4."}, r"optim.count: is not a whole number \(got '4.'\). Write optim.count=4.$"),
+        ({"count": "2,4"}, r"takes one value, not 2 \(got '2,4'\). Run each: ctvr sweep --vary optim.count=2,4$"),
+        ({"is_on": "maybe"}, "optim.is_on: is not true or false"),
+        ({"pair": "1"}, "optim.pair: is not 2 numbers separated by commas .*Write optim.pair=0.9,0.999."),
+        ({"kind": "c"}, "optim.kind: is not one of a, b .got 'c'"),
         ({"count": 0}, "optim.count must be >= 1, got 0. Use 1."),
-        ({"limit": "x"}, "optim.limit: .*got 'x'"),
+        ({"limit": "x"}, "optim.limit: is not a whole number or none .got 'x'"),
         ({"rate": "nan"}, "optim.rate: 'nan' is not a number"),
     ],
 )
@@ -64,6 +69,24 @@ def test_a_mistake_is_one_line_with_name_value_and_remedy(values, message):
     with pytest.raises(ConfigError, match=message) as error:
         build(Sample, values, "optim")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("lr", "method.lr"),
+        ("optim.lr", "method.lr"),
+        ("Epochs", "optim.epochs"),
+        ("optim.epoch", "optim.epochs"),
+        ("batchsize", "data.batch_size"),
+        ("optin.warmup", "optim.warmup"),
+        ("sed", "seed"),
+        ("colour", ""),
+    ],
+)
+def test_a_setting_is_found_without_its_group_and_despite_a_slip(typed, meant):
+    known = ["seed", "method.lr", "optim.lr_scale", "optim.epochs", "optim.warmup", "data.batch_size"]
+    assert closest_setting(typed, known) == meant
 
 
 @pytest.mark.parametrize(

@@ -37,15 +37,31 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["swep"], "invalid choice: 'swep'"),
-        (["sweep", "--trails", "3"], "unrecognized arguments: --trails"),
-        (["sweep", "--trials", "x"], "argument --trials: invalid int value: 'x'"),
-        (["sweep", "optim.epochs"], "'optim.epochs' is not a setting. Write name=value"),
+        (["swep"], "swep: no such command. Write: ctvr sweep"),
+        (["sweep", "--trails", "3"], "--trails: no such option. Write: ctvr sweep --trials 3"),
+        (["sweep", "--trials", "x"], "--trials: is not a whole number (got 'x'). Write --trials 3."),
+        (["sweep", "--trials"], "--trials: has no value. Write --trials 3."),
+        (["sweep", "--smoke=yes"], "--smoke: takes no value (got 'yes'). Write: ctvr sweep --smoke"),
+        (["sweep", "optim.epochs"], "optim.epochs: has no value. Write optim.epochs=VALUE."),
+        (["sweep", "optim.epochs", "2"], "optim.epochs: has no value. Write: ctvr sweep optim.epochs=2"),
+        (["run", "clip4clip", "shapes-5", "--epochs", "2"], "Write: ctvr run clip4clip shapes-5 optim.epochs=2"),
+        (["run", "clip4clip", "shapes-5", "--lr=1e-5"], "Write: ctvr run clip4clip shapes-5 method.lr=1e-5"),
+        (["run", "clip4clip", "shapes-5", "lr=1e-5"], "Write: ctvr run clip4clip shapes-5 method.lr=1e-5"),
+        (["run", "CLIP4Clip", "shapes-5"], "Did you mean clip4clip? All: `ctvr methods`. Write: ctvr run clip4clip"),
+        (["run", "clip4clip", "shapes-5", "shapes-10"], "'shapes-10': is one argument too many"),
+        (
+            ["run", "clip4clip", "shapes-5", "optim.epochs=2,4"],
+            "takes one value, not 2 (got '2,4'). Run each: ctvr sweep clip4clip shapes-5 --vary optim.epochs=2,4",
+        ),
+        (["run", "clip4clip", "shapes-5", "seed=-1"], "seed must be a whole number from 0 to 4294967295, got -1"),
+        (["sweep", "--space", "method.beta=0.1,0.2", "method.beta=0.3"], "--space method.beta: is given twice"),
+        (["report", "x", "--html", "/nosuch/x.html"], "--runs: runs has no runs"),
+        (["reproduce", "ctvr-table1"], "reproduce: 'ctvr-table1' is a table's preset. Write: ctvr reproduce "),
         (["sweep", "optim.epochs=1", "optim.epochs=2"], "optim.epochs: given twice"),
         (["sweep", "--method", "clip4clpi"], "method: no method called 'clip4clpi'. Did you mean clip4clip?"),
         (
             ["sweep", "--trials", "0"],
-            "search: trials, grace_tasks, bracket_size and min_survivors must be >= 1 and reduction_factor >= 2, got 0",
+            "search: trials must be >= 1, got 0. Write --trials 8.",
         ),
         (["sweep", "--searcher", "bayes"], "searcher: 'bayes' is none of tpe, random, grid"),
         (["sweep", "--workers", "0"], "--workers: must be >= 1, got 0"),
@@ -59,26 +75,29 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--resume", "monday"], "sweep: 'monday' does not exist. Known: none yet."),
         (["sweep", "--resume", "monday", "optim.epochs=2"], "resumes with the settings of the first command"),
         (["rerun", "--sweep", "monday"], "--runs: runs has no runs (mlflow.db does not exist)"),
-        (["rerun"], "the following arguments are required: --sweep"),
-        (["table"], "table: give --sweep NAME or --stream NAME"),
+        (["rerun"], "rerun: the name of the sweep is missing. Write: ctvr rerun NAME"),
+        (["table"], "table: give the name of a sweep or a stream. Write for example: ctvr table shapes-5"),
         (["table", "--sweep", "monday"], "--runs: runs has no runs (mlflow.db does not exist)"),
         (["search", "a square", "--model", "best-shapes-5"], "--runs: runs has no runs (mlflow.db does not exist)"),
         (["report", "shapes-5"], "--runs: runs has no runs (mlflow.db does not exist)"),
         (["run", "--config", "none.yaml"], "--config none.yaml: cannot be read (No such file or directory)"),
         (["schema", "clip4clpi"], "method: no method called 'clip4clpi'"),
         (["run", "--method", "clip4clip", "--stream", "shapse-5"], "shapse-5"),
-        (["run", "--method", "clip4clip"], "run: --stream is required. `ctvr streams` lists them"),
+        (
+            ["run", "--method", "clip4clip"],
+            "run: the stream is missing; `ctvr streams` lists them. Write for example: ctvr run clip4clip shapes-5",
+        ),
         (["methods", "clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
         (["streams", "check", "nothing.json"], "nothing.json"),
-        (["cache", "biuld"], "invalid choice: 'biuld'"),
+        (["cache", "biuld"], "biuld: no such action of cache. Write: ctvr cache build"),
         (["ui", "--port", "99999"], "--port 99999"),
         (["sweep", "--baselines", "lora,clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
-        (["sweep", "--confirm", "-1"], "search: confirm must be >= 0 (0 confirms nothing)"),
+        (["sweep", "--confirm", "-1"], "search: confirm must be >= 0, got -1. Write --confirm 0 to confirm nothing"),
         (["sweep", "--scheduler", "halvin"], "scheduler: 'halvin' is none of halving, none. Did you mean 'halving'?"),
         (["sweep", "--scheduler", "asha"], "scheduler: asha was removed. Write halving or none."),
         (["sweep", "--space", "method.beta"], "--space: 'method.beta' is not name=VALUE,VALUE"),
-        (["sweep", "--space", "bta=1,2"], "bta: no such setting. Settings without a group: "),
-        (["sweep", "--space", "method.beta=a,b"], "method.beta: Input should be a valid number"),
+        (["sweep", "--space", "bta=1,2"], "bta: no such setting. Write method.beta=1."),
+        (["sweep", "--space", "method.beta=a,b"], "method.beta: is not a number (got 'a'). Write method.beta="),
         (["sweep", "--space", "method.beta=0.1,7"], "beta weighs two losses and must lie in [0, 1], got 7"),
         (["sweep", "--space", "seed=1,2"], "seed: not applicable"),
         (["sweep", "--baselines", "lwf:nope"], "preset: lwf has none called 'nope'"),
@@ -118,11 +137,34 @@ def test_a_mistake_is_one_line_and_exit_status_2(capsys, tmp_path, monkeypatch, 
     assert made in ([], ["runs"] if words[0] in {"sweep", "run"} else []), "a misspelt folder is not made"
 
 
+def test_all_mistakes_of_a_command_are_told_at_once_with_the_corrected_command(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = "run CLIP4Clip shapse-5 --epochs 2 lr=1e-5 optim.warmpu=0.2 seed=-1 --presett paper"
+    status, out, err = ctvr(capsys, *words.split())
+    lines = err.splitlines()
+    assert (status, out, len(lines)) == (2, "", 8)
+    assert all(line.startswith("ctvr: ") for line in lines)
+    right = "ctvr run clip4clip shapes-5 optim.epochs=2 method.lr=1e-5 optim.warmup=0.2 seed=1 --preset paper"
+    assert lines[-1] == f"ctvr: all corrected: {right}"
+
+
+def test_method_and_stream_need_no_option(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in ("clip4clip shapes-5", "shapes-5 clip4clip", "clip4clip --stream shapes-5"):
+        arguments = cli.make_parser().parse_args(["run", *words.split(), "optim.epochs=1"])
+        assert (arguments.method, arguments.stream) == ("clip4clip", "shapes-5")
+        assert arguments.overrides == ["optim.epochs=1"]
+    table = cli.make_parser().parse_args(["sweep", "ctvr-table1", "shapes-10"])
+    assert (table.preset, table.stream, table.method) == ("ctvr-table1", "shapes-10", None)
+    plugin = cli.make_parser().parse_args(["run", "my_method:Shift", "shapes-5"])
+    assert plugin.method == "my_method:Shift"
+
+
 def test_ctvr_alone_shows_a_map_and_what_to_type_next(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, err = ctvr(capsys)
     assert (status, err, list(tmp_path.iterdir())) == (0, "", [])
-    assert out.splitlines()[-1].startswith("next: ctvr run --method zero_shot --stream shapes-5 ")
+    assert out.splitlines()[-1].startswith("next: ctvr run zero_shot shapes-5 ")
     for words in re.findall(r"ctvr ([a-z-]+)", out):
         assert ctvr(capsys, words, "--help")[0] == 0
     (tmp_path / "runs/sweeps/monday").mkdir(parents=True)
@@ -153,10 +195,10 @@ def test_a_mistake_in_a_sweeps_words_is_said_before_torch_and_ray_are_loaded(tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["method.lrr=1"], "method.lrr: no such setting. Did you mean 'lr'"),
+        (["method.lrr=1"], "method.lrr: no such setting. Write: ctvr "),
         (["optim.epochs=two"], "optim.epochs: "),
         (["optim.epochs=-1"], "optim.epochs must be >= 0, got -1"),
-        (["optin.epochs=1"], "optin.epochs: no such setting. Did you mean 'optim'"),
+        (["optin.epochs=1"], "optin.epochs: no such setting. Write: ctvr "),
         (["--preset", "papr"], "clip4clip has none called 'papr'. Did you mean 'paper'"),
     ],
 )

@@ -83,7 +83,7 @@ def test_words_are_separated_by_commas():
     ],
 )
 def test_a_command_offers_the_folders_that_it_reads(words, folders):
-    given = vars(make_parser(exits=False).parse_args(words.split()))
+    given = vars(make_parser().parse_args(words.split()))
     assert {"runs", "store", "videos"} & set(given) == folders
 
 

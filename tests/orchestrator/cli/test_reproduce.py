@@ -95,7 +95,7 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
     assert [row.name for row in preset.rows] == ["structalign", "zero_shot", "method.lambda1=0.1", "method.lambda1=0.5"]
     assert (preset.seeds, preset.search["trials"], preset.varies) == (2, 0, ("method.lambda1",))
     for more, message in (
-        (["--vary", "method.lamda1=1"], "method.lamda1: no such setting. Did you mean 'lambda1'"),
+        (["--vary", "method.lamda1=1"], "method.lamda1: no such setting. Write method.lambda1=1"),
         (["--vary", "method.lambda1"], "--vary: 'method.lambda1' is not name=VALUE,VALUE"),
         (["--vary", "seed=1,2"], "seed: not applicable"),
         (["--vary", "method.lambda1=1", "--trials", "4"], "without a search. Omit search.trials"),

@@ -44,14 +44,14 @@ def test_complete_settings_resolve_to_themselves():
         ),
         (
             {"method": "zero_shot", "stream": "s", "optim.epcohs": 1},
-            "optim.epcohs: no such setting. Did you mean 'epochs'",
+            "optim.epcohs: no such setting. Write optim.epochs=",
         ),
         (
             {"method": "zero_shot", "stream": "s", "optin.epochs": 1},
-            "optin.epochs: no such setting. Did you mean 'optim'",
+            "optin.epochs: no such setting. Write optim.epochs=",
         ),
-        ({"method": "zero_shot", "stream": "s", "seed": 2**63}, "seed must be a number of 64 bits"),
-        ({"method": "zero_shot", "stream": "s", "sed": 1}, "sed: no such setting. Did you mean 'seed'"),
+        ({"method": "zero_shot", "stream": "s", "seed": 2**63}, "seed must be a whole number from 0 to 4294967295"),
+        ({"method": "zero_shot", "stream": "s", "sed": 1}, "sed: no such setting. Write seed=1"),
         ({"method": "zero_shot", "stream": "s", "base.lr": 1}, "base.lr: zero_shot does not wrap another method"),
         (
             {"method": "zero_shot", "stream": "s", "workers": 3},

@@ -123,7 +123,7 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
             lambda: check_method("image_si"),
             "check-method: image_si is for labelled images, but the checks use captions",
         ),
-        (lambda: check_method("lwf", {"method.weigth": 2}), "method.weigth: no such setting. Did you mean 'weight'?"),
+        (lambda: check_method("lwf", {"method.weigth": 2}), "method.weigth: no such setting. Write method.weight=2."),
     ],
 )
 def test_a_mistake_is_one_line(call, message, tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ def test_every_name_of_a_run_leads_to_it(execution, tmp_path, monkeypatch, caplo
     [
         ("zero_shto", r"model: 'zero_shto' is not a folder .* Did you mean 'zero_shot'\? Known: .*best-small"),
         ("best-smal", r"model best-smal: stream 'smal' has no complete run. Streams with runs: small\."),
-        ("lora", "model: no run of lora is complete. Train one: ctvr run --method lora"),
+        ("lora", "model: no run of lora is complete. Train one: ctvr run lora"),
     ],
 )
 def test_a_model_that_is_not_there_is_one_line(execution, name, message):

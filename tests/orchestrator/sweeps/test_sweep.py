@@ -50,6 +50,35 @@ def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, executi
     assert count_trials(four.search, four.searched) == 4
 
 
+def test_space_varies_only_the_listed_settings_and_space_add_keeps_the_methods_own(few, execution):
+    words = ("method.lr=1e-6,4e-6,2e-5",)
+    only = plan_sweep(request(few, search={"trials": 3}, space=words), execution)
+    assert list(only.space) == ["method.lr"]
+    assert only.search.searcher == "grid"  # every value once
+    assert [point["method.lr"] for point in grid_points(only.searched)] == [1e-6, 4e-6, 2e-5]
+    assert only.experiment.optim == plan_sweep(request(few), execution).experiment.optim
+    text = _plan_text(only, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    assert "varies 1 of 4 settings (method.lr in 1e-06, 4e-06, 2e-05; the others as recommended)" in text
+    added = plan_sweep(request(few, search={"trials": 3}, space_add=words), execution)
+    assert set(added.space) > {"method.lr"}
+    assert added.search.searcher == "tpe"
+
+
+def test_every_listed_value_is_suggested_while_trials_last(few, execution):
+    words = ("method.lr=1e-7,1e-6,4e-6,2e-5", "optim.weight_decay=0,0.1,0.2", "optim.epochs=1,2")
+    planned = plan_sweep(request(few, search={"trials": 6}, space=words), execution)
+    assert planned.search.searcher == "tpe"  # 24 points are more than the trials
+    searcher = make_searcher(planned.search, planned.searched, 2)
+    points = [searcher.suggest(str(number)) for number in range(6)]
+    assert {point["method.lr"] for point in points} == {1e-7, 1e-6, 4e-6, 2e-5}
+    assert {point["optim.weight_decay"] for point in points} == {0, 0.1, 0.2}
+
+
+def test_a_plan_of_an_earlier_release_keeps_its_whole_space(few, execution):
+    kept = {"method": "clip4clip", "stream": few, "name": "s", "overrides": {}, "space": ["method.lr=1e-6,2e-6"]}
+    assert len(plan_sweep(read_request("s", kept), execution).space) > 1
+
+
 @pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
 def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few, execution, tmp_path):
     content = json.loads(Path(few).read_text())
@@ -93,7 +122,7 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execu
     ("more", "message"),
     [
         ({"method": "clip4cilp"}, "method: no method called 'clip4cilp'. Did you mean clip4clip"),
-        ({"overrides": {"method.lrr": "1"}}, "method.lrr: no such setting. Did you mean 'lr'"),
+        ({"overrides": {"method.lrr": "1"}}, "method.lrr: no such setting. Write method.lr=1"),
         ({"overrides": {"optim.epochs": "two"}}, "optim.epochs: .*'two'"),
         ({"overrides": {"optim.epochs": "-1"}}, "optim.epochs must be >= 0, got -1"),
         ({"presets": ("papr",)}, "clip4clip has none called 'papr'. Did you mean 'paper'"),

@@ -160,10 +160,10 @@ def test_settings_of_a_row_win_over_the_tables_and_those_for_a_stream_over_both(
         ({**GOOD, "rows": []}, "rows: is empty"),
         ({**GOOD, "rows": ["lwf", "lwf"]}, "lwf is listed 2 times"),
         ({**GOOD, "rows": [3]}, r"rows\[1\]: is 3. Write a method's name"),
-        ({**GOOD, "rows": [{"nam": "lwf"}]}, r"rows\[1\].nam: no such setting. Did you mean 'name'"),
+        ({**GOOD, "rows": [{"nam": "lwf"}]}, r"rows\[1\].nam: no such setting. Write rows\[1\].name=lwf\."),
         ({**GOOD, "rows": [{"name": "lwf", "searched": "perhaps"}]}, r"rows\[1\].searched: .*'perhaps'"),
         ({**GOOD, "protocol": "other"}, "protocol: .*'other'"),
-        ({**GOOD, "titel": "x"}, "titel: no such setting. Did you mean 'title'"),
+        ({**GOOD, "titel": "x"}, "titel: no such setting. Write title=x."),
         ({"title": "x"}, "is required"),
     ],
 )

@@ -1,0 +1,370 @@
+"""All mistakes of one command at once, each with the line that would have worked.
+
+`argparse` stops at the first mistake, in its own words. The arguments are therefore checked here before it reads them,
+and the settings are checked again without those that were refused, until no further mistake is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ctvr.orchestrator.config import closest
+from ctvr.orchestrator.errors import ConfigError, Mistakes
+
+_NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
+_REMEDY = re.compile(r"(?:Write|Use) ([\w.]+=[^\s]+?)\.$")  # at the end of a message on a setting
+_SETTING = re.compile(r"(?:method|base|optim|data|evaluation|backbone|tracking|search)\.\w+")
+MOST = 20  # mistakes that are looked for
+KINDS: dict[Any, tuple[str, str]] = {int: ("a whole number", "3"), float: ("a number", "0.5")}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake: its text, the arguments that it is about, and those that would have worked (None: not known)."""
+
+    text: str
+    old: tuple[str, ...] = ()
+    new: tuple[str, ...] | None = None
+
+
+def tell(words: Sequence[str], found: Sequence[Mistake]) -> Mistakes:
+    """Return the error that lists all mistakes, with the corrected command if it is known.
+
+    Args:
+        words: all arguments after the program's name, as typed.
+        found: the mistakes.
+    """
+    lines = list(dict.fromkeys(mistake.text for mistake in found))
+    corrected = _corrected(words, found)
+    if corrected and len(lines) == 1:
+        remedy = f" Write {' '.join(found[0].new or ())}."
+        return Mistakes(f"{lines[0].removesuffix(remedy)} Write: {corrected}")
+    return Mistakes(*lines, *([f"all corrected: {corrected}"] if corrected else []))
+
+
+def _corrected(words: Sequence[str], found: Sequence[Mistake]) -> str:
+    changed = list(words)
+    for mistake in found:
+        size = len(mistake.old)
+        places = [at for at in range(len(changed)) if size and tuple(changed[at : at + size]) == mistake.old]
+        if mistake.new is None or not places:
+            return ""
+        changed[places[0] : places[0] + size] = mistake.new
+    return shlex.join(["ctvr", *changed])
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+def check_options(parser: argparse.ArgumentParser, words: Sequence[str], known: Callable[[], Sequence[str]]) -> Any:
+    """Return the mistakes in a command's options, and the arguments without them.
+
+    Args:
+        parser: the parser of the command.
+        words: the arguments after the command.
+        known: returns all settings of the command; called only for an unknown option.
+    """
+    found: list[Mistake] = []
+    kept: list[str] = []
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word == "--":
+            return found, [*kept, *words[place:]]
+        following = words[place + 1] if place + 1 < len(words) else None
+        if following is not None and following.startswith("-") and not _NUMBER.fullmatch(following):
+            following = None
+        if not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
+            size, mistake = 1, None
+        else:
+            size, mistake = _check_option(parser, word, following, known)
+        if mistake is None:
+            kept += words[place : place + size]
+        else:
+            found.append(mistake)
+        place += size
+    return found, kept
+
+
+def _check_option(
+    parser: argparse.ArgumentParser, word: str, following: str | None, known: Callable[[], Sequence[str]]
+) -> tuple[int, Mistake | None]:
+    """Return the number of arguments that belong to an option, and the mistake in them."""
+    name, equals, inline = word.partition("=")
+    options = parser._option_string_actions
+    matches = [each for each in options if each == name] or [each for each in options if each.startswith(name)]
+    actions = {id(options[each]): options[each] for each in matches} if name.startswith("--") or name in options else {}
+    if not actions and not word.startswith("--") and word[:2] in options and len(word) > 2:
+        name, equals, inline = word[:2], "=", word[2:]  # -k5
+        actions = {0: options[name]}
+    if len(actions) > 1:
+        return 1, Mistake(f"{name}: is the beginning of {' and '.join(matches)}. Write one of them in full.")
+    if not actions:
+        return _unknown_option(options, name, inline if equals else following, bool(equals), known)
+    (action,) = actions.values()
+    if action.nargs == 0:
+        return 1, Mistake(f"{name}: takes no value (got {inline!r}).", (word,), (name,)) if equals else None
+    if action.nargs is not None:
+        return 1, None
+    value = inline if equals else following
+    size = 1 if equals or following is None else 2
+    example = f"{name} {_example(action)}"
+    if value is None:
+        return 1, Mistake(f"{name}: has no value. Write {example}.")
+    return size, _check_value(action, name, value, example)
+
+
+def _check_value(action: argparse.Action, name: str, value: str, example: str) -> Mistake | None:
+    if action.choices is not None and value not in action.choices:
+        names = [str(each) for each in action.choices]
+        meant = closest(value, names) or names[0]
+        return Mistake(f"{name}: is not one of {', '.join(names)} (got {value!r:.80}). Write {name} {meant}.")
+    try:
+        action.type(value) if callable(action.type) else None
+    except (ValueError, TypeError, argparse.ArgumentTypeError):
+        what = KINDS.get(action.type, ("a valid value", ""))[0]
+        return Mistake(f"{name}: is not {what} (got {value!r:.80}). Write {example}.")
+    return None
+
+
+def _example(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return str(next(iter(action.choices)))
+    default = action.default if isinstance(action.default, (int, float)) else None
+    kind = KINDS.get(action.type)
+    return f"{default:g}" if default is not None else kind[1] if kind else str(action.metavar or action.dest.upper())
+
+
+def _unknown_option(
+    options: Mapping[str, argparse.Action],
+    name: str,
+    value: str | None,
+    is_inline: bool,
+    known: Callable[[], Sequence[str]],
+) -> tuple[int, Mistake]:
+    """Return the mistake of an option that the command does not have: a setting, or another option is meant."""
+    from ctvr.orchestrator.config import closest_setting
+
+    typed = name.lstrip("-")
+    option = closest(name, [each for each in options if each.startswith("--")], 0.8)
+    takes = bool(option) and options[option].nargs != 0
+    settings = known()
+    bare = {each.rpartition(".")[2].replace("_", "") for each in settings} | {*settings}
+    is_setting = typed.replace("-", "").replace("_", "").lower() in bare or typed in settings
+    setting = closest_setting(typed.replace("-", "_"), settings) if is_setting or not option else ""
+    if setting and not is_setting and not closest(typed, [setting, setting.rpartition(".")[2]], 0.8):
+        setting = ""
+    size = 1 if is_inline or value is None or (option and not takes and not is_setting) or "=" in value else 2
+    given = value if size == 2 or is_inline else None
+    old = (f"{name}={value}",) if is_inline else (name, *([value] if size == 2 and value is not None else []))
+    if setting:
+        new = f"{setting}={given if given is not None else 'VALUE'}"
+        return size, Mistake(f"{name}: is a setting, not an option. Write {new}.", old, (new,) if given else None)
+    if option:
+        fixed = (option, *([given] if given is not None and takes else []))
+        return size, Mistake(f"{name}: no such option. Write {' '.join(fixed)}.", old, fixed)
+    return size, Mistake(f"{name}: no such option. `--help` lists the options of this command.", old)
+
+
+# --------------------------------------------------------------------------------- names and settings
+
+
+def place_names(arguments: argparse.Namespace) -> list[Mistake]:
+    """Move arguments without `=` from `arguments.overrides` to the names that the command takes; return the mistakes.
+
+    A command's parser lists them as `places`, ("method", "stream") for `ctvr run METHOD STREAM`. A stream is recognised
+    by its name, so that the order does not matter.
+    """
+    places: tuple[str, ...] = getattr(arguments, "places", ())
+    rest, bare, found = [], list[str](), list[Mistake]()
+    given = list(arguments.overrides)
+    for at, word in enumerate(given):
+        is_value = at > 0 and "=" not in word and _SETTING.fullmatch(given[at - 1])
+        if "=" in word:
+            rest.append(word)
+        elif is_value:
+            continue
+        elif _SETTING.fullmatch(word):
+            value = given[at + 1] if at + 1 < len(given) and "=" not in given[at + 1] else ""
+            new = f"{word}={value or 'VALUE'}"
+            old = (word, value) if value else (word,)
+            found.append(Mistake(f"{word}: has no value. Write {new}.", old, (new,) if value else None))
+        else:
+            bare.append(word)
+    arguments.overrides = rest
+    for word in bare:
+        place = _place_of(word, places, arguments)
+        if place:
+            setattr(arguments, place, word)
+            continue
+        is_taken = [name for name in places if name != "preset" and getattr(arguments, name)]
+        if is_taken:
+            names = ", ".join(f"{name} {getattr(arguments, name)}" for name in is_taken)
+            found.append(
+                Mistake(f"{word!r}: is one argument too many after {names}. Omit it, or write name=value.", (word,), ())
+            )
+        else:
+            found.append(Mistake(f"{word!r} is not a setting. Write name=value, for example optim.epochs=8.", (word,)))
+    return found
+
+
+def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -> str:
+    """Return the name that an argument without `=` gives: the stream, the method, a table, or none."""
+    from ctvr.methods import place_of
+    from ctvr.orchestrator.streams.load import BENCHMARKS, available_streams, split_order
+
+    free = [name for name in places if not getattr(arguments, name)]
+    if "preset" in free:
+        from ctvr.orchestrator.tables.presets import names_table
+
+        if names_table(word):
+            return "preset"
+    free = [name for name in free if name != "preset"]
+    try:
+        place_of(word)
+        is_method = True
+    except ValueError:
+        is_method = False
+    if "stream" in free and not is_method:
+        streams = {*available_streams(arguments.runs), *BENCHMARKS}
+        if split_order(word)[0] in streams or word.endswith((".json", ".csv")):
+            return "stream"
+    return free[0] if free else ""
+
+
+def setting_names(arguments: Mapping[str, Any]) -> list[str]:
+    """Return all settings of a command: those of its method, and of a search if it is a sweep. Imports torch."""
+    from dataclasses import fields
+
+    from ctvr.orchestrator.learning.resolve import get_method, known_settings
+    from ctvr.orchestrator.on_ray.plan import SearchConfig
+
+    try:
+        cls = get_method(str(arguments.get("method") or "clip4clip"))
+    except ConfigError:
+        cls = get_method("clip4clip")
+    return [*known_settings(cls), *(f"search.{field.name}" for field in fields(SearchConfig))]
+
+
+def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake]]:
+    """Return the method and the stream of a run or a sweep (empty if they cannot be used), and the mistakes in them."""
+    from ctvr.methods import place_of
+    from ctvr.orchestrator.streams.load import load_stream
+
+    default = {"method": "framefusion_moe", "stream": "shapes-5"} if arguments.command == "sweep" else {}
+    names = {name: getattr(arguments, name) or default.get(name, "") for name in ("method", "stream")}
+    found = [Mistake(missing_name(name, **names)) for name, value in names.items() if not value]
+    try:
+        place_of(names["method"] or "clip4clip")
+    except ValueError as error:
+        found.append(_of_name(f"method: {error}", names["method"]))
+        names["method"] = (found[-1].new or ("",))[0]  # its settings are probably those meant
+    try:
+        load_stream(names["stream"] or "shapes-5", Path(arguments.runs).resolve(), arguments.videos, render=False)
+    except ConfigError as error:
+        found.append(_of_name(str(error), names["stream"]))
+        names["stream"] = (found[-1].new or ("",))[0]
+    return names["method"], names["stream"], found
+
+
+def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) -> list[Mistake]:
+    """Return all mistakes in the presets and settings of a run or a sweep of a method (empty: any). Imports torch."""
+    from ctvr.orchestrator.cli.options import settings_of, split_commas
+    from ctvr.orchestrator.learning.resolve import get_method, resolve, with_recipe
+    from ctvr.orchestrator.streams.load import load_stream
+
+    try:
+        settings = settings_of(arguments)
+        get_method(method or "zero_shot")
+    except ConfigError as error:
+        return [Mistake(str(error))]
+    of_method = () if method else ("method.", "base.")
+    settings = {name: value for name, value in settings.items() if not name.startswith(("search.", *of_method))}
+    recommended: Mapping[str, Any] = {}
+    if stream:
+        recommended = load_stream(stream, Path(arguments.runs).resolve(), arguments.videos, render=False).settings
+    found = []
+    name, presets = method or "zero_shot", split_commas(arguments.preset) if method else ()
+    try:
+        chosen = with_recipe(name, presets, recommended)
+    except ConfigError as error:
+        found.append(Mistake(str(error)))
+        chosen = with_recipe(name, (), recommended)
+    return found + _peel(
+        lambda kept: resolve({**kept, "method": name, "stream": stream or "any"}, recommended, chosen), settings
+    )
+
+
+def missing_name(name: str, method: str | None, stream: str | None) -> str:
+    """Return the message of a run without its method or its stream."""
+    whole = f"ctvr run {method or 'clip4clip'} {stream or 'shapes-5'}"
+    return f"run: the {name} is missing; `ctvr {name}s` lists them. Write for example: {whole}"
+
+
+def _of_name(text: str, name: str) -> Mistake:
+    meant = re.search(r"Did you mean '?([\w@.-]+?)'?\?", text)
+    return Mistake(text, (name,), (meant[1],) if meant else None)
+
+
+def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -> list[Mistake]:
+    """Return the mistakes that `build` finds in settings, each after the earlier ones were mended or omitted."""
+    kept, found = dict(settings), list[Mistake]()
+    typed = {name: name for name in kept}  # setting -> its name as typed
+    for _ in range(MOST):
+        try:
+            build(kept)
+            break
+        except ConfigError as error:
+            text = str(error)
+        refused = [name for name in kept if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
+        first = min(refused, key=text.index, default=None)
+        remedy = _REMEDY.search(text)
+        if first is None:
+            found.append(Mistake(text))
+            break
+        value, name = kept.pop(first), typed[first]
+        mistake = Mistake(text, (f"{name}={value}",), (remedy[1],) if remedy else None)
+        if name != first:  # the setting that was probably meant refuses the value, too
+            mistake = Mistake(f"{name}: no such setting, and {text}", mistake.old, mistake.new)
+            found = [each for each in found if each.old != mistake.old]
+        found.append(mistake)
+        meant = remedy[1].partition("=")[0] if remedy and ": no such setting" in text else first
+        if meant not in {*settings, *typed}:
+            kept[meant], typed[meant] = value, name
+    return found
+
+
+def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None) -> list[Mistake]:
+    """Return every mistake of a parsed command: those in its options, and those in the settings of a run or a sweep.
+
+    Args:
+        arguments: parsed, with `mistakes` of the options.
+        error: what the command has already refused. It is the only mistake if the settings are not the reason.
+    """
+    from ctvr.orchestrator.cli.options import settings_of
+
+    found: list[Mistake] = list(arguments.mistakes)
+    if str(error).startswith(("--runs", "--config")):  # where names and settings are read
+        return [*found, Mistake(str(error))]
+    if getattr(arguments, "config", None):
+        try:
+            settings_of(arguments)  # it may contain the method and the stream
+        except ConfigError as unreadable:
+            return [*found, Mistake(str(unreadable))]
+    is_table = getattr(arguments, "preset", "") and arguments.command == "sweep"
+    if arguments.command in ("run", "sweep") and not is_table and not getattr(arguments, "resume", None):
+        method, stream, wrong = name_mistakes(arguments)
+        found += wrong
+        if arguments.overrides or arguments.config:
+            found += setting_mistakes(arguments, method, stream)
+    if error is not None and str(error) not in [mistake.text for mistake in found]:
+        found.append(Mistake(str(error)))
+    names = " ".join(filter(None, (getattr(arguments, name, None) for name in ("method", "stream"))))
+    vary = f"ctvr sweep {names}".strip() + " --vary"
+    return [replace(mistake, text=mistake.text.replace("ctvr sweep --vary", vary)) for mistake in found]
