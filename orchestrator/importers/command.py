@@ -29,6 +29,7 @@ from ctvr.orchestrator.importers.images import import_images
 from ctvr.orchestrator.importers.msrvtt_qa import NAME as QUESTIONS
 from ctvr.orchestrator.importers.msrvtt_qa import import_questions
 from ctvr.orchestrator.streams.load import RENDERED
+from ctvr.orchestrator.streams.stream import SPLITS
 
 # The arguments of each kind: word -> an example, and which words may be omitted
 KINDS: dict[str, dict[str, str]] = {
@@ -84,7 +85,13 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
     if name in RENDERED:
         raise ConfigError(f"--name {name!r}: is an embedded stream. Choose another name.")
     out = Path(root) / "streams" / f"{name}.json"
+    before = out.read_bytes() if out.is_file() else None
     manifest, report = _import_kind(kind, files, videos, out, name)
+    if kind == "csv" and videos is not None and (lost := _first_of_none(manifest, videos)):
+        out.unlink() if before is None else out.write_bytes(before)
+        raise ConfigError(
+            f"--videos {videos}: has none of the table's videos (first: {lost!r:.80}). Give their folder."
+        )
     if manifest["name"] != name:
         report = report.replace(f"{manifest['name']}: ", f"{name}: ")
         manifest["name"] = name
@@ -99,11 +106,19 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
     return f"{report}\nwritten: {out}\nnext: ctvr {follows.get(kind, 'cache build')} --stream {name}{elsewhere}"
 
 
+def _first_of_none(manifest: Manifest, videos: Path) -> str:
+    """Return the first video of a manifest if the folder has none of its videos, else an empty string."""
+    items = [item for task in manifest["tasks"] for split in SPLITS for item in task[split]]
+    return "" if any((videos / item["path"]).exists() for item in items) else str(items[0]["video"])
+
+
 def parse_file_arguments(kind: str, words: Sequence[str]) -> dict[str, str]:
     """Parse the arguments `name=FILE`. If a kind has only one file, its bare name suffices."""
     needed = [word for word in KINDS.get(kind, {}) if word not in OPTIONAL]
     if len(words) == 1 and len(needed) == 1 and "=" not in words[0]:
         return {needed[0]: words[0]}
+    if kind not in KINDS:
+        raise ConfigError(f"streams import: {kind!r} is not a kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
     if bare := [word for word in words if "=" not in word]:
         raise ConfigError(f"streams import {kind}: {bare[0]!r} has no name before it. {_usage(kind)}")
     return parse_overrides(words)

@@ -15,11 +15,13 @@ from ctvr.orchestrator.streams.captions import captions_of
 from ctvr.orchestrator.streams.stream import SPLITS
 
 CSV_COLUMNS = ("video", "caption", "category", "split", "task")
-CSV_TIMES = ("start", "end")
+REQUIRED = ("video", "caption", "split", "task")
+OPTIONAL = ("category", "start", "end")
+ANY = "any"  # category of every video of a table without that column
 
 
 def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
-    """Import a user's table with columns video, caption, category, split (train, val, test), task[, start, end].
+    """Import a user's table with columns video, caption, split (train, val, test), task[, category, start, end].
 
     Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
     ordered by their numbers, or else by their first appearance. `video` is an id or a path below `videos`; start and
@@ -78,7 +80,14 @@ def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
     Raises:
         ConfigError: as `read_csv`, or for a missing caption.
     """
-    for line, row in read_csv(table, CSV_COLUMNS, CSV_TIMES):
+    first = has_category = None
+    for line, row in read_csv(table, REQUIRED, OPTIONAL):
+        first = line if first is None else first
+        has_category = bool(row["category"]) if has_category is None else has_category
+        if bool(row["category"]) != has_category:
+            line = line if has_category else first or line
+            raise ConfigError(f"{table}: line {line}: category is empty. Fill it in, or omit the column.")
+        row["category"] = row["category"] or ANY
         try:
             yield line, row, captions_of(row["caption"])
         except ValueError as error:

@@ -186,5 +186,6 @@ def describe(stream: Stream) -> str:
             for split in SPLITS
             if (items := getattr(task, split))
         ]
-        lines.append(f"{task.name}: {len(task.categories)} categories; " + "; ".join(counts))
+        categories = "1 category" if len(task.categories) == 1 else f"{len(task.categories)} categories"
+        lines.append(f"{task.name}: {categories}; " + "; ".join(counts))
     return "\n".join(lines)

@@ -106,7 +106,7 @@ def test_an_msrvtt_manifest_loads_as_it_was_written(msrvtt: dict[str, Path], tmp
     assert {"data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20}.items() <= stream.settings.items()
     assert stream.digest in report
     assert "5 of 6 videos are missing" in report
-    assert "task_01: 1 categories; train 2 videos, 3 captions; test 1 videos, 1 captions" in report
+    assert "task_01: 1 category; train 2 videos, 3 captions; test 1 videos, 1 captions" in report
 
 
 def test_a_part_of_the_benchmark_stands_beside_no_paper(msrvtt: dict[str, Path]) -> None:
@@ -688,9 +688,33 @@ def test_a_table_gives_the_stream_its_own_name(tmp_path: Path) -> None:
     header = ("video", "caption", "category", "split", "task")
     rows = [("a", "a cat", "x", "train", "1"), ("b", "a dog", "x", "test", "1")]
     table = write_rows(tmp_path / "cats.csv", header, *rows)
+    (tmp_path / "a.mp4").touch()
     text = import_stream("csv", {"table": str(table)}, tmp_path, tmp_path)
     assert "next: ctvr cache build --stream cats" in text
     assert load_stream("cats", tmp_path).name == "cats"
+
+
+def test_a_folder_with_none_of_a_tables_videos_is_refused_and_the_former_stream_kept(tmp_path: Path) -> None:
+    rows = [("a", "a cat", "train", "1"), ("b", "a dog", "test", "1")]
+    table = write_rows(tmp_path / "cats.csv", ("Video", "Caption", "Split", "Task"), *rows)
+    (wrong := tmp_path / "wrong").mkdir()
+    with pytest.raises(ConfigError, match=r"--videos .*wrong: has none of the table's videos \(first: 'a'\)"):
+        import_stream("csv", {"table": str(table)}, wrong, tmp_path)
+    assert not (tmp_path / "streams/cats.json").exists()
+    (tmp_path / "b.mp4").touch()
+    import_stream("csv", {"table": str(table)}, tmp_path, tmp_path)
+    stream = load_stream("cats", tmp_path)
+    assert stream.categories == ("any",)  # the table has no column for it
+    with pytest.raises(ConfigError, match="has none"):
+        import_stream("csv", {"table": str(table)}, wrong, tmp_path)
+    assert load_stream("cats", tmp_path) == stream
+
+
+def test_a_table_with_a_category_in_some_lines_is_refused(tmp_path: Path) -> None:
+    rows = [("a", "a cat", "", "train", "1"), ("b", "a dog", "x", "test", "1")]
+    table = write_rows(tmp_path / "cats.csv", ("video", "caption", "category", "split", "task"), *rows)
+    with pytest.raises(ConfigError, match="line 2: category is empty. Fill it in, or omit the column."):
+        import_stream("csv", {"table": str(table)}, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
