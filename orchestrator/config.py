@@ -50,6 +50,11 @@ def closest_setting(name: str, known: Iterable[str]) -> str:
     last = _fold(name.rpartition(".")[2])
     if own := [each for each in names if _fold(each.rpartition(".")[2]) == last]:
         return closest(name, own, 0.0)
+    group, dot, _ = name.partition(".")
+    if dot and any(each.startswith(f"{group}.") for each in names):  # only the name in the group is misspelt
+        own = [each for each in names if each.startswith(f"{group}.")]
+        meant = closest(last, [each.rpartition(".")[2] for each in own], 0.7)
+        return f"{group}.{meant}" if meant else ""
     return closest(name, names, 0.8) or next(
         (each for each in names if closest(last, [each.rpartition(".")[2]], 0.8)), closest(name, names)
     )

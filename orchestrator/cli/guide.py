@@ -14,12 +14,13 @@ ctvr: experiments in continual text-to-video retrieval
   results     ctvr table shapes-5, ctvr report NAME               tables; a report in one HTML file
               ctvr search "a red square" --model best-shapes-5    search videos with a trained model
               ctvr plot attention framefusion_moe                 attention, merged patches, scores, drift
+              ctvr runs, ctvr runs show RUN, ctvr runs rm RUN     recorded runs; how to repeat one
               ctvr ui                                             MLflow's web interface
   reference   ctvr methods [NAME], ctvr streams, ctvr schema      methods, streams and all settings
   own videos  ctvr streams import csv table=TABLE.csv --videos FOLDER
               ctvr frames FILE, ctvr frames FOLDER                frames of a video; unreadable videos of a folder
   own method  ctvr new method NAME, ctvr check-method NAME        a runnable template; contract checks
-  maintain    ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain KEY
+  maintain    ctvr doctor, ctvr cache ls|verify|gc, ctvr sync, ctvr rebuild, ctvr explain RUN
 
 Details: ctvr COMMAND --help"""
 

@@ -11,6 +11,7 @@ import errno
 import importlib.metadata
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,12 +28,15 @@ from ctvr.orchestrator.cli.frames import add_frames
 from ctvr.orchestrator.cli.guide import guide
 from ctvr.orchestrator.cli.method_dev import add_check_method, add_new
 from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_search
+from ctvr.orchestrator.cli.option_mistakes import check_options
 from ctvr.orchestrator.cli.options import add_trust, trust_user
 from ctvr.orchestrator.cli.plot import add_plot
 from ctvr.orchestrator.cli.reproduce import add_reproduce
+from ctvr.orchestrator.cli.rerun import add_rerun
 from ctvr.orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
 from ctvr.orchestrator.cli.run import add_run
-from ctvr.orchestrator.cli.sweep import add_rerun, add_sweep, is_supervised, supervised_command
+from ctvr.orchestrator.cli.runs import add_runs
+from ctvr.orchestrator.cli.sweep import add_sweep, is_supervised, supervised_command
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.console import escape_unknown_characters, say
 from ctvr.orchestrator.errors import ConfigError, CtvrError, Interrupted, Mistakes, StoreError, TrackingUnavailable
@@ -40,6 +44,7 @@ from ctvr.orchestrator.interpreter import name_every_file, name_home
 from ctvr.orchestrator.redaction import hide_secrets, redact, traceback_text
 
 log = logging.getLogger(__name__)
+SYNONYMS = {"help": "--help", "version": "--version", "ls": "runs", "list": "runs", "train": "run", "rm": "runs rm"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         """Accept settings anywhere: argparse takes no more positional arguments after an option that follows them."""
         words = renamed.arguments(sys.argv[1:] if args is None else args)
         parser, at = self._find_command(words)
-        found, kept = mistakes.check_options(parser, words[at:], lambda: mistakes.setting_names(_names(words)))
+        found, kept = check_options(parser, words[at:], lambda: mistakes.setting_names(_names(words)))
         if parser is self and found:
             raise mistakes.tell(words, found)
         arguments, rest = self.parse_known_args([*words[:at], *kept], namespace)
@@ -71,7 +76,7 @@ class Parser(argparse.ArgumentParser):
             if not choices or word.startswith("-"):
                 return parser, at
             if word not in choices:
-                meant = closest(word, choices)
+                meant = (SYNONYMS.get(word, "") if parser is self else "") or closest(word, choices)
                 line = " ".join(["ctvr", *words[:at], meant, *words[at + 1 :]])
                 every = f"`{parser.prog} --help` lists them."
                 kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
@@ -81,6 +86,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse a command line for a reason that only argparse finds: an argument or option that is missing."""
+        if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            names = [name.strip(" '") for name in choice[3].split(",")]
+            meant = f" Write {closest(choice[2], names) or names[0]}."
+            raise ConfigError(f"{choice[1]}: is not one of {', '.join(names)} (got {choice[2]!r:.80}).{meant}")
         missing = message.partition("are required: ")[2]
         text = f"{missing} is missing. Write: {_usage(self)}" if missing else f"{message}. See {self.prog} --help"
         raise ConfigError(f"{self.prog.removeprefix('ctvr ')}: {text}")
@@ -102,7 +111,10 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 def _names(words: Sequence[str]) -> dict[str, str]:
     """Return the method that an unread command line names, for the settings that may be meant."""
     named = [word.removeprefix("--method=") for word in words[1:]]
-    return {"method": next((name for name in named if name in EVERY_METHOD or ":" in name), "")}
+    return {
+        "command": words[0] if words else "",
+        "method": next((name for name in named if name in EVERY_METHOD or ":" in name), ""),
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -203,8 +215,20 @@ def _fail(reason: object, status: int) -> int:
     return status
 
 
+class _Formatter(logging.Formatter):
+    """Formats our own records as lines for users, and those of libraries with their level and logger."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name.partition(".")[0] != "ctvr" or record.exc_info:
+            return super().format(record)
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        return f"{level}{record.getMessage()}"
+
+
 def _set_up_logging() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.getLogger("ctvr").setLevel(logging.INFO)
     hide_secrets()
     logging.getLogger("root").addFilter(lambda record: "No pretrained weights loaded" not in record.getMessage())
@@ -227,6 +251,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_reproduce(commands)
     add_rerun(commands)
     add_table(commands)
+    add_runs(commands)
     add_rebuild(commands)
     add_search(commands)
     add_plot(commands)

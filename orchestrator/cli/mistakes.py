@@ -17,11 +17,9 @@ from typing import Any
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError, Mistakes
 
-_NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
 _REMEDY = re.compile(r"(?:Write|Use) ([\w.]+=[^\s]+?)\.$")  # at the end of a message on a setting
 _SETTING = re.compile(r"(?:method|base|optim|data|evaluation|backbone|tracking|search)\.\w+")
 MOST = 20  # mistakes that are looked for
-KINDS: dict[Any, tuple[str, str]] = {int: ("a whole number", "3"), float: ("a number", "0.5")}
 
 
 @dataclass(frozen=True)
@@ -57,119 +55,6 @@ def _corrected(words: Sequence[str], found: Sequence[Mistake]) -> str:
             return ""
         changed[places[0] : places[0] + size] = mistake.new
     return shlex.join(["ctvr", *changed])
-
-
-# ------------------------------------------------------------------------------------------ options
-
-
-def check_options(parser: argparse.ArgumentParser, words: Sequence[str], known: Callable[[], Sequence[str]]) -> Any:
-    """Return the mistakes in a command's options, and the arguments without them.
-
-    Args:
-        parser: the parser of the command.
-        words: the arguments after the command.
-        known: returns all settings of the command; called only for an unknown option.
-    """
-    found: list[Mistake] = []
-    kept: list[str] = []
-    place = 0
-    while place < len(words):
-        word = words[place]
-        if word == "--":
-            return found, [*kept, *words[place:]]
-        following = words[place + 1] if place + 1 < len(words) else None
-        if following is not None and following.startswith("-") and not _NUMBER.fullmatch(following):
-            following = None
-        if not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
-            size, mistake = 1, None
-        else:
-            size, mistake = _check_option(parser, word, following, known)
-        if mistake is None:
-            kept += words[place : place + size]
-        else:
-            found.append(mistake)
-        place += size
-    return found, kept
-
-
-def _check_option(
-    parser: argparse.ArgumentParser, word: str, following: str | None, known: Callable[[], Sequence[str]]
-) -> tuple[int, Mistake | None]:
-    """Return the number of arguments that belong to an option, and the mistake in them."""
-    name, equals, inline = word.partition("=")
-    options = parser._option_string_actions
-    matches = [each for each in options if each == name] or [each for each in options if each.startswith(name)]
-    actions = {id(options[each]): options[each] for each in matches} if name.startswith("--") or name in options else {}
-    if not actions and not word.startswith("--") and word[:2] in options and len(word) > 2:
-        name, equals, inline = word[:2], "=", word[2:]  # -k5
-        actions = {0: options[name]}
-    if len(actions) > 1:
-        return 1, Mistake(f"{name}: is the beginning of {' and '.join(matches)}. Write one of them in full.")
-    if not actions:
-        return _unknown_option(options, name, inline if equals else following, bool(equals), known)
-    (action,) = actions.values()
-    if action.nargs == 0:
-        return 1, Mistake(f"{name}: takes no value (got {inline!r}).", (word,), (name,)) if equals else None
-    if action.nargs is not None:
-        return 1, None
-    value = inline if equals else following
-    size = 1 if equals or following is None else 2
-    example = f"{name} {_example(action)}"
-    if value is None:
-        return 1, Mistake(f"{name}: has no value. Write {example}.")
-    return size, _check_value(action, name, value, example)
-
-
-def _check_value(action: argparse.Action, name: str, value: str, example: str) -> Mistake | None:
-    if action.choices is not None and value not in action.choices:
-        names = [str(each) for each in action.choices]
-        meant = closest(value, names) or names[0]
-        return Mistake(f"{name}: is not one of {', '.join(names)} (got {value!r:.80}). Write {name} {meant}.")
-    try:
-        action.type(value) if callable(action.type) else None
-    except (ValueError, TypeError, argparse.ArgumentTypeError):
-        what = KINDS.get(action.type, ("a valid value", ""))[0]
-        return Mistake(f"{name}: is not {what} (got {value!r:.80}). Write {example}.")
-    return None
-
-
-def _example(action: argparse.Action) -> str:
-    if action.choices is not None:
-        return str(next(iter(action.choices)))
-    default = action.default if isinstance(action.default, (int, float)) else None
-    kind = KINDS.get(action.type)
-    return f"{default:g}" if default is not None else kind[1] if kind else str(action.metavar or action.dest.upper())
-
-
-def _unknown_option(
-    options: Mapping[str, argparse.Action],
-    name: str,
-    value: str | None,
-    is_inline: bool,
-    known: Callable[[], Sequence[str]],
-) -> tuple[int, Mistake]:
-    """Return the mistake of an option that the command does not have: a setting, or another option is meant."""
-    from ctvr.orchestrator.config import closest_setting
-
-    typed = name.lstrip("-")
-    option = closest(name, [each for each in options if each.startswith("--")], 0.8)
-    takes = bool(option) and options[option].nargs != 0
-    settings = known()
-    bare = {each.rpartition(".")[2].replace("_", "") for each in settings} | {*settings}
-    is_setting = typed.replace("-", "").replace("_", "").lower() in bare or typed in settings
-    setting = closest_setting(typed.replace("-", "_"), settings) if is_setting or not option else ""
-    if setting and not is_setting and not closest(typed, [setting, setting.rpartition(".")[2]], 0.8):
-        setting = ""
-    size = 1 if is_inline or value is None or (option and not takes and not is_setting) or "=" in value else 2
-    given = value if size == 2 or is_inline else None
-    old = (f"{name}={value}",) if is_inline else (name, *([value] if size == 2 and value is not None else []))
-    if setting:
-        new = f"{setting}={given if given is not None else 'VALUE'}"
-        return size, Mistake(f"{name}: is a setting, not an option. Write {new}.", old, (new,) if given else None)
-    if option:
-        fixed = (option, *([given] if given is not None and takes else []))
-        return size, Mistake(f"{name}: no such option. Write {' '.join(fixed)}.", old, fixed)
-    return size, Mistake(f"{name}: no such option. `--help` lists the options of this command.", old)
 
 
 # --------------------------------------------------------------------------------- names and settings
@@ -239,7 +124,11 @@ def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -
 
 
 def setting_names(arguments: Mapping[str, Any]) -> list[str]:
-    """Return all settings of a command: those of its method, and of a search if it is a sweep. Imports torch."""
+    """Return all settings of a command: those of its method, and of a search if it is a sweep. Imports torch.
+
+    Args:
+        arguments: `command` and `method` as typed.
+    """
     from dataclasses import fields
 
     from ctvr.orchestrator.learning.resolve import get_method, known_settings
@@ -249,13 +138,15 @@ def setting_names(arguments: Mapping[str, Any]) -> list[str]:
         cls = get_method(str(arguments.get("method") or "clip4clip"))
     except ConfigError:
         cls = get_method("clip4clip")
-    return [*known_settings(cls), *(f"search.{field.name}" for field in fields(SearchConfig))]
+    of_search = fields(SearchConfig) if arguments.get("command") == "sweep" else ()
+    return [*known_settings(cls), *(f"search.{field.name}" for field in of_search)]
 
 
 def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake]]:
     """Return the method and the stream of a run or a sweep (empty if they cannot be used), and the mistakes in them."""
     from ctvr.methods import place_of
     from ctvr.orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.tables.presets import preset_names
 
     default = {"method": "framefusion_moe", "stream": "shapes-5"} if arguments.command == "sweep" else {}
     names = {name: getattr(arguments, name) or default.get(name, "") for name in ("method", "stream")}
@@ -264,7 +155,10 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
         place_of(names["method"] or "clip4clip")
     except ValueError as error:
         found.append(_of_name(f"method: {error}", names["method"]))
-        names["method"] = (found[-1].new or ("",))[0]  # its settings are probably those meant
+        table = closest(names["method"], preset_names(), 0.8) if arguments.command == "sweep" else ""
+        if table:
+            found[-1] = replace(found[-1], new=(table,))
+        names["method"] = "" if table else (found[-1].new or ("",))[0]  # its settings are probably those meant
     try:
         load_stream(names["stream"] or "shapes-5", Path(arguments.runs).resolve(), arguments.videos, render=False)
     except ConfigError as error:
@@ -294,7 +188,7 @@ def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) ->
     try:
         chosen = with_recipe(name, presets, recommended)
     except ConfigError as error:
-        found.append(Mistake(str(error)))
+        found.append(_of_name(str(error), arguments.preset))
         chosen = with_recipe(name, (), recommended)
     return found + _peel(
         lambda kept: resolve({**kept, "method": name, "stream": stream or "any"}, recommended, chosen), settings
@@ -361,9 +255,11 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
     if arguments.command in ("run", "sweep") and not is_table and not getattr(arguments, "resume", None):
         method, stream, wrong = name_mistakes(arguments)
         found += wrong
-        if arguments.overrides or arguments.config:
+        if arguments.overrides or arguments.config or arguments.preset:
             found += setting_mistakes(arguments, method, stream)
-    if error is not None and str(error) not in [mistake.text for mistake in found]:
+    name = str(error).partition(":")[0]
+    is_known = any(each.text == str(error) or each.text.startswith(f"{name}: no such setting, and") for each in found)
+    if error is not None and not is_known:
         found.append(Mistake(str(error)))
     names = " ".join(filter(None, (getattr(arguments, name, None) for name in ("method", "stream"))))
     vary = f"ctvr sweep {names}".strip() + " --vary"

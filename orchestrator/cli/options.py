@@ -136,6 +136,20 @@ def get_direction(arguments: argparse.Namespace) -> Literal["t2v", "v2t", "both"
     return arguments.direction or "t2v"
 
 
+def add_task_orders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--task-orders",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of task orders in the rerun: the stream's own plus random ones (default: %(default)s)",
+    )
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="show tracebacks and the other output of Ray")
+
+
 def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
     """Read a number from an environment variable.
 

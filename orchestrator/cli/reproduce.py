@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of
-from ctvr.orchestrator.cli.sweep import add_task_orders, add_verbose, request_table, run_table
+from ctvr.orchestrator.cli.options import (
+    add_execution_options,
+    add_settings,
+    add_task_orders,
+    add_verbose,
+    get_execution,
+    settings_of,
+)
+from ctvr.orchestrator.cli.sweep import request_table, run_table
 from ctvr.orchestrator.errors import ConfigError
 
 

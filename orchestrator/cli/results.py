@@ -152,8 +152,8 @@ def _doctor(arguments: argparse.Namespace) -> str:
 
 def add_explain(commands: Any) -> None:
     parser = commands.add_parser("explain", help="explain the key of a result, or the differences of two keys")
-    parser.add_argument("key", metavar="KEY", help="first characters of a key (tag ctvr.result of a run)")
-    parser.add_argument("other", nargs="?", metavar="KEY", help="second key to compare with")
+    parser.add_argument("key", metavar="KEY", help="name or id of a run, or the first characters of a key")
+    parser.add_argument("other", nargs="?", metavar="KEY", help="second run or key to compare with")
     add_execution_options(parser, folders=("runs", "store"))
     parser.set_defaults(run=_explain)
 

@@ -1,4 +1,4 @@
-"""Commands `ctvr sweep` and `ctvr rerun`."""
+"""Command `ctvr sweep`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ctvr.orchestrator.cli.options import (
     add_direction,
     add_execution_options,
     add_settings,
+    add_task_orders,
+    add_verbose,
     check_source_digest,
     get_direction,
     get_execution,
-    get_existing_runs,
     preflight,
     settings_of,
     split_commas,
 )
+from ctvr.orchestrator.cli.rerun import swept
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.trust import trust_options
@@ -111,20 +113,6 @@ def add_sweep(commands: Any) -> None:
     add_verbose(parser)
     add_settings(parser, "named settings of the method, or a whole table, e.g. ctvr-table1", "METHOD STREAM, or TABLE")
     parser.set_defaults(run=_sweep, places=("method", "stream", "preset"))
-
-
-def add_task_orders(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--task-orders",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of task orders in the rerun: the stream's own plus random ones (default: %(default)s)",
-    )
-
-
-def add_verbose(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="show tracebacks and the other output of Ray")
 
 
 def is_supervised(arguments: argparse.Namespace) -> bool:
@@ -327,48 +315,3 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
     supervisor.report_name(name)
     direction = get_direction(arguments)
     return TableRequest(name, arguments.stream, preset, overrides, direction, arguments.task_orders)
-
-
-def add_rerun(commands: Any) -> None:
-    parser = commands.add_parser("rerun", help="rerun the best trials of a sweep over new seeds, and tabulate")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="sweep to rerun")
-    parser.add_argument("--sweep", metavar="NAME", help="the same as NAME")
-    parser.add_argument(
-        "--top", type=int, default=1, metavar="N", help="number of best trials to rerun (default: %(default)s)"
-    )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of new seeds (default: %(default)s)")
-    add_task_orders(parser)
-    parser.add_argument(
-        "--baselines",
-        default="",
-        metavar="METHODS",
-        help="methods to run next to the winner, comma-separated (default: none)",
-    )
-    add_direction(parser)
-    add_execution_options(parser, resources=True)
-    add_verbose(parser)
-    parser.set_defaults(run=_rerun)
-
-
-def swept(arguments: argparse.Namespace) -> str:
-    """Return the sweep that `ctvr rerun` names.
-
-    Raises:
-        ConfigError: if two sweeps are named.
-    """
-    if arguments.name and arguments.sweep not in (None, arguments.name):
-        raise ConfigError(f"rerun: {arguments.name} and --sweep {arguments.sweep} are two names. Give one.")
-    return arguments.name or arguments.sweep or ""
-
-
-def _rerun(arguments: argparse.Namespace) -> str:
-    if not (sweep := swept(arguments)):
-        raise ConfigError("rerun: the name of the sweep is missing. Write: ctvr rerun NAME")
-    execution = get_existing_runs(arguments)
-    from ctvr.orchestrator.sweeps.rerun import rerun
-    from ctvr.orchestrator.sweeps.session import within_budget
-
-    baselines, direction = split_commas(arguments.baselines), get_direction(arguments)
-    with within_budget(arguments.budget_hours):
-        counts = (arguments.top, arguments.seeds)
-        return rerun(sweep, execution, *counts, baselines, direction, arguments.task_orders)

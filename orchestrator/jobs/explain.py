@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.config import Settings, suggest
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
@@ -42,7 +42,7 @@ def explain(key_prefix: str, store: Store, tracker: Tracker | None = None) -> st
     Raises:
         ConfigError: if no key, or several keys, have the prefix.
     """
-    prefix = _checked(key_prefix)
+    prefix = _checked(_key_of(key_prefix, tracker))
     keys = _result_keys(prefix, store, tracker)
     if not keys:
         frames = store.list("frames", prefix)
@@ -65,7 +65,7 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
         ConfigError: if a key is unknown, or no run in MLflow records its settings.
     """
     pair = []
-    for prefix in map(_checked, (key_a, key_b)):
+    for prefix in (_checked(_key_of(key, tracker)) for key in (key_a, key_b)):
         key = _only(prefix, _result_keys(prefix, store, tracker))
         runs = _runs_of(key, tracker)
         if not runs:
@@ -89,6 +89,20 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
 
 
 # ------------------------------------------------------------------------------------------ finding keys
+
+
+def _key_of(name: str, tracker: Tracker | None) -> str:
+    """Return the key of the run with a name or an id; a word that is neither is taken for a key."""
+    runs = [] if tracker is None else tracker.find_runs()
+    found = [run for run in runs if run.name == name or (len(name) >= 6 and run.run_id.startswith(name.lower()))]
+    keys = {run.tags[RESULT] for run in found if RESULT in run.tags}
+    if len(keys) == 1:
+        return keys.pop()
+    is_key = re.fullmatch(r"(?:zero-)?[0-9a-fA-F]{4,64}(?:-[0-9a-f]{1,8})?(?:/.*)?", name.strip())
+    if found or is_key or not runs:
+        return name
+    known = [each for run in runs for each in (run.name, run.run_id[:8])]
+    raise ConfigError(f"explain: no run or key {name!r}.{suggest(name, known)} `ctvr runs --all` lists the runs.")
 
 
 def _checked(prefix: str) -> str:

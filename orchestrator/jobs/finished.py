@@ -15,7 +15,8 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.digests import identity_of, is_settled
 from ctvr.orchestrator.errors import CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.learning.commits import Commits, RunState
+from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option
+from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream, iter_items
 from ctvr.orchestrator.sweeps.trust import trust_text
@@ -51,7 +52,8 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
         return None
     say(FINISHED)
     run, record = found[-1], commits.record(num_tasks)
-    return result_text(run.settings["method"], run.tags["ctvr.split"], stream, record, run.run_id, execution)
+    say(next_text(stream, run.run_id, f"{runs_option(execution)}{trust_text()}"))
+    return result_text(run.settings["method"], run.tags["ctvr.split"], stream, record.metrics[-1])
 
 
 def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> list[Any] | None:
@@ -91,15 +93,3 @@ def _machine() -> list[Any]:
     instructions = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     named = {name: os.environ.get(name, "") for name in ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES")}
     return [instructions, named, sorted(path.name for path in Path("/dev").glob("nvidia*"))]
-
-
-def result_text(
-    method: str, split: str, stream: Stream, record: RunState, run_id: str, execution: ExecutionConfig
-) -> str:
-    """Return the metrics after the last task as text, and print the command that queries the model."""
-    if stream.domain == "videos":
-        runs = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
-        say(f"query it: ctvr search 'a red square moves left' --model {run_id[:8]}{runs}{trust_text()}")
-    last = record.metrics[-1]
-    lines = [f"{key.removeprefix('stream/'):<16}{last[key]:8.2f}" for key in sorted(last) if key.startswith("stream/")]
-    return "\n".join([f"{method} on {stream.name}, {split} {stream.domain}", *lines])

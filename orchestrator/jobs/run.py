@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ctvr.methods.base import Task
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.jobs.finished import FINISHED, question_of, result_text
+from ctvr.orchestrator.jobs.finished import FINISHED, question_of
+from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option, start_text, time_left, warning_of
 from ctvr.orchestrator.learning.commits import RunState
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, resolve, with_recipe
@@ -21,6 +24,7 @@ from ctvr.orchestrator.streams.metric_names import progress_text
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.search_spaces import default_presets
+from ctvr.orchestrator.sweeps.trust import trust_text
 from ctvr.orchestrator.tracking.mirror import check_mirror
 from ctvr.orchestrator.tracking.recorder import Recorder
 
@@ -44,8 +48,11 @@ def run(
 ) -> str:
     """Train one method over one stream in this process, tracked by MLflow; return its last metrics as text."""
     done = train(settings, presets, execution, fresh, keep_model)
-    method, split = done.experiment.run.method, done.experiment.evaluation.split
-    return result_text(method, split, done.stream, done.record, done.run_id, execution)
+    if warning := warning_of(done.experiment, done.record.metrics[-1]):
+        say(warning)
+    say(next_text(done.stream, done.run_id, f"{runs_option(execution)}{trust_text()}"))
+    split = done.experiment.evaluation.split
+    return result_text(done.experiment.name, split, done.stream, done.record.metrics[-1])
 
 
 def train(
@@ -87,10 +94,18 @@ def train(
     name = generate_name(f"{experiment.run.method}-seed{experiment.run.seed}")
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    say(start_text(experiment, stream, settings, chosen, device, f"{execution.runs}, run {name}"))
+    took: list[float] = []
+
     def report_task(task: Task, record: RunState, seconds: float) -> None:
         recorder.report(task, record, seconds)
-        progress = progress_text(record.metrics[task.index])
-        say(f"task {task.index + 1}/{task.num_tasks}  {progress}  {seconds:.1f} s")
+        took.append(seconds)
+        metrics = record.metrics[task.index]
+        left = time_left(took, task.num_tasks - task.index - 1)
+        say(f"task {task.index + 1}/{task.num_tasks}  {progress_text(metrics)}  {seconds:.1f} s{left}")
+        if len(took) == 1 and left and (warning := warning_of(experiment, metrics)):
+            say(f"{warning} Ctrl-C stops the run.")
 
     try:
         result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)

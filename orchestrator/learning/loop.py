@@ -141,7 +141,8 @@ class Loop:
         named = dict(self.method.named_parameters())
         for name, value in self.commits.optimizer_state(done).items():
             self._momenta[named[name]] = {"momentum_buffer": value.to(self.workers.device)}
-        log.info("resumed after task %d of %d", done, len(self.data.stream.tasks))
+        if done < len(self.data.stream.tasks):
+            log.info("resumed after task %d of %d", done, len(self.data.stream.tasks))
 
     # ------------------------------------------------------------------------------------ training
 

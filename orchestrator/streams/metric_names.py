@@ -26,4 +26,5 @@ def progress_text(metrics: Mapping[str, float]) -> str:
             forgotten = f"  forgetting {metrics[forgetting]:.2f}" if forgetting in metrics else ""  # not after task 1
             return f"accuracy {metrics[accuracy]:.2f}{forgotten}"
     gain = f"  ({metrics[GAIN]:+.2f} over zero-shot)" if GAIN in metrics else ""
-    return f"R@1 {metrics.get('stream/t2v/r1', math.nan):.2f}{gain}  BWF {metrics.get('stream/t2v/bwf', math.nan):.2f}"
+    bwf = metrics.get("stream/t2v/bwf", math.nan)
+    return f"R@1 {metrics.get('stream/t2v/r1', math.nan):.2f}{gain}  forgetting {bwf:.2f}"

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchSpace
-from ctvr.orchestrator.on_ray.search import is_grouped
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchSpace
+from ctvr.orchestrator.on_ray.search import count_trials, is_grouped
+from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
+from ctvr.orchestrator.sweeps.search_spaces import search_space
+from ctvr.orchestrator.sweeps.selection import METRIC_LABELS
+from ctvr.orchestrator.sweeps.session import describe_concurrency, precision_lines, resources_text
+from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.execution import ExecutionConfig
+    from ctvr.orchestrator.sweeps.sweep import PlannedSweep
+    from ctvr.orchestrator.tracking.tracker import Tracker
 
 
 def describe_confirmation(search: SearchConfig) -> str:
@@ -50,3 +62,55 @@ def describe_rerun(top: int, seeds: int, baselines: Sequence[str]) -> str:
 def flat_search(search: SearchConfig) -> Settings:
     """Return the settings of a search by dotted name, as the parent run records them."""
     return {f"search.{name}": value for name, value in asdict(search).items()}
+
+
+def _searched(planned: PlannedSweep) -> str:
+    """List the searched settings; of those of --space, with their values and how many others keep their values."""
+    if not planned.request.space:
+        return ", ".join(planned.space)
+    every = {*search_space(planned.request.method)[1], *planned.space}
+    values = (f"{name} in {', '.join(map(str, domain.categories))}" for name, domain in planned.space.items())
+    return f"varies {len(planned.space)} of {len(every)} settings ({'; '.join(values)}; the others as recommended)"
+
+
+def describe_sweep(
+    planned: PlannedSweep, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker
+) -> str:
+    """Describe the sweep before it starts."""
+    request, stream, search = planned.request, planned.stream, planned.search
+    recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
+    trials = f"{count_trials(search, planned.searched)} by {search.searcher}{describe_groups(search, planned.searched)}"
+    lines = [
+        f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
+        f"  trials     {trials}, {describe_scheduler(search)}; {describe_concurrency(room)}",
+        f"  resources  {resources_text(execution, room)}",
+        *precision_lines(execution, [planned.experiment.run.precision]),
+        f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",
+        f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
+        f"  confirms   {describe_confirmation(search)}",
+        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
+        f"  stream     recommends {recommended or 'nothing'}",
+        f"  videos     {describe_decoding(decoded)}",
+        f"  tracking   {tracker.uri.split('@')[-1]}",
+        f"  rerun      {describe_rerun(request.top, request.seeds, request.baselines)}",
+        "  time       known when the first trial is complete",
+    ]
+    if mark := stream.table_caveat:
+        lines.append(f"  note       {mark}")
+    return "\n".join(lines)
+
+
+def describe_best(planned: PlannedSweep, best: RunRecord, recommended: Settings) -> list[str]:
+    """Describe the best trial of a search: its name, its result, and its settings.
+
+    Args:
+        recommended: all settings of a run without a search.
+    """
+    metric = planned.search.metric
+    is_recommended = all(str(best.settings.get(name)) == as_text(recommended.get(name)) for name in planned.space)
+    chosen = ", ".join(f"{name}={best.settings.get(name)}" for name in planned.space)
+    return [
+        f"best: {best.name}, {METRIC_LABELS.get(metric, metric)} {last_value(best, metric):+.2f} on "
+        f"{best.tags.get('ctvr.split')} videos" + (", the recommended settings" if is_recommended else ""),
+        *textwrap.wrap(chosen, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False),
+    ]

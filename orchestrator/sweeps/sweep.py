@@ -19,7 +19,6 @@ from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, preset_settings, presets_of, resolve
 from ctvr.orchestrator.on_ray.capacity import capacity
 from ctvr.orchestrator.on_ray.plan import (
-    Capacity,
     SearchConfig,
     SearchOutcome,
     SearchSpace,
@@ -28,22 +27,14 @@ from ctvr.orchestrator.on_ray.plan import (
     within,
     write_plan,
 )
-from ctvr.orchestrator.on_ray.search import count_listed, count_trials, override_space
+from ctvr.orchestrator.on_ray.search import count_listed, override_space
 from ctvr.orchestrator.on_ray.tune import can_resume, run_search
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
-from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
-from ctvr.orchestrator.sweeps.plan_text import (
-    describe_confirmation,
-    describe_decoding,
-    describe_groups,
-    describe_rerun,
-    describe_scheduler,
-    flat_search,
-)
+from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_sweep, flat_search
 from ctvr.orchestrator.sweeps.preflight import forbid_seed
 from ctvr.orchestrator.sweeps.preparation import prepare_run, searched_splits
 from ctvr.orchestrator.sweeps.rerun import OVERRIDES, baseline, baseline_rows, rerun, shared_overrides
@@ -56,15 +47,12 @@ from ctvr.orchestrator.sweeps.search_spaces import (
     search_space,
     upper_bounds,
 )
-from ctvr.orchestrator.sweeps.selection import METRIC_LABELS, best_trials, expand_task_orders
+from ctvr.orchestrator.sweeps.selection import best_trials, expand_task_orders
 from ctvr.orchestrator.sweeps.session import (
     check_machine,
-    describe_concurrency,
     flush_outbox,
     interruptible,
-    precision_lines,
     ray_cluster,
-    resources_text,
     resume_options,
     trial_plan,
     warn_unsent,
@@ -268,7 +256,7 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
             planned.experiment, execution, searched_splits(stream), not execution.gpus_per_trial, on_cluster=True
         )
         stream = ready.stream
-        say(_plan_text(planned, room, ready.decoded, execution, tracker))
+        say(describe_sweep(planned, room, ready.decoded, execution, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
         parent = tracker.open_sweep(request.name, stream.name, settings, {OVERRIDES: json.dumps(request.overrides)})
         question = f"Which settings of {request.method} are best on {stream.name}?"
@@ -291,7 +279,7 @@ def _conclude(
     planned: PlannedSweep, execution: ExecutionConfig, tracker: Tracker, outcome: SearchOutcome, parent: str
 ) -> str:
     """Close the parent run of a search, select the winner, confirm it and rerun it."""
-    request, metric = planned.request, planned.search.metric
+    request = planned.request
     close_search(tracker, parent, outcome)
     lines = [
         f"sweep {request.name}: {outcome.trials} trials in {outcome.seconds:.0f} s: {outcome.complete} complete, "
@@ -308,11 +296,7 @@ def _conclude(
         ]
         raise RunsFailed("\n".join(lines))
     best = best_trials(tracker, request.name, 1)[0]
-    lines.append(
-        f"best: {best.name}, {METRIC_LABELS.get(metric, metric)} {last_value(best, metric):+.2f} on "
-        f"{best.tags.get('ctvr.split')} videos"
-    )
-    lines += [f"  {name} = {best.settings.get(name)}" for name in planned.space]
+    lines += describe_best(planned, best, planned.unsearched(execution.workers).settings)
     mlflow_notes.annotate_search(tracker, parent, request.name, planned.space, planned.search.metric)
     if planned.search.confirm:
         listed = candidates(tracker, request.name, planned.unsearched(execution.workers), planned.search)
@@ -331,39 +315,3 @@ def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
     """Record the outcome of a search on its parent run."""
     tracker.set_tags(parent, {"ctvr.trials": str(outcome.trials), "ctvr.complete_trials": str(outcome.complete)})
     tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")
-
-
-def _searches(planned: PlannedSweep) -> str:
-    """List the searched settings; of those of --space, with their values and how many others keep their values."""
-    if not planned.request.space:
-        return ", ".join(planned.space)
-    every = {*search_space(planned.request.method)[1], *planned.space}
-    values = (f"{name} in {', '.join(map(str, domain.categories))}" for name, domain in planned.space.items())
-    return f"varies {len(planned.space)} of {len(every)} settings ({'; '.join(values)}; the others as recommended)"
-
-
-def _plan_text(
-    planned: PlannedSweep, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker
-) -> str:
-    """Describe the sweep before it starts."""
-    request, stream, search = planned.request, planned.stream, planned.search
-    recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
-    trials = f"{count_trials(search, planned.searched)} by {search.searcher}{describe_groups(search, planned.searched)}"
-    lines = [
-        f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {trials}, {describe_scheduler(search)}; {describe_concurrency(room)}",
-        f"  resources  {resources_text(execution, room)}",
-        *precision_lines(execution, [planned.experiment.run.precision]),
-        f"  searches   {_searches(planned)} on {planned.experiment.evaluation.split} videos",
-        f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
-        f"  confirms   {describe_confirmation(search)}",
-        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
-        f"  stream     recommends {recommended or 'nothing'}",
-        f"  videos     {describe_decoding(decoded)}",
-        f"  tracking   {tracker.uri.split('@')[-1]}",
-        f"  rerun      {describe_rerun(request.top, request.seeds, request.baselines)}",
-        "  time       known when the first trial is complete",
-    ]
-    if mark := stream.table_caveat:
-        lines.append(f"  note       {mark}")
-    return "\n".join(lines)

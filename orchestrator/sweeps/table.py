@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,9 +19,9 @@ from ctvr.orchestrator.sweeps.comparison import gain_notes
 from ctvr.orchestrator.sweeps.verified_notes import with_verified
 from ctvr.orchestrator.tables.build import Direction, build
 from ctvr.orchestrator.tables.footnotes import CHOICE, method_of
-from ctvr.orchestrator.tables.formats import to_markdown, to_text
 from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME, PaperRun
 from ctvr.orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
+from ctvr.orchestrator.tables.screen import to_text
 from ctvr.orchestrator.tables.setting_diff import of_benchmark
 from ctvr.orchestrator.tables.significance import read_ranks
 from ctvr.orchestrator.tables.table import Table
@@ -28,6 +29,7 @@ from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
+PIPE_WIDTH = 100  # characters of a line where the output is not a terminal
 # protocol -> benchmark that a run on another stream is compared with
 BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10", "qa": "msrvtt-qa"}
 
@@ -41,12 +43,17 @@ def table(
 ) -> str:
     """Write and return the table of a sweep's complete runs (or of a stream's complete runs) on one split.
 
-    The returned text is Markdown, or aligned columns for a terminal.
+    The returned text has aligned columns that fit the terminal; the files have all columns and notes.
     """
     made = made_tables(execution, sweep, stream, direction, split)
-    files = write(made, execution.runs.resolve() / "tables" / (sweep or stream or "all"))
-    shown = to_text(made, shutil.get_terminal_size().columns) if sys.stdout.isatty() else to_markdown(made)
-    return f"{shown}\n\nwritten: {', '.join(str(file) for file in files)}"
+    name = sweep or stream or "all"
+    files = write(made, execution.runs.resolve() / "tables" / name)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    folder = os.path.relpath(files[0].parent)
+    more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+    models = " ".join(f"--model best-{table.stream}" for table in made[:1])
+    following = f"next: ctvr report {name}{more}\n      ctvr search 'TEXT' {models}{more}"
+    return f"{to_text(made, width)}\nwritten: {folder} ({len(files)} files)\n{following}"
 
 
 def made_tables(

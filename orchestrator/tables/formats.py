@@ -1,4 +1,4 @@
-"""Formatting of result tables as Markdown, LaTeX (booktabs), CSV or terminal text. Pure functions of text."""
+"""Formatting of result tables as Markdown, LaTeX (booktabs) or CSV. Pure functions of text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import html
 import io
 import math
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from ctvr.orchestrator.tables.table import MISSING, Difference, Row, Table, Value, number
@@ -44,7 +43,7 @@ def to_csv(tables: Table | Sequence[Table]) -> str:
 def _markdown(table: Table) -> str:
     feet = Footnotes()
     arrows = {"up": " ↑", "down": " ↓", "": ""}
-    titles = ["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *_last_titles(table)]
+    titles = ["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *last_titles(table)]
     lines = [f"### {_markdown_text(table.heading)}", "", _line(titles), _line([":--", *["--:"] * (len(titles) - 1)])]
     for row in table.rows:
         cells = []
@@ -62,13 +61,13 @@ def _markdown(table: Table) -> str:
             signs = ",".join([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
             printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
             cells = [f"*{text}*" if text else "" for text in printed]
-            lines.append(_line([f"&emsp;*paper* <sup>{signs}</sup>", *cells, *[""] * len(_last_titles(table))]))
+            lines.append(_line([f"&emsp;*paper* <sup>{signs}</sup>", *cells, *[""] * len(last_titles(table))]))
     lines += ["", *(f"- {_markdown_text(note)}" for note in table.notes)]
     lines += [f"- <sup>{sign}</sup> {_markdown_text(text)}" for sign, text in feet.all()]
     return "\n".join(lines)
 
 
-def _last_titles(table: Table) -> list[str]:
+def last_titles(table: Table) -> list[str]:
     return [
         *table.comparison_titles,
         "Seeds",
@@ -109,7 +108,7 @@ def latex_text(text: str) -> str:
 def _latex(table: Table) -> str:
     feet = Footnotes()
     arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
-    heads = ["Method", *(f"{latex_text(c.title)}{arrows[c.better]}" for c in table.columns), *_last_titles(table)]
+    heads = ["Method", *(f"{latex_text(c.title)}{arrows[c.better]}" for c in table.columns), *last_titles(table)]
     body = []
     for row in table.rows:
         cells = []
@@ -126,7 +125,7 @@ def _latex(table: Table) -> str:
             signs = _super([feet.source(row.paper_source), *feet.signs(row.paper_marks)])
             printed = [_latex_number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
             cells = [f"\\textit{{{text}}}" if text else "" for text in printed]
-            body.append(_latex_line([f"\\quad\\textit{{paper}}{signs}", *cells, *[""] * len(_last_titles(table))]))
+            body.append(_latex_line([f"\\quad\\textit{{paper}}{signs}", *cells, *[""] * len(last_titles(table))]))
     notes = [latex_text(note) for note in table.notes]
     notes += [f"{_super([sign])} {latex_text(text)}" for sign, text in feet.all()]
     return "\n".join(
@@ -200,48 +199,6 @@ def _safe(text: str) -> str:
 
 def _plain(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else MISSING
-
-
-# --- terminal -----------------------------------------------------------------------------------------------
-
-
-def to_text(tables: Table | Sequence[Table], width: int = 120) -> str:
-    """Return aligned columns, the best of each marked with #, and notes wrapped at `width` characters (not rows)."""
-    return "\n\n".join(_text(table, width) for table in _several(tables)) + "\n"
-
-
-def _text(table: Table, width: int) -> str:
-    feet = Footnotes()
-    arrows = {"up": " ↑", "down": " ↓", "": ""}
-    lines = [["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *_last_titles(table)]]
-    for row in table.rows:
-        cells = []
-        for column in table.columns:
-            text = number(row.values.get(column.key, Value()), column.digits)
-            cells.append(text + ("#" if table.is_best(row, column) else " "))
-        last = [*map(_shown, table.comparison_cells(row)), str(len(row.seeds)), *map(_shown, table.cost_cells(row))]
-        lines.append([_with_signs(row.label, feet.signs(row.marks)), *cells, *last])
-        if row.paper:
-            signs = [feet.source(row.paper_source), *feet.signs(row.paper_marks)]
-            printed = [number(row.paper[c.key], c.digits) + " " if c.key in row.paper else "" for c in table.columns]
-            lines.append(["  paper [" + ",".join(signs) + "]", *printed, *[""] * len(_last_titles(table))])
-    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    drawn = [
-        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(wide) for cell, wide in zip(line[1:], widths[1:]))]).rstrip()
-        for line in lines
-    ]
-    notes = ["# the best of its column", *table.notes, *(f"[{sign}] {text}" for sign, text in feet.all())]
-    told = [textwrap.fill(_shown(note), width, subsequent_indent="    ") for note in notes]
-    return "\n".join([_shown(table.heading), "", drawn[0], "-" * max(map(len, drawn)), *drawn[1:], "", *told])
-
-
-def _with_signs(label: str, signs: Sequence[str]) -> str:
-    return f"{_shown(label)} [{','.join(signs)}]" if signs else _shown(label)
-
-
-def _shown(text: str) -> str:
-    """Return text on one line, without terminal control characters."""
-    return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())
 
 
 # --- shared -------------------------------------------------------------------------------------------------

@@ -227,6 +227,10 @@ class Tracker:
         except Exception as error:
             raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: existing data stays.") from error
 
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run's record; MLflow marks it, and `mlflow runs restore` brings it back."""
+        self.client.delete_run(self._sender.real(run_id))
+
     # --- reading ---
 
     def find_runs(

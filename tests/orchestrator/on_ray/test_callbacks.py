@@ -55,8 +55,8 @@ def test_every_finished_task_is_one_line_however_often_it_is_reported(plan, caps
     for task in (1, 1, 2, 1, 2):
         watcher.on_trial_result(0, [], trial("a"), row(task))
     assert lines(capsys) == [
-        "trial 1/4  task 1/3  R@1 40.00  (+3.50 over zero-shot)  BWF 1.00  2.0 s",
-        "trial 1/4  task 2/3  R@1 40.00  (+3.50 over zero-shot)  BWF 1.00  2.0 s",
+        "trial 1/4  task 1/3  R@1 40.00  (+3.50 over zero-shot)  forgetting 1.00  2.0 s",
+        "trial 1/4  task 2/3  R@1 40.00  (+3.50 over zero-shot)  forgetting 1.00  2.0 s",
     ]
 
 

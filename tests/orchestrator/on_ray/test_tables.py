@@ -33,11 +33,9 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     assert ["Lower the learning rates" in line for line in failed] == [True] * 3
     assert "lora: 0 complete, 0 stopped early, 3 failed; no trial is complete" in said
     assert "small: Two rows and a lost one" in text
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert [line.split()[1].split("<")[0] for line in lines[2:]] == ["clip4clip", "zero\\_shot"]  # the table's order
-    assert lines[0].endswith("| Seeds | Trials | Time |")
+    names = [line.split()[0] for line in text.splitlines() if line.startswith(("clip4clip ", "zero_shot "))]
+    assert names == ["clip4clip", "zero_shot"]  # the table's order
     assert "settings are the best of 3 trials by R@1 gain over zero-shot on val videos" in text
-    assert "as in its paper" in text
 
     tracker = execution.tracker()
     for name, status in (("t", "FAILED"), ("t-lora", "FAILED"), ("t-clip4clip", "FINISHED")):

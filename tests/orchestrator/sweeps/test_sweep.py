@@ -15,12 +15,12 @@ from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOu
 from ctvr.orchestrator.on_ray.search import count_trials, grid_points, make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.sweeps import session
+from ctvr.orchestrator.sweeps.plan_text import describe_sweep
 from ctvr.orchestrator.sweeps.resume import resume
 from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.sweep import (
     SweepRequest,
     _conclude,
-    _plan_text,
     plan_sweep,
     read_request,
     sweep,
@@ -57,7 +57,7 @@ def test_space_varies_only_the_listed_settings_and_space_add_keeps_the_methods_o
     assert only.search.searcher == "grid"  # every value once
     assert [point["method.lr"] for point in grid_points(only.searched)] == [1e-6, 4e-6, 2e-5]
     assert only.experiment.optim == plan_sweep(request(few), execution).experiment.optim
-    text = _plan_text(only, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    text = describe_sweep(only, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "varies 1 of 4 settings (method.lr in 1e-06, 4e-06, 2e-05; the others as recommended)" in text
     added = plan_sweep(request(few, search={"trials": 3}, space_add=words), execution)
     assert set(added.space) > {"method.lr"}
@@ -274,11 +274,13 @@ def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
 
 def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, execution):
     planned = plan_sweep(request(few), execution)
-    text = _plan_text(planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+    text = describe_sweep(
+        planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small")
+    )
     assert "the best 2 and the recommended settings over 3 new seeds on the same videos" in text
     assert "by 2 queries of 2 val videos in 2 tasks" in text
     off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), execution)
-    text = _plan_text(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+    text = describe_sweep(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert "confirms   nothing: the best trial is accepted without a test" in text
     assert (
         "8 by tpe, scheduler none in brackets of 8 (points that train the same model are one trial); 2 at once" in text

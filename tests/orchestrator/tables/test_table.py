@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from ctvr.orchestrator.tables.formats import Footnotes, latex_text, to_csv, to_latex, to_markdown, to_text
+from ctvr.orchestrator.tables.formats import Footnotes, latex_text, to_csv, to_latex, to_markdown
 from ctvr.orchestrator.tables.table import Column, Row, Table, Value, number
 
 COLUMNS = (Column("r1", "R@1", "up"), Column("bwf", "BWF", "down"), Column("params_m", "Params (M)"))
@@ -93,21 +93,6 @@ def test_latex_has_the_same_cells_and_balanced_braces(table):
     assert text.count("{") == text.count("}")
     body = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
     assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {4}
-
-
-def test_a_terminal_has_the_same_cells_under_each_other(table):
-    lines = to_text(table, 60).splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("framefusion"))
-    assert lines[at].split() == ["framefusion_moe", "[b]", "25.87±0.33#", "-0.45±0.20#", "46.80", "3"]
-    assert lines[at + 1].split() == ["paper", "[1]", "25.87±0.33", "-0.45±0.22"]
-    ends = {line.index("±") for line in lines[at : at + 2]}
-    assert len(ends) == 1
-    assert "[a] few seeds" in lines
-    assert "[1] Zhao et al., Table 1" in lines
-    assert not {"|", "<sup>", "\\_", "**"} & set(to_text(table))
-    nasty = Table("s\x1b[2J", COLUMNS, (row("m", 1.0, label="m\x1b[31m\x07", marks=("a\nb\x1b",)), row("n", 2.0)))
-    assert not {sign for sign in to_text(nasty) if not sign.isprintable()} - {"\n"}
-    assert "[a] a b" in to_text(nasty).splitlines()
 
 
 def test_no_text_becomes_markup_or_a_command():

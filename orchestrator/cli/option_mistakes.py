@@ -1,0 +1,124 @@
+"""Mistakes in the options of a command, found before argparse reads them and stops at the first."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ctvr.orchestrator.cli.mistakes import Mistake
+from ctvr.orchestrator.config import closest
+
+_NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
+KINDS: dict[Any, tuple[str, str]] = {int: ("a whole number", "3"), float: ("a number", "0.5")}
+
+
+def check_options(parser: argparse.ArgumentParser, words: Sequence[str], known: Callable[[], Sequence[str]]) -> Any:
+    """Return the mistakes in a command's options, and the arguments without them.
+
+    Args:
+        parser: the parser of the command.
+        words: the arguments after the command.
+        known: returns all settings of the command; called only for an unknown option.
+    """
+    found: list[Mistake] = []
+    kept: list[str] = []
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word == "--":
+            return found, [*kept, *words[place:]]
+        following = words[place + 1] if place + 1 < len(words) else None
+        if following is not None and following.startswith("-") and not _NUMBER.fullmatch(following):
+            following = None
+        if not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
+            size, mistake = 1, None
+        else:
+            size, mistake = _check_option(parser, word, following, known)
+        if mistake is None:
+            kept += words[place : place + size]
+        else:
+            found.append(mistake)
+        place += size
+    return found, kept
+
+
+def _check_option(
+    parser: argparse.ArgumentParser, word: str, following: str | None, known: Callable[[], Sequence[str]]
+) -> tuple[int, Mistake | None]:
+    """Return the number of arguments that belong to an option, and the mistake in them."""
+    name, equals, inline = word.partition("=")
+    options = parser._option_string_actions
+    matches = [each for each in options if each == name] or [each for each in options if each.startswith(name)]
+    actions = {id(options[each]): options[each] for each in matches} if name.startswith("--") or name in options else {}
+    if not actions and not word.startswith("--") and word[:2] in options and len(word) > 2:
+        name, equals, inline = word[:2], "=", word[2:]  # -k5
+        actions = {0: options[name]}
+    if len(actions) > 1:
+        return 1, Mistake(f"{name}: is the beginning of {' and '.join(matches)}. Write one of them in full.")
+    if not actions:
+        return _unknown_option(options, name, inline if equals else following, bool(equals), known)
+    (action,) = actions.values()
+    if action.nargs == 0:
+        return 1, Mistake(f"{name}: takes no value (got {inline!r}).", (word,), (name,)) if equals else None
+    if action.nargs is not None:
+        return 1, None
+    value = inline if equals else following
+    size = 1 if equals or following is None else 2
+    example = f"{name} {_example(action)}"
+    if value is None:
+        return 1, Mistake(f"{name}: has no value. Write {example}.")
+    return size, _check_value(action, name, value, example)
+
+
+def _check_value(action: argparse.Action, name: str, value: str, example: str) -> Mistake | None:
+    if action.choices is not None and value not in action.choices:
+        names = [str(each) for each in action.choices]
+        meant = closest(value, names) or names[0]
+        return Mistake(f"{name}: is not one of {', '.join(names)} (got {value!r:.80}). Write {name} {meant}.")
+    try:
+        action.type(value) if callable(action.type) else None
+    except (ValueError, TypeError, argparse.ArgumentTypeError):
+        what = KINDS.get(action.type, ("a valid value", ""))[0]
+        return Mistake(f"{name}: is not {what} (got {value!r:.80}). Write {example}.")
+    return None
+
+
+def _example(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return str(next(iter(action.choices)))
+    default = action.default if isinstance(action.default, (int, float)) else None
+    kind = KINDS.get(action.type)
+    return f"{default:g}" if default is not None else kind[1] if kind else str(action.metavar or action.dest.upper())
+
+
+def _unknown_option(
+    options: Mapping[str, argparse.Action],
+    name: str,
+    value: str | None,
+    is_inline: bool,
+    known: Callable[[], Sequence[str]],
+) -> tuple[int, Mistake]:
+    """Return the mistake of an option that the command does not have: a setting, or another option is meant."""
+    from ctvr.orchestrator.config import closest_setting
+
+    typed = name.lstrip("-")
+    option = closest(name, [each for each in options if each.startswith("--")], 0.8)
+    takes = bool(option) and options[option].nargs != 0
+    settings = known()
+    bare = {each.rpartition(".")[2].replace("_", "") for each in settings} | {*settings}
+    is_setting = typed.replace("-", "").replace("_", "").lower() in bare or typed in settings
+    setting = closest_setting(typed.replace("-", "_"), settings) if is_setting or not option else ""
+    if setting and not is_setting and not closest(typed, [setting, setting.rpartition(".")[2]], 0.8):
+        setting = ""
+    size = 1 if is_inline or value is None or (option and not takes and not is_setting) or "=" in value else 2
+    given = value if size == 2 or is_inline else None
+    old = (f"{name}={value}",) if is_inline else (name, *([value] if size == 2 and value is not None else []))
+    if setting:
+        new = f"{setting}={given if given is not None else 'VALUE'}"
+        return size, Mistake(f"{name}: is a setting, not an option. Write {new}.", old, (new,) if given else None)
+    if option:
+        fixed = (option, *([given] if given is not None and takes else []))
+        return size, Mistake(f"{name}: no such option. Write {' '.join(fixed)}.", old, fixed)
+    return size, Mistake(f"{name}: no such option. `--help` lists the options of this command.", old)

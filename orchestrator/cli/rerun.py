@@ -1,0 +1,62 @@
+"""Command `ctvr rerun`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ctvr.orchestrator.cli.options import (
+    add_direction,
+    add_execution_options,
+    add_task_orders,
+    add_verbose,
+    get_direction,
+    get_existing_runs,
+    split_commas,
+)
+from ctvr.orchestrator.errors import ConfigError
+
+
+def add_rerun(commands: Any) -> None:
+    parser = commands.add_parser("rerun", help="rerun the best trials of a sweep over new seeds, and tabulate")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="sweep to rerun")
+    parser.add_argument("--sweep", metavar="NAME", help="the same as NAME")
+    parser.add_argument(
+        "--top", type=int, default=1, metavar="N", help="number of best trials to rerun (default: %(default)s)"
+    )
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of new seeds (default: %(default)s)")
+    add_task_orders(parser)
+    parser.add_argument(
+        "--baselines",
+        default="",
+        metavar="METHODS",
+        help="methods to run next to the winner, comma-separated (default: none)",
+    )
+    add_direction(parser)
+    add_execution_options(parser, resources=True)
+    add_verbose(parser)
+    parser.set_defaults(run=_rerun)
+
+
+def swept(arguments: argparse.Namespace) -> str:
+    """Return the sweep that `ctvr rerun` names.
+
+    Raises:
+        ConfigError: if two sweeps are named.
+    """
+    if arguments.name and arguments.sweep not in (None, arguments.name):
+        raise ConfigError(f"rerun: {arguments.name} and --sweep {arguments.sweep} are two names. Give one.")
+    return arguments.name or arguments.sweep or ""
+
+
+def _rerun(arguments: argparse.Namespace) -> str:
+    if not (sweep := swept(arguments)):
+        raise ConfigError("rerun: the name of the sweep is missing. Write: ctvr rerun NAME")
+    execution = get_existing_runs(arguments)
+    from ctvr.orchestrator.sweeps.rerun import rerun
+    from ctvr.orchestrator.sweeps.session import within_budget
+
+    baselines, direction = split_commas(arguments.baselines), get_direction(arguments)
+    with within_budget(arguments.budget_hours):
+        counts = (arguments.top, arguments.seeds)
+        return rerun(sweep, execution, *counts, baselines, direction, arguments.task_orders)

@@ -1,0 +1,140 @@
+"""Text of `ctvr run`: the settings before it starts, a line for each task, the results and the next commands."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ctvr.orchestrator.config import Settings, as_text
+from ctvr.orchestrator.console import format_duration
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.streams.metric_names import GAIN
+from ctvr.orchestrator.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.learning.experiment import Experiment
+
+WIDTH = 110  # characters of a line
+FAR_BELOW = 3.0  # points of R@1 below zero-shot from which a warning is printed
+DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
+TITLES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "MeanR"}
+
+
+def start_text(
+    experiment: Experiment, stream: Stream, given: Settings, presets: Sequence[str], device: str, place: str
+) -> str:
+    """Describe a run before it starts: method, stream, device, changed settings with who set them, learning rates.
+
+    Args:
+        given: the user's settings.
+        presets: those that apply, in order.
+        device: `cpu` or `cuda`.
+        place: where the run is recorded.
+    """
+    run, split = experiment.run, experiment.evaluation.split
+    counts = sum(len(getattr(task, split)) for task in stream.tasks)
+    title = f"{experiment.name} on {stream.name}: {len(stream.tasks)} tasks, {counts} {split} {stream.domain}"
+    lines = [f"{title}; {device}, {run.precision}, seed {run.seed}"]
+    lines += _wrapped("settings", changed_settings(experiment, stream, given, presets) or ["all as in the paper"])
+    if rates := learning_rates(experiment):
+        lines += _wrapped("rates", rates)
+    lines += _wrapped("written", [place])
+    return "\n".join(lines)
+
+
+def _wrapped(name: str, parts: Sequence[str]) -> list[str]:
+    text = "; ".join(parts)
+    indent = " " * 12
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=indent, break_long_words=False)
+
+
+def changed_settings(experiment: Experiment, stream: Stream, given: Settings, presets: Sequence[str]) -> list[str]:
+    """List the settings that differ from the method's defaults, with who set them: you, a preset, or the stream."""
+    from ctvr.orchestrator.learning.resolve import preset_settings, resolve  # imports torch
+
+    run = experiment.run
+    base = {"method.base": experiment.settings["method.base"]} if "method.base" in experiment.settings else {}
+    defaults = resolve({"method": run.method, "stream": run.stream, **base}).settings
+    of_presets = preset_settings(run.method, presets, given, stream.settings)
+    found = []
+    for name, value in experiment.settings.items():
+        if name in ("method", "stream") or value == defaults.get(name):
+            continue
+        who = "the stream" if name in stream.settings else "derived"
+        who = f"preset {','.join(presets)}" if name in of_presets else who
+        found.append(f"{name}={as_text(value)} ({'you' if name in given else who})")
+    return found
+
+
+def learning_rates(experiment: Experiment) -> list[str]:
+    """List the effective peak learning rates: those of the method times `optim.lr_scale`."""
+    if not experiment.optim.epochs:
+        return ["nothing is trained (optim.epochs=0)"]
+    scale = experiment.optim.lr_scale
+    rates = {
+        name: value
+        for name, value in experiment.settings.items()
+        if name.startswith(("method.lr", "base.lr")) and isinstance(value, float) and value
+    }
+    if scale == 1:
+        return [f"{name} {value:g}" for name, value in rates.items()]
+    return [f"{name} {value:g} x optim.lr_scale {scale:g} = {value * scale:g}" for name, value in rates.items()]
+
+
+def time_left(seconds: Sequence[float], left: int) -> str:
+    """Return the time that the remaining tasks take if they are like those of this process; empty after the last."""
+    return f", about {format_duration(sum(seconds) / len(seconds) * left)} left" if left and seconds else ""
+
+
+def warning_of(experiment: Experiment, metrics: Mapping[str, float]) -> str:
+    """Return the warning about a model that is far worse than its untrained backbone; empty if it is not."""
+    gain = metrics.get(GAIN, math.nan)
+    if not gain < -FAR_BELOW:
+        return ""
+    rates = "; ".join(learning_rates(experiment))
+    hint = f" Lower the learning rate ({rates})." if rates else ""
+    return f"warning: R@1 is {-gain:.2f} points below zero-shot: training has damaged the backbone.{hint}"
+
+
+def result_text(name: str, split: str, stream: Stream, metrics: Mapping[str, float]) -> str:
+    """Return the results after the last task: recalls of both directions, gain and forgetting, with their meaning."""
+    title = f"{name} on {stream.name}, {split} {stream.domain}"
+    found = {key.removeprefix("stream/"): value for key, value in metrics.items() if key.startswith("stream/")}
+    if "t2v/r1" not in found:
+        return "\n".join([title, *(f"{name:<22}{found[name]:8.2f}" for name in sorted(found))])
+    rows = [way for way in DIRECTIONS if f"{way}/r1" in found]
+    columns = [name for name in TITLES if any(f"{way}/{name}" in found for way in rows)]
+    lines = [title, f"{'':<14}" + "".join(f"{TITLES[name]:>8}" for name in columns)]
+    for way in rows:
+        cells = "".join(f"{found.get(f'{way}/{name}', math.nan):8.2f}" for name in columns)
+        lines.append(f"{DIRECTIONS[way]:<14}{cells}")
+    lines.append("R@k: percent of queries whose own item is among the first k; MedR, MeanR: median and mean rank")
+    if "t2v/r1_gain" in found:
+        lines.append(f"gain {found['t2v/r1_gain']:+.2f}: points of R@1 above the untrained backbone (zero-shot)")
+    if "t2v/bwf" in found:
+        text = "points of R@1 that earlier tasks have lost in their own galleries (BWF)"
+        lines.append(f"forgetting {found['t2v/bwf']:.2f}: {text}")
+    return "\n".join(lines)
+
+
+def runs_option(execution: ExecutionConfig) -> str:
+    """Return the option that the next commands need if the runs folder is not the default one."""
+    return "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+
+
+def next_text(stream: Stream, run_id: str, more: str) -> str:
+    """Return the next commands: the table of the stream's runs, a query with one of its captions, and this run again.
+
+    Args:
+        run_id: of MLflow.
+        more: options that every command needs.
+    """
+    commands = [f"ctvr table {stream.name}{more}"]
+    if stream.domain == "videos":
+        query = next((caption for task in stream.tasks for item in task.test for caption in item.captions), "a video")
+        commands.append(f"ctvr search {shlex.quote(query)} --model {run_id[:8]}{more}")
+    commands.append(f"ctvr runs show {run_id[:8]}{more}")
+    return "next: " + "\n      ".join(commands)

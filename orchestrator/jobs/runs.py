@@ -1,0 +1,164 @@
+"""Recorded runs as things: a list, one of them in full, and their removal (`ctvr runs`)."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.console import format_duration
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
+from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
+
+RUNS = "still runs"
+MOST = 20  # listed runs, unless all are asked for
+HEAD = ("RUN", "METHOD", "STREAM", "SPLIT", "SEED", "R@1", "AGE", "FILES", "STATE", "NAME")
+MEASURES = ("stream/t2v/r1", ACCURACY, ANSWERED)  # R@1, or the accuracy of images and of answers
+
+
+def list_runs(execution: ExecutionConfig, stream: str | None = None, everything: bool = False) -> str:
+    """Return the newest runs, one a line; `everything` lists all, with the trials of searches.
+
+    Raises:
+        ConfigError: if the runs folder has no records, or the stream has none.
+    """
+    tracker = execution.existing_tracker()
+    runs = tracker.find_runs(stream=stream)
+    if stream and not runs:
+        known = [run.tags.get("ctvr.stream", "") for run in tracker.find_runs()]
+        raise ConfigError(f"runs: no run of stream {stream!r}.{suggest(stream, known)}")
+    shown = [run for run in reversed(runs) if everything or run.tags.get("ctvr.role", "final") == "final"]
+    listed = shown if everything else shown[:MOST]
+    lines = [HEAD, *map(_cells, listed)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(HEAD))]
+    text = ["  ".join(cell.ljust(wide) for cell, wide in zip(line, widths)).rstrip() for line in lines]
+    if left := len(runs) - len(listed):
+        text.append(f"{left} more, trials of searches among them: ctvr runs --all")
+    return "\n".join([*text, "next: ctvr runs show RUN"] if listed else ["no run is recorded"])
+
+
+def _cells(run: RunRecord) -> tuple[str, ...]:
+    tags = run.tags
+    state = "complete" if tags.get("ctvr.complete") == "true" else run.status.lower()
+    age = format_duration(max(time.time() - run.started / 1000, 0))
+    return (
+        run.run_id[:8],
+        tags.get("ctvr.method", str(run.settings.get("method", "?"))),
+        tags.get("ctvr.stream", "?"),
+        tags.get("ctvr.split", "?"),
+        str(run.settings.get("seed", "?")),
+        _measured(run),
+        age if age[-1] != "h" or float(age[:-2]) < 48 else f"{float(age[:-2]) / 24:.0f} days",
+        _size(_folder(run)),
+        state,
+        run.name,
+    )
+
+
+def _measured(run: RunRecord) -> str:
+    last = next((found for key in MEASURES if (found := run.last(key))), None)
+    return "-" if last is None else f"{last[1]:.2f}"
+
+
+def _folder(run: RunRecord) -> Path | None:
+    """Return the local folder of a run's files; None if a server holds them."""
+    place = urlsplit(run.artifacts)
+    return Path(place.path) if place.scheme in ("", "file") else None
+
+
+def _size(folder: Path | None) -> str:
+    if folder is None:
+        return "remote"
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return f"{size / 1e6:.1f} MB"
+
+
+def find_record(name: str, tracker: Tracker) -> RunRecord:
+    """Return the run with an id (6 or more characters of it) or a name; the newest of a name.
+
+    Raises:
+        ConfigError: if none or several have it.
+    """
+    runs = tracker.find_runs()
+    by_id = [run for run in runs if len(name) >= 6 and run.run_id.startswith(name.lower())]
+    if len(by_id) > 1:
+        raise ConfigError(f"run {name!r}: {len(by_id)} runs have ids that begin so. Give more characters.")
+    if found := by_id or [run for run in runs if run.name == name]:
+        return found[-1]
+    known = [each for run in runs for each in (run.name, run.run_id[:8])]
+    raise ConfigError(f"run {name!r}: does not exist.{suggest(name, known)} `ctvr runs --all` lists all.")
+
+
+def show_run(name: str, execution: ExecutionConfig) -> str:
+    """Describe one run: state, results, where its files are, and the commands that repeat and explain it."""
+    run = find_record(name, execution.existing_tracker())
+    tags, folder = run.tags, _folder(run)
+    cells = dict(zip(HEAD, _cells(run)))
+    more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+    lines = [
+        f"run {run.name} ({run.run_id}), {cells['STATE']}",
+        f"  method    {cells['METHOD']} on {cells['STREAM']}, {cells['SPLIT']} videos, seed {cells['SEED']}",
+        f"  R@1       {cells['R@1']}",
+        f"  began     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(run.started / 1000))}, {cells['AGE']} ago",
+        f"  presets   {tags.get('ctvr.presets') or 'none'}",
+        f"  sweep     {tags.get('ctvr.sweep') or 'none'}",
+        f"  commit    {tags.get('ctvr.commit', 'unknown')}",
+        f"  files     {folder or run.artifacts}, {cells['FILES']}",
+    ]
+    config = folder / "config.json" if folder else None
+    if config is not None and config.is_file():
+        place = shlex.quote(str(config.relative_to(Path.cwd()) if config.is_relative_to(Path.cwd()) else config))
+        lines.append(f"  repeat    ctvr run --config {place} --fresh{more}")
+    lines.append(f"  origin    ctvr explain {run.run_id[:8]}{more}")
+    return "\n".join(lines)
+
+
+def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool = False, force: bool = False) -> str:
+    """Delete records of runs in MLflow, and with `commits` their finished tasks; return what was removed.
+
+    MLflow marks a deleted run, which `mlflow runs restore` brings back. Weights that another run adopted stay.
+
+    Raises:
+        ConfigError: for a run that runs, that is the best of a stream, or that a sweep compares, unless `force`.
+    """
+    tracker = execution.existing_tracker()
+    found = [find_record(name, tracker) for name in names]
+    for run in found:
+        if (reason := _held_by(run)) and (reason == RUNS or not force):
+            remedy = "Stop it first." if reason == RUNS else f"Write: ctvr runs rm {run.run_id[:8]} --force"
+            raise ConfigError(f"run {run.name}: {reason}. {remedy}")
+    keys = {run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "") for run in found} - {""}
+    gone = {run.run_id for run in found}
+    others = [run for run in tracker.find_runs() if run.run_id not in gone]
+    shared = keys & {run.tags.get(tag, "") for run in others for tag in ("ctvr.commits", "ctvr.result")}
+    for run in found:
+        tracker.delete_run(run.run_id)
+    lines = [f"removed {run.name} ({run.run_id[:8]})" for run in found]
+    if not commits:
+        lines.append("The finished tasks stay in the store, and the same run takes them over. --commits removes them.")
+        return "\n".join(lines)
+    store = execution.existing_store()
+    for key in keys - shared:
+        for name in store.list("commits", f"{key}/"):
+            store.delete("commits", name)
+    lines.append(f"removed the finished tasks of {len(keys - shared)} runs; `ctvr cache gc --yes` frees their weights")
+    if shared:
+        lines.append(f"kept the finished tasks of {len(shared)}: other runs have the same")
+    return "\n".join(lines)
+
+
+def _held_by(run: RunRecord) -> str:
+    """Return why a run should stay; empty if nothing holds it."""
+    if run.status == "RUNNING":
+        return RUNS
+    if run.tags.get("ctvr.best"):
+        return f"is best-{run.tags.get('ctvr.stream', 'STREAM')}, the model that searches chose"
+    if sweep := run.tags.get("ctvr.sweep"):
+        return f"belongs to sweep {sweep}, whose table would lack it"
+    return ""

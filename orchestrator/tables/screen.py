@@ -1,0 +1,128 @@
+"""Result tables as plain text for a terminal or a pipe: columns that fit, and the notes that matter to a reader."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from ctvr.orchestrator.tables.formats import Footnotes, last_titles
+from ctvr.orchestrator.tables.table import Row, Table, Value, number
+
+LABEL = 40  # characters of a row's name, where the table is wider than the screen
+LINES = 8  # of notes
+# Columns that are dropped first from a table that is wider than the screen
+DROPPED = ("R@1 vs best", "Time", "Trials", "MeanR", "MedR", "R@10", "R@5", "Params (M)")
+# Notes that explain columns, or compare settings with the papers'; the files have them
+IN_FILES = (
+    "Mean and sample standard deviation",
+    "Trials: ",
+    "vs best: ",
+    "Every row ",
+    "Paper: ",
+    "set by us",
+    "departs from",
+    "differs from",
+    "re-implemented",
+)
+
+
+def to_text(tables: Table | Sequence[Table], width: int = 100) -> str:
+    """Return aligned columns of at most `width` characters, the best of each marked with #, and the main notes."""
+    several = [tables] if isinstance(tables, Table) else tables
+    return "\n\n".join(_text(table, max(width, 60)) for table in several) + "\n"
+
+
+def _text(table: Table, width: int) -> str:
+    feet = Footnotes()
+    lines = _cells(table, feet)
+    if _width_of(_widths(lines)) > width:
+        lines = [[_cut(line[0]), *line[1:]] for line in lines]
+    dropped = []
+    while _width_of(_widths(lines)) > width and (title := _next_dropped(lines[0])):
+        place = next(at for at, each in enumerate(lines[0]) if _plain(each) == title)
+        dropped.append(title)
+        lines = [[*line[:place], *line[place + 1 :]] for line in lines]
+    widths = _widths(lines)
+    drawn = [
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(wide) for cell, wide in zip(line[1:], widths[1:]))]).rstrip()
+        for line in lines
+    ]
+    told = [note for note in table.notes if _is_shown(note)]
+    told += [f"[{sign}] {text}" for sign, text in feet.all()]
+    if any(cell.endswith("#") for line in lines[1:] for cell in line[1:]):
+        told.insert(0, "# the best of its column")
+    notes, left = _fitting(told, width)
+    left += sum(not _is_shown(note) for note in [*table.notes, *dict.fromkeys(m for r in table.rows for m in r.marks)])
+    more = [f"{len(dropped)} columns ({', '.join(dropped)})"] if dropped else []
+    more += [f"{left} notes"] if left else []
+    end = textwrap.wrap(f"Also in the files: {' and '.join(more)}.", width) if more else []
+    return "\n".join([_shown(table.heading), "", drawn[0], "-" * max(map(len, drawn)), *drawn[1:], "", *notes, *end])
+
+
+def _cells(table: Table, feet: Footnotes) -> list[list[str]]:
+    """Return the header and the rows as cells, each row followed by that of its paper."""
+    arrows = {"up": " ↑", "down": " ↓", "": ""}
+    lines = [["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *last_titles(table)]]
+    for row in table.rows:
+        cells = []
+        for column in table.columns:
+            text = number(row.values.get(column.key, Value()), column.digits)
+            cells.append(text + ("#" if table.is_best(row, column) else " "))
+        last = [*map(_shown, table.comparison_cells(row)), str(len(row.seeds)), *map(_shown, table.cost_cells(row))]
+        lines.append([_with_signs(row, feet), *cells, *last])
+        if row.paper:
+            printed = [number(row.paper[c.key], c.digits) + " " if c.key in row.paper else "" for c in table.columns]
+            lines.append([f"  paper [{feet.source(row.paper_source)}]", *printed, *[""] * len(last_titles(table))])
+    return lines
+
+
+def _with_signs(row: Row, feet: Footnotes) -> str:
+    signs = feet.signs([mark for mark in row.marks if _is_shown(mark)])
+    return f"{_shown(row.label)} [{','.join(signs)}]" if signs else _shown(row.label)
+
+
+def _is_shown(note: str) -> bool:
+    return not note.startswith(IN_FILES)
+
+
+def _cut(label: str) -> str:
+    """Shorten a row's name; its footnotes stay."""
+    name, mark, signs = label.rpartition(" [")
+    name, signs = (name, mark + signs) if mark else (label, "")
+    return (name if len(name) <= LABEL else f"{name[: LABEL - 3]}...") + signs
+
+
+def _next_dropped(titles: Sequence[str]) -> str:
+    """Return the title of the column to drop next; empty if only the row's name, one metric and the seeds are left."""
+    plain = [_plain(title) for title in titles]
+    known = [title for title in DROPPED if title in plain]
+    others = [title for title in plain[2:] if title not in ("BWF", "Seeds")]
+    return next(iter([*known, *reversed(others)]), "BWF" if "BWF" in plain else "")
+
+
+def _plain(title: str) -> str:
+    return title.removesuffix(" ↑").removesuffix(" ↓")
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+
+
+def _width_of(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _fitting(notes: Sequence[str], width: int) -> tuple[list[str], int]:
+    """Return the first notes as lines, and the number of notes without room."""
+    lines: list[str] = []
+    for place, note in enumerate(notes):
+        wrapped = textwrap.wrap(_shown(note), width, subsequent_indent="    ")
+        if len(lines) + len(wrapped) > LINES and lines:
+            return lines, len(notes) - place
+        lines += wrapped
+    return lines, 0
+
+
+def _shown(text: str) -> str:
+    """Return text on one line, without terminal control characters."""
+    return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())

@@ -1,0 +1,78 @@
+"""`ctvr runs`: runs are listed, shown with the command that repeats them, and removed unless something holds them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.cli import main as cli
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.explain import explain
+from ctvr.orchestrator.jobs.run import run
+from ctvr.orchestrator.jobs.runs import list_runs, remove_runs, show_run
+
+
+@pytest.fixture
+def execution(runs: Path, manifest: str) -> ExecutionConfig:
+    found = ExecutionConfig(runs=runs)
+    run({"method": "zero_shot", "stream": manifest}, (), found)
+    return found
+
+
+def test_a_run_is_listed_shown_repeated_and_removed(execution):
+    (record,) = execution.tracker().find_runs()
+    head, line = list_runs(execution).splitlines()[:2]
+    assert head.split() == ["RUN", "METHOD", "STREAM", "SPLIT", "SEED", "R@1", "AGE", "FILES", "STATE", "NAME"]
+    cells = line.split()
+    assert cells[:5] == [record.run_id[:8], "zero_shot", "small", "test", "0"]
+    assert cells[-2:] == ["complete", record.name]
+    assert float(cells[5]) == pytest.approx(record.last("stream/t2v/r1")[1], abs=0.01)
+
+    shown = show_run(record.name, execution)
+    assert record.run_id in shown
+    command = shlex.split(re.search(r"repeat +ctvr (.*)", shown)[1])
+    assert cli.main(command) == 0
+    again = execution.tracker().find_runs()[-1]
+    assert again.run_id != record.run_id
+    assert again.last("stream/t2v/r1") == record.last("stream/t2v/r1")
+
+    store, tracker = execution.existing_store(), execution.existing_tracker()
+    assert explain(record.name, store, tracker) == explain(record.tags["ctvr.result"], store, tracker)
+    with pytest.raises(ConfigError, match=r"no run or key 'zero_shit-seed0'.* Did you mean 'zero_shot-seed0-"):
+        explain("zero_shit-seed0", store, tracker)
+
+    text = remove_runs([again.run_id[:8]], execution, commits=True)
+    assert "removed the finished tasks of 1 runs" in text
+    assert [each.run_id for each in execution.tracker().find_runs()] == [record.run_id]
+    key = record.tags["ctvr.commits"]
+    assert store.list("commits", f"{key}/")  # those of the first run
+    assert "stay in the store" in remove_runs([record.name], execution)
+    assert store.list("commits", f"{key}/")
+    assert list_runs(execution) == "no run is recorded"
+
+
+def test_a_run_that_something_holds_is_removed_by_force_only(execution):
+    tracker = execution.tracker()
+    (record,) = tracker.find_runs()
+    for tags, reason in (
+        ({"ctvr.sweep": "monday"}, "belongs to sweep monday, whose table would lack it"),
+        ({"ctvr.best": "1"}, "is best-small, the model that searches chose"),
+    ):
+        tracker.set_tags(record.run_id, tags)
+        with pytest.raises(ConfigError, match=f"{reason}. Write: ctvr runs rm {record.run_id[:8]} --force"):
+            remove_runs([record.run_id], execution)
+    assert len(tracker.find_runs()) == 1
+    remove_runs([record.run_id], execution, force=True)
+    assert not tracker.find_runs()
+
+
+def test_an_unknown_run_or_stream_is_one_line_with_a_suggestion(execution):
+    (record,) = execution.tracker().find_runs()
+    with pytest.raises(ConfigError, match=rf"does not exist. Did you mean '{record.run_id[:8]}'"):
+        show_run(record.run_id[:7] + "x", execution)
+    with pytest.raises(ConfigError, match="no run of stream 'smal'. Did you mean 'small'"):
+        list_runs(execution, "smal")

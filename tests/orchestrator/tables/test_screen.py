@@ -1,0 +1,62 @@
+"""Tables on a screen: columns under each other, within its width, with the notes that change how a row is read."""
+
+from __future__ import annotations
+
+from ctvr.orchestrator.tables.screen import LINES, to_text
+from ctvr.orchestrator.tables.table import Column, Difference, Row, Table, Value
+
+COLUMNS = (
+    Column("stream/t2v/r1", "R@1", "up"),
+    Column("stream/t2v/r5", "R@5", "up"),
+    Column("stream/t2v/r10", "R@10", "up"),
+    Column("stream/t2v/medr", "MedR", "down"),
+    Column("stream/t2v/meanr", "MeanR", "down"),
+    Column("stream/t2v/bwf", "BWF", "down"),
+    Column("params_m", "Params (M)"),
+)
+
+
+def row(label: str, r1: float, **more: object) -> Row:
+    values = {column.key: Value(r1 + place, 0.33) for place, column in enumerate(COLUMNS)}
+    return Row(**{"label": label, "method": label, "values": values, "seeds": ("1", "2"), "trials": 8, **more})
+
+
+def test_cells_stand_under_each_other_and_the_best_is_marked():
+    paper = {"stream/t2v/r1": Value(25.87, 0.33)}
+    rows = (row("lwf", 24.0), row("lora", 26.0, marks=("a\nb\x1b",), paper=paper, paper_source="Zhao et al., Table 1"))
+    text = to_text(Table("s\x1b[2J", COLUMNS, rows), 200)
+    lines = text.splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("lora [a] "))
+    assert "26.00±0.33#" in lines[at]
+    assert lines[at + 1].split() == ["paper", "[1]", "25.87±0.33"]
+    assert len({line.index("±") for line in lines[at : at + 2]}) == 1
+    assert "[a] a b" in lines
+    assert "[1] Zhao et al., Table 1" in lines
+    assert "# the best of its column" in lines
+    assert not {sign for sign in text if not sign.isprintable()} - {"\n"}
+    assert not any(markup in text for markup in ("| ", "<sup>", "\\_", "**"))
+
+
+def test_a_table_fits_the_screen_without_its_less_important_columns():
+    seen = Difference(-5.0, -9.0, -1.0, 0.001)
+    rows = (row("lwf", 24.0, vs_best=seen), row(f"lora ({'x' * 95})", 26.0, is_reference=True, vs_best=Difference()))
+    table = Table("s", COLUMNS, rows)
+    for width in (80, 100, 160):
+        lines = to_text(table, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert all(title in lines[2] for title in ("Method", "R@1", "BWF", "Seeds"))
+    assert "R@1 vs best" not in to_text(table, 100).splitlines()[2]
+    assert "Also in the files: " in to_text(table, 80)
+    assert "R@1 vs best" in to_text(table, 300).splitlines()[2]
+    assert "x" * 95 in to_text(table, 300)
+
+
+def test_notes_that_change_how_a_row_is_read_are_shown_as_far_as_there_is_room():
+    marks = ("measured on validation videos", "set by us, since no paper publishes them for this row: a=1")
+    notes = ("Trials: how many.", *(f"note {number} " + "long " * 12 for number in range(9)))
+    text = to_text(Table("s", COLUMNS, (row("lwf", 24.0, marks=marks),), notes), 80)
+    assert "note 0" in text
+    assert "set by us" not in text
+    assert "Trials: " not in text
+    assert "notes" in text.splitlines()[-1]
+    assert len(text.splitlines()) <= 7 + LINES
