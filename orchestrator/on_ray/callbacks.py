@@ -223,6 +223,10 @@ class TrialMonitor(tune.Callback):
             many, what = self.trials, trial.config["run"]["label"]
         return f"trial {number}/{many} {what}".rstrip()
 
+    def segments_ahead(self) -> int:
+        """Return how many trials may need a process after those that have one or wait for one, at most."""
+        return self.trials - len(self._begun)
+
     def _outlook(self) -> str:
         """Return the remaining time if no further trial is stopped early, as text."""
         if (left := self._left()) <= 0:
@@ -267,6 +271,9 @@ class BracketMonitor(TrialMonitor):
 
     def _left(self) -> int:
         return max(1, self.search.schedule())
+
+    def segments_ahead(self) -> int:
+        return self.search.segments_ahead() - len(self.search.running)
 
     def _label(self, trial: Any) -> str:
         return self._name(trial.config["row"], trial.config["number"])

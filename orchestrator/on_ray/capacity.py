@@ -40,6 +40,14 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     return Capacity(cpus, gpus, fits if in_memory is None else min(fits, in_memory), fits, plan.memory_per_worker)
 
 
+def final_concurrency(plan: TrialPlan, room: Capacity, max_concurrent: int | None = None) -> int:
+    """Return how many trials fit at once when the cluster has grown to `plan.max_nodes`; now, if memory binds."""
+    if plan.max_nodes is None or room.memory_binds:
+        return room.concurrent
+    nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
+    return max(room.concurrent, cap_to_max_nodes(plan, max_concurrent or EVERY_TRIAL, nodes, plan.max_nodes)[0])
+
+
 def process_resources(plan: TrialPlan) -> dict[str, float]:
     """Return the resources that Tune reserves for a trial's process: those of its only worker, or of its driver."""
     return _worker_resources(plan) if plan.workers == 1 else {"CPU": DRIVER_CPU}

@@ -60,15 +60,17 @@ class HalvingSearcher(Searcher):
         self._told: set[tuple[str, int]] = set()  # (row, number) of stopped trials that were reported
 
     def schedule(self) -> int:
-        """Queue the next segments of every row without any; return how many segments wait or run."""
+        """Queue the segments of every row that can start; return how many segments wait or run."""
         for row, halving in self.halving.items():
-            if self.queues[row] or any(segment.row == row for segment in self.running.values()):
-                continue
-            ended = halving.ended
-            due, until = halving.next_trials()
-            self.queues[row] = [TrialSegment(row, trial, until) for trial in due]
-            self._say(row, halving, ended)
+            ended, due = halving.ended, halving.next_segments()
+            self.queues[row] += [TrialSegment(row, trial, until) for trial, until in due]
+            if due or halving.ended > ended:
+                self._say(row, halving, ended)
         return sum(map(len, self.queues.values())) + len(self.running)
+
+    def segments_ahead(self) -> int:
+        """Return how many segments can run at once from now on, at most: so many processes are worth keeping."""
+        return sum(halving.segments_ahead() for halving in self.halving.values())
 
     def _say(self, row: str, halving: SuccessiveHalving, ended: int) -> None:
         for trial in halving.trials:
@@ -119,7 +121,7 @@ class HalvingSearcher(Searcher):
         """Count how the trials of a row ended; call it when nothing runs any more."""
         halving = self.halving[row]
         is_over = not self.queues[row] and not any(each.row == row for each in self.running.values())
-        is_over = is_over and not halving.next_trials()[0]
+        is_over = is_over and not halving.next_segments()
         total = len(halving.trials) if is_over else max(len(halving.trials) + 1, halving.search.trials)
         complete = sum(trial.is_alive and halving.num_tasks in trial.scores for trial in halving.trials)
         stopped = sum(bool(trial.stopped) for trial in halving.trials)

@@ -7,7 +7,8 @@ you raise the limit, run `pytest tests/orchestrator/on_ray/test_internals.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import Any
 
 from ray import tune
@@ -15,6 +16,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.job_config import JobConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.tune.utils.object_cache import _ObjectCache
 
 
 def bind_to_loopback(is_local: bool) -> None:
@@ -106,6 +108,47 @@ def dedupe_actor_deaths() -> None:
     of_trial.counts_once = True  # type: ignore[attr-defined]
     TuneController._trial_task_failure = of_trial  # type: ignore[method-assign]
     RayActorManager._actor_task_failed = of_process  # type: ignore[method-assign]
+
+
+class _KeptProcesses(_ObjectCache):
+    """Tune's processes without a trial; it keeps as many as further trials may follow.
+
+    Args:
+        wanted: returns the number of processes that are worth keeping.
+    """
+
+    def __init__(self, wanted: Callable[[], int], may_keep_one: bool = True) -> None:
+        super().__init__(may_keep_one=may_keep_one)
+        self._wanted = wanted
+
+    def cache_object(self, key: Any, obj: Any) -> bool:
+        if len(self._cached_objects[key]) >= self._wanted():
+            return super().cache_object(key, obj)
+        self._cached_objects[key].append(obj)
+        self._num_cached_objects += 1
+        return True
+
+    def flush_cached_objects(self, force_all: bool = False) -> Generator[Any, None, None]:
+        wanted = self._wanted()
+        if force_all or wanted <= 0:
+            yield from super().flush_cached_objects(force_all)
+            return
+        for key, kept in self._cached_objects.items():
+            while len(kept) > max(wanted, self._max_num_objects[key]):
+                self._num_cached_objects -= 1
+                yield kept.pop(0)
+
+
+def keep_processes(wanted: Callable[[], int]) -> None:
+    """Make the next Tune run keep processes of ended trials (`reuse_actors`) while `wanted()` trials may follow.
+
+    Tune 2.60 keeps a process for every trial that waits for one, and a single process if none waits. Between two rungs
+    no trial waits, because the next segments are known only when the last of a bracket has ended. So all processes but
+    one would end, and their successors would spend many seconds to import torch while their places are idle.
+    """
+    from ray.tune.execution import tune_controller
+
+    tune_controller._ObjectCache = partial(_KeptProcesses, wanted)  # type: ignore[misc,assignment]
 
 
 _errors: dict[str, BaseException] = {}  # trial id -> its last error, in the driver of the trials

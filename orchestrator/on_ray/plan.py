@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,11 @@ class SearchConfig:
     )
     scheduler: str = setting("halving", doc="halving, or none: every trial runs to its end")
     bracket_size: int = setting(8, doc="trials that are suggested together and compared with each other")
+    brackets_at_once: int = setting(
+        0,
+        doc="brackets that run at the same time; each is proposed from those that ended before. 0: as many as the "
+        "cluster has room for when a sweep starts, which its plan records",
+    )
     group_size: int = setting(4, doc="trials that share the settings of the first task, with grouped_tpe")
     min_survivors: int = setting(2, doc="smallest number of trials of a bracket after a rung, with halving")
     grace_tasks: int = setting(1, doc="first tasks that every trial finishes")
@@ -73,6 +79,7 @@ class SearchConfig:
             )
         for name, least, remedy in (
             ("trials", 1, "Write --trials 8"),
+            ("brackets_at_once", 0, "Write 0 to fill the cluster"),
             ("grace_tasks", 1, "Write search.grace_tasks=1"),
             ("bracket_size", 1, "Write search.bracket_size=8"),
             ("min_survivors", 1, "Write search.min_survivors=2"),
@@ -83,6 +90,10 @@ class SearchConfig:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}. {remedy}.")
 
+    def kept(self, number: int) -> int:
+        """Return how many of `number` trials pass a rung."""
+        return max(math.ceil(number / self.reduction_factor), min(number, self.min_survivors))
+
 
 def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
     """Return the tasks after which trials are compared: `grace` times powers of `reduction`, before the last task."""
@@ -91,6 +102,29 @@ def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
         found.append(grace)
         grace *= reduction
     return found
+
+
+def brackets_for(search: SearchConfig, trials: int, num_tasks: int, places: float) -> int:
+    """Return how many brackets must run at the same time so that a cluster is busy.
+
+    Each rung leaves fewer trials. In the mean over its time (work / `num_tasks`), a bracket of 8 trials of 10 tasks
+    occupies 2.8 places. A fifth more brackets make up for the time in which they wait for each other
+    (`python -m tools.search_simulation`).
+
+    Args:
+        search: settings of the search.
+        trials: number of trials of the search.
+        num_tasks: of the stream.
+        places: trials that the cluster holds at once.
+    """
+    left = min(search.bracket_size, trials)
+    before, work = 0, 0
+    for rung in rungs(search.grace_tasks, search.reduction_factor, num_tasks) if search.scheduler == "halving" else []:
+        work, before = work + left * (rung - before), rung
+        left = search.kept(left)
+    work += left * (num_tasks - before)
+    brackets = math.ceil(1.2 * places * num_tasks / work)
+    return max(1, min(brackets, math.ceil(trials / search.bracket_size)))
 
 
 def parse_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:

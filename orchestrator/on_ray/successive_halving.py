@@ -4,11 +4,14 @@ Asynchronous halving depends on which trial reports first, so the same sweep on 
 Here
 
 1. a bracket of `search.bracket_size` trials is suggested at once, whatever the capacity of the cluster;
+   `search.brackets_at_once` brackets, a number that the plan of a sweep records, run at the same time;
 2. trials that reach a rung wait until all of the bracket have reached it; failed trials do not count. The best
    1 / `reduction_factor`, and at least `min_survivors`, continue; ties go to the earlier suggestion. A rung that would
    stop no trial is skipped;
-3. at the end of the bracket the results of its trials are passed to the searcher, ordered by trial number; it then
-   proposes the next bracket. The results of a stopped trial are its values per task, as pruned (search.py).
+3. at the end of the first of the running brackets the results of its trials are passed to the searcher, ordered by
+   trial number; it then proposes one more bracket. So bracket k is suggested from the brackets up to k -
+   `brackets_at_once`, whichever others have ended. The results of a stopped trial are its values per task, as pruned
+   (search.py).
 
 In a grouped search (grouped_sampler.py) the trials of a group share their first task: one of them trains it before the
 others start, which then adopt it.
@@ -78,6 +81,20 @@ class HalvingTrial:
         self.reused = int(result.get("reused", 0))
         if is_last:
             self.reads = tuple(filter(None, str(result.get("reads", "")).split(",")))
+
+
+@dataclass
+class Bracket:
+    """Trials that were suggested together."""
+
+    trials: list[HalvingTrial] = field(default_factory=list)
+    decided: int = 0  # the last rung at which trials were compared
+    running: set[int] = field(default_factory=set)  # numbers of the trials whose segments run or wait for resources
+    is_over: bool = False
+
+    @property
+    def alive(self) -> list[HalvingTrial]:
+        return [trial for trial in self.trials if trial.is_alive]
 
 
 class Journal:
@@ -189,30 +206,57 @@ class SuccessiveHalving:
         self.rungs = rungs(search.grace_tasks, search.reduction_factor, num_tasks) if is_halved else []
         self.trials: list[HalvingTrial] = []
         self.repeated = 0  # number of duplicate suggestions
-        self.bracket: list[HalvingTrial] = []
+        self.brackets: list[Bracket] = []  # the running ones, in the order of suggestions
         self.ended = 0  # number of brackets that ended
-        self._decided = 0  # last rung of the bracket that was decided
+        self._passed = 0  # number of trials whose results were passed to the searcher: those of ended brackets
         self._is_exhausted = False
         self._asked = 0
 
     # ------------------------------------------------------------------------------------------ scheduling
 
-    def next_trials(self) -> tuple[list[HalvingTrial], int]:
-        """Return the trials that must run now, ordered by number, and the task after which they stop.
+    def next_segments(self) -> list[tuple[HalvingTrial, int]]:
+        """Return the trials that can run now, each with the task after which it stops, ordered by bracket and number.
 
-        Call it only while no trial of this search runs. If there is no trial, the search is over.
+        A segment is returned once and ends by `end`. If none is returned while none runs, the search is over.
         """
-        while self.bracket or self._begin_bracket():
-            alive = [trial for trial in self.bracket if trial.is_alive]
-            until = self._next_rung(len(alive))
+        due: list[tuple[HalvingTrial, int]] = []
+        while True:
+            while len(self.brackets) < max(1, self.search.brackets_at_once) and self._begin_bracket():
+                pass
+            for bracket in self.brackets:
+                due += self._advance(bracket)
+            if not self.brackets or not self.brackets[0].is_over:
+                return due
+            self._end_bracket(self.brackets.pop(0))
+
+    def _advance(self, bracket: Bracket) -> list[tuple[HalvingTrial, int]]:
+        """Return the next segments of a bracket; none while one of its trials runs, or if it is over."""
+        while not bracket.running and not bracket.is_over:
+            alive = bracket.alive
+            until = self._next_rung(bracket, len(alive))
             if missing := [trial for trial in alive if until not in trial.scores]:
-                leaders = self._leaders(missing)
-                return (leaders, 1) if leaders else (missing, until)
+                if leaders := self._leaders(missing):
+                    missing, until = leaders, 1
+                bracket.running = {trial.number for trial in missing}
+                return [(trial, until) for trial in missing]
             if alive and until < self.num_tasks:
-                self._decide(alive, until)
+                self._decide(bracket, until)
             else:
-                self._end_bracket()
-        return [], self.num_tasks
+                bracket.is_over = True
+        return []
+
+    def segments_ahead(self) -> int:
+        """Return how many segments can run at once from now until the next brackets begin, at most."""
+        most, ending = 0, 0
+        for bracket in self.brackets:
+            alive = bracket.alive
+            until = self._next_rung(bracket, len(alive))
+            ends = until >= self.num_tasks
+            ending += ends
+            waiting = sum(until not in trial.scores and trial.number not in bracket.running for trial in alive)
+            most += max(len(bracket.running), waiting, 0 if ends else self.search.kept(len(alive)))
+        left = 0 if self._is_exhausted else self._most() - len(self.trials)
+        return most + int(min(ending * self.search.bracket_size, left))
 
     def _leaders(self, missing: list[HalvingTrial]) -> list[HalvingTrial]:
         """Return the trials that train the first task of their group; empty if no other trial would wait for them."""
@@ -223,19 +267,15 @@ class SuccessiveHalving:
             leaders.setdefault(shared, trial)
         return list(leaders.values()) if len(leaders) < len(fresh) else []
 
-    def kept(self, number: int) -> int:
-        """Return how many of `number` trials pass a rung."""
-        return max(math.ceil(number / self.search.reduction_factor), min(number, self.search.min_survivors))
-
-    def _next_rung(self, number: int) -> int:
-        is_news = (rung for rung in self.rungs if rung > self._decided and self.kept(number) < number)
+    def _next_rung(self, bracket: Bracket, number: int) -> int:
+        is_news = (rung for rung in self.rungs if rung > bracket.decided and self.search.kept(number) < number)
         return next(is_news, self.num_tasks)
 
-    def _decide(self, alive: list[HalvingTrial], rung: int) -> None:
-        ranked = sorted(alive, key=lambda trial: (*self.loss(trial, rung), trial.number))
-        for trial in ranked[self.kept(len(alive)) :]:
+    def _decide(self, bracket: Bracket, rung: int) -> None:
+        ranked = sorted(bracket.alive, key=lambda trial: (*self.loss(trial, rung), trial.number))
+        for trial in ranked[self.search.kept(len(ranked)) :]:
             trial.stopped = rung
-        self._decided = rung
+        bracket.decided = rung
 
     def loss(self, trial: HalvingTrial, task: int) -> tuple[bool, float]:
         """Return a sort key that is smaller for the better trial; NaN is the worst."""
@@ -245,16 +285,21 @@ class SuccessiveHalving:
     # ------------------------------------------------------------------------------------------ brackets
 
     def _begin_bracket(self) -> bool:
+        bracket = Bracket()
         while (
-            not self._is_exhausted and len(self.bracket) < self.search.bracket_size and len(self.trials) < self._most()
+            not self._is_exhausted
+            and len(bracket.trials) < self.search.bracket_size
+            and len(self.trials) < self._most()
         ):
             trial = self._new()
             self._is_exhausted = trial is None
             if trial is not None:
                 self.journal.read(self.row, trial)
                 self.trials.append(trial)
-                self.bracket.append(trial)
-        return bool(self.bracket)
+                bracket.trials.append(trial)
+        if bracket.trials:
+            self.brackets.append(bracket)
+        return bool(bracket.trials)
 
     def _most(self) -> float:
         return math.inf if self.search.searcher == "grid" else self.search.trials
@@ -275,11 +320,11 @@ class SuccessiveHalving:
         return None
 
     def _repeats(self, trial: HalvingTrial, other: HalvingTrial) -> bool:
-        """Return whether two trials are duplicates; what trials of the same bracket read is not known yet."""
-        return trial.settings == other.settings or (other not in self.bracket and same_model(trial, other))
+        """Return whether two trials are duplicates; what trials of a running bracket read does not count yet."""
+        return trial.settings == other.settings or (other.number <= self._passed and same_model(trial, other))
 
-    def _end_bracket(self) -> None:
-        for trial in self.bracket:
+    def _end_bracket(self, bracket: Bracket) -> None:
+        for trial in bracket.trials:
             is_twin = any(same_model(trial, other) for other in self.trials[: trial.number - 1])
             if trial.failed or is_twin:
                 self.searcher.on_trial_complete(trial.name, error=True)
@@ -288,7 +333,7 @@ class SuccessiveHalving:
             for task in sorted(task for task in trial.scores if task <= last):
                 self.searcher.on_trial_result(trial.name, self._told(trial, task))
             self.searcher.on_trial_complete(trial.name, self._told(trial, last))
-        self.bracket, self._decided = [], 0
+        self._passed += len(bracket.trials)
         self.ended += 1
 
     def _told(self, trial: HalvingTrial, task: int) -> dict[str, Any]:
@@ -305,8 +350,10 @@ class SuccessiveHalving:
         self.journal.write(self.row, trial)
 
     def end(self, trial: HalvingTrial, until: int) -> None:
-        """Mark a trial as failed if its process ended before the task it should reach."""
+        """End a trial's segment; the trial failed if its process ended before the task it should reach."""
         trial.failed = until not in trial.scores
+        for bracket in self.brackets:
+            bracket.running.discard(trial.number)
 
 
 def same_model(trial: HalvingTrial, other: HalvingTrial) -> bool:

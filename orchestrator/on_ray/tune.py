@@ -38,6 +38,7 @@ from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 from ctvr.orchestrator.on_ray.internals import (
     dedupe_actor_deaths,
     keep_errors_in_memory,
+    keep_processes,
     kv_get,
     kv_put,
     strip_credentials,
@@ -200,6 +201,7 @@ def _fit(
     strip_credentials()
     dedupe_actor_deaths()
     keep_errors_in_memory()
+    keep_processes(watcher.segments_ahead)
     try:
         with _restore_handlers():
             results = tuner.fit()

@@ -34,8 +34,15 @@ def describe_confirmation(search: SearchConfig) -> str:
 
 def describe_scheduler(search: SearchConfig) -> str:
     """Describe how trials are run and stopped."""
-    size = search.bracket_size
-    return f"scheduler {search.scheduler} in brackets of {size} (points that train the same model are one trial)"
+    size = f"brackets of {search.bracket_size}"
+    if search.brackets_at_once > 1:
+        size += f", {search.brackets_at_once} brackets at once"
+    return f"scheduler {search.scheduler} in {size} (points that train the same model are one trial)"
+
+
+def most_at_once(search: SearchConfig, trials: int, rows: int = 1) -> int:
+    """Return how many trials a search, or each of the searches of a table, can ever run at once."""
+    return rows * min(trials, max(1, search.brackets_at_once) * search.bracket_size)
 
 
 def describe_decoding(decoded: int) -> str:
@@ -79,10 +86,12 @@ def describe_sweep(
     """Describe the sweep before it starts."""
     request, stream, search = planned.request, planned.stream, planned.search
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
-    trials = f"{count_trials(search, planned.searched)} by {search.searcher}{describe_groups(search, planned.searched)}"
+    count = count_trials(search, planned.searched)
+    trials = f"{count} by {search.searcher}{describe_groups(search, planned.searched)}"
+    at_once = describe_concurrency(room, most_at_once(search, count))
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {trials}, {describe_scheduler(search)}; {describe_concurrency(room)}",
+        f"  trials     {trials}, {describe_scheduler(search)}; {at_once}",
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [planned.experiment.run.precision]),
         f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",

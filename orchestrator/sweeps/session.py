@@ -184,8 +184,15 @@ def precision_lines(execution: ExecutionConfig, precisions: Iterable[str]) -> li
     ]
 
 
-def describe_concurrency(room: Capacity) -> str:
-    """Describe the number of concurrent trials, and whether memory limits it."""
+def describe_concurrency(room: Capacity, most: int) -> str:
+    """Describe the number of concurrent trials, and what limits it.
+
+    Args:
+        room: of the cluster.
+        most: number of trials that the search can run at once.
+    """
+    if most < room.concurrent:
+        return f"{most} at once; the cluster has room for {room.concurrent}"
     if not room.memory_binds:
         return f"{room.concurrent} at once"
     return (

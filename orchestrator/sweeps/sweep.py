@@ -17,12 +17,13 @@ from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, preset_settings, presets_of, resolve
-from ctvr.orchestrator.on_ray.capacity import capacity
+from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import (
     SearchConfig,
     SearchOutcome,
     SearchSpace,
     TrialPlan,
+    brackets_for,
     parse_values,
     within,
     write_plan,
@@ -106,6 +107,18 @@ class PlannedSweep:
         """Return the experiment of the recommended settings, as in the search's first trial."""
         full = {**self.fixed_settings, **self.recommended, "workers": workers}
         return resolve(full, self.stream.settings, self.experiment.presets)
+
+    def filling(self, places: float) -> PlannedSweep:
+        """Return the sweep with as many brackets at once as fill so many places, unless the user gave a number.
+
+        The number becomes part of the request, which the sweep's plan records.
+        """
+        if self.search.brackets_at_once:
+            return self
+        trials = count_trials(self.search, self.searched)
+        number = brackets_for(self.search, trials, len(self.stream.tasks), places)
+        request = replace(self.request, search={**(self.request.search or {}), "brackets_at_once": number})
+        return replace(self, request=request, search=replace(self.search, brackets_at_once=number))
 
     @property
     def searched(self) -> SearchSpace:
@@ -247,11 +260,16 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
     request, stream = planned.request, planned.stream
     tracker = execution.tracker(stream.name)
     with ray_cluster(execution, tracker) as execution:
+        is_new = plan is None
         if plan is None:
             plan = trial_plan(execution, request.name, tracker, [planned.experiment])
             plan = replace(plan, settings=planned.fixed_settings)
             plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
+        plan = replace(plan, max_nodes=execution.max_nodes)
         room = capacity(plan, execution.max_concurrent)
+        if is_new:  # a resumed search must propose the same trials again
+            planned = planned.filling(final_concurrency(plan, room, execution.max_concurrent))
+            request = planned.request
         ready = prepare_run(
             planned.experiment, execution, searched_splits(stream), not execution.gpus_per_trial, on_cluster=True
         )
@@ -262,7 +280,6 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
         question = f"Which settings of {request.method} are best on {stream.name}?"
         mlflow_notes.write_sweep_note(tracker, parent, request.name, question, planned.search, planned.space)
         plan = replace(plan, parent=parent, root=str(execution.places().root), tracking_uri=tracker.uri)
-        plan = replace(plan, max_nodes=execution.max_nodes)
         if can_resume(plan):
             say("resumed: finished tasks are kept")
         kept = {"request": asdict(request), "num_tasks": len(stream.tasks), "where": resume_options(execution)}

@@ -15,7 +15,7 @@ from ctvr.orchestrator.learning.cost import sizes_only
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_clip
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, named_in, resolve
-from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, within
+from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for, within
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.preflight import check_table
@@ -60,6 +60,16 @@ class PlannedTable:
     @property
     def searched(self) -> list[PlannedRow]:
         return [row for row in self.rows if row.sweep is not None]
+
+    def filling(self, places: int) -> PlannedTable:
+        """Return the table with as many brackets at once as fill so many places, unless the user gave a number."""
+        if self.search.brackets_at_once or not self.searched:
+            return self
+        share = places / len(self.searched)
+        number = brackets_for(self.search, self.search.trials, len(self.stream.tasks), share)
+        preset = replace(self.request.preset, search={**self.request.preset.search, "brackets_at_once": number})
+        request, search = replace(self.request, preset=preset), replace(self.search, brackets_at_once=number)
+        return replace(self, request=request, search=search)
 
 
 def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTable:

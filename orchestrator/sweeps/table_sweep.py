@@ -14,13 +14,19 @@ from typing import Any
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.on_ray.capacity import capacity
+from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import Capacity, RowPlan, SearchOutcome, TrialPlan, write_plan
 from ctvr.orchestrator.on_ray.tune import can_resume, run_rows
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of, last_value
 from ctvr.orchestrator.sweeps.confirm import CONFIRMS, candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
-from ctvr.orchestrator.sweeps.plan_text import describe_confirmation, describe_decoding, describe_scheduler, flat_search
+from ctvr.orchestrator.sweeps.plan_text import (
+    describe_confirmation,
+    describe_decoding,
+    describe_scheduler,
+    flat_search,
+    most_at_once,
+)
 from ctvr.orchestrator.sweeps.preparation import prepare_all, searched_splits
 from ctvr.orchestrator.sweeps.rerun import execute_rerun, searched_tags, unsearched_tags
 from ctvr.orchestrator.sweeps.selection import (
@@ -68,7 +74,7 @@ def sweep_table(request: TableRequest, execution: ExecutionConfig) -> str:
     planned = plan_table(request, execution)
     with only_driver(execution.folder(request.name), request.name):
         require_free_name(request.name, execution)  # again: another driver may have been faster
-        return _run(planned, execution)
+        return _run(planned, execution, is_new=True)
 
 
 def resume_table(name: str, kept: Mapping[str, Any], execution: ExecutionConfig) -> str:
@@ -89,15 +95,18 @@ def resume_table(name: str, kept: Mapping[str, Any], execution: ExecutionConfig)
         request = replace(request, orders=table.get("orders", 1))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new table.") from error
-    return _run(plan_table(request, execution), execution)
+    return _run(plan_table(request, execution), execution, is_new=False)
 
 
-def _run(planned: PlannedTable, execution: ExecutionConfig) -> str:
-    request, stream = planned.request, planned.stream
+def _run(planned: PlannedTable, execution: ExecutionConfig, is_new: bool) -> str:
+    stream = planned.stream
     tracker = execution.tracker(stream.name)
     with ray_cluster(execution, tracker) as execution:
-        plan = trial_plan(execution, request.name, tracker, [row.experiment for row in planned.rows])
+        plan = trial_plan(execution, planned.request.name, tracker, [row.experiment for row in planned.rows])
         room = capacity(plan, execution.max_concurrent)
+        if is_new:  # the searches of a resumed table must propose the same trials again
+            planned = planned.filling(final_concurrency(plan, room, execution.max_concurrent))
+        request = planned.request
         experiments = [row.experiment for row in planned.rows]
         ready = prepare_all(
             experiments, execution, searched_splits(stream), not execution.gpus_per_trial, on_cluster=True
@@ -269,7 +278,8 @@ def _plan_text(
     budget = "none: every row runs its recommended preset"
     if searched:
         budget = f"{search.trials} for each row, {search.trials * len(searched)} in all, by {search.searcher}, "
-        budget += f"{describe_scheduler(search)}; {describe_concurrency(room)}"
+        most = most_at_once(search, search.trials, len(searched))
+        budget += f"{describe_scheduler(search)}; {describe_concurrency(room, most)}"
     split = searched[0].experiment.evaluation.split if searched else "test"
     runs = expand_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, execution.workers)
     runs = expand_task_orders(runs, request.orders)

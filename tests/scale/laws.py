@@ -33,11 +33,11 @@ def of_trials(folder: Path, trials: int, space: SearchSpace, given: Settings) ->
     suggested, reported = list[float](), list[float]()
     for _ in range(trials):
         began = time.process_time()
-        due, until = made.next_trials()
+        due = made.next_segments()
         suggested.append(time.process_time() - began)
         if not due:
             break
-        trial = due[0]
+        trial, until = due[0]
         place = int(hashlib.sha256(repr(sorted(trial.point.items())).encode()).hexdigest()[:8], 16) / 2**32
         began = time.process_time()
         for task in range(1, TASKS + 1):

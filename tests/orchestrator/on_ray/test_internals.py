@@ -17,8 +17,10 @@ from ray import tune
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.backend import BackendConfig
+from ray.tune.execution import tune_controller
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
+from ray.tune.utils.object_cache import _ObjectCache
 
 from ctvr.orchestrator.on_ray import internals
 from ctvr.orchestrator.on_ray.failures import is_oom_kill
@@ -27,6 +29,7 @@ from ctvr.orchestrator.on_ray.internals import (
     dedupe_actor_deaths,
     error_of,
     keep_errors_in_memory,
+    keep_processes,
     root_cause,
     strip_credentials,
     trials_of,
@@ -54,6 +57,8 @@ class _Trial:
         "ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE",
         "ray.air.execution._internal.actor_manager.RayActorManager._actor_task_failed",
         "ray.tune.execution.tune_controller.TuneController._trial_task_failure",
+        "ray.tune.execution.tune_controller._ObjectCache",
+        "ray.tune.utils.object_cache._ObjectCache.flush_cached_objects",
         "ray.tune.experiment.Trial.get_pickled_error",
         "ray.tune.experiment.Trial.handle_error",
         "ray.train.v2._internal.callbacks.DatasetsCallback",
@@ -182,3 +187,38 @@ def test_an_error_is_taken_from_memory_and_its_file_is_not_loaded(tmp_path, monk
     assert Trial.get_pickled_error(trial) is error_of(trial) is error
     assert told == [error]
     assert not (tmp_path / "ran").exists()
+
+
+# ------------------------------------------------------------------------------- processes between rungs
+
+
+def kept_processes(monkeypatch, wanted):
+    """Return the cache that Tune makes when a search may want so many processes."""
+    monkeypatch.setattr(tune_controller, "_ObjectCache", tune_controller._ObjectCache)
+    keep_processes(lambda: wanted[0])
+    return tune_controller._ObjectCache(may_keep_one=True)
+
+
+def test_as_many_processes_are_kept_as_trials_may_follow(monkeypatch):
+    wanted = [2]
+    cache = kept_processes(monkeypatch, wanted)
+    assert [cache.cache_object("place", each) for each in "abc"] == [True, True, False]
+    assert list(cache.flush_cached_objects()) == []
+    assert cache.pop_cached_object("place") == "a"
+    assert cache.num_cached_objects == 1
+    cache.cache_object("place", "d")
+    wanted[0] = 1
+    assert list(cache.flush_cached_objects()) == ["b"]
+    assert list(cache.flush_cached_objects(force_all=True)) == ["d"]
+    assert cache.num_cached_objects == 0
+
+
+def test_without_trials_to_come_the_rule_is_tunes(monkeypatch):
+    cache = kept_processes(monkeypatch, [0])
+    usual = _ObjectCache(may_keep_one=True)
+    for each in (cache, usual):
+        kept = [each.cache_object("place", name) for name in "ab"]
+        each.increase_max("place", 2)
+        kept += [each.cache_object("place", name) for name in "cd"]
+        each.decrease_max("place", 2)
+        assert (kept, list(each.flush_cached_objects())) == ([True, False, True, False], ["a", "c"])

@@ -15,7 +15,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from ctvr.orchestrator.on_ray.grouped_sampler import leader_of
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
-from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan, brackets_for
 from ctvr.orchestrator.on_ray.search import is_grouped, make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import HalvingTrial, Journal, SuccessiveHalving
 
@@ -98,9 +98,10 @@ def decisions(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
     return [(t.number, t.point, t.stopped, t.failed, max(t.scores, default=0)) for t in made.trials]
 
 
+@pytest.mark.parametrize("at_once", [0, 2, 3])
 @pytest.mark.parametrize("scheduler", ["halving", "none"])
-def test_the_same_search_decides_and_suggests_the_same_whatever_arrives_first_and_however_much_fits(scheduler):
-    search = SearchConfig(trials=14, bracket_size=5, scheduler=scheduler)
+def test_the_same_search_decides_and_suggests_the_same_whatever_arrives_first_and_however_much_fits(scheduler, at_once):
+    search = SearchConfig(trials=14, bracket_size=5, scheduler=scheduler, brackets_at_once=at_once)
     found = []
     for room, seed in [(1, 0), (2, 1), (3, 2), (16, 3)]:
         made = {name: halving(search, row=name) for name in ("a", "b")}
@@ -128,6 +129,83 @@ def test_a_wave_is_suggested_from_the_ones_before_it_told_in_the_order_of_number
             by_hand.on_trial_result(str(trial.number - 1), {"task": task, GAIN: gain(trial.point, task)})
         by_hand.on_trial_complete(str(trial.number - 1), {"task": last, GAIN: gain(trial.point, last)})
     assert [trial.point for trial in made.trials[4:]] == [by_hand.suggest(str(number)) for number in range(4, 8)]
+
+
+@pytest.mark.parametrize("at_once", [2, 3])
+def test_with_several_brackets_at_once_each_is_suggested_from_those_that_ended_before_it_may_begin(at_once):
+    search = SearchConfig(trials=20, bracket_size=4, brackets_at_once=at_once)
+    made = halving(search)
+    run({"": made}, 7, 1)
+    by_hand = make_searcher(search, SPACE, TASKS)
+    points: list[Any] = []
+    for bracket in range(5):
+        if bracket >= at_once:  # results of the first brackets, in order
+            for trial in made.trials[4 * (bracket - at_once) :][:4]:
+                last = trial.stopped or TASKS
+                for task in range(1, last + 1):
+                    by_hand.on_trial_result(str(trial.number - 1), {"task": task, GAIN: gain(trial.point, task)})
+                by_hand.on_trial_complete(str(trial.number - 1), {"task": last, GAIN: gain(trial.point, last)})
+        points += [by_hand.suggest(str(4 * bracket + number)) for number in range(4)]
+    assert [trial.point for trial in made.trials] == points
+
+
+def test_a_bracket_that_ends_first_waits_for_the_one_before_it():
+    made = halving(SearchConfig(trials=12, bracket_size=2, scheduler="none", brackets_at_once=2))
+    due = made.next_segments()
+    assert numbers(due) == [(1, TASKS), (2, TASKS), (3, TASKS), (4, TASKS)]
+    for trial, until in due[2:]:
+        finish(made, trial, until)
+    assert made.next_segments() == []
+    assert made.ended == 0
+    finish(made, *due[0])
+    assert made.next_segments() == []
+    finish(made, *due[1])
+    assert numbers(made.next_segments()) == [(number, TASKS) for number in (5, 6, 7, 8)]
+    assert made.ended == 2
+
+
+def finish(made: SuccessiveHalving, trial: HalvingTrial, until: int) -> None:
+    for task in range(1, until + 1):
+        made.report(trial, {"task": task, GAIN: gain(trial.point, task)}, until)
+    made.end(trial, until)
+
+
+@pytest.mark.parametrize(
+    ("trials", "tasks", "places", "brackets"),
+    [
+        (8, 5, 2, 1),  # make sweep
+        (8, 5, 64, 1),
+        (64, 10, 1, 1),
+        (64, 10, 2, 1),
+        (64, 10, 8, 4),
+        (64, 10, 16, 7),
+        (1000, 10, 512, 125),
+        (12, 10, 512, 2),
+    ],
+)
+def test_as_many_brackets_run_at_once_as_fill_the_cluster(trials, tasks, places, brackets):
+    assert brackets_for(SearchConfig(trials=trials), trials, tasks, places) == brackets
+    assert brackets_for(SearchConfig(trials=trials, scheduler="none"), trials, tasks, places) <= brackets
+
+
+def test_as_many_processes_are_kept_as_segments_can_follow():
+    made = halving(SearchConfig(trials=16, bracket_size=4))
+    assert made.segments_ahead() == 0
+    for trial, until in made.next_segments():
+        finish(made, trial, until)
+        assert made.segments_ahead() >= 2  # of four trials two pass the rung
+    assert made.segments_ahead() == 2
+    for trial, until in made.next_segments():
+        assert made.segments_ahead() >= 4  # the next bracket
+        finish(made, trial, until)
+    while due := made.next_segments():
+        for trial, until in due:
+            finish(made, trial, until)
+    assert made.segments_ahead() == 0
+
+
+def numbers(due: list[tuple[HalvingTrial, int]]) -> list[tuple[int, int]]:
+    return [(trial.number, until) for trial, until in due]
 
 
 def scripted(values: list[float], **search: Any) -> SuccessiveHalving:
@@ -159,33 +237,34 @@ def test_the_best_share_passes_a_rung_and_of_equals_the_first(values, search, st
 
 def test_a_rung_that_would_stop_nobody_is_not_stopped_at():
     made = halving(SearchConfig(trials=4, bracket_size=4))
-    due, until = made.next_trials()
-    assert (len(due), until) == (4, 1)
-    for trial in due:
+    due = made.next_segments()
+    assert [until for _, until in due] == [1, 1, 1, 1]
+    for trial, until in due:
+        assert made.next_segments() == []  # until all have ended
         made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
-    due, until = made.next_trials()
-    assert ([trial.number for trial in due], until) == ([3, 4], TASKS)
+        made.end(trial, until)
+    assert numbers(made.next_segments()) == [(3, TASKS), (4, TASKS)]
 
 
 def test_trials_that_failed_are_counted_out():
     made = halving(SearchConfig(trials=4, bracket_size=4, min_survivors=1))
-    due, until = made.next_trials()
-    for trial in due:
+    for trial, until in made.next_segments():
         if trial.number > 2:
             made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
         made.end(trial, until)
-    due, until = made.next_trials()
-    assert ([trial.number for trial in due], until) == ([4], TASKS)  # of the two that are left, one
-    made.end(due[0], until)
-    assert made.next_trials() == ([], TASKS)
+    due = made.next_segments()
+    assert numbers(due) == [(4, TASKS)]  # of the two that are left, one
+    made.end(*due[0])
+    assert made.next_segments() == []
     assert [trial.failed for trial in made.trials] == [True, True, False, True]
 
 
 # ------------------------------------------------------------------------------------- kills and what is known
 
 
-def test_a_search_that_was_killed_goes_on_to_the_same_end_and_runs_no_stretch_twice(tmp_path):
-    search = SearchConfig(trials=8, bracket_size=4)
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_search_that_was_killed_goes_on_to_the_same_end_and_runs_no_stretch_twice(tmp_path, at_once):
+    search = SearchConfig(trials=8 * at_once, bracket_size=4, brackets_at_once=at_once)
     whole, ended = halving(search), []
     _, needed = run({"": whole}, 2, 0)
     for seed in range(1, 100):
@@ -206,8 +285,8 @@ def test_what_other_sources_reported_is_not_believed(tmp_path):
     search = SearchConfig(trials=2)
     first = halving(search, journal=Journal(tmp_path / "journal.json", "old"))
     run({"": first}, 1, 0)
-    assert halving(search, journal=Journal(tmp_path / "journal.json", "old")).next_trials()[0] == []
-    assert len(halving(search, journal=Journal(tmp_path / "journal.json", "new")).next_trials()[0]) == 2
+    assert halving(search, journal=Journal(tmp_path / "journal.json", "old")).next_segments() == []
+    assert len(halving(search, journal=Journal(tmp_path / "journal.json", "new")).next_segments()) == 2
 
 
 def test_a_journal_grows_by_a_line_and_may_end_within_one(tmp_path, caplog):
@@ -324,13 +403,13 @@ def test_a_search_of_24_trials_is_staged_by_itself_and_saves_30_percent_whatever
 def test_where_a_leader_fails_the_next_of_its_group_trains_the_first_task():
     search = SearchConfig(trials=16)
     made = SuccessiveHalving(make_searcher(search, STAGES, TASKS), search, TASKS, dict, later=LATER_TASKS)
-    leaders, until = made.next_trials()
-    assert ([trial.number for trial in leaders], until) == ([1, 2], 1)
-    made.end(leaders[0], 1)
-    made.report(leaders[1], {"task": 1, GAIN: 0.0}, 1)
-    made.end(leaders[1], 1)
-    again, until = made.next_trials()
-    assert ([trial.number for trial in again], until) == ([3, 6], 1)
+    due = made.next_segments()
+    assert numbers(due) == [(1, 1), (2, 1)]
+    made.end(*due[0])
+    made.report(due[1][0], {"task": 1, GAIN: 0.0}, 1)
+    assert made.segments_ahead() >= 6  # those that wait for the first task
+    made.end(*due[1])
+    assert numbers(made.next_segments()) == [(3, 1), (6, 1)]
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -369,10 +448,11 @@ def test_what_differs_only_in_settings_that_no_run_reads_is_one_trial():
     assert len(complete) == len({params["method.layers"] for params in complete})  # nor counted twice within it
 
 
-def test_a_resumed_search_does_not_use_what_the_first_could_not_know_of_its_wave(tmp_path):
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_resumed_search_does_not_use_what_the_first_could_not_know_of_its_wave(tmp_path, at_once):
     """Two trials of a bracket that train one model both run, though the journal says what the first of them read."""
     space = SearchSpace({**SPACE.space, "method.lr": tune.choice([1e-6]), "idle": tune.uniform(0, 1)}, {}, {})
-    search = SearchConfig(trials=12, bracket_size=6, scheduler="none")
+    search = SearchConfig(trials=18, bracket_size=6, scheduler="none", brackets_at_once=at_once)
     whole = halving(search, space)
     run({"": whole}, 2, 0)
     layers = [trial.point["method.layers"] for trial in whole.trials[:6]]
@@ -385,7 +465,7 @@ def test_a_resumed_search_does_not_use_what_the_first_could_not_know_of_its_wave
 
 def test_settings_that_were_read_count_once_a_trial_has_trained_all_tasks():
     made = halving(SearchConfig(trials=2, bracket_size=2))
-    trial = made.next_trials()[0][0]
+    trial = made.next_segments()[0][0]
     made.report(trial, {"task": 1, GAIN: 1.0, "reads": "method.lr"}, 1)  # as far as a rung
     assert trial.reads == ()
     made.report(trial, {"task": TASKS, GAIN: 1.0, "reads": "method.lr,method.layers"}, TASKS)
@@ -401,6 +481,7 @@ def test_the_decided_stop_of_a_trial_is_said_once():
     search.schedule()
     for trial in made.trials:
         made.report(trial, {"task": 1, GAIN: float(trial.number)}, 1)
+        made.end(trial, 1)
     search.queues[""].clear()
     search.schedule(), search.schedule()
     assert [(row, number, task) for row, number, _, task in heard] == [("", 1, 1), ("", 2, 1)]

@@ -11,7 +11,7 @@ import pytest
 
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOutcome, write_plan
+from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOutcome, brackets_for, write_plan
 from ctvr.orchestrator.on_ray.search import count_trials, grid_points, make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.sweeps import session
@@ -262,14 +262,30 @@ def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_on
     for searcher in ("tpe", "grouped_tpe", "random"):
         search = SearchConfig(trials=8, searcher=searcher)
         suggests = make_searcher(search, grid.searched, 4)
-        trials, _ = SuccessiveHalving(
+        due = SuccessiveHalving(
             suggests, search, 4, lambda point: resolve({**grid.fixed_settings, **point}).settings
-        ).next_trials()
-        assert sorted(experts_of(trial.point) for trial in trials) == pairs
+        ).next_segments()
+        assert sorted(experts_of(trial.point) for trial, _ in due) == pairs
 
 
 def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
     return point["method.num_experts"], point["method.top_k"]
+
+
+def test_a_new_sweep_fills_the_cluster_and_its_request_records_how(few, execution):
+    planned = plan_sweep(request(few, search={"trials": 64}), execution)
+    assert planned.search.brackets_at_once == 0
+    filled = planned.filling(16)
+    number = brackets_for(planned.search, 64, len(planned.stream.tasks), 16)
+    assert filled.search.brackets_at_once == filled.request.search["brackets_at_once"] == number > 1
+    assert plan_sweep(filled.request, execution).filling(512).search.brackets_at_once == number  # as a resumed one
+    room = Capacity(16, 0, 16)
+    text = describe_sweep(filled, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+    assert f"in brackets of 8, {number} brackets at once" in text
+    assert "; 16 at once" in text
+    few_trials = plan_sweep(request(few, search={"trials": 8}), execution).filling(16)
+    text = describe_sweep(few_trials, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+    assert "; 8 at once; the cluster has room for 16" in text
 
 
 def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, execution):
