@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from ray.tune.search import Searcher
 
+from ctvr.orchestrator.on_ray.journal import HalvingTrial
 from ctvr.orchestrator.on_ray.plan import NUMBER, RunSpec, SearchOutcome, TrialPlan
-from ctvr.orchestrator.on_ray.successive_halving import HalvingTrial, SuccessiveHalving
+from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 
 
 class Listener(Protocol):

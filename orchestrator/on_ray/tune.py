@@ -44,6 +44,7 @@ from ctvr.orchestrator.on_ray.internals import (
     strip_credentials,
     trials_of,
 )
+from ctvr.orchestrator.on_ray.journal import Journal
 from ctvr.orchestrator.on_ray.plan import (
     RowPlan,
     RunSpec,
@@ -56,7 +57,7 @@ from ctvr.orchestrator.on_ray.plan import (
 )
 from ctvr.orchestrator.on_ray.search import is_grouped, make_searcher
 from ctvr.orchestrator.on_ray.single_worker import run_single_worker
-from ctvr.orchestrator.on_ray.successive_halving import Journal, Resolve, SuccessiveHalving
+from ctvr.orchestrator.on_ray.successive_halving import Resolve, SuccessiveHalving
 from ctvr.orchestrator.on_ray.trial import run_distributed
 from ctvr.orchestrator.on_ray.worker import TrialWork
 

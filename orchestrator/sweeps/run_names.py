@@ -1,9 +1,16 @@
-"""Generated names of runs and sweeps."""
+"""Names of runs and sweeps: generated, or checked."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from typing import TYPE_CHECKING
+
+from ctvr.orchestrator.config import check_name
+from ctvr.orchestrator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.execution import ExecutionConfig
 
 
 def generate_name(what: str) -> str:
@@ -13,3 +20,19 @@ def generate_name(what: str) -> str:
     key in MLflow, folders and `--resume`.
     """
     return f"{what}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def require_free_name(name: str, execution: ExecutionConfig) -> None:
+    """Refuse an invalid name, or one that is taken.
+
+    Raises:
+        ConfigError: if the name is taken, with the command that resumes that sweep.
+    """
+    check_name(name, "--name")
+    if not name.isascii():
+        raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders. Use the letters a to z.")
+    if (execution.folder(name) / "plan.json").exists():
+        raise ConfigError(
+            f"--name {name}: this sweep already exists. Resume it with `ctvr sweep --resume {name}`, "
+            "or choose another name."
+        )

@@ -21,7 +21,7 @@ from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.on_ray.capacity import choose_gpus
 from ctvr.orchestrator.on_ray.connection import check_local, cluster
 from ctvr.orchestrator.on_ray.memory import worker_bytes
-from ctvr.orchestrator.on_ray.plan import Capacity, TrialPlan, join_uri
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, join_uri
 from ctvr.orchestrator.sweeps.preflight import check_hours
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
@@ -66,6 +66,12 @@ def warn_unsent(tracker: Tracker) -> None:
     _, left = tracker.flush()
     if left:
         say(f"tracking: {left} records wait because MLflow did not respond. Send them later: ctvr sync")
+
+
+def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
+    """Record the outcome of a search on its parent run."""
+    tracker.set_tags(parent, {"ctvr.trials": str(outcome.trials), "ctvr.complete_trials": str(outcome.complete)})
+    tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")
 
 
 # ------------------------------------------------------------------------------------- plans and resources

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ctvr.methods.base import Override
-from ctvr.orchestrator.config import Settings, build, check_name
+from ctvr.orchestrator.config import Settings, build
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
@@ -28,7 +28,7 @@ from ctvr.orchestrator.on_ray.plan import (
     within,
     write_plan,
 )
-from ctvr.orchestrator.on_ray.search import count_listed, override_space
+from ctvr.orchestrator.on_ray.search import count_listed, count_trials, override_space
 from ctvr.orchestrator.on_ray.tune import can_resume, run_search
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
@@ -39,6 +39,7 @@ from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_sweep, fl
 from ctvr.orchestrator.sweeps.preflight import forbid_seed
 from ctvr.orchestrator.sweeps.preparation import prepare_run, searched_splits
 from ctvr.orchestrator.sweeps.rerun import OVERRIDES, baseline, baseline_rows, rerun, shared_overrides
+from ctvr.orchestrator.sweeps.run_names import require_free_name
 from ctvr.orchestrator.sweeps.search_bounds import clip_to_backbone
 from ctvr.orchestrator.sweeps.search_spaces import (
     default_metric,
@@ -51,6 +52,7 @@ from ctvr.orchestrator.sweeps.search_spaces import (
 from ctvr.orchestrator.sweeps.selection import best_trials, expand_task_orders
 from ctvr.orchestrator.sweeps.session import (
     check_machine,
+    close_search,
     flush_outbox,
     interruptible,
     ray_cluster,
@@ -211,22 +213,6 @@ def sweep(request: SweepRequest, execution: ExecutionConfig) -> str:
         return _search(planned, execution, None)
 
 
-def require_free_name(name: str, execution: ExecutionConfig) -> None:
-    """Refuse an invalid name, or one that is taken.
-
-    Raises:
-        ConfigError: if the name is taken, with the command that resumes that sweep.
-    """
-    check_name(name, "--name")
-    if not name.isascii():
-        raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders. Use the letters a to z.")
-    if (execution.folder(name) / "plan.json").exists():
-        raise ConfigError(
-            f"--name {name}: this sweep already exists. Resume it with `ctvr sweep --resume {name}`, "
-            "or choose another name."
-        )
-
-
 def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
     """Restore a request from a plan, with lists as tuples.
 
@@ -326,9 +312,3 @@ def _conclude(
         counts, orders = (request.top, request.seeds), request.orders
         lines.append(rerun(request.name, execution, *counts, request.baselines, request.direction, orders))
     return "\n".join(lines)
-
-
-def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
-    """Record the outcome of a search on its parent run."""
-    tracker.set_tags(parent, {"ctvr.trials": str(outcome.trials), "ctvr.complete_trials": str(outcome.complete)})
-    tracker.close(parent, "FINISHED" if outcome.complete else "FAILED")

@@ -29,6 +29,7 @@ from ctvr.orchestrator.sweeps.plan_text import (
 )
 from ctvr.orchestrator.sweeps.preparation import prepare_all, searched_splits
 from ctvr.orchestrator.sweeps.rerun import execute_rerun, searched_tags, unsearched_tags
+from ctvr.orchestrator.sweeps.run_names import require_free_name
 from ctvr.orchestrator.sweeps.selection import (
     METRIC_LABELS,
     Rerun,
@@ -39,6 +40,7 @@ from ctvr.orchestrator.sweeps.selection import (
 )
 from ctvr.orchestrator.sweeps.session import (
     check_machine,
+    close_search,
     describe_concurrency,
     flush_outbox,
     interruptible,
@@ -48,10 +50,6 @@ from ctvr.orchestrator.sweeps.session import (
     resume_options,
     trial_plan,
     warn_unsent,
-)
-from ctvr.orchestrator.sweeps.sweep import (
-    close_search,
-    require_free_name,
 )
 from ctvr.orchestrator.sweeps.table_plan import PlannedRow, PlannedTable, TableRequest, plan_table, stream_names
 from ctvr.orchestrator.sweeps.trust import resume_command

@@ -174,7 +174,7 @@ def _outbox(path: Path) -> object:
 
 
 def _journal(path: Path) -> object:
-    from ctvr.orchestrator.on_ray.successive_halving import Journal
+    from ctvr.orchestrator.on_ray.journal import Journal
 
     journal = Journal(path, "s")
     return journal.rows

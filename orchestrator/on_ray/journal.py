@@ -1,0 +1,110 @@
+"""Trials of a search, and the journal of their results, a file on the driver's disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.digests import digest_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class HalvingTrial:
+    """A suggested point and its results."""
+
+    number: int  # from 1, in the order of suggestions
+    point: Settings
+    settings: Settings  # all settings that decide the result, including this point's
+    name: str  # id for the searcher
+    scores: dict[int, float] = field(default_factory=dict)  # finished tasks -> metric
+    reads: tuple[str, ...] = ()  # settings that were read until the end
+    reused: int = 0  # tasks that another run trained
+    failed: bool = False
+    stopped: int = 0  # the rung at which it was stopped
+
+    @property
+    def label(self) -> str:
+        """Return a name that is equal in every execution of the sweep; it identifies the trial's records."""
+        return f"{self.number:02d}-{digest_of(self.settings)[:6]}"
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.failed and not self.stopped
+
+    def record(self, task: int, value: float, result: Mapping[str, Any], is_last: bool) -> None:
+        """Record what the trial reported after a task."""
+        self.scores[task] = value
+        self.reused = int(result.get("reused", 0))
+        if is_last:
+            self.reads = tuple(filter(None, str(result.get("reads", "")).split(",")))
+
+
+class Journal:
+    """Results of a sweep's trials, in a file that survives an interruption.
+
+    The first line (JSON) holds the digest of the code, each further one a report; of a trial, the last report counts.
+    The cost per trial does not grow with the number of trials.
+
+    Args:
+        file: None keeps nothing.
+        sources: digest of the code. Reports of other code are ignored, as are its commits.
+    """
+
+    def __init__(self, file: Path | None, sources: str = "") -> None:
+        self.file, self.sources = file, sources
+        self.rows: dict[str, dict[str, dict[str, Any]]] = {}
+        self._is_begun = False  # whether this process has written the file
+        if file is not None and file.is_file():
+            self._load(file)
+
+    def _load(self, file: Path) -> None:
+        first, *lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+        try:
+            kept = dict(json.loads(first))
+        except (ValueError, TypeError, RecursionError):  # for example after a power failure
+            log.warning("%s is damaged: trials run again, but adopt their finished tasks", file)
+            return
+        if kept.get("sources") != self.sources:
+            return
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                self.rows.setdefault(entry["row"], {})[entry["label"]] = entry["about"]
+            except (ValueError, TypeError, KeyError, RecursionError):  # empty or truncated
+                continue
+
+    def read(self, row: str, trial: HalvingTrial) -> None:
+        known = self.rows.get(row, {}).get(trial.label, {})
+        trial.scores = {int(task): float(value) for task, value in known.get("scores", {}).items()}
+        trial.reads, trial.reused = tuple(known.get("reads", ())), int(known.get("reused", 0))
+
+    def write(self, row: str, trial: HalvingTrial) -> None:
+        about = {"number": trial.number, "point": trial.point, "stopped": trial.stopped}
+        about |= {"scores": trial.scores, "reads": trial.reads, "reused": trial.reused}
+        self.rows.setdefault(row, {})[trial.label] = about
+        if self.file is None:
+            return
+        if not self._is_begun:  # the file of an earlier process may end in a partial line
+            self._begin(self.file)
+            self._is_begun = True
+            return
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(_line(row, trial.label, about))
+
+    def _begin(self, file: Path) -> None:
+        lines = [_line(row, label, about) for row, trials in self.rows.items() for label, about in trials.items()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text("".join([json.dumps({"sources": self.sources}) + "\n", *lines]), encoding="utf-8")
+        temporary.replace(file)
+
+
+def _line(row: str, label: str, about: Mapping[str, Any]) -> str:
+    return json.dumps({"row": row, "label": label, "about": about}) + "\n"
