@@ -38,7 +38,6 @@ STOPPED = 130  # exit status
 AWAY_SECONDS, LOOK_SECONDS = 3600.0, 20.0  # how long to wait for a disk or store, and how often to check it
 ROOM = 500 * 10**6  # free bytes required to restart
 GRACE_SECONDS = 10.0  # for the dead driver's processes to exit by themselves
-RESOURCE_WATCHDOG = "ctvr.orchestrator.on_ray.resource_watchdog"  # outlives a driver by design, and exits by itself
 # Marks in the log of a dead driver, the most specific first
 CAUSES = (
     ("OutOfMemory", "Ray ended workers because memory ran out"),
@@ -288,9 +287,7 @@ def _with_token(token: str) -> list[int]:
     mark, found = f"{TOKEN}={token}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # exited, or of another user
-            if mark not in (folder / "environ").read_bytes().split(b"\0"):
-                continue
-            if RESOURCE_WATCHDOG.encode() not in (folder / "cmdline").read_bytes():
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
 

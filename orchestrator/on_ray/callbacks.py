@@ -30,7 +30,7 @@ Plans = Mapping[str, TrialPlan]  # row of a table -> shared plan of its trials; 
 LOOK_SECONDS = 10.0  # between two checks for nodes that joined or left
 MOST_LOST_NODES = 50  # node losses that one trial's driver survives
 MEMORY_SECONDS = 20.0  # wait for free memory before a process restarts, in a cluster on this machine
-ASK_SECONDS = 60.0  # interval at which the resource request is repeated: other sweeps on the cluster overwrite it
+ASK_SECONDS = 60.0  # interval at which the lease of resources is renewed
 
 
 def failures_of_process(plan: TrialPlan) -> int:
@@ -55,15 +55,20 @@ class ConcurrencyController:
         self._asked, self._asked_at = -1, -math.inf
         self._looked = -math.inf
 
-    def update(self, left: int) -> int | None:
-        """Request resources for the remaining trials and adopt the capacity; return the new number if it changed."""
+    def update(self, left: int, running: int = 0) -> int | None:
+        """Request resources for the remaining trials and adopt the capacity; return the new number if it changed.
+
+        Args:
+            left: trials that run or wait.
+            running: number of them that run.
+        """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return None
         self._looked = now
         wanted = min(left, self.most or left)
         if wanted != self._asked or now - self._asked_at >= ASK_SECONDS:
-            request_resources_for(self.plan, wanted)
+            request_resources_for(self.plan, wanted, running)
             self._asked, self._asked_at = wanted, now
         try:
             concurrent = capacity(self.plan, self.most).concurrent
@@ -112,7 +117,7 @@ class TrialMonitor(tune.Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         self._say_who_stands_still(trials)
-        concurrent = self.room.update(self._left()) if self.room else None
+        concurrent = self.room.update(self._left(), self._running()) if self.room else None
         if concurrent is not None:
             self.concurrent = concurrent
             say(f"the cluster now has resources for {concurrent} concurrent trials", with_time=True)
@@ -223,6 +228,9 @@ class TrialMonitor(tune.Callback):
             many, what = self.trials, trial.config["run"]["label"]
         return f"trial {number}/{many} {what}".rstrip()
 
+    def _running(self) -> int:
+        return len(self._begun.keys() - self.ended)
+
     def segments_ahead(self) -> int:
         """Return how many trials may need a process after those that have one or wait for one, at most."""
         return self.trials - len(self._begun)
@@ -271,6 +279,9 @@ class BracketMonitor(TrialMonitor):
 
     def _left(self) -> int:
         return max(1, self.search.schedule())
+
+    def _running(self) -> int:
+        return len(self.search.running)
 
     def segments_ahead(self) -> int:
         return self.search.segments_ahead() - len(self.search.running)

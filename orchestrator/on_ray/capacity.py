@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,13 +12,17 @@ from dataclasses import replace
 import ray
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.internals import lease
 from ctvr.orchestrator.on_ray.memory import memory_of, trials_in_memory
+from ctvr.orchestrator.on_ray.nodes import is_started_here
 from ctvr.orchestrator.on_ray.plan import Capacity, TrialPlan
 
 log = logging.getLogger(__name__)
 
 DRIVER_CPU = 0.1  # a driver of several workers only waits for them; a single worker needs no driver
 EVERY_TRIAL = 10**6  # more trials than any number of nodes can hold
+LEASE_SECONDS = 180.0  # Ray Train's own; sweeps renew it every minute
+REQUESTER = f"ctvr-{secrets.token_hex(8)}"  # of this driver; several share a cluster
 
 
 def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
@@ -61,22 +66,30 @@ def _driver_cpu(plan: TrialPlan) -> float:
     return DRIVER_CPU if plan.workers > 1 else 0.0
 
 
-def request_resources_for(plan: TrialPlan, trials: int) -> None:
-    """Request resources for so many trials from the cluster's autoscaler; a cluster of fixed size ignores it.
+def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> None:
+    """Lease resources for so many trials from the cluster's autoscaler; a cluster on this machine has none.
 
-    The request is valid until the next one; 0 trials withdraw it, and idle nodes may be released. It never needs more
-    nodes than `plan.max_nodes`.
+    The lease ends after `LEASE_SECONDS` unless it is renewed; 0 trials withdraw it, and idle nodes may be released. It
+    never needs more nodes than `plan.max_nodes`.
+
+    Args:
+        plan: of the trials.
+        trials: number of trials that run or wait.
+        running: number of them that run; Ray Train leases the resources of several workers itself.
     """
-    from ray.autoscaler.sdk import request_resources
-
+    if is_started_here():
+        return
     workers = trials * plan.workers
     if trials and plan.max_nodes is not None:
         nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
         trials, workers = cap_to_max_nodes(plan, trials, nodes, plan.max_nodes)
-    bundles = [_worker_resources(plan)] * workers + [process_resources(plan)] * (trials if plan.workers > 1 else 0)
+    drivers = trials if plan.workers > 1 else 0
+    if plan.workers > 1:
+        workers = max(0, workers - running * plan.workers)
+    bundles = [_worker_resources(plan)] * workers + [process_resources(plan)] * drivers
     try:
-        request_resources(bundles=bundles)
-    except Exception as error:  # an interface that Ray calls experimental must not end a sweep
+        lease(REQUESTER, bundles, LEASE_SECONDS)
+    except Exception as error:  # an interface that Ray calls internal must not end a sweep
         log.warning("the autoscaler request failed: %s", error)
 
 
@@ -92,13 +105,16 @@ def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, 
         plan: of the trials.
         trials: trials that need resources.
         nodes: resources of the existing nodes. New nodes are assumed to be like the smallest that holds a worker;
-            before there is one, the request is for one worker.
+            before there is one, the request is for as many workers as nodes may come.
         most: maximal number of nodes, including those that hold no worker.
     """
     able = [node for node in nodes if _slots(plan, node, 1)]
     places = most - (len(nodes) - len(able))
-    if not able or places < 1:
-        return (1, 1) if places > 0 else (0, 0)
+    if places < 1:
+        return 0, 0
+    if not able:  # each worker needs at most a node
+        workers = min(places, trials * plan.workers)
+        return max(1, workers // plan.workers), workers
     smallest = min(able, key=lambda node: _slots(plan, node, 1))
     try:
         trials = min(trials, count_fitting_trials(plan, [smallest] * places))

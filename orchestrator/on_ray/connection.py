@@ -29,10 +29,9 @@ from ctvr.orchestrator.interpreter import SAFE_PATH, method_folders, source_fold
 from ctvr.orchestrator.on_ray.capacity import ask_for_nodes, count_fitting_trials, request_resources_for
 from ctvr.orchestrator.on_ray.internals import bind_to_loopback, job_config
 from ctvr.orchestrator.on_ray.memory import free_memory, record_free_memory
-from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources, is_started_here
+from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.on_ray.ray_paths import cluster_file, temporary_folder, token_file, usable_folder
-from ctvr.orchestrator.on_ray.resource_watchdog import start_watchdog
 from ctvr.orchestrator.proxies import EXCEPTIONS, exceptions, host_of
 
 log = logging.getLogger(__name__)
@@ -84,24 +83,19 @@ def cluster(
         address, local_cpus: see `connect`.
         nodes: wait until the cluster has so many.
         plan: of the trials to come; an autoscaling cluster is asked for so many nodes. The request is withdrawn at the
-            end of the block or, if this process dies, by a watchdog process.
+            end of the block or, if this process dies, ends by itself after `LEASE_SECONDS`.
 
     Raises:
         ConfigError: see `connect`, `await_nodes` and `await_sources`.
     """
     mine = connect(address, local_cpus)
-    asks = plan if mine and not is_started_here() else None
-    keeper = None if asks is None else start_watchdog(ray.get_runtime_context().gcs_address)
     try:
         await_nodes(nodes, ask=None if plan is None else partial(ask_for_nodes, plan, nodes))
         await_sources()
         yield
     finally:
-        if asks is not None:
-            request_resources_for(asks, 0)
-        if keeper is not None:
-            keeper.terminate()
-            keeper.wait()
+        if mine and plan is not None:
+            request_resources_for(plan, 0)
         if mine:
             ray.shutdown()
 

@@ -11,12 +11,15 @@ from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
 
+import ray
 from ray import tune
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.job_config import JobConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.tune.utils.object_cache import _ObjectCache
+
+WITHDRAW_SECONDS = 10.0
 
 
 def bind_to_loopback(is_local: bool) -> None:
@@ -64,6 +67,24 @@ def kv_get(key: str) -> str:
     from ray.experimental import internal_kv
 
     return (internal_kv._internal_kv_get(key.encode()) or b"").decode()
+
+
+def lease(requester: str, bundles: list[dict[str, float]], seconds: float) -> None:
+    """Register a request for resources with Ray's coordinator for so many seconds; no bundles withdraw it.
+
+    Ray's autoscaler keeps one request. Its coordinator, a detached actor that Ray Data and Ray Train start, replaces
+    that request every 20 s by the sum of those that are registered, so one made without it is lost. A lease needs no
+    process that withdraws it: it ends by itself if the driver dies.
+    """
+    from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+        get_or_create_autoscaling_coordinator,
+    )
+
+    coordinator = get_or_create_autoscaling_coordinator()
+    if bundles:
+        coordinator.request_resources.remote(requester_id=requester, resources=bundles, expire_after_s=seconds)
+        return
+    ray.get(coordinator.cancel_request.remote(requester), timeout=WITHDRAW_SECONDS)  # before the driver disconnects
 
 
 def strip_credentials() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,8 @@ import ray
 from ctvr.orchestrator.digests import source_digest
 from ctvr.orchestrator.errors import ConfigError
 
+ASK_SECONDS = 10.0  # clouds refuse machines that they lack: the autoscaler tries again while the request stands
+
 
 def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | None = None) -> None:
     """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
@@ -18,19 +21,19 @@ def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | N
     Args:
         count: number of nodes.
         seconds: maximal waiting time.
-        ask: called while nodes are missing, whenever their number changes; it requests nodes from the autoscaler.
+        ask: called every `ASK_SECONDS` while nodes are missing; it requests nodes from the autoscaler.
 
     Raises:
         ConfigError: after `seconds`, with the number of nodes that joined.
     """
-    until, before = time.monotonic() + seconds, -1
+    until, asked = time.monotonic() + seconds, -math.inf
     while True:
         alive = sum(1 for node in ray.nodes() if node["Alive"])
         if alive >= count:
             return
-        if ask is not None and alive != before:
+        if ask is not None and time.monotonic() - asked >= ASK_SECONDS:
             ask()
-            before = alive
+            asked = time.monotonic()
         if time.monotonic() > until:
             raise ConfigError(
                 f"--nodes: {alive} of {count} joined within {seconds:.0f} s. Check `ray status`, or lower --nodes."
@@ -53,7 +56,8 @@ def await_sources(seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while True:
         nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-        others = {node["NodeManagerHostname"]: found for node in nodes if (found := _sources_of(node)) != mine}
+        answers = [(node["NodeManagerHostname"], _ask_for_sources(node)) for node in nodes]
+        others = {name: found for name, answer in answers if (found := _sources_in(answer)) != mine}
         if not others:
             return
         if time.monotonic() > until:
@@ -65,8 +69,8 @@ def await_sources(seconds: float = 60) -> None:
         time.sleep(2)
 
 
-def _sources_of(node: Mapping[str, Any]) -> str:
-    """Return `source_digest` of a node, or the reason why it is unknown; for a node that has left, our own digest."""
+def _ask_for_sources(node: Mapping[str, Any]) -> Any:
+    """Start a task on a node that returns its `source_digest`; return the task's reference."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def ask() -> str:  # pickled by value: a node with an older version may not have it
@@ -78,9 +82,13 @@ def _sources_of(node: Mapping[str, Any]) -> str:
 
     strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     task: Any = ray.remote(ask)
-    task = task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()
+
+
+def _sources_in(answer: Any) -> str:
+    """Return the digest of a node, or the reason why it is unknown; for a node that has left, our own digest."""
     try:
-        return str(ray.get(task.remote(), timeout=60))
+        return str(ray.get(answer, timeout=60))
     except ray.exceptions.GetTimeoutError:
         return "no answer"
     except ray.exceptions.RayTaskError as error:

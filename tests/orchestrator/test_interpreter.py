@@ -12,7 +12,6 @@ import pytest
 
 from ctvr.orchestrator import interpreter
 from ctvr.orchestrator.interpreter import ROOT, child_environment, library_path, run_module
-from ctvr.orchestrator.on_ray.resource_watchdog import start_watchdog
 from ctvr.orchestrator.synthetic.stream import plan
 from ctvr.orchestrator.synthetic.video_files import render_files
 from ctvr.orchestrator.video.pool import Decoder, Job
@@ -91,14 +90,6 @@ def test_decoders_and_renderers_execute_no_file_of_the_present_folder(canaries, 
     with Decoder(workers=1) as decoder:
         assert decoder.decode(clip, Sampling(num_frames=2, size=32)).frames.shape == (2, 32, 32, 3)
     assert render_files(tmp_path / "made", [clip for clip, _ in plan(0)[:16]], workers=2, progress=False)
-
-
-def test_the_process_that_outlives_a_driver_executes_no_file_of_the_present_folder(canaries, tmp_path):
-    keeper = start_watchdog("nowhere", ("true",))
-    with pytest.raises(subprocess.TimeoutExpired):
-        keeper.wait(3)
-    keeper.terminate()
-    keeper.wait()
 
 
 def test_the_users_pythonpath_stays_and_its_empty_entries_do_not_mean_the_present_folder(monkeypatch, tmp_path):

@@ -210,7 +210,7 @@ def cluster(monkeypatch) -> SimpleNamespace:
         return Capacity(8, 0, min(made.room, most or made.room))
 
     monkeypatch.setattr(callbacks, "capacity", capacity)
-    monkeypatch.setattr(callbacks, "request_resources_for", lambda plan, trials: made.asked.append(trials))
+    monkeypatch.setattr(callbacks, "request_resources_for", lambda plan, trials, running=0: made.asked.append(trials))
     monkeypatch.setattr(callbacks.time, "monotonic", lambda: made.now)
     return made
 
@@ -241,7 +241,7 @@ def test_an_autoscaler_is_asked_for_the_trials_that_are_left_and_in_the_end_for_
         2,
         2,
         0,
-    ]  # the request is repeated after a minute: another sweep may have overwritten it
+    ]  # the lease is renewed after a minute
 
 
 def test_the_watcher_says_when_there_is_more_room(plan, cluster, capsys):

@@ -6,14 +6,13 @@ import json
 import os
 import socket
 import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray import capacity as capacity_module
 from ctvr.orchestrator.on_ray import connection
 from ctvr.orchestrator.on_ray.capacity import DRIVER_CPU, cap_to_max_nodes, capacity, choose_gpus, count_fitting_trials
 from ctvr.orchestrator.on_ray.connection import check_local
@@ -363,16 +362,32 @@ def test_a_cluster_that_is_gone_and_left_its_file_is_not_asked_for(monkeypatch, 
     assert calls == ["auto", "local", "local"]
 
 
-def test_an_autoscaler_is_asked_for_whole_trials(monkeypatch):
-    asked: list[list[dict]] = []
-    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
-    connection.request_resources_for(plan(workers=2, cpus=1.5, gpus=0.5), 2)
+@pytest.fixture
+def asked(monkeypatch) -> list[list[dict[str, float]]]:
+    """Bundles of each request for resources, on a cluster that was not started here."""
+    made: list[list[dict[str, float]]] = []
+    monkeypatch.setattr(capacity_module, "is_started_here", lambda: False)
+    monkeypatch.setattr(capacity_module, "lease", lambda requester, bundles, seconds: made.append(bundles))
+    return made
+
+
+def test_an_autoscaler_is_asked_for_whole_trials(asked):
+    two = plan(workers=2, cpus=1.5, gpus=0.5)
+    connection.request_resources_for(two, 2)
     assert asked[0].count({"CPU": 1.5, "GPU": 0.5}) == 4
     assert asked[0].count({"CPU": DRIVER_CPU}) == 2
-    connection.request_resources_for(plan(), 1)
-    assert asked[1] == [{"CPU": 0.9}]
+    connection.request_resources_for(two, 2, running=1)  # Ray Train leases the workers of that trial
+    assert asked[1].count({"CPU": 1.5, "GPU": 0.5}) == 2
+    connection.request_resources_for(plan(), 3, running=2)
+    assert asked[2] == [{"CPU": 0.9}] * 3
     connection.request_resources_for(plan(), 0)
-    assert asked[2] == []
+    assert asked[3] == []
+
+
+def test_a_cluster_that_was_started_here_is_asked_for_nothing(asked, monkeypatch):
+    monkeypatch.setattr(capacity_module, "is_started_here", lambda: True)
+    connection.request_resources_for(plan(), 3)
+    assert asked == []
 
 
 A100, HEAD = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 16.0}
@@ -387,6 +402,9 @@ A100, HEAD = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 16.0}
         (8, 32, [HEAD, A100, A100], 3, (2, 16)),
         (16, 4, [HEAD, A100], 3, (1, 16)),  # a trial that spans two
         (1, 32, [HEAD], 2, (1, 1)),  # the capacity of a new node is unknown
+        (1, 32, [HEAD], 5, (4, 4)),  # at most a node for each
+        (8, 32, [HEAD], 5, (1, 4)),
+        (2, 32, [HEAD], 5, (2, 4)),
         (1, 32, [HEAD], 1, (0, 0)),
         (1, 32, [HEAD, A100, A100], 1, (0, 0)),  # another sweep's
     ],
@@ -395,41 +413,17 @@ def test_no_more_machines_are_asked_for_than_may_be(workers, trials, nodes, most
     assert cap_to_max_nodes(plan(workers=workers, gpus=1.0), trials, nodes, most) == asked
 
 
-def test_as_many_machines_are_asked_for_as_are_waited_for(monkeypatch):
-    asked: list[list[dict]] = []
-    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
+def test_as_many_machines_are_asked_for_as_are_waited_for(asked, monkeypatch):
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": size} for size in (HEAD, A100)])
     connection.ask_for_nodes(plan(gpus=1.0), 4)
     assert asked[0].count({"CPU": 0.9, "GPU": 1.0}) == 24
 
 
-def test_a_driver_that_is_killed_has_its_request_taken_back(tmp_path):
-    """The watchdog acts when the driver has ended, for any reason, and not before."""
-    done = tmp_path / "taken back"
-    code = (
-        "import sys, time; from ctvr.orchestrator.on_ray import resource_watchdog as t; "
-        "print(t.start_watchdog('', tuple(sys.argv[1:])).pid, flush=True); time.sleep(600)"
-    )
-    words = [sys.executable, "-c", code, "touch", str(done)]
-    driver = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    try:
-        assert driver.stdout
-        keeper = int(driver.stdout.readline())
-        assert not done.exists()
-    finally:
-        driver.kill()
-        driver.wait()
-    until = time.monotonic() + 120
-    while not done.exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert done.exists(), keeper
-
-
-def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(monkeypatch, caplog):
-    def fail(bundles: list[dict]) -> None:
+def test_an_autoscaler_that_does_not_answer_does_not_end_a_sweep(asked, monkeypatch, caplog):
+    def fail(requester: str, bundles: list[dict[str, float]], seconds: float) -> None:
         raise RuntimeError("away\nmore")
 
-    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", fail)
+    monkeypatch.setattr(capacity_module, "lease", fail)
     connection.request_resources_for(plan(), 1)
     assert "the autoscaler request failed: away" in caplog.text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import time
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from ctvr.orchestrator.on_ray.internals import (
     error_of,
     keep_errors_in_memory,
     keep_processes,
+    lease,
     root_cause,
     strip_credentials,
     trials_of,
@@ -52,6 +54,7 @@ class _Trial:
     "name",
     [
         "ray._private.ray_constants.ENABLE_RAY_CLUSTER",
+        "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator.get_or_create_autoscaling_coordinator",
         "ray.experimental.internal_kv._internal_kv_get",
         "ray.experimental.internal_kv._internal_kv_put",
         "ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE",
@@ -187,6 +190,33 @@ def test_an_error_is_taken_from_memory_and_its_file_is_not_loaded(tmp_path, monk
     assert Trial.get_pickled_error(trial) is error_of(trial) is error
     assert told == [error]
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_leases_of_several_drivers_stand_side_by_side_until_each_is_withdrawn_or_ends(two_cpus):
+    import ray
+    from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+        get_or_create_autoscaling_coordinator,
+    )
+
+    coordinator = get_or_create_autoscaling_coordinator()
+
+    def reserved(name: str) -> float:
+        nodes = ray.get(coordinator.get_reserved_resources.remote(name))
+        return sum(node.get("CPU", 0.0) for node in nodes.values())
+
+    for name, seconds in (("one", 60.0), ("two", 60.0), ("dead", 0.5)):
+        lease(name, [{"CPU": 0.5}], seconds)
+    assert [reserved(name) for name in ("one", "two", "dead")] == [0.5, 0.5, 0.5]
+    lease("one", [{"CPU": 0.5}] * 2, 60.0)
+    assert reserved("one") == 1.0
+    lease("two", [], 60.0)
+    time.sleep(0.6)
+    lease("one", [{"CPU": 0.5}], 60.0)  # a change of any request ends those whose time is over
+    assert reserved("one") == 0.5
+    assert [reserved(name) for name in ("two", "dead")] == [0.0, 0.0]
+    lease("one", [], 60.0)
+    lease("unknown", [], 60.0)  # nothing to withdraw
 
 
 # ------------------------------------------------------------------------------- processes between rungs

@@ -16,15 +16,21 @@ from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
 def cluster(monkeypatch):
     """Three nodes, this one first; `sources` lists the answers of each other node, in the order of requests."""
     nodes = [{"NodeID": f"n{i}", "NodeManagerHostname": f"host{i}", "Alive": True} for i in range(3)]
-    made = SimpleNamespace(nodes=nodes, sources={"n1": [source_digest()], "n2": [source_digest()]})
+    made = SimpleNamespace(nodes=nodes, sources={"n1": [source_digest()], "n2": [source_digest()]}, asked=[])
 
     def asked(node):
         found = made.sources[node["NodeID"]]
+        made.asked.append(node["NodeID"])
         return found.pop(0) if len(found) > 1 else found[0]
+
+    def answer(found):
+        assert made.asked[-2:] == ["n1", "n2"] or not nodes[2]["Alive"]  # no node is asked after an answer
+        return found
 
     monkeypatch.setattr(ray_nodes.ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray_nodes.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n0"))
-    monkeypatch.setattr(ray_nodes, "_sources_of", asked)
+    monkeypatch.setattr(ray_nodes, "_ask_for_sources", asked)
+    monkeypatch.setattr(ray_nodes, "_sources_in", answer)
     monkeypatch.setattr(ray_nodes.time, "sleep", lambda seconds: None)
     return made
 
@@ -58,14 +64,14 @@ def test_nodes_that_do_not_come_are_counted(cluster):
         await_nodes(4, 0)
 
 
-def test_missing_nodes_are_asked_for_once_for_each_that_comes(cluster, monkeypatch):
-    asked: list[int] = []
-    await_nodes(3, 0, lambda: asked.append(1))
+def test_missing_nodes_are_asked_for_every_ten_seconds(cluster, monkeypatch):
+    """A cloud that lacks machines refuses a request, and the autoscaler tries again only while the request stands."""
+    asked: list[float] = []
+    clock = [0.0]
+    monkeypatch.setattr(ray_nodes.time, "monotonic", lambda: clock[0])
+    await_nodes(3, 0, lambda: asked.append(clock[0]))
     assert not asked
+    monkeypatch.setattr(ray_nodes.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     with pytest.raises(ConfigError, match="3 of 4 joined"):
-        await_nodes(4, 0, lambda: asked.append(1))
-    assert asked == [1]
-    joining = [{**cluster.nodes[0], "NodeID": f"n{i}"} for i in (3, 4)]
-    monkeypatch.setattr(ray_nodes.time, "sleep", lambda seconds: cluster.nodes.append(joining.pop(0)))
-    await_nodes(5, 60, lambda: asked.append(len(cluster.nodes)))
-    assert asked == [1, 3, 4]
+        await_nodes(4, 30, lambda: asked.append(clock[0]))
+    assert asked == [0.0, 10.0, 20.0, 30.0]
