@@ -159,6 +159,13 @@ again() {
   while read -r from to; do bring_mount "$from" "$to"; done < <(cat "$HOME/.ctvr_mounts" 2>/dev/null)
   prepare
   watch_spot
+  share_gpus
+}
+
+share_gpus() { # NVIDIA's MPS: steps of several trials on one GPU overlap instead of taking turns
+  [[ "${CTVR_GPUS_PER_TRIAL:-}" == 0.* ]] && command -v nvidia-cuda-mps-control >/dev/null || return 0
+  pgrep -u "$(id -u)" -f nvidia-cuda-mps-control >/dev/null || nvidia-cuda-mps-control -d ||
+    echo "setup.sh: MPS did not start; trials that share a GPU take turns" >&2
 }
 
 watch_spot() { # for as long as the machine runs; it exits by itself on machines that are not spot machines

@@ -18,6 +18,7 @@ from ray import tune
 
 from ctvr.orchestrator.errors import TrialFailed
 from ctvr.orchestrator.on_ray.failures import is_permanent, one_line, traceback_and_log
+from ctvr.orchestrator.on_ray.gpu_sharing import run_on_share
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.on_ray.worker import TrialWork, run_trial
 
@@ -38,7 +39,10 @@ def run_single_worker(work: TrialWork) -> None:
 
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = SECONDS_TO_STOP  # read when the next trial starts
     try:
-        run_trial(work, Workers(device=_device(work.plan)), tune.report)
+        device = _device(work.plan)
+        run_on_share(
+            work.plan.gpus_per_worker, lambda: run_trial(work, Workers(device=device), tune.report), _release_memory
+        )
     except Exception as error:
         log.exception("trial %s failed", work.name)
         raise TrialFailed(one_line(error), is_permanent(error), traceback_and_log(error)) from None

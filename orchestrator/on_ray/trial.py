@@ -25,6 +25,7 @@ from ctvr.orchestrator.on_ray.failures import (
     one_line,
     to_trial_failed,
 )
+from ctvr.orchestrator.on_ray.gpu_sharing import limit_memory
 from ctvr.orchestrator.on_ray.internals import Trainer, kv_put, root_cause
 from ctvr.orchestrator.on_ray.nodes import is_started_here
 from ctvr.orchestrator.on_ray.plan import TrialPlan, still_note
@@ -88,6 +89,7 @@ def _device(plan: TrialPlan) -> torch.device:
     from ctvr.orchestrator.data.device import require_gpu
 
     require_gpu()
+    limit_memory(plan.gpus_per_worker)
     return get_device()
 
 

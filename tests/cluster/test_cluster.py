@@ -311,6 +311,21 @@ def test_a_start_brings_back_what_a_machine_had(node: Path) -> None:
     assert re.search(rf"pip install .* -e {re.escape(str(REPOSITORY))} boto3$", asked.read_text(), re.MULTILINE)
 
 
+@pytest.mark.parametrize(("gpus", "started"), [("0.25", "-d\n"), ("1", ""), ("", "")])
+def test_mps_is_started_where_trials_share_a_gpu(node: Path, gpus: str, started: str) -> None:
+    programs, asked = node / "programs", node / "mps"
+    programs.mkdir()
+    asked.touch()
+    for name, does in {"nvidia-cuda-mps-control": f'echo "$@" >>{asked}', "pgrep": "exit 1"}.items():
+        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
+        (programs / name).chmod(0o755)
+    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv")}
+    more["PATH"] = f"{programs}:{os.environ['PATH']}"
+    assert script(node, SETUP, "node", *([f"CTVR_GPUS_PER_TRIAL={gpus}"] if gpus else []), **more).returncode == 0
+    assert script(node, SETUP, "again", **more).returncode == 0
+    assert asked.read_text() == started
+
+
 def test_the_build_of_torch_can_be_that_of_an_older_driver(node: Path) -> None:
     for word, pinned in (("CTVR_TORCH_BACKEND=cu126", False), ("CTVR_NODES=1", True)):
         done = set_up(node, word)

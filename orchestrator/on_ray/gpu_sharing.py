@@ -1,0 +1,73 @@
+"""Trials that share a GPU: each has its share of the memory, and one that needs more runs again alone.
+
+Locks on two files per GPU in the temporary folder of the node decide who runs. They end with their process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ctvr.orchestrator.errors import OutOfMemory
+
+log = logging.getLogger(__name__)
+
+CONTEXT_BYTES = 600 * 10**6  # of a process on the GPU, outside the memory that torch counts; an estimate
+
+
+def run_on_share(share: float, run: Callable[[], None], release: Callable[[], None]) -> None:
+    """Run a trial on its share of a GPU; if its memory does not suffice, run it again while no other trial runs there.
+
+    A second lack of memory is final. With `share` >= 1, or 0 for a CPU, `run` is called once and nothing is locked.
+
+    Args:
+        share: GPUs of the process.
+        run: the trial. It continues from its commits, so a second call repeats no finished task.
+        release: frees the memory of the first call.
+
+    Raises:
+        OutOfMemory: if the trial does not fit a whole GPU.
+    """
+    if not 0 < share < 1:
+        run()
+        return
+    try:
+        with _locked(is_alone=False):
+            limit_memory(share)
+            run()
+        return
+    except OutOfMemory as error:
+        log.warning("%s; the trial waits until it has the GPU for itself", error)
+    release()
+    with _locked(is_alone=True):
+        limit_memory(1.0)
+        run()
+
+
+def limit_memory(share: float) -> None:
+    """Limit this process to its share of the GPU's memory, so that it cannot take that of its neighbours."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if share >= 1 else max(0.01, share - CONTEXT_BYTES / total), 0)
+
+
+@contextmanager
+def _locked(is_alone: bool) -> Iterator[None]:
+    """Hold the GPU together with other trials, or alone. A trial that waits to be alone goes before later ones."""
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(os.sep, "-")
+    stem = Path(tempfile.gettempdir()) / f"ctvr-gpu-{os.getuid()}-{name}"
+    kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH
+    with open(f"{stem}.queue", "w") as queue, open(f"{stem}.use", "w") as use:
+        fcntl.flock(queue, kind)
+        fcntl.flock(use, kind)
+        if not is_alone:
+            fcntl.flock(queue, fcntl.LOCK_UN)
+        yield
