@@ -170,7 +170,7 @@ def fill(text: str, names: Mapping[str, str]) -> str:
         (r"(SecurityGroupIds: )\[[^\]]*\]", f"[{names['SecurityGroup']}]"),
         (r"(SubnetIds: )\[[^\]]*\]", f"[{subnets}]"),
         (r"(ImageId: )\S+", names["Image"]),
-        (r"(InstanceType: )p\S+", names["WorkerType"]),
+        (r"(InstanceType: )p\S+(?= # EDIT)", names["WorkerType"]),
     ):
         text, found = re.subn(pattern, lambda match, value=value: match[1] + value, text)
         if not found:

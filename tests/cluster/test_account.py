@@ -129,6 +129,13 @@ def test_ray_takes_the_file_as_it_is_and_opens_nothing(made: dict[str, Any]) -> 
             assert kind["node_config"][key] == before[name]["node_config"][key]
     resources = done["available_node_types"]["a100"]["resources"]  # known before the first machine exists
     assert (resources["CPU"], resources["GPU"]) == (96, 8)
+    gpus = {
+        kind["node_config"]["InstanceType"]: kind["resources"].get("GPU")
+        for kind in done["available_node_types"].values()
+    }
+    assert gpus.pop("m6i.4xlarge") is None
+    assert gpus == dict.fromkeys(gpus, 8)
+    assert len(gpus) == 5
     groups = made["session"].client("ec2").describe_security_groups()["SecurityGroups"]
     assert not [group["GroupName"] for group in groups if "ray" in group["GroupName"]]
 
@@ -147,6 +154,21 @@ def test_a_mistake_is_one_line(made: dict[str, Any], account: ModuleType, capsys
     said = capsys.readouterr().err
     assert reason in said
     assert said.count("\n") == 1
+
+
+def test_only_the_first_kind_of_worker_is_replaced_by_another(account: ModuleType) -> None:
+    text = (CLUSTER / "a100.yaml").read_text()
+    names = dict.fromkeys(("Region", "Bucket", "FileSystem", "SecurityGroup", "Subnets", "Image"), "x")
+    before, after = (
+        {name: kind["node_config"]["InstanceType"] for name, kind in yaml.safe_load(t)["available_node_types"].items()}
+        for t in (text, account.fill(text, {**names, "WorkerType": "p5e.48xlarge"}))
+    )
+    assert after == {**before, "a100": "p5e.48xlarge"}
+
+
+def test_no_further_kind_of_machine_starts_unless_its_limit_is_raised() -> None:
+    types = yaml.safe_load((CLUSTER / "a100.yaml").read_text())["available_node_types"]
+    assert {name for name, kind in types.items() if kind.get("max_workers", 1)} == {"head", "a100"}
 
 
 def test_a_file_without_a_place_for_a_name_is_refused(account: ModuleType) -> None:
