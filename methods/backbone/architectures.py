@@ -12,6 +12,8 @@ from typing import Any
 
 TINY = "tiny-clip"
 TINY_FOLDER = Path(__file__).parent / "tiny_clip"  # shipped with this package
+TINY_STEM = "tiny-clip-stem"  # sees shapes and positions, by a convolutional stem
+SHIPPED = {TINY: TINY_FOLDER, TINY_STEM: Path(__file__).parent / "tiny_clip_stem"}
 
 # UMT's own towers (arXiv:2303.16058), described as open_clip describes others; `fusion_from`: see backbone/bert.py
 UMT: dict[str, dict[str, Any]] = {
@@ -48,11 +50,11 @@ def image_size(name: str) -> int | None:
     """Return the side of a backbone's input images in pixels; None for an unknown name."""
     if name in UMT:
         return int(UMT[name]["vision_cfg"]["image_size"])
-    file = TINY_FOLDER / "config.json" if name == TINY else _open_clip_folder() / f"{name}.json"
+    file = SHIPPED[name] / "config.json" if name in SHIPPED else _open_clip_folder() / f"{name}.json"
     if not file.is_file():
         return None
     described = json.loads(file.read_text(encoding="utf-8"))
-    size = (described["model"] if name == TINY else described)["vision_cfg"]["image_size"]
+    size = (described["model"] if name in SHIPPED else described)["vision_cfg"]["image_size"]
     return int(size[0] if isinstance(size, list) else size)
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.backbone.architectures import TINY, TINY_FOLDER, UMT
+from ctvr.methods.backbone.architectures import SHIPPED, UMT
 from ctvr.methods.backbone.checkpoint import ENDINGS, fitted, read_checkpoint
 from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.conv_stem import ConvStem
 from ctvr.methods.backbone.lazy_dynamo import import_open_clip
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
 from ctvr.methods.backbone.umt_load import load_umt
@@ -26,9 +27,9 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
     """Load an open_clip model as a backbone.
 
     Args:
-        name: `tiny-clip` (shipped with this package), `UMT-B-16`, `UMT-L-16` or an open_clip architecture such as
-            `ViT-B-32-quickgelu`. OpenAI's weights need the quickgelu variants.
-        weights: `shipped` (tiny-clip only), an open_clip tag such as `openai` (downloaded by
+        name: `tiny-clip` or `tiny-clip-stem` (shipped with this package), `UMT-B-16`, `UMT-L-16` or an open_clip
+            architecture such as `ViT-B-32-quickgelu`. OpenAI's weights need the quickgelu variants.
+        weights: `shipped` (those two only), an open_clip tag such as `openai` (downloaded by
             open_clip), a local file (.safetensors, .pt) or folder of Hugging Face's form, or `random`.
         seed: seed of `random` weights.
         sha256: digest of the local file; required for a pickle (anything but .safetensors).
@@ -45,8 +46,8 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
         return _umt(name, weights, seed, sha256, vocabulary)
     if vocabulary:
         raise ValueError(f"vocabulary={vocabulary!r} is UMT's; {name} has a tokenizer of its own. Leave it out.")
-    if name == TINY:
-        source, tokenize, mean, std = _tiny_clip(weights, seed, sha256)
+    if name in SHIPPED:
+        source, tokenize, mean, std = _tiny_clip(name, weights, seed, sha256)
     else:
         source, tokenize, mean, std = _open_clip(name, weights, seed, sha256)
     vision, text = vision_of(source, name), text_of(source)
@@ -56,27 +57,31 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
 
 
 def _tiny_clip(
-    weights: str, seed: int, sha256: str
+    name: str, weights: str, seed: int, sha256: str
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
     if weights not in {"shipped", "random"} and not is_path(weights):
-        raise ValueError(f"tiny-clip has no weights called {weights!r}. Write shipped, random or a file.")
+        raise ValueError(f"{name} has no weights called {weights!r}. Write shipped, random or a file.")
     CLIP = import_open_clip().CLIP  # takes seconds: commands that train nothing load no tower
     from open_clip.tokenizer import SimpleTokenizer
 
-    config = json.loads((TINY_FOLDER / "config.json").read_text(encoding="utf-8"))
+    folder = SHIPPED[name]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tokenizer = SimpleTokenizer(
-        bpe_path=str(TINY_FOLDER / "bpe.txt.gz"), context_length=config["model"]["text_cfg"]["context_length"]
+        bpe_path=str(folder / "bpe.txt.gz"), context_length=config["model"]["text_cfg"]["context_length"]
     )
+    stem = config["model"].pop("stem", None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         source = CLIP(**config["model"])
+        if stem:
+            source.visual.conv1 = ConvStem(stem, config["model"]["vision_cfg"]["width"])
     if weights == "shipped":
-        file = TINY_FOLDER / "weights.safetensors"
+        file = folder / "weights.safetensors"
         if hashlib.sha256(file.read_bytes()).hexdigest() != config["sha256"]:
             raise ValueError(f"{file}: damaged (its digest is not the one in config.json). Install the package again.")
-        _load_weights(source, file, name=TINY)
+        _load_weights(source, file, name=name)
     elif weights != "random":
-        _load_weights(source, expand_path(weights), sha256, TINY)
+        _load_weights(source, expand_path(weights), sha256, name)
     return source, tokenizer, config["mean"], config["std"]
 
 
@@ -96,7 +101,8 @@ def _open_clip(
 
     if name not in open_clip.list_models():
         raise ValueError(
-            f"no backbone called {name!r}. Write tiny-clip, UMT-B-16, UMT-L-16 or one of open_clip.list_models()."
+            f"no backbone called {name!r}. Write tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16 or one of "
+            "open_clip.list_models()."
         )
     is_tag = weights != "random" and not is_path(weights)
     if is_tag and weights not in open_clip.list_pretrained_tags_by_model(name):

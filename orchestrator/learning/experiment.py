@@ -33,9 +33,10 @@ class BackboneConfig:
 
     name: str = setting(
         "ViT-B-32-quickgelu",
-        doc="tiny-clip, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or resnet18-8 (narrow)",
+        doc="tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or "
+        "resnet18-8 (narrow)",
     )
-    weights: str = setting("openai", doc="shipped (tiny-clip), an open_clip tag, a local file, or random")
+    weights: str = setting("openai", doc="shipped (of both tiny-clips), an open_clip tag, a local file, or random")
     sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
     vocabulary: str = setting("", doc="BERT's vocab.txt, for UMT's captions only")
 

@@ -27,8 +27,9 @@ from typing import Any, get_type_hints
 import torch
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, IMAGE_METHODS, place_of
+from ctvr.methods.backbone.architectures import SHIPPED
 from ctvr.methods.backbone.checkpoint import files_of
-from ctvr.methods.backbone.load import TINY, TINY_FOLDER, VERSION, is_path
+from ctvr.methods.backbone.load import VERSION, is_path
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
@@ -68,7 +69,8 @@ def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) ->
 
 def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
     """Return the sha256 of a backbone's initial weights (of their name where no file holds them) and its vocabulary."""
-    shipped = [digest_file(file) for file in sorted(TINY_FOLDER.iterdir()) if backbone == TINY and file.is_file()]
+    folder = SHIPPED.get(backbone)
+    shipped = [digest_file(file) for file in sorted(folder.iterdir()) if file.is_file()] if folder else []
     pieces = content_of(vocabulary)
     return digest_of([shipped, _digest_of_weights(weights), *([pieces] if pieces else [])])
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ctvr.methods.backbone.architectures import TINY, TINY_FOLDER, UMT, image_size
+from ctvr.methods.backbone.architectures import SHIPPED, UMT, image_size
 
 # Bytes of a process with torch, open_clip, Ray and MLflow and a tiny model: the peak of 78 runs of 8 methods with
 # tiny-clip was 1.27 to 1.93 GB
@@ -72,8 +72,8 @@ def model_size(name: str) -> Size | None:
 
 def _described(name: str) -> dict[str, Any] | None:
     """Return open_clip's description of a backbone, without loading open_clip."""
-    if name == TINY:
-        return dict(json.loads((TINY_FOLDER / "config.json").read_text(encoding="utf-8"))["model"])
+    if name in SHIPPED:
+        return dict(json.loads((SHIPPED[name] / "config.json").read_text(encoding="utf-8"))["model"])
     if name in UMT:
         return UMT[name]
     spec = find_spec("open_clip")

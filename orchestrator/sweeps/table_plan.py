@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ctvr.methods.backbone.load import TINY
+from ctvr.methods.backbone.architectures import SHIPPED
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
@@ -125,7 +125,7 @@ def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
     if not counts:
         return {}
     backbone = experiment.backbone
-    tower = load_clip(backbone) if backbone.name == TINY else sizes_only(backbone.name)
+    tower = load_clip(backbone) if backbone.name in SHIPPED else sizes_only(backbone.name)
     depth = len(tower.vision.blocks)
     return {name: depth for name in counts if experiment.settings[name] > depth}
 

@@ -1,0 +1,103 @@
+"""The tiny CLIP with a convolutional stem, and the command that makes it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from open_clip.tokenizer import SimpleTokenizer
+from safetensors.torch import load_file
+
+from ctvr.orchestrator.synthetic import worlds
+from tools import stem_pictures as pictures
+from tools import train_stem_clip as stem
+from tools import train_tiny_clip as tiny
+
+SHIPPED = Path(__file__).parents[2] / "methods" / "backbone" / "tiny_clip_stem"
+
+
+@pytest.fixture(scope="module")
+def config():
+    return json.loads((SHIPPED / "config.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return SimpleTokenizer(bpe_path=str(SHIPPED / "bpe.txt.gz"), context_length=tiny.CONTEXT_LENGTH)
+
+
+def test_the_shipped_weights_are_those_of_the_config(config):
+    content = (SHIPPED / "weights.safetensors").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == config["sha256"]
+    assert len(content) < 2_500_000
+
+
+def test_the_shipped_towers_see_every_class_of_words(config, tokenizer):
+    model = stem.build(config["model"])
+    state = {name: value.float() for name, value in load_file(SHIPPED / "weights.safetensors").items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert set(missing) <= {"attn_mask"}
+    assert not unexpected
+    found = stem.word_accuracy(model, tokenizer, count=300, seed=123)
+    # chance: shape 10, position 11.1, colour 10, size 50, place 5; measured 73.2, 99.0, 97.0, 96.8, 99.4 on others
+    wanted = {"shape": 65, "position": 80, "colour": 90, "size": 80, "place": 80}
+    assert {name for name, least in wanted.items() if found[name] < least} == set(), found
+
+
+def test_an_untrained_tower_is_at_chance(config, tokenizer):
+    torch.manual_seed(0)
+    found = stem.word_accuracy(stem.build(config["model"]), tokenizer, count=100)
+    assert found["shape"] < 30
+    assert found["position"] < 30
+
+
+def test_the_shipped_tokenizer_is_the_one_the_command_makes(config, tokenizer, tmp_path):
+    tiny.write_bpe(tmp_path / "bpe.txt.gz", stem.lexicon())
+    made, shipped = (gzip.decompress((f / "bpe.txt.gz").read_bytes()) for f in (tmp_path, SHIPPED))
+    assert made == shipped
+    assert tokenizer.vocab_size == config["model"]["text_cfg"]["vocab_size"]
+
+
+@pytest.mark.parametrize("name", pictures.CLASSES)
+def test_captions_of_a_group_cannot_be_told_apart_without_its_class_of_words(name):
+    words = {word for value in pictures.CLASSES[name] for word in value.split()} | {"an", "a", "on"}
+    words |= {word for value in pictures.CLASSES["shape"] for word in value.split()} if name == "size" else set()
+    for seed in range(20):
+        shown, captions = pictures.make_group(np.random.default_rng(seed), name)
+        assert len(shown) == len(captions)
+        assert len(set(captions)) == len(captions)
+        assert len({tuple(word for word in text.split() if word not in words) for text in captions}) == 1
+
+
+def test_positions_and_sizes_in_captions_are_true():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        thing = pictures.Thing.draw(rng)
+        sprite, text = thing.sprite(rng, 0.2), thing.words({"position", "size"})
+        assert ("top" in text) == (sprite.y < 0.36)
+        assert ("right" in text) == (sprite.x > 0.64)
+        assert ("large" in text) == (sprite.radius > 0.16)
+
+
+def test_a_clip_and_its_reversal_are_told_in_opposite_directions():
+    clips, captions = pictures.make_clips(np.random.default_rng(1))
+    assert len(clips) == 3
+    for (forward, backward), one, other in zip(worlds.MOVES, captions[::2], captions[1::2]):
+        assert one.endswith(forward)
+        assert other == one.removesuffix(forward) + backward
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_folder_that_loads_and_repeats(tmp_path):
+    argv = ["--first", "3", "--second", "5", "--pool", "200", "--out"]
+    assert stem.main([*argv, str(tmp_path / "a")]) == 0
+    assert stem.main([*argv, str(tmp_path / "b")]) == 0
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["bpe.txt.gz", "config.json", "weights.safetensors"]
+    made = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]
+    assert made[0] == made[1]
+    assert set(made[0]["held_out"]) == {"pictures", *pictures.CLASSES}
