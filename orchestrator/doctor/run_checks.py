@@ -25,7 +25,7 @@ from ctvr.orchestrator.doctor.records import Examined
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
 from ctvr.orchestrator.on_ray.memory import worker_bytes
 from ctvr.orchestrator.store.store import Store
-from ctvr.orchestrator.streams.load import RENDERED, load_stream
+from ctvr.orchestrator.streams.load import is_embedded, load_stream
 from ctvr.orchestrator.streams.stream import SPLITS, Stream
 from ctvr.orchestrator.streams.videos import missing_videos
 
@@ -54,7 +54,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
     loaded: list[Stream] = []
 
     def read_stream() -> Iterator[Finding]:
-        if stream in RENDERED:
+        if stream is not None and is_embedded(stream):
             yield Finding("ok", "stream", f"{stream} is embedded; its videos are rendered at first use")
         elif stream is not None:
             loaded.append(load_stream(stream, runs, videos))
@@ -159,7 +159,7 @@ def worker_of(stream: Stream | None) -> int:
 
 
 def _disk(place: Examined) -> Iterator[Finding]:
-    need = frame_bytes(place.stream) if place.stream else EMBEDDED_BYTES * (place.stream_name in RENDERED)
+    need = frame_bytes(place.stream) if place.stream else EMBEDDED_BYTES * is_embedded(place.stream_name or "")
     store = place.local_store
     if store is None:
         copies = cache_folder()

@@ -8,7 +8,7 @@ from pathlib import Path
 from ctvr.methods.backbone.load import are_here
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED, load_stream, split_order
+from ctvr.orchestrator.streams.load import BENCHMARKS, is_embedded, load_stream, split_order
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.streams.videos import check_videos, missing_videos
 from ctvr.orchestrator.sweeps.table_plan import PlannedTable, TableRequest, plan_table
@@ -44,7 +44,7 @@ def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> 
 
 
 def _videos(stream: Stream) -> str:
-    if stream.name in RENDERED and (missing := len(missing_videos(stream))):
+    if is_embedded(stream.name) and (missing := len(missing_videos(stream))):
         return f"{stream.name}: embedded; a run renders the {missing} missing videos"
     return check_videos(stream)
 

@@ -18,6 +18,10 @@ RENDERED = {
     "shapes-cvlm": None,
     "shapes-images": None,
     "shapes-qa": None,
+    "worlds-5": 5,
+    "worlds-10": 10,
+    "worlds-20": 20,
+    "worlds-50": 50,
 }
 BENCHMARKS = (
     "msrvtt-10",
@@ -36,7 +40,8 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     """Load an embedded stream, a stream of `<root>/streams/`, or a manifest file.
 
     Args:
-        name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "msrvtt-10" for
+        name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "worlds-5+conflict=0"
+            for a stream with a dial that differs from its default; "msrvtt-10" for
             `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the data folder, which contains rendered streams and `streams/`.
         videos: the base folder of the manifest's paths; default: the manifest's own `videos`.
@@ -49,7 +54,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     written, order = split_order(name)
     if order:
         return load_stream(written, root, videos, render).in_order(order)
-    if name in RENDERED:
+    if is_embedded(name):
         return _load_rendered(name, root, render)
     path = Path(name).expanduser()
     if name in (others := plugins()) and not (root / "streams" / f"{name}.json").is_file():
@@ -66,6 +71,16 @@ def split_order(name: str) -> tuple[str, int]:
     """Split `NAME@3` into the stream's name and the seed of its task order; the seed is 0 if none is given."""
     written, _, order = name.rpartition("@")
     return (written, int(order)) if written and order.isdecimal() else (name, 0)
+
+
+def is_embedded(name: str) -> bool:
+    """Report whether a name without task order is that of an embedded stream, with or without dials."""
+    return name in RENDERED or _with_dials(name)
+
+
+def _with_dials(name: str) -> bool:
+    written = name.partition("+")[0]
+    return written in RENDERED and written.startswith("worlds-")
 
 
 def plugins() -> dict[str, EntryPoint]:
@@ -91,6 +106,12 @@ def available_streams(root: Path) -> list[str]:
 
 def embedded_settings(name: str) -> dict[str, Any] | None:
     """Return the recommended settings of an embedded stream without rendering it; None for other streams."""
+    name = split_order(name)[0]
+    if _with_dials(name):
+        from ctvr.orchestrator.synthetic import worlds_stream
+
+        worlds_stream.split_dials(name)
+        return dict(worlds_stream.SETTINGS)
     if name not in RENDERED:
         return None
     from ctvr.orchestrator.synthetic import cvlm as shapes_cvlm
@@ -107,6 +128,12 @@ def _load_rendered(name: str, root: Path, render: bool) -> Stream:
 
     if name == images.NAME:
         return parse_manifest(images.render_images(root, videos=render), source=name, base=root)
+    if _with_dials(name):
+        from ctvr.orchestrator.synthetic import worlds_stream
+
+        written, dials = worlds_stream.split_dials(name)
+        made = worlds_stream.render_worlds(root, RENDERED[written] or 0, dials, videos=render)
+        return parse_manifest(made, source=name, base=root)
     if name == "shapes-qa":
         from ctvr.orchestrator.synthetic import questions
 

@@ -42,6 +42,20 @@ X264 = {"crf": "28", "preset": "veryfast", "g": "24", "bf": "0", "threads": "1",
 MAX_WORKERS = 8
 
 
+@dataclass(frozen=True)
+class Film:
+    """Format of a stream's files."""
+
+    frames: int = FRAMES
+    size: int = SIZE  # pixels
+    fps: int = FPS
+    intra: bool = False  # every frame is coded alone, so that reversed clips decode to the same frames
+
+    def options(self) -> dict[str, str]:
+        """Return options for x264."""
+        return {**X264, "crf": "20", "g": "1"} if self.intra else X264
+
+
 class Renderable(Protocol):
     """A scene: plain data whose repr is complete, and its renderer."""
 
@@ -81,7 +95,9 @@ def encode(frames: Pixels, rate: int = FPS, options: Mapping[str, str] = X264) -
     return target.getvalue()
 
 
-def render_files(folder: Path, clips: Sequence[Clip], workers: int | None = None, progress: bool = True) -> str:
+def render_files(
+    folder: Path, clips: Sequence[Clip], workers: int | None = None, progress: bool = True, film: Film | None = None
+) -> str:
     """Ensure that the folder contains every clip undamaged; return the digest of all pixels.
 
     Args:
@@ -89,6 +105,7 @@ def render_files(folder: Path, clips: Sequence[Clip], workers: int | None = None
         clips: its clips.
         workers: rendering processes; default: the cores available to this process, at most 8. 1: only this process.
         progress: show a progress bar on stderr while rendering.
+        film: format of the files; default: `Film()`.
 
     Raises:
         ConfigError: if the folder cannot be written.
@@ -97,7 +114,7 @@ def render_files(folder: Path, clips: Sequence[Clip], workers: int | None = None
         for parent in {(folder / clip.path).parent for clip in clips}:
             parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
-            return _render_files(folder, clips, workers, progress)
+            return _render_files(folder, clips, workers, progress, film or Film())
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
@@ -105,7 +122,7 @@ def render_files(folder: Path, clips: Sequence[Clip], workers: int | None = None
         ) from error
 
 
-def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, progress: bool) -> str:
+def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, progress: bool, film: Film) -> str:
     plan = hashlib.sha256(repr(clips).encode()).hexdigest()
     known = _read_records(folder / "digest.json", plan)
     records = {c.path: known[c.path] for c in clips if c.path in known and _is_whole(folder, c, known[c.path])}
@@ -113,7 +130,7 @@ def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, prog
     if known and missing:
         log.warning("%s: %d of %d videos missing or damaged, rendering them again", folder, len(missing), len(clips))
     if missing:
-        for clip, record in zip(missing, _render_all(folder, missing, workers, progress)):
+        for clip, record in zip(missing, _render_all(folder, missing, workers, progress, film)):
             records[clip.path] = record
     digest = hashlib.sha256("".join(records[clip.path].pixels for clip in clips).encode()).hexdigest()
     if missing:
@@ -148,23 +165,23 @@ def _is_whole(folder: Path, clip: Clip, record: Rendered) -> bool:
         return False
 
 
-def _render_all(folder: Path, clips: list[Clip], workers: int | None, progress: bool) -> list[Rendered]:
+def _render_all(folder: Path, clips: list[Clip], workers: int | None, progress: bool, film: Film) -> list[Rendered]:
     workers = min(workers or _default_workers(), len(clips) // 16 + 1)
     with tqdm(total=len(clips), desc=f"rendering {folder.name}", unit="video", disable=not progress) as bar:
         if workers > 1:
             try:
-                return list(_in_processes(folder, clips, workers, bar))
+                return list(_in_processes(folder, clips, workers, bar, film))
             except BrokenProcessPool:
                 log.warning("processes for rendering cannot be started here; rendering in this one")
                 bar.reset()
-        return [_counted(render_one(folder, clip), bar) for clip in clips]
+        return [_counted(render_one(folder, clip, film), bar) for clip in clips]
 
 
-def _in_processes(folder: Path, clips: list[Clip], workers: int, bar: tqdm) -> Iterator[Rendered]:
+def _in_processes(folder: Path, clips: list[Clip], workers: int, bar: tqdm, film: Film) -> Iterator[Rendered]:
     context = multiprocessing.get_context("spawn")
     with safe_children(), ProcessPoolExecutor(workers, mp_context=context) as pool:
         with _without_script():  # all children are started here
-            records = pool.map(partial(render_one, folder), clips, chunksize=8)
+            records = pool.map(partial(render_one, folder, film=film), clips, chunksize=8)
         for record in records:
             yield _counted(record, bar)
 
@@ -189,10 +206,10 @@ def _counted(record: Rendered, bar: tqdm) -> Rendered:
     return record
 
 
-def render_one(folder: Path, clip: Clip) -> Rendered:
+def render_one(folder: Path, clip: Clip, film: Film) -> Rendered:
     """Render, encode and write one clip."""
-    frames = clip.scene.render(clip.backward, FRAMES, SIZE)
-    content = encode(frames)
+    frames = clip.scene.render(clip.backward, film.frames, film.size)
+    content = encode(frames, film.fps, film.options())
     _write(folder / clip.path, content)
     return Rendered(hashlib.sha256(content).hexdigest(), hashlib.sha256(frames.tobytes()).hexdigest())
 

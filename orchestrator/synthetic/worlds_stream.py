@@ -1,0 +1,146 @@
+"""The embedded stream of worlds: domains that differ in look and words, with dials for what makes a stream hard.
+
+A task is one world (worlds.py): 480 training, 40 validation and 80 test clips of four frames. The dials change one
+property of the stream each; they are part of its name, `worlds-5+conflict=0+motion=0.2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctvr.orchestrator.config import build, suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.synthetic.video_files import Clip, Film, render_files
+from ctvr.orchestrator.synthetic.worlds import NAMES, Dials, Scene, caption, draw_scene
+
+VERSION = 1  # raise it whenever pixels or captions change
+TASK_COUNTS = (5, 10, 20, 50)
+TOGETHER = 5  # worlds of a folder
+SPLITS = ("train", "val", "test")
+DRAWN = {"test": (1, 80), "val": (2, 40), "train": (0, 480)}  # in drawing order: key in the seeds, clips of a task
+DEFAULT = Dials()
+FILM = Film(frames=4, size=64, fps=4, intra=True)
+SETTINGS: dict[str, Any] = {
+    "backbone.name": "tiny-clip-stem",
+    "backbone.weights": "shipped",
+    "data.num_frames": 4,
+    "data.batch_size": 16,
+    "optim.epochs": 3,
+    "optim.lr_scale": 125,
+    "preset": "shapes",  # of methods that have it
+}
+
+
+def split_dials(name: str) -> tuple[str, Dials]:
+    """Split `worlds-5+conflict=0` into the stream's name and its dials.
+
+    Raises:
+        ConfigError: for an unknown dial or a value outside its range.
+    """
+    written, *parts = name.split("+")
+    known, given = [f.name for f in fields(Dials)], {}
+    for part in parts:
+        dial, equals, value = part.partition("=")
+        if dial not in known or not equals:
+            raise ConfigError(
+                f"stream: {part!r} of {name} is not a dial.{suggest(dial, known)} Write DIAL=VALUE with one of: "
+                f"{', '.join(known)}."
+            )
+        given[dial] = value
+    dials: Dials = build(Dials, given, f"stream {written}")
+    return written, dials
+
+
+def joined(name: str, dials: Dials) -> str:
+    """Return the name of a stream with those dials that differ from their defaults, in a fixed order."""
+    changed = {dial: value for dial, value in asdict(dials).items() if value != getattr(DEFAULT, dial)}
+    return "+".join([name, *(f"{dial}={value:g}" for dial, value in changed.items())])
+
+
+def render_worlds(
+    root: Path,
+    num_tasks: int = 5,
+    dials: Dials = DEFAULT,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: bool = True,
+    videos: bool = True,
+) -> dict[str, Any]:
+    """Render the videos below `root` unless they exist, and return the stream's manifest.
+
+    All numbers of tasks share the first worlds, five in a folder: `root/worlds-v1-seed<seed>/worlds-01-05/<world>`.
+    Arguments, errors and the manifest are those of `stream.render_stream`, except the dials.
+    """
+    if num_tasks not in TASK_COUNTS:
+        counts = ", ".join(f"worlds-{count}" for count in TASK_COUNTS)
+        raise ConfigError(f"stream: worlds-{num_tasks} does not exist. Write one of: {counts}.")
+    folder = Path(root) / joined(f"worlds-v{VERSION}-seed{seed}", dials)
+    plans = [plan(index, dials, seed) for index in range(num_tasks)]
+    for start in range(0, num_tasks, TOGETHER) if videos else ():
+        clips = [clip for made in plans[start : start + TOGETHER] for _, clip, _ in made]
+        render_files(folder / _part(start), clips, workers, progress, FILM)
+    tasks = []
+    for index, made in enumerate(plans):
+        base = f"{folder.name}/{_part(index)}"
+        task: dict[str, Any] = {"name": NAMES[index], "categories": [NAMES[index]]}
+        for split in SPLITS:
+            task[split] = [{**item, "path": f"{base}/{clip.path}"} for key, clip, item in made if key == split]
+        tasks.append(task)
+    name = joined(f"worlds-{num_tasks}", dials)
+    return {"format": 1, "name": name, "protocol": "ctvr", "tasks": tasks, "settings": dict(SETTINGS)}
+
+
+def _part(index: int) -> str:
+    """Return the folder of a world: five worlds are rendered by one set of processes, whose start takes seconds."""
+    first = index - index % TOGETHER + 1
+    return f"worlds-{first:02d}-{first + TOGETHER - 1:02d}"
+
+
+@lru_cache(maxsize=64)
+def plan(index: int, dials: Dials, seed: int) -> tuple[tuple[str, Clip, dict[str, Any]], ...]:
+    """Return (split, clip, item without its path) of every clip of a world."""
+    told: set[str] = set()
+    return tuple((split, *made) for split in DRAWN for made in _plan_split(index, split, dials, seed, told))
+
+
+def _plan_split(
+    index: int, split: str, dials: Dials, seed: int, told: set[str]
+) -> Iterator[tuple[Clip, dict[str, Any]]]:
+    """Yield the clips of a split; adds their captions to the set and repeats none of it."""
+    key, count = DRAWN[split]
+    count = dials.pairs if split == "train" else count
+    twins = round(dials.motion * count / 2)
+    more = joined("", dials)  # other dials are other videos
+    for number in range(count - twins):
+        directions = (False, True) if number < twins else (number % 2 == 1,)
+        scene, captions = _new_scene([seed, 200 + index, key, number], index, directions, dials, told)
+        stems = [f"{split}_{number:04d}{'fb'[backward]}" for backward in directions]
+        names = [f"{NAMES[index]}_{stem}{more}" for stem in stems]
+        for backward, stem, name, twin, text in zip(directions, stems, names, names[::-1], captions):
+            item = {
+                "video": name,
+                "category": NAMES[index],
+                "captions": [text],
+                "twin": twin if len(names) == 2 else None,
+            }
+            yield Clip(f"{NAMES[index]}/{stem}.mp4", scene, backward), item
+
+
+def _new_scene(
+    key: list[int], index: int, directions: tuple[bool, ...], dials: Dials, told: set[str]
+) -> tuple[Scene, list[str]]:
+    """Draw the first scene of this key whose captions are new; twins have the same words except the direction."""
+    for attempt in range(2000):
+        seeds = [*key, attempt]
+        scene = draw_scene(index, dials, np.random.default_rng(seeds))
+        captions = [caption(scene, backward, dials, np.random.default_rng([*seeds, 1])) for backward in directions]
+        if told.isdisjoint(captions):
+            told.update(captions)
+            return scene, captions
+    raise RuntimeError(f"no new scene of {NAMES[index]} in 2000 attempts")
