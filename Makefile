@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
 	@# The pins of CUDA's libraries belong to the pinned build
 	@torch="$(TORCH)"; pins=constraints.txt; \
-	if [ -n "$$torch" ] && ! UV_HTTP_RETRIES=1 $(BIN)/uv pip install -q --dry-run --no-deps --python $(BIN)/python \
+	if [ -n "$$torch" ] && ! UV_HTTP_RETRIES=1 $(BIN)/uv pip install -q --dry-run --no-deps --reinstall --python $(BIN)/python \
 			--torch-backend "$$torch" "$$(grep '^torch==' constraints.txt)" 2>/dev/null; then \
 		echo "setup: torch's build for $$torch cannot be reached, so the pinned build with CUDA is installed (4 GB more)"; \
 		torch=""; \

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 UV = """#!/bin/sh
 echo "$@" >>"$(dirname "$0")/../asked"
-case "$*" in *--dry-run*) [ "$REACHED" = yes ];; esac
+case "$*" in *--dry-run*--reinstall*) [ "$REACHED" = yes ];; esac
 """
 
 

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ctvr.methods.backbone.architectures import TINY
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.backbone.load import TINY, load_backbone
+from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.base import Batch
 from ctvr.methods.xpool import XPool
 from ctvr.orchestrator.data.batches import StreamData
