@@ -119,7 +119,6 @@ def _sums(table: Table) -> list[Panel]:
 def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list[Panel]:
     """Plot a column against a cost, with the Pareto front; `sign` is -1 where less is better."""
     name, scale, cost = of
-    column = next((each for each in table.columns if each.key == key), table.columns[0])
     cells = [(row, row.values.get(key, Value())) for row in table.rows]
     known = [
         (row, cost(row), cell)
@@ -129,6 +128,7 @@ def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list
     if len({round(x, 6) for _, x, _ in known}) < 2:
         return []
     lines = [_line(row, [(x, cell.mean, cell.std)]) for row, x, cell in known]
+    column = next((each for each in table.columns if each.key == key), table.columns[0])
     front = pareto([(x, sign * cell.mean) for row, x, cell in known if competes(row, column)])
     return [Panel(name, unit, lines, joined=False, scale=scale, front=[(x, sign * y) for x, y in front])]
 
