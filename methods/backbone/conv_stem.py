@@ -33,5 +33,6 @@ class ConvStem(nn.Sequential):
     @property
     def weight(self) -> Tensor:
         """Return the weight of the last convolution, (D, C, 3, 3)."""
-        found: Tensor = self[-1].weight
-        return found
+        last = self[-1]
+        assert isinstance(last, nn.Conv2d)
+        return last.weight

@@ -40,7 +40,7 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     """Load an embedded stream, a stream of `<root>/streams/`, or a manifest file.
 
     Args:
-        name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "worlds-5+conflict=0"
+        name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "worlds-5_conflict0"
             for a stream with a dial that differs from its default; "msrvtt-10" for
             `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the data folder, which contains rendered streams and `streams/`.
@@ -79,7 +79,7 @@ def is_embedded(name: str) -> bool:
 
 
 def _with_dials(name: str) -> bool:
-    written = name.partition("+")[0]
+    written = name.partition("_")[0]
     return written in RENDERED and written.startswith("worlds-")
 
 

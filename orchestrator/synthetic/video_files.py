@@ -53,7 +53,10 @@ class Film:
 
     def options(self) -> dict[str, str]:
         """Return options for x264."""
-        return {**X264, "crf": "20", "g": "1"} if self.intra else X264
+        if not self.intra:
+            return X264
+        # A constant quantizer: that of crf depends on the frames before
+        return {name: value for name, value in X264.items() if name != "crf"} | {"qp": "18", "g": "1"}
 
 
 class Renderable(Protocol):

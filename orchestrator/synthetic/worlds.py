@@ -48,7 +48,7 @@ RADIUS, BESIDE = 0.19, 0.13  # of the main thing when large, of the other one
 
 @dataclass(frozen=True)
 class Dials:
-    """Settings of the stream; a name such as `worlds-5+conflict=0+motion=0.2` changes them."""
+    """Settings of the stream; a name such as `worlds-5_conflict0_motion0.2` changes them."""
 
     shift: float = 1.0  # strength of the cameras, 0 (one camera for all worlds) to 1
     conflict: float = 1.0  # share of nouns and call signs with another meaning in each world
@@ -88,11 +88,13 @@ def world(index: int, shift: float = 1.0, conflict: float = 1.0) -> World:
     verbs = tuple(str(v) for v in rng.permutation(VERBS)[:3])
     nouns, signs = (_turned(words, index, conflict) for words in (NOUNS, SIGNS))
     strength = shift * rng.uniform(0.6, 1)
+    gain, gamma, fog = rng.uniform(-0.3, 0.2, 3), rng.uniform(-0.4, 0.4), rng.uniform(0, 0.3)
+    red, green, blue = (int(c) for c in rng.integers(40, 220, 3))
     style = CameraStyle(
-        gain=tuple(1 + strength * rng.uniform(-0.3, 0.2, 3)),
-        gamma=float(np.exp(strength * rng.uniform(-0.4, 0.4))),
-        fog=float(strength * rng.uniform(0, 0.3)),
-        fog_colour=tuple(int(c) for c in rng.integers(40, 220, 3)),
+        gain=tuple(1 + strength * gain),
+        gamma=float(np.exp(strength * gamma)),
+        fog=float(strength * fog),
+        fog_colour=(red, green, blue),
         pixel=2 if shift > 0 and index % 5 == 2 else 1,
         letterbox=0.1 * shift if index % 5 == 4 else 0.0,
     )
@@ -177,7 +179,7 @@ class Scene:
         if shown.vignette:
             at = (np.arange(clip.shape[1]) + 0.5) / clip.shape[1] - 0.5
             dark = np.where(np.hypot(at[:, None], at) > 0.5, 1 - shown.vignette, 1)
-            clip = to_pixels(clip * dark[..., None])
+            clip = to_pixels(np.asarray(clip * dark[..., None], np.float64))
         return shown.style.develop(clip, np.random.default_rng(0))  # no style shakes, so nothing is drawn
 
 

@@ -1,7 +1,7 @@
 """The embedded stream of worlds: domains that differ in look and words, with dials for what makes a stream hard.
 
 A task is one world (worlds.py): 480 training, 40 validation and 80 test clips of four frames. The dials change one
-property of the stream each; they are part of its name, `worlds-5+conflict=0+motion=0.2`.
+property of the stream each; they are part of its name, `worlds-5_conflict0_motion0.2`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ SETTINGS: dict[str, Any] = {
 
 
 def split_dials(name: str) -> tuple[str, Dials]:
-    """Split `worlds-5+conflict=0` into the stream's name and its dials.
+    """Split `worlds-5_conflict0` into the stream's name and its dials.
 
     Raises:
         ConfigError: for an unknown dial or a value outside its range.
     """
-    written, *parts = name.split("+")
+    written, *parts = name.split("_")
     known, given = [f.name for f in fields(Dials)], {}
     for part in parts:
-        dial, equals, value = part.partition("=")
-        if dial not in known or not equals:
+        dial = part.rstrip("0123456789.-")
+        value = part.removeprefix(dial)
+        if dial not in known or not value:
             raise ConfigError(
-                f"stream: {part!r} of {name} is not a dial.{suggest(dial, known)} Write DIAL=VALUE with one of: "
-                f"{', '.join(known)}."
+                f"stream: {part!r} of {name} is not a dial with a value.{suggest(dial, known)} Write a dial and its "
+                f"number, such as conflict0.5; dials: {', '.join(known)}."
             )
         given[dial] = value
     dials: Dials = build(Dials, given, f"stream {written}")
@@ -60,7 +61,7 @@ def split_dials(name: str) -> tuple[str, Dials]:
 def joined(name: str, dials: Dials) -> str:
     """Return the name of a stream with those dials that differ from their defaults, in a fixed order."""
     changed = {dial: value for dial, value in asdict(dials).items() if value != getattr(DEFAULT, dial)}
-    return "+".join([name, *(f"{dial}={value:g}" for dial, value in changed.items())])
+    return "_".join([name, *(f"{dial}{value:g}" for dial, value in changed.items())])
 
 
 def render_worlds(

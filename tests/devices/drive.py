@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ctvr.methods import CONFIGURATIONS, find_method
+from ctvr.methods.backbone.architectures import TINY
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.backbone.load import TINY, load_backbone
+from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.base import Batch, Method
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.config import DataConfig

@@ -108,7 +108,7 @@ def test_random_weights_depend_on_the_seed_alone():
 
 
 def test_a_local_file_loads(tmp_path):
-    config = module.json.loads((module.TINY_FOLDER / "config.json").read_text())
+    config = module.json.loads((module.SHIPPED["tiny-clip"] / "config.json").read_text())
     source = open_clip.CLIP(**config["model"])
     torch.save({"state_dict": {f"module.{n}": v for n, v in source.state_dict().items()}}, tmp_path / "w.pt")
     save_file({n: v.contiguous().half() for n, v in source.state_dict().items()}, tmp_path / "w.safetensors")
@@ -146,15 +146,16 @@ def test_a_file_of_another_architecture_is_refused(tmp_path):
         load_backbone("tiny-clip", str(tmp_path / "other.safetensors"))
 
 
-def test_a_damaged_shipped_file_is_noticed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", module.SHIPPED)
+def test_a_damaged_shipped_file_is_noticed(name, tmp_path, monkeypatch):
     folder = tmp_path / "tiny_clip"
-    shutil.copytree(module.TINY_FOLDER, folder)
+    shutil.copytree(module.SHIPPED[name], folder)
     raw = bytearray((folder / "weights.safetensors").read_bytes())
     raw[-1] ^= 1
     (folder / "weights.safetensors").write_bytes(raw)
-    monkeypatch.setattr(module, "TINY_FOLDER", folder)
+    monkeypatch.setitem(module.SHIPPED, name, folder)
     with pytest.raises(ValueError, match=r"damaged .* Install the package again"):
-        load_backbone("tiny-clip", "shipped")
+        load_backbone(name, "shipped")
 
 
 def test_weights_that_cannot_be_fetched_ask_for_a_local_file(monkeypatch):

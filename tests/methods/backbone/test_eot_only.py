@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ctvr.methods.backbone.architectures import TINY
 from ctvr.methods.backbone.blocks import BlockSeams, Seams, TokenState
 from ctvr.methods.backbone.clip import Clip, TextTower
-from ctvr.methods.backbone.load import TINY, load_backbone
+from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.layers.experts import TaskAwareExperts, expert_seams
 from ctvr.methods.layers.reduction.reducers import combine
 

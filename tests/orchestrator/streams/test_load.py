@@ -232,6 +232,10 @@ def test_streams_are_found_by_name_and_unknown_names_get_a_suggestion(manifest: 
         "shapes-cvlm",
         "shapes-images",
         "shapes-qa",
+        "worlds-5",
+        "worlds-10",
+        "worlds-20",
+        "worlds-50",
         "holiday",
     ]
     with pytest.raises(ConfigError, match=r"'holidya'.*Did you mean 'holiday'\? All: shapes-5, .*holiday"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ctvr.methods.backbone.load import TINY, load_backbone
+from ctvr.methods.backbone.architectures import TINY
+from ctvr.methods.backbone.load import load_backbone
 from tools.bench import gpu
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctvr.methods.backbone.load import TINY, load_backbone
+from ctvr.methods.backbone.architectures import TINY
+from ctvr.methods.backbone.load import load_backbone
 from tools.bench.paths import PATHS, repeating
 from tools.bench.timing import HotPath, measure, to_markdown
 from tools.bench.work import random_batch
