@@ -220,6 +220,6 @@ def _before_archives(content: bytes) -> Any:
             raise ValueError("it is cut short")
         if count:
             into = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-            if file.readinto(memoryview(into)) != len(into):
+            if file.readinto(into.data) != len(into):
                 raise ValueError("it is cut short")
     return found
