@@ -71,6 +71,8 @@ def read_text(path: Path, most: int = MOST) -> str:
     """
     content = read_bytes(path, most)
     encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
+    if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or content[:4].count(0) == 3:
+        raise ConfigError(f"{path}: is UTF-32. {_convert('utf-32', path)}")
     if encoding == "utf-8" and 0 in content[:2] and content[:4].count(0) == 2:
         raise ConfigError(f"{path}: is UTF-16 without a byte order mark. {_convert('utf-16le', path)}")
     try:
@@ -80,7 +82,7 @@ def read_text(path: Path, most: int = MOST) -> str:
         if encoding == "utf-16" or b"\0" in content:
             raise ConfigError(f"{path}: line {line}: is not UTF-8 text. Give a text file.") from error
         where = f"{path}: line {line}: byte 0x{content[error.start]:02x}"
-        raise ConfigError(f"{where} is not UTF-8 text. {_convert('latin1', path)}") from error
+        raise ConfigError(f"{where} is not UTF-8 text. {_convert('windows-1252', path)}") from error
 
 
 def _convert(encoding: str, path: Path) -> str:

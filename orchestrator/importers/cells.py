@@ -73,7 +73,10 @@ def _header(path: Path, text: str, separator: str, wanted: Sequence[str]) -> lis
     try:
         names = [name.strip() for name in next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])]
     except csv.Error as error:
-        raise _no_csv(path, error) from error
+        raise _no_csv(path, 1, error) from error
+    for name in wanted:
+        if names.count(name) > 1:
+            raise ConfigError(f"{path}: line 1: has {names.count(name)} columns {name!r}. Keep one of them.")
     folded = [name.casefold() for name in names]
     for name in wanted:
         if name not in names and folded.count(name) == 1:
@@ -85,17 +88,27 @@ def _rows(
     path: Path, text: str, separator: str, header: list[str], skipped: int
 ) -> Iterator[tuple[int, dict[str, str]]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    line = 1  # that the row being read begins with
     try:
         next(reader, None)
+        line = reader.line_num + skipped + 1
         for row in reader:
+            if any(cell.strip() for cell in row[len(header) :]):
+                raise ConfigError(
+                    f"{path}: line {line}: has {len(row)} cells, and the header {len(header)}. Put a caption with "
+                    f"{SEPARATORS[separator]} into double quotes."
+                )
             if row:  # no blank line
                 yield reader.line_num + skipped, dict(zip(header, row))
+            line = reader.line_num + skipped + 1
     except csv.Error as error:
-        raise _no_csv(path, error) from error
+        raise _no_csv(path, line, error) from error
 
 
-def _no_csv(path: Path, error: csv.Error) -> ConfigError:
-    return ConfigError(f"{path}: not a .csv file ({error}). Save it with commas and double quotes.")
+def _no_csv(path: Path, line: int, error: csv.Error) -> ConfigError:
+    return ConfigError(
+        f"{path}: line {line}: not a .csv file ({error}). Put the cell into double quotes, and double those within it."
+    )
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

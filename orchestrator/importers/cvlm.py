@@ -231,10 +231,12 @@ def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]
 
 def _msvd(files: _Files) -> dict[str, Captions]:
     captions = _msvd_captions(files.need("raw-captions.pkl", "*captions*.csv", "*captions*.txt", "*captions*.json"))
+    stems = {video_stem(video): video for video in captions}
     found: dict[str, Captions] = {}
     for split in SPLITS:
         path = files.need(f"{split}_list.txt", f"*{split}*.txt")
-        ids = [line.strip() for line in read_lines(path) if line.strip()]
+        listed = [line.strip() for line in read_lines(path) if line.strip()]
+        ids = [video if video in captions else stems.get(video_stem(video), video) for video in listed]
         lacking = [video for video in ids if not captions.get(video)]
         if lacking:
             raise ConfigError(

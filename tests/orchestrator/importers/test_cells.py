@@ -72,13 +72,35 @@ def test_separators_and_marks_of_other_programs_are_read(tmp_path, encoding, sep
     [
         (b"v0,nan,c,train,1\n", "line 2: caption is 'nan', which marks a missing value"),
         (b"v0,\"['a', b']\",c,train,1\n", "is a malformed list"),
-        (b"v0,caf\xe9,c,train,1\n", "line 2: byte 0xe9 is not UTF-8 text. .*iconv -f latin1"),
+        (b"v0,a dog, brown,c,train,1\n", "line 2: has 6 cells, and the header 5. Put a caption with commas into"),
+        (b'v0,"Old man" walks,c,train,1\n', "line 2: not a .csv file"),
+        (b'v0,"a\nb",c,train,1\nv1,"a dog,c,test,1\n', "line 4: not a .csv file"),
+        (b"v0,caf\xe9,c,train,1\n", "line 2: byte 0xe9 is not UTF-8 text. .*iconv -f windows-1252"),
     ],
 )
 def test_what_cannot_be_a_caption_is_named_with_its_line(tmp_path, row, message):
     with pytest.raises(ConfigError, match=message) as error:
         captions(tmp_path, HEADER.encode() + row)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le"])
+def test_a_table_in_utf_32_says_how_to_convert_it(tmp_path, encoding):
+    with pytest.raises(ConfigError, match=r"is UTF-32\. .*iconv -f utf-32"):
+        captions(tmp_path, (HEADER + "v0,a dog,c,train,1\n").encode(encoding))
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("video,caption,caption,category,split,task\nv0,a,b,c,train,1\n")
+    with pytest.raises(ConfigError, match="line 1: has 2 columns 'caption'. Keep one of them"):
+        import_csv(tmp_path / "t.csv", tmp_path, None)
+
+
+def test_a_caption_in_the_last_column_is_not_cut_at_its_comma(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/metadata.csv").write_text("file_name,caption\nv.mp4,a dog, brown\n")
+    with pytest.raises(ConfigError, match="line 2: has 3 cells, and the header 2"):
+        import_dataset(tmp_path, None)
 
 
 def test_tasks_stand_in_the_order_of_their_numbers_however_long(tmp_path):

@@ -515,6 +515,22 @@ def test_five_data_sets_become_five_tasks_in_the_papers_order(five: Path) -> Non
     assert "12 of 14 videos are missing" in report
 
 
+@pytest.mark.parametrize("side", ["list", "captions"])
+def test_msvd_ids_may_have_the_ending_of_a_video_on_one_side(five: Path, side: str) -> None:
+    whole = import_cvlm(five, None, ["msvd"])[0]["tasks"]
+    (five / "msvd" / "raw-captions.pkl").unlink()
+    ending = ".avi" if side == "captions" else ""
+    captions = {"same": ["a cat"], "val": ["a dog"], "test": ["a car", "a bus"]}
+    write_json(five / "msvd" / "captions_msvd.json", {name + ending: texts for name, texts in captions.items()})
+    if side == "list":
+        for split in ("train", "val", "test"):
+            file = five / "msvd" / f"{split}_list.txt"
+            file.write_text(f"{file.read_text().strip()}.avi\n")
+    found = import_cvlm(five, None, ["msvd"])[0]["tasks"]
+    for split in ("train", "val", "test"):
+        assert [item["captions"] for item in found[0][split]] == [item["captions"] for item in whole[0][split]]
+
+
 @pytest.mark.parametrize("name", ["captions.txt", "captions.csv", "captions_msvd.json"])
 def test_msvd_captions_may_be_text(five: Path, name: str) -> None:
     whole, _ = import_cvlm(five, None, ["msvd"])
