@@ -215,8 +215,9 @@ def _before_archives(content: bytes) -> Any:
     found = reader.load()
     for key in Reader(file).load():
         storage = storages[key].untyped()
-        count = int.from_bytes(file.read(8), "little")
-        if count * storages[key].dtype.itemsize != storage.nbytes():
+        head = file.read(8)
+        count = int.from_bytes(head, "little")
+        if len(head) < 8 or count * storages[key].dtype.itemsize != storage.nbytes():
             raise ValueError("it is cut short")
         if count:
             into = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
