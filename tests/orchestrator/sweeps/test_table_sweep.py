@@ -265,9 +265,18 @@ def test_a_table_is_resumed_as_it_was_asked_for(few, execution, monkeypatch):
     table = {"preset": as_data(made), "stream": few, "overrides": {"optim.epochs": "1"}, "direction": "v2t"}
     write_plan(plan, execution.folder("t"), table=table, where={"address": None, "nodes": 1})
     found: list[PlannedTable] = []
-    monkeypatch.setattr(table_jobs, "_run", lambda planned, execution: found.append(planned) or "went on")
+
+    def run(planned: PlannedTable, execution: ExecutionConfig, is_new: bool) -> str:
+        assert not is_new  # it keeps the number of brackets at once of its plan
+        found.append(planned)
+        return "went on"
+
+    monkeypatch.setattr(table_jobs, "_run", run)
     assert resume("t", execution) == "went on"
     assert found[0].request == TableRequest("t", few, made, {"optim.epochs": "1"}, "v2t")
+    assert found[0].search.brackets_at_once == 0  # one: an older version recorded none
+    filled = found[0].filling(64)
+    assert filled.search.brackets_at_once == filled.request.preset.search.get("brackets_at_once", 0)
     _, kept = read_plan(execution.folder("t"), "t")
     assert json.dumps(kept["table"]["preset"]) == json.dumps(as_data(made))
     kept["table"].pop("stream")
