@@ -35,6 +35,7 @@ class ExecutionConfig:
     workers: int = 1
     cpus_per_worker: float = 0.9
     gpus_per_trial: float | None = None  # None: one for each worker if the cluster has GPUs
+    accelerator_type: str = ""  # model of the GPUs, by Ray's name; empty: any
     worker_timeout_hours: float = 24.0  # hours that the workers of a trial wait for the first one
     max_concurrent: int | None = None
     max_nodes: int | None = None  # upper limit of nodes requested from the autoscaler
@@ -127,6 +128,10 @@ class ExecutionConfig:
         gpus = self.gpus_per_trial or 0.0
         if gpus < 0:
             raise ConfigError(f"--gpus-per-trial: must be >= 0, got {gpus:g}. Write 0 to train on CPUs.")
+        if self.accelerator_type and self.gpus_per_trial == 0:
+            raise ConfigError(
+                f"--accelerator-type {self.accelerator_type}: --gpus-per-trial 0 trains on CPUs. Omit one of them."
+            )
         share = gpus / self.workers
         if share > 1 and share != int(share):
             raise ConfigError(

@@ -93,6 +93,12 @@ def add_execution_options(
         help="GPUs of a trial; 0.5 puts two trials on a GPU (default: one per worker if the cluster has GPUs)",
     )
     group.add_argument(
+        "--accelerator-type",
+        default="",
+        metavar="NAME",
+        help="model of a trial's GPUs by Ray's name, e.g. A100 or H100, where a cluster has several (default: any)",
+    )
+    group.add_argument(
         "--worker-timeout-hours",
         type=float,
         default=24.0,
@@ -205,6 +211,7 @@ def get_execution(arguments: argparse.Namespace) -> Any:
     names += (
         "cpus_per_worker",
         "gpus_per_trial",
+        "accelerator_type",
         "worker_timeout_hours",
         "max_concurrent",
         "max_nodes",

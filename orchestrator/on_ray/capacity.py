@@ -6,6 +6,7 @@ import logging
 import math
 import secrets
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 DRIVER_CPU = 0.1  # a driver of several workers only waits for them; a single worker needs no driver
 EVERY_TRIAL = 10**6  # more trials than any number of nodes can hold
+ACCELERATOR = "accelerator_type:"  # prefix of the resource by which a node names the model of its GPUs
 LEASE_SECONDS = 180.0  # Ray Train's own; sweeps renew it every minute
 REQUESTER = f"ctvr-{secrets.token_hex(8)}"  # of this driver; several share a cluster
 
@@ -39,10 +41,11 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
     fits = count_fitting_trials(plan, nodes)
     if max_concurrent is not None:
-        return Capacity(cpus, gpus, min(fits, max_concurrent))
+        return Capacity(cpus, gpus, min(fits, max_concurrent), models=gpu_models(nodes))
     able = memory_of([node for node in nodes if _slots(plan, node, 1)])
     in_memory = trials_in_memory(plan.memory_per_worker, plan.workers, able)
-    return Capacity(cpus, gpus, fits if in_memory is None else min(fits, in_memory), fits, plan.memory_per_worker)
+    room = fits if in_memory is None else min(fits, in_memory)
+    return Capacity(cpus, gpus, room, fits, plan.memory_per_worker, gpu_models(nodes))
 
 
 def final_concurrency(plan: TrialPlan, room: Capacity, max_concurrent: int | None = None) -> int:
@@ -55,11 +58,23 @@ def final_concurrency(plan: TrialPlan, room: Capacity, max_concurrent: int | Non
 
 def process_resources(plan: TrialPlan) -> dict[str, float]:
     """Return the resources that Tune reserves for a trial's process: those of its only worker, or of its driver."""
-    return _worker_resources(plan) if plan.workers == 1 else {"CPU": DRIVER_CPU}
+    return worker_resources(plan) if plan.workers == 1 else {"CPU": DRIVER_CPU}
 
 
-def _worker_resources(plan: TrialPlan) -> dict[str, float]:
-    return {"CPU": plan.cpus_per_worker, **({"GPU": plan.gpus_per_worker} if plan.gpus_per_worker else {})}
+def gpu_models(nodes: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    """Return the models of the nodes' GPUs by Ray's names, the commonest first."""
+    found = [name.removeprefix(ACCELERATOR) for node in nodes for name in node if name.startswith(ACCELERATOR)]
+    return tuple(model for model, _ in Counter(found).most_common())
+
+
+def worker_resources(plan: TrialPlan) -> dict[str, float]:
+    """Return the resources that Ray reserves for each worker of a trial."""
+    resources = {"CPU": plan.cpus_per_worker}
+    if plan.gpus_per_worker:
+        resources["GPU"] = plan.gpus_per_worker
+        if plan.accelerator_type:
+            resources[ACCELERATOR + plan.accelerator_type] = 0.001  # as Ray's own option `accelerator_type` asks for it
+    return resources
 
 
 def _driver_cpu(plan: TrialPlan) -> float:
@@ -86,7 +101,7 @@ def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> Non
     drivers = trials if plan.workers > 1 else 0
     if plan.workers > 1:
         workers = max(0, workers - running * plan.workers)
-    bundles = [_worker_resources(plan)] * workers + [process_resources(plan)] * drivers
+    bundles = [worker_resources(plan)] * workers + [process_resources(plan)] * drivers
     try:
         lease(REQUESTER, bundles, LEASE_SECONDS)
     except Exception as error:  # an interface that Ray calls internal must not end a sweep
@@ -201,6 +216,12 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
             f"a trial needs {wanted:g} GPUs, but the cluster has {gpus:g}. Lower --gpus-per-trial or --workers."
         )
 
+    if wanted and plan.accelerator_type and not any(ACCELERATOR + plan.accelerator_type in node for node in nodes):
+        raise ConfigError(
+            f"--accelerator-type: no node has a {plan.accelerator_type}. The cluster has: "
+            f"{', '.join(gpu_models(nodes)) or 'no model that Ray knows'}. Choose one of them, or omit the option."
+        )
+
     def is_too_many(trials: int) -> bool:
         slots = sum(_slots(plan, node, trials) for node in nodes)
         return (trials - 1) * need >= cpus or slots < trials * plan.workers
@@ -220,6 +241,8 @@ def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
     """Return the number of workers that fit a node together with `drivers` trial drivers."""
     slots = math.floor((node.get("CPU", 0.0) - drivers * _driver_cpu(plan)) / plan.cpus_per_worker + 1e-9)
     if plan.gpus_per_worker:
+        if plan.accelerator_type and ACCELERATOR + plan.accelerator_type not in node:
+            return 0
         slots = min(slots, _gpu_slots(node.get("GPU", 0.0), plan.gpus_per_worker))
     return max(0, slots)
 

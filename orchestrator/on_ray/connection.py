@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -323,4 +324,5 @@ def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) ->
     import torch
 
     cpus = local_cpus or os.cpu_count() or 1
+    plan = replace(plan, accelerator_type="")  # Ray detects it at its start
     count_fitting_trials(plan, [{"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}])

@@ -182,6 +182,7 @@ class TrialPlan:
     workers: int = 1
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
+    accelerator_type: str = ""  # GPU model that every worker needs, by Ray's name; "": any
     memory_per_worker: int = 0  # estimated bytes (memory.py); 0: unknown
     max_failures: int = 3  # since the last finished task; lost nodes do not count
     max_nodes: int | None = None  # maximal number of nodes of the cluster, all counted
@@ -255,6 +256,7 @@ class Capacity:
     concurrent: int
     by_processors: int = 0
     memory_per_worker: int = 0  # bytes; 0: unknown
+    models: tuple[str, ...] = ()  # of the cluster's GPUs by Ray's names, the commonest first
 
     @property
     def memory_binds(self) -> bool:

@@ -16,6 +16,7 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, 
 from ray.train.backend import BackendConfig
 
 from ctvr.orchestrator.errors import TrialFailed
+from ctvr.orchestrator.on_ray.capacity import worker_resources
 from ctvr.orchestrator.on_ray.failures import (
     MOST_SHORT_OF_MEMORY,
     attach_traceback,
@@ -158,16 +159,15 @@ def run_distributed(work: TrialWork, callbacks: list[Any]) -> None:
     """
     plan = work.plan
     os.environ.update(_hang_detector(plan, os.environ))
-    resources: dict[str, float] = {"CPU": plan.cpus_per_worker}
-    if plan.gpus_per_worker:
-        resources["GPU"] = plan.gpus_per_worker
     attempts = ATTEMPTS_HERE if is_started_here() else ATTEMPTS_OF_A_CLUSTER
     trainer = Trainer(
         train_loop_per_worker,
         train_loop_config={"work": work},
         backend_config=_backend(plan),
         scaling_config=ScalingConfig(
-            num_workers=plan.workers, use_gpu=plan.gpus_per_worker > 0, resources_per_worker=resources
+            num_workers=plan.workers,
+            use_gpu=plan.gpus_per_worker > 0,
+            resources_per_worker=worker_resources(plan),
         ),
         run_config=RunConfig(
             name=work.name,

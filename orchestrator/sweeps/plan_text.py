@@ -93,7 +93,7 @@ def describe_sweep(
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
         f"  trials     {trials}, {describe_scheduler(search)}; {at_once}",
         f"  resources  {resources_text(execution, room)}",
-        *precision_lines(execution, [planned.experiment.run.precision]),
+        *precision_lines(execution, [planned.experiment.run.precision], room.models),
         f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",
         f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
         f"  confirms   {describe_confirmation(search)}",

@@ -15,7 +15,7 @@ from typing import Any
 
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.console import say
-from ctvr.orchestrator.errors import Interrupted
+from ctvr.orchestrator.errors import ConfigError, Interrupted
 from ctvr.orchestrator.execution import ExecutionConfig, absolute
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.on_ray.capacity import choose_gpus
@@ -26,6 +26,9 @@ from ctvr.orchestrator.sweeps.preflight import check_hours
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
 
+# Model -> TFLOP/s in fp32, TF32 and bf16 without sparsity; NVIDIA's data sheets (SXM)
+PEAKS = {"A100": (19.5, 156.0, 312.0), "H100": (67.0, 495.0, 989.0), "H200": (67.0, 495.0, 989.0)}
+WITHOUT_TF32 = frozenset({"V100", "T4", "P100", "K80", "P4"})  # older models have neither TF32 nor bf16
 MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for an unreachable server
 
 
@@ -95,6 +98,7 @@ def trial_plan(
         workers=execution.workers,
         cpus_per_worker=execution.cpus_per_worker,
         gpus_per_worker=(execution.gpus_per_trial or 0.0) / execution.workers,
+        accelerator_type=execution.accelerator_type,
         memory_per_worker=max((_worker_bytes(each, execution) for each in experiments), default=0),
         reuse=execution.reuse_prefixes,
         patience=execution.worker_timeout_hours,
@@ -121,7 +125,13 @@ def check_machine(execution: ExecutionConfig, name: str) -> None:
 def ray_cluster(execution: ExecutionConfig, tracker: Tracker) -> Iterator[ExecutionConfig]:
     """Connect to Ray inside a `with` block; yield `execution` with the number of GPUs of a trial."""
     with cluster(execution.address, execution.local_cpus, execution.nodes, trial_plan(execution, "any", tracker)):
-        yield replace(execution, gpus_per_trial=choose_gpus(execution.gpus_per_trial, execution.workers))
+        gpus = choose_gpus(execution.gpus_per_trial, execution.workers)
+        if execution.accelerator_type and not gpus:
+            raise ConfigError(
+                f"--accelerator-type {execution.accelerator_type}: the cluster has no GPU for a trial. Omit it, or let "
+                "the sweep wait for GPUs (--gpus-per-trial 1 --nodes N)."
+            )
+        yield replace(execution, gpus_per_trial=gpus)
 
 
 def resume_options(execution: ExecutionConfig) -> Settings:
@@ -167,26 +177,38 @@ def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping
         workers=plan.workers,
         cpus_per_worker=plan.cpus_per_worker,
         gpus_per_trial=plan.gpus_per_worker * plan.workers,
+        accelerator_type=plan.accelerator_type,
         reuse_prefixes=plan.reuse and execution.reuse_prefixes,
     )
 
 
 def resources_text(execution: ExecutionConfig, room: Capacity) -> str:
     """Describe the resources of a trial and of the cluster."""
-    gpus = f" and {execution.gpus_per_trial:g} GPUs" if execution.gpus_per_trial else ""
+    kind = f" ({execution.accelerator_type})" if execution.accelerator_type else ""
+    gpus = f" and {execution.gpus_per_trial:g} GPUs{kind}" if execution.gpus_per_trial else ""
     cpus = execution.workers * execution.cpus_per_worker
     return (
         f"{execution.workers} workers, {cpus:g} CPUs{gpus} for each trial, of {room.cpus:g} CPUs and {room.gpus:g} GPUs"
     )
 
 
-def precision_lines(execution: ExecutionConfig, precisions: Iterable[str]) -> list[str]:
-    """Return the plan's line on full float32 if GPUs would compute in it, else nothing."""
-    if not execution.gpus_per_trial or "fp32" not in precisions:
+def precision_lines(execution: ExecutionConfig, precisions: Iterable[str], models: Iterable[str] = ()) -> list[str]:
+    """Return the plan's line on full float32 if GPUs would compute in it, else nothing.
+
+    Args:
+        execution: with the GPUs of a trial.
+        precisions: of the runs.
+        models: of the cluster's GPUs, by Ray's names.
+    """
+    known = [name.split("-")[0] for name in ([execution.accelerator_type] if execution.accelerator_type else models)]
+    if not execution.gpus_per_trial or "fp32" not in precisions or (known and set(known) <= WITHOUT_TF32):
         return []
+    model = next((name for name in known if name in PEAKS), "A100")
+    fp32, tf32, bf16 = PEAKS[model]
     return [
-        "  precision  fp32, without TF32: a fraction of the speed of an A100 or a newer GPU (peak of an A100: 19.5 "
-        "TFLOP/s; 156 in tf32, 312 in bf16). precision=tf32 or precision=bf16 is faster and changes the key"
+        f"  precision  fp32, without TF32: peak of {'an' if model[0] in 'AH' else 'a'} {model} {fp32:g} TFLOP/s, "
+        f"{tf32:g} in tf32 ({tf32 / fp32:.0f} times), {bf16:g} in bf16 ({bf16 / fp32:.0f} times). precision=tf32 or "
+        "precision=bf16 is faster and changes the key"
     ]
 
 

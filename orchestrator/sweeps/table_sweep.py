@@ -292,7 +292,7 @@ def _plan_text(
         f"  rerun      all rows over {request.preset.seeds} seeds{orders} on test videos: {len(runs)} runs in one "
         "rerun",
         f"  resources  {resources_text(execution, room)}",
-        *precision_lines(execution, [row.experiment.run.precision for row in planned.rows]),
+        *precision_lines(execution, [row.experiment.run.precision for row in planned.rows], room.models),
         f"  videos     {describe_decoding(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
         "  time       known when the first trial is complete",

@@ -20,6 +20,10 @@ from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
         ({"cpus_per_worker": 0}, "--cpus-per-worker: must be > 0"),
         ({"gpus_per_trial": -0.5}, "--gpus-per-trial: must be >= 0, got -0.5"),
         ({"worker_timeout_hours": 0}, "--worker-timeout-hours: must be > 0 and <= 10000, got 0. Write 24."),
+        (
+            {"gpus_per_trial": 0, "accelerator_type": "A100"},
+            "--accelerator-type A100: --gpus-per-trial 0 trains on CPUs",
+        ),
         ({"gpus_per_trial": 3, "workers": 2}, "3 GPUs for 2 workers are 1.5 each"),
         ({"videos": Path("/no/such")}, "--videos: /no/such is not a folder"),
         ({"runs": Path("/proc/none/runs")}, "--runs /proc/none/runs: cannot be written"),

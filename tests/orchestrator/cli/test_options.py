@@ -44,8 +44,9 @@ def test_what_is_no_number_is_refused_by_its_name(monkeypatch, variable, text, w
 
 def test_every_option_of_the_cluster_reaches_the_job():
     words = "--address auto --nodes 2 --local-cpus 3 --storage s3://b/x --workers 4 --cpus-per-worker 0.5"
-    words += " --gpus-per-trial 2 --max-concurrent 5 --runs r --store s --videos v"
+    words += " --gpus-per-trial 2 --accelerator-type H100 --max-concurrent 5 --runs r --store s --videos v"
     execution = get_execution(parse(*words.split()))
+    assert execution.accelerator_type == "H100"
     assert (execution.address, execution.nodes, execution.local_cpus, execution.ray_storage) == (
         "auto",
         2,

@@ -14,7 +14,14 @@ import pytest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray import capacity as capacity_module
 from ctvr.orchestrator.on_ray import connection
-from ctvr.orchestrator.on_ray.capacity import DRIVER_CPU, cap_to_max_nodes, capacity, choose_gpus, count_fitting_trials
+from ctvr.orchestrator.on_ray.capacity import (
+    DRIVER_CPU,
+    cap_to_max_nodes,
+    capacity,
+    choose_gpus,
+    count_fitting_trials,
+    process_resources,
+)
 from ctvr.orchestrator.on_ray.connection import check_local
 from ctvr.orchestrator.on_ray.memory import PROCESS, model_size, record_free_memory, trials_in_memory, worker_bytes
 from ctvr.orchestrator.on_ray.plan import TrialPlan
@@ -53,6 +60,18 @@ def node(cpus: float, gpus: float = 0) -> dict[str, float]:
 )
 def test_trials_that_fit(made, nodes, fits):
     assert count_fitting_trials(made, nodes) == fits
+
+
+def test_trials_that_want_one_model_of_gpu_fit_only_where_it_is():
+    nodes = [{**node(96, 8), "accelerator_type:A100": 1.0}, {**node(96, 8), "accelerator_type:H100": 1.0}, node(16)]
+    assert count_fitting_trials(plan(gpus=1), nodes) == 16
+    a100 = replace(plan(gpus=1), accelerator_type="A100")
+    assert count_fitting_trials(a100, nodes) == 8
+    assert process_resources(a100) == {"CPU": 0.9, "GPU": 1, "accelerator_type:A100": 0.001}
+    assert process_resources(replace(plan(), accelerator_type="A100")) == {"CPU": 0.9}
+    assert cap_to_max_nodes(a100, 32, nodes, 5) == (24, 24)
+    with pytest.raises(ConfigError, match=r"--accelerator-type: no node has a B200\. The cluster has: A100, H100\."):
+        count_fitting_trials(replace(a100, accelerator_type="B200"), nodes)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,11 @@ def test_a_plan_says_that_gpus_would_compute_in_full_float32(execution):
     (line,) = precision_lines(on_gpus, ["bf16", "fp32"])
     assert "precision=tf32 or precision=bf16" in line
     assert precision_lines(on_gpus, ["bf16", "tf32"]) == precision_lines(execution, ["fp32"]) == []
+    (line,) = precision_lines(on_gpus, ["fp32"], ["T4", "H100"])
+    assert "peak of an H100 67 TFLOP/s, 495 in tf32 (7 times), 989 in bf16 (15 times)" in line
+    (line,) = precision_lines(replace(on_gpus, accelerator_type="A100-80G"), ["fp32"], ["H100"])
+    assert "peak of an A100 19.5 TFLOP/s" in line
+    assert precision_lines(on_gpus, ["fp32"], ["V100"]) == []  # it has no other precision
 
 
 def test_rays_own_state_is_kept_apart_for_every_sweep(execution):
