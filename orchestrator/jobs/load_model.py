@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def load(name: str, execution: ExecutionConfig) -> Model:
         ConfigError: if no model has this name, or its weights are missing.
     """
     folder = Path(name).expanduser()
-    if (folder / "model.json").is_file():
+    if os.path.lexists(folder / "model.json"):  # a FIFO or a loop there is refused by its name
         trained = _read(folder)
         _check_searches(name, trained.experiment.run.method)
         return _make_model(name, trained, execution, None)
@@ -64,7 +65,7 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
     Raises:
         ConfigError: if no run has this name, or its commits are missing.
     """
-    if (Path(name).expanduser() / "model.json").is_file():
+    if os.path.lexists(Path(name).expanduser() / "model.json"):
         raise ConfigError(f"model {name}: a folder has only the model after its last task. Give a run or a method.")
     run = find_run(name, execution)
     stream = execution.stream_of(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,9 +133,11 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ConfigError: if one of its files is damaged.
     """
     for name in ("model.safetensors", "model.json"):
-        if not (folder / name).is_file():
+        if not os.path.lexists(folder / name):
             raise FileNotFoundError(f"{folder / name}: no such file. Give a folder that holds a saved model.")
     about = read_json(folder / "model.json")
+    if not (folder / "model.safetensors").is_file():  # a FIFO would be waited for
+        raise ConfigError(f"{folder / 'model.safetensors'}: is not a file. Save the model again.")
     tasks = about.get("tasks") if isinstance(about, dict) else None
     if not isinstance(tasks, list) or not isinstance(about.get("settings"), dict):
         raise ConfigError(f"{folder / 'model.json'}: settings or tasks of the model are missing. Save the model again.")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
 
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.method_state import (
     PretrainedSnapshot,
     load_state,
@@ -94,3 +99,15 @@ def test_a_saved_model_is_read_back(tmp_path):
 def test_a_folder_without_a_model_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"model.safetensors: no such file. Give a folder"):
         read_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_of_a_model_is_refused_and_not_waited_for(tmp_path, name):
+    (tmp_path / "model.json").write_text('{"settings": {}, "tasks": []}')
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name}: .*(is a FIFO|is not a file)"):
+        read_model(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name}: .*(is a FIFO|is not a file)"):
+        load(str(tmp_path), ExecutionConfig(tmp_path))
