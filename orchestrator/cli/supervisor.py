@@ -103,8 +103,7 @@ class DriverExit:
     """The end of one attempt of the driver.
 
     `reported_status` is the one that the driver wrote, None if it wrote none. `why` is for the user. `is_unavailable`:
-    a store, disk or server that it writes to did not respond, and may later. `is_final`: another attempt would fail
-    in the same way.
+    a store, disk or server that it writes to did not respond, and may later. `is_final`: another attempt fails, too.
     """
 
     status: int
@@ -216,21 +215,18 @@ def _end_of(status: int, folder: Path) -> DriverExit:
     """Return the end of a driver with this exit status."""
     reported, fault, is_final = None, "", False
     with contextlib.suppress(OSError, ValueError):
-        said = json.loads((folder / "end").read_text(encoding="utf-8"))
-        reported, fault, is_final = said["status"], said["fault"], said["is_final"]
-        if said["is_unavailable"]:
+        reported, fault, is_unavailable, is_final = json.loads((folder / "end").read_text(encoding="utf-8")).values()
+        if is_unavailable:
             return DriverExit(1, None, fault, is_unavailable=True)
     if reported is not None:  # whatever happened during the interpreter's shutdown
         return DriverExit(reported, reported)
     log = (folder / "log").read_text(encoding="utf-8", errors="replace")
-    cause = next((text for mark, text in CAUSES if mark in f"{fault}\n{log}"), "")
+    cause = "" if is_final else next((text for mark, text in CAUSES if mark in f"{fault}\n{log}"), "")
     if status < 0:
         name = signal.Signals(-status).name
         how = f"the driver was killed by {name}" + (" (memory may have run out)" if name == "SIGKILL" else "")
         return DriverExit(128 - status, None, cause or how)
-    if is_final:
-        return DriverExit(status or 1, None, fault, is_final=True)
-    return DriverExit(status or 1, None, cause or fault or f"the driver exited with status {status}")
+    return DriverExit(status or 1, None, cause or fault or f"the driver exited with status {status}", False, is_final)
 
 
 def _commits(job: SupervisedCommand) -> set[str]:
@@ -331,8 +327,8 @@ def report_name(name: str) -> None:
 
 def report_exit(status: int, fault: str = "", is_unavailable: bool = False, is_final: bool = False) -> None:
     """Report the exit status, or the `fault` that was raised; the flags are as in `DriverExit`."""
-    end = {"status": None if fault else status, "fault": fault}
-    _tell("end", json.dumps({**end, "is_unavailable": is_unavailable, "is_final": is_final}))
+    end = {"status": None if fault else status, "fault": fault, "is_unavailable": is_unavailable, "is_final": is_final}
+    _tell("end", json.dumps(end))
 
 
 def _tell(what: str, text: str) -> None:
