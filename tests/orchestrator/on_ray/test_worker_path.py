@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from ctvr.orchestrator.interpreter import child_environment
 from tests.orchestrator.test_interpreter import canaries, imported_names
 
 __all__ = ["canaries"]  # a fixture
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "text_shift" / "text_shift.py"
 
 DRIVER = """
 import json
@@ -50,20 +53,69 @@ class Mine(ZeroShot):
 """
 
 
-@pytest.mark.slow
-def test_a_worker_executes_no_file_of_the_present_folder_and_finds_the_users_method(canaries, tmp_path):
-    (canaries / "my_file.py").write_text(METHOD, encoding="utf-8")
-    names = sorted(imported_names() & {"random", "json", "queue", "statistics", "ctvr", "numpy", "yaml"})
-    driver = tmp_path / "driver.py"
-    driver.write_text(DRIVER.replace("NAMES", repr(names)), encoding="utf-8")
+TRIALS = """
+import json, os
+from pathlib import Path
+from ctvr.methods import trust
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.on_ray.connection import connect
+from ctvr.orchestrator.on_ray.plan import TrialPlan
+from ctvr.orchestrator.on_ray.tune import run_specs
+
+execution = ExecutionConfig(runs=Path(RUNS))
+uri, found = execution.tracker("small").uri, []
+connect("local", 2)
+for typed in ((), ("method.base=my_file:TextShift",)):
+    trust(typed)
+    for workers in (1, 2):
+        name, settings = f"{len(typed)}-{workers}", {"method": "lump", "stream": STREAM, "optim.epochs": 1}
+        folder, share = str(execution.folder(name)), {"workers": workers, "cpus_per_worker": 0.9}
+        plan = TrialPlan(name, RUNS, "", uri, None, folder, settings, **share)
+        outcome = run_specs(plan, 2, [{}])
+        executed = Path(EXECUTED).read_text().split() if Path(EXECUTED).exists() else []
+        found.append((outcome.complete, outcome.failed, sorted(set(executed) - {str(os.getpid())})))
+print(json.dumps(found))
+"""
+
+
+def run_driver(driver: str, here: Path, script: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that starts a Ray of its own, in a folder with files of the user."""
+    script.write_text(driver, encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
         environment = {**child_environment(), "RAY_TMPDIR": folder}
         for name in ("RAY_ADDRESS", "CTVR_METHOD_FOLDERS"):
             environment.pop(name, None)
-        command = [sys.executable, str(driver)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=canaries)
+        done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, cwd=here)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_a_worker_executes_no_file_of_the_present_folder_and_finds_the_users_method(canaries, tmp_path):
+    (canaries / "my_file.py").write_text(METHOD, encoding="utf-8")
+    names = sorted(imported_names() & {"random", "json", "queue", "statistics", "ctvr", "numpy", "yaml"})
+    done = run_driver(DRIVER.replace("NAMES", repr(names)), canaries, tmp_path / "driver.py")
     path, here, name = json.loads(done.stdout.splitlines()[-1])
     assert name == "Mine"
     assert not {"", str(canaries), str(tmp_path)} & set(path)
     assert os.path.samefile(here, canaries)  # paths mean in a worker what they mean where it was started
+
+
+@pytest.mark.slow
+def test_trials_and_workers_run_a_class_of_a_manifest_only_if_the_user_typed_it(few, tmp_path):
+    executed = str(tmp_path / "executed")
+    marked = f"import os\n\nwith open({executed!r}, 'a') as file:\n    file.write(f'{{os.getpid()}} ')\n"
+    (tmp_path / "my_file.py").write_text(EXAMPLE.read_text().replace("import os\n", marked))
+    manifest = json.loads(Path(few).read_text())
+    manifest["settings"] |= {"method.base": "my_file:TextShift"}
+    (tmp_path / "few.json").write_text(json.dumps(manifest | {"videos": str(Path(few).parent / "videos")}))
+    script = TRIALS
+    for word, path in (("RUNS", tmp_path / "runs"), ("STREAM", tmp_path / "few.json"), ("EXECUTED", executed)):
+        script = script.replace(word, repr(str(path)))
+    done = run_driver(script, tmp_path, tmp_path / "driver.py")
+    trial, worker, *typed = json.loads(done.stdout.splitlines()[-1])
+    assert trial == worker == [0, 1, []]
+    assert done.stderr.count("the class my_file:TextShift is not named by this command") >= 2
+    assert [outcome[:2] for outcome in typed] == [[1, 0], [1, 0]]
+    assert len(typed[0][2]) >= 1  # processes besides the driver that have executed the file
+    assert len(typed[1][2]) >= len(typed[0][2]) + 2
