@@ -29,6 +29,7 @@ SANDBOX = ("ctvr", "sandbox")  # lies in ctvr/, since methods/ and orchestrator/
 GROUND = {
     "errors",
     "config",
+    "settings_file",
     "digests",
     "redaction",
     "console",

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ctvr.methods import EVERY_METHOD
 from ctvr.orchestrator import memo, renamed
 from ctvr.orchestrator.cli import mistakes, supervisor
 from ctvr.orchestrator.cli.attach import add_attach
@@ -109,12 +108,11 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _names(words: Sequence[str]) -> dict[str, str]:
-    """Return the method that an unread command line names, for the settings that may be meant."""
-    named = [word.removeprefix("--method=") for word in words[1:]]
-    return {
-        "command": words[0] if words else "",
-        "method": next((name for name in named if name in EVERY_METHOD or ":" in name), ""),
-    }
+    """Return the command and the method that an unread command line names, for the settings that may be meant."""
+    from ctvr.orchestrator.sweeps.preflight import is_method
+
+    named = [word.removeprefix("--method=") for word in words[1:] if not word.startswith("--")]
+    return {"command": words[0] if words else "", "method": next(filter(is_method, named), "")}
 
 
 def main(argv: list[str] | None = None) -> int:

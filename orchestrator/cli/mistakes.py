@@ -101,8 +101,8 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
 
 def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -> str:
     """Return the name that an argument without `=` gives: the stream, the method, a table, or none."""
-    from ctvr.methods import place_of
     from ctvr.orchestrator.streams.load import BENCHMARKS, available_streams, split_order
+    from ctvr.orchestrator.sweeps.preflight import is_method
 
     free = [name for name in places if not getattr(arguments, name)]
     if "preset" in free:
@@ -111,12 +111,7 @@ def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -
         if names_table(word):
             return "preset"
     free = [name for name in free if name != "preset"]
-    try:
-        place_of(word)
-        is_method = True
-    except ValueError:
-        is_method = False
-    if "stream" in free and not is_method:
+    if "stream" in free and not is_method(word):
         streams = {*available_streams(arguments.runs), *BENCHMARKS}
         if split_order(word)[0] in streams or word.endswith((".json", ".csv")):
             return "stream"
@@ -129,32 +124,29 @@ def setting_names(arguments: Mapping[str, Any]) -> list[str]:
     Args:
         arguments: `command` and `method` as typed.
     """
-    from dataclasses import fields
-
     from ctvr.orchestrator.learning.resolve import get_method, known_settings
-    from ctvr.orchestrator.on_ray.plan import SearchConfig
+    from ctvr.orchestrator.sweeps.preflight import search_settings
 
     try:
         cls = get_method(str(arguments.get("method") or "clip4clip"))
     except ConfigError:
         cls = get_method("clip4clip")
-    of_search = fields(SearchConfig) if arguments.get("command") == "sweep" else ()
-    return [*known_settings(cls), *(f"search.{field.name}" for field in of_search)]
+    return [*known_settings(cls), *(search_settings() if arguments.get("command") == "sweep" else ())]
 
 
 def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake]]:
     """Return the method and the stream of a run or a sweep (empty if they cannot be used), and the mistakes in them."""
-    from ctvr.methods import place_of
     from ctvr.orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.sweeps.preflight import check_arguments
     from ctvr.orchestrator.tables.presets import preset_names
 
     default = {"method": "framefusion_moe", "stream": "shapes-5"} if arguments.command == "sweep" else {}
     names = {name: getattr(arguments, name) or default.get(name, "") for name in ("method", "stream")}
     found = [Mistake(missing_name(name, **names)) for name, value in names.items() if not value]
     try:
-        place_of(names["method"] or "clip4clip")
-    except ValueError as error:
-        found.append(_of_name(f"method: {error}", names["method"]))
+        check_arguments([names["method"] or "clip4clip"], {}, (), ())
+    except ConfigError as error:
+        found.append(_of_name(str(error), names["method"]))
         table = closest(names["method"], preset_names(), 0.8) if arguments.command == "sweep" else ""
         if table:
             found[-1] = replace(found[-1], new=(table,))

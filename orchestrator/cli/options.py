@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ctvr.orchestrator.config import parse_overrides, read_settings
+from ctvr.orchestrator.config import parse_overrides
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
+from ctvr.orchestrator.settings_file import read_settings
 from ctvr.orchestrator.sweeps.trust import trust_config, trust_named, trust_typed
 
 

@@ -151,9 +151,17 @@ def _doctor(arguments: argparse.Namespace) -> str:
 
 
 def add_explain(commands: Any) -> None:
-    parser = commands.add_parser("explain", help="explain the key of a result, or the differences of two keys")
+    parser = commands.add_parser(
+        "explain",
+        help="explain a run, the differences of two, or the origin of a number in a table",
+        description="`ctvr explain RUN`, `ctvr explain RUN RUN`, or `ctvr explain TABLE ROW COLUMN`, for example "
+        "`ctvr explain shapes-5 clip4clip R@1`.",
+    )
     parser.add_argument("key", metavar="KEY", help="name or id of a run, or the first characters of a key")
     parser.add_argument("other", nargs="?", metavar="KEY", help="second run or key to compare with")
+    parser.add_argument(
+        "column", nargs="?", metavar="COLUMN", help="with TABLE ROW COLUMN: number of a table whose origin is shown"
+    )
     add_execution_options(parser, folders=("runs", "store"))
     parser.set_defaults(run=_explain)
 
@@ -163,6 +171,10 @@ def _explain(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.jobs.explain import compare, explain
 
     store, tracker = execution.existing_store(), execution.existing_tracker()
+    if arguments.column:
+        from ctvr.orchestrator.jobs.explain_cell import explain_cell
+
+        return explain_cell(arguments.key, arguments.other, arguments.column, execution)
     if arguments.other:
         return compare(arguments.key, arguments.other, store, tracker)
     return explain(arguments.key, store, tracker)

@@ -55,7 +55,7 @@ def _cells(run: RunRecord) -> tuple[str, ...]:
         str(run.settings.get("seed", "?")),
         _measured(run),
         age if age[-1] != "h" or float(age[:-2]) < 48 else f"{float(age[:-2]) / 24:.0f} days",
-        _size(_folder(run)),
+        _size(run_folder(run)),
         state,
         run.name,
     )
@@ -66,7 +66,7 @@ def _measured(run: RunRecord) -> str:
     return "-" if last is None else f"{last[1]:.2f}"
 
 
-def _folder(run: RunRecord) -> Path | None:
+def run_folder(run: RunRecord) -> Path | None:
     """Return the local folder of a run's files; None if a server holds them."""
     place = urlsplit(run.artifacts)
     return Path(place.path) if place.scheme in ("", "file") else None
@@ -98,7 +98,7 @@ def find_record(name: str, tracker: Tracker) -> RunRecord:
 def show_run(name: str, execution: ExecutionConfig) -> str:
     """Describe one run: state, results, where its files are, and the commands that repeat and explain it."""
     run = find_record(name, execution.existing_tracker())
-    tags, folder = run.tags, _folder(run)
+    tags, folder = run.tags, run_folder(run)
     cells = dict(zip(HEAD, _cells(run)))
     more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
     lines = [
@@ -111,12 +111,20 @@ def show_run(name: str, execution: ExecutionConfig) -> str:
         f"  commit    {tags.get('ctvr.commit', 'unknown')}",
         f"  files     {folder or run.artifacts}, {cells['FILES']}",
     ]
-    config = folder / "config.json" if folder else None
-    if config is not None and config.is_file():
-        place = shlex.quote(str(config.relative_to(Path.cwd()) if config.is_relative_to(Path.cwd()) else config))
-        lines.append(f"  repeat    ctvr run --config {place} --fresh{more}")
+    if command := repeat_command(run, execution):
+        lines.append(f"  repeat    {command}")
     lines.append(f"  origin    ctvr explain {run.run_id[:8]}{more}")
     return "\n".join(lines)
+
+
+def repeat_command(run: RunRecord, execution: ExecutionConfig) -> str:
+    """Return the command that trains a run again from its config.json; empty if a server holds this file."""
+    folder = run_folder(run)
+    if folder is None or not (config := folder / "config.json").is_file():
+        return ""
+    place = config.relative_to(Path.cwd()) if config.is_relative_to(Path.cwd()) else config
+    more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
+    return f"ctvr run --config {shlex.quote(str(place))} --fresh{more}"
 
 
 def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool = False, force: bool = False) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchSpace
@@ -18,7 +18,6 @@ from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.execution import ExecutionConfig
-    from ctvr.orchestrator.sweeps.sweep import PlannedSweep
     from ctvr.orchestrator.tracking.tracker import Tracker
 
 
@@ -71,7 +70,7 @@ def flat_search(search: SearchConfig) -> Settings:
     return {f"search.{name}": value for name, value in asdict(search).items()}
 
 
-def _searched(planned: PlannedSweep) -> str:
+def _searched(planned: Any) -> str:
     """List the searched settings; of those of --space, with their values and how many others keep their values."""
     if not planned.request.space:
         return ", ".join(planned.space)
@@ -80,9 +79,7 @@ def _searched(planned: PlannedSweep) -> str:
     return f"varies {len(planned.space)} of {len(every)} settings ({'; '.join(values)}; the others as recommended)"
 
 
-def describe_sweep(
-    planned: PlannedSweep, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker
-) -> str:
+def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker) -> str:
     """Describe the sweep before it starts."""
     request, stream, search = planned.request, planned.stream, planned.search
     recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
@@ -109,7 +106,7 @@ def describe_sweep(
     return "\n".join(lines)
 
 
-def describe_best(planned: PlannedSweep, best: RunRecord, recommended: Settings) -> list[str]:
+def describe_best(planned: Any, best: RunRecord, recommended: Settings) -> list[str]:
     """Describe the best trial of a search: its name, its result, and its settings.
 
     Args:

@@ -6,7 +6,7 @@ Planning a sweep repeats these checks, together with those that depend on severa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,20 @@ def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[st
             raise ConfigError(f"method: {error}") from error
     build(SearchConfig, search, "search", dotted=False)
     forbid_seed([*names, *(parse_values(word)[0] for word in space)])
+
+
+def is_method(name: str) -> bool:
+    """Return whether a method has this name, or a class `module:Class` can have it; imports no method."""
+    try:
+        place_of(name)
+    except ValueError:
+        return False
+    return True
+
+
+def search_settings() -> list[str]:
+    """List the settings of a search."""
+    return [f"search.{field.name}" for field in fields(SearchConfig)]
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ def made_tables(
     Raises:
         ConfigError: if no run, or no complete run, is found.
     """
-    assert sweep or stream
+    if not (sweep or stream):
+        raise ConfigError("table: give the name of a sweep or a stream.")
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if not runs:

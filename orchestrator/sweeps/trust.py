@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ctvr.methods import named_classes, trust, trusted
-from ctvr.orchestrator.config import read_settings
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.settings_file import read_settings
 
 
 def trust_typed(words: Iterable[str]) -> None:

@@ -16,10 +16,10 @@ from ctvr.orchestrator.config import (
     flatten,
     parse_overrides,
     qualify_field_names,
-    read_settings,
     select_prefix,
 )
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.settings_file import read_settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ctvr.orchestrator import renamed
-from ctvr.orchestrator.config import parse_overrides, read_settings
+from ctvr.orchestrator.config import parse_overrides
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.settings_file import read_settings
 
 
 @pytest.fixture(autouse=True)

@@ -89,8 +89,7 @@ def test_a_command_offers_the_folders_that_it_reads(words, folders):
 
 
 def test_a_folder_that_a_command_does_not_read_is_refused(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["table", "--store", "https://me:hunter2@host/bucket"])
+    assert main(["table", "--store", "https://me:hunter2@host/bucket"]) == 2
     said = capsys.readouterr().err
-    assert "unrecognized arguments: --store" in said
+    assert "--store: no such option" in said
     assert "hunter2" not in said

@@ -31,12 +31,12 @@ WHOLE = SearchSpace(SPACE, PAPER, {})
             "search: searcher: 'tpee' is none of tpe, random, grid, grouped_tpe. Did you mean 'tpe'",
         ),
         ({"scheduler": "hyperband"}, "scheduler: 'hyperband' is none of halving, none"),
-        ({"trials": 0}, "trials, grace_tasks, bracket_size and min_survivors must be >= 1"),
-        ({"bracket_size": 0}, "trials, grace_tasks, bracket_size and min_survivors must be >= 1"),
+        ({"trials": 0}, "trials must be >= 1, got 0. Write --trials 8."),
+        ({"bracket_size": 0}, "bracket_size must be >= 1, got 0. Write search.bracket_size=8."),
         ({"confirm": -1}, "confirm must be >= 0"),
-        ({"confirm_seeds": 1}, "confirm_seeds >= 2"),
+        ({"confirm_seeds": 1}, "confirm_seeds must be >= 2, got 1"),
         ({"trials": "many"}, "search.trials: .*'many'"),
-        ({"reduction_factor": 1}, "reduction_factor >= 2"),
+        ({"reduction_factor": 1}, "reduction_factor must be >= 2, got 1"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(values, message):

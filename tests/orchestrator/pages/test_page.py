@@ -55,5 +55,5 @@ def test_the_page_of_a_stream_needs_nothing_else_and_zero_shot_forgets_nothing(l
     hues = {style_of(method).hue for method in ("zero_shot", "framefusion_moe")}  # of the figures, too
     assert {line.get("stroke") for line in lines} == {f"var(--c{hue})" for hue in hues}
     assert len(lines) == 2
-    with pytest.raises(ConfigError, match="table: no runs of 'large'"):
+    with pytest.raises(ConfigError, match="report: 'large' is neither a sweep nor a stream with runs"):
         make_report("large", ExecutionConfig(runs=learned))

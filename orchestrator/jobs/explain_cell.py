@@ -1,0 +1,79 @@
+"""Origin of a number in a table: its runs, their ranks, keys and commits, and the commands that repeat them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from ctvr.orchestrator.config import closest, suggest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.runs import find_record, repeat_command, run_folder
+from ctvr.orchestrator.text_files import read_text
+from ctvr.orchestrator.tracking.run_record import RunRecord
+
+ENDS = ("_std", "_paper", "_minus_paper", "_vs_best")  # of columns that follow from others
+OTHERS = {"stream", "method", "label", "n", "seeds", "trials", "marks", "differs", "settings", "runs", "paper_source"}
+
+
+def explain_cell(table: str, row: str, column: str, execution: ExecutionConfig) -> str:
+    """Describe the origin of one number of a table that `ctvr table` has written.
+
+    Args:
+        table: name of its sweep or stream.
+        row: name of the row, as printed.
+        column: title (`R@1`) or key (`stream/t2v/r1`) of the column.
+
+    Raises:
+        ConfigError: for a table, a row or a column that does not exist, with the nearest one.
+    """
+    folder = execution.runs.resolve() / "tables"
+    known = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
+    if table not in known:
+        raise ConfigError(f"explain: table {table!r} is not written.{suggest(table, known)} Write: ctvr table {table}")
+    rows = [line for file in sorted((folder / table).glob("*.csv")) for line in _rows(file)]
+    labels = [line["label"] for line in rows]
+    if row not in labels:
+        raise ConfigError(f"explain: no row {row!r} in {table}.{suggest(row, labels)} Rows: {', '.join(labels)}.")
+    found = rows[labels.index(row)]
+    metrics = [name for name in found if name not in OTHERS and not name.endswith(ENDS)]
+    key = _column(column, metrics)
+    if not key:
+        some = ", ".join(metrics[:8])
+        raise ConfigError(f"explain: no column {column!r} in {table}. Columns: {some}, ...")
+    mean = f"{found[key]}, the mean of {found['n']} seeds (std {found[key + '_std']})"
+    lines = [f"{key} of {row} in table {table}: {mean}"]
+    lines += [f"settings    {found['settings']}"] if found["settings"] else []
+    tracker = execution.existing_tracker()
+    for seed, run_id in zip(found["seeds"].split(), found["runs"].split()):
+        lines += _of_run(f"seed {seed}", key, find_record(run_id, tracker), execution)
+    return "\n".join(lines)
+
+
+def _of_run(title: str, key: str, run: RunRecord, execution: ExecutionConfig) -> list[str]:
+    """Describe one run of a row: its value, its key, stream and commit, its files and the command that repeats it."""
+    tags, folder = run.tags, run_folder(run)
+    last = run.last(f"stream/t2v/{key}") or run.last(f"stream/{key}") or run.last(key)
+    lines = [
+        f"{title}: {'not recorded' if last is None else f'{last[1]:.4f}'}, run {run.name} ({run.run_id})",
+        f"  key       {tags.get('ctvr.result', 'unknown')} (its parts: ctvr explain {run.run_id[:8]})",
+        f"  stream    digest {tags.get('ctvr.stream_digest', 'unknown')}",
+        f"  commit    {tags.get('ctvr.commit', 'unknown')}",
+    ]
+    for name, file in (("ranks", "ranks.json"), ("versions", "environment.json")):
+        if folder is not None and (folder / file).is_file():
+            lines.append(f"  {name:<10}{folder / file}")
+    if command := repeat_command(run, execution):
+        lines.append(f"  repeat    {command}")
+    return lines
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(read_text(file).splitlines()))
+
+
+def _column(name: str, metrics: list[str]) -> str:
+    """Return the key of a column by its title or key; `R@1` is the last part of `stream/t2v/r1`."""
+    typed = name.lower().replace("@", "").removesuffix("↑").removesuffix("↓").strip()
+    exact = [key for key in metrics if typed in (key.lower(), key.lower().rpartition("/")[2])]
+    return exact[0] if exact else closest(typed, metrics, 0.8)

@@ -1,0 +1,31 @@
+"""`ctvr explain TABLE ROW COLUMN` leads from a number to its runs and to the commands that repeat them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.explain_cell import explain_cell
+from ctvr.orchestrator.jobs.run import run
+from ctvr.orchestrator.sweeps.table import table
+
+
+def test_a_number_leads_to_its_runs_ranks_and_commands(runs, manifest):
+    execution = ExecutionConfig(runs=runs)
+    run({"method": "zero_shot", "stream": manifest}, (), execution)
+    with pytest.raises(ConfigError, match="table 'small' is not written. Write: ctvr table small"):
+        explain_cell("small", "zero_shot", "R@1", execution)
+    table(execution, stream="small")
+    (record,) = execution.tracker().find_runs()
+    text = explain_cell("small", "zero_shot", "R@1", execution)
+    value = record.last("stream/t2v/r1")[1]
+    assert f"seed 0: {value:.4f}, run {record.name} ({record.run_id})" in text
+    assert record.tags["ctvr.result"] in text
+    assert "ranks.json" in text
+    assert "repeat    ctvr run --config " in text
+    assert "bwf of zero_shot" in explain_cell("small", "zero_shot", "BWF", execution)
+    with pytest.raises(ConfigError, match="no row 'zeroshot' in small. Did you mean 'zero_shot'"):
+        explain_cell("small", "zeroshot", "R@1", execution)
+    with pytest.raises(ConfigError, match="no column 'colour' in small. Columns: r1, "):
+        explain_cell("small", "zero_shot", "colour", execution)
