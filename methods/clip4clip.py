@@ -22,11 +22,11 @@ from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.missing_frames import without_missing
 from ctvr.methods.layers.parameter_groups import parts
 from ctvr.methods.layers.pooling import mean_pool
-from ctvr.methods.layers.reduction.config import ReducerName
-from ctvr.methods.layers.reduction.reducers import plain_reducer
+from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
+from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import group, setting
 
 # The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers
 ORIGINAL = Recipe(
@@ -95,9 +95,9 @@ class Clip4ClipConfig(ScaleConfig):
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
     loss_reduction: Literal["mean", "sum"] = setting("mean", doc="mean or sum of the contrastive loss's two directions")
     mask_same_video: bool = setting(False, doc="other captions of the same video are left out of the negatives")
-    reducer: ReducerName = setting("none", doc="token reduction in the vision tower; its new weights learn at lr_head")
-    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
-    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
+    reducer: ReducerConfig = group(
+        REDUCERS, "none", doc="token reduction in the vision tower; its new weights learn at lr_head"
+    )
     sim_eps: float | None = setting(None, doc="epsilon of seqTransf's LayerNorms; none: 1e-5, as in CLIP's text tower")
     mask_missing: bool = setting(
         False, doc="mask of all-zero frames at a video's end, as data.sampling=one_per_second makes them"
@@ -114,8 +114,11 @@ class Clip4ClipConfig(ScaleConfig):
             raise ValueError(f"sim_layers must be >= 1, got {self.sim_layers}. Use sim_header=meanP for none.")
         if self.sim_eps is not None and self.sim_eps <= 0:
             raise ValueError(f"sim_eps must be > 0, got {self.sim_eps}. CLIP4Clip's code uses 1e-12.")
-        if self.mask_missing and self.reducer in ("tempme", "testa"):
-            raise ValueError(f"mask_missing leaves frames out, which reducer={self.reducer} joins. Write reducer=tome.")
+        if self.mask_missing and self.reducer.joins_frames:
+            raise ValueError(
+                f"mask_missing leaves frames out, which reducer.name={self.reducer.name} joins. Write "
+                "reducer.name=tome."
+            )
 
 
 class Clip4Clip(Method):
@@ -138,7 +141,7 @@ class Clip4Clip(Method):
             backbone_agnostic=True,
             uses_all_parameters=True,
             accumulation="features",
-            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            required_num_frames=config.reducer.required_num_frames,
             masks_missing_frames=config.mask_missing,
         )
 
@@ -147,7 +150,7 @@ class Clip4Clip(Method):
         self.config, self.backbone = config, backbone
         set_scale(backbone, config)
         self._frozen = {id(parameter) for parameter in parts(backbone, config.frozen)}
-        self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, backbone.vision)
+        self.reducer = make_reducer(config.reducer, backbone.vision)
         self.header: nn.Module | None = None
         if config.sim_header == "seqLSTM":
             self.header = FrameLSTM(backbone.embed_dim)

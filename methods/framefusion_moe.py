@@ -33,7 +33,7 @@ from ctvr.methods.layers.experts import PLACES, TaskAwareExperts, expert_seams
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import contrastive, cross_task
 from ctvr.methods.layers.pooling import mean_pool
-from ctvr.methods.layers.reduction.reducers import combine, plain_reducer
+from ctvr.methods.layers.reduction.reducers import combine, make_reducer
 from ctvr.methods.layers.replay.galleries import PastGallerySampler, encode_once
 from ctvr.methods.layers.temporal import Direction, FrameFusion, fused_blocks, fusion_seams
 
@@ -51,7 +51,7 @@ class FrameFusionMoE(Method):
     def capabilities(cls, config: FrameFusionMoEConfig) -> Capabilities:
         return Capabilities(
             backbone_agnostic=True,
-            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            required_num_frames=config.reducer.required_num_frames,
             joins_tasks=True,
             uses_all_parameters=True,
             accumulation="features",
@@ -67,10 +67,10 @@ class FrameFusionMoE(Method):
         super().__init__()
         self.config, self.backbone = config, backbone
         self.ffa = nn.ModuleDict({str(layer): self._make_ffa(layer) for layer in self._ffa_blocks()})
-        self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, backbone.vision)
+        self.reducer = make_reducer(config.reducer, backbone.vision)
         self._vision_seams()  # refuses a reducer that breaks the frames' alignment
         fused = self._ffa_blocks() or range(len(backbone.vision.blocks), 0)
-        self.frozen_blocks = fused.start if config.reducer == "none" else 0
+        self.frozen_blocks = fused.start if config.reducer.name == "none" else 0
         depth = len(backbone.text.blocks) if config.use_tame else 0
         self.tame = nn.ModuleList(nn.ModuleDict({place: self._make_tame() for place in PLACES}) for _ in range(depth))
         self.prototypes = nn.ParameterList()  # p_t of eq. 4: one (D,) for each task of the stream

@@ -2,10 +2,10 @@
 
     [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r) zero at first
 
-The rest of the retriever is in methods/families/tempme_family.py. With reducer=tempme it is the row of that name;
+The rest of the retriever is in methods/families/tempme_family.py. With reducer.name=tempme it is the row of that name;
 preset `tome` is the row "ToMe": every block merges r patches of each frame, between attention and MLP, by the
 similarity of their keys, and a merged token counts in attention once for each of its patches (Bolya et al.,
-arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer=tome_shared` is ours: one choice for
+arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer.name=tome_shared` is ours: one choice for
 all frames of a video, so that token i stays the same place in all. Preset `evit` is the row "EVIT": in blocks 3, 6, 9
 of 12 the class token keeps 70 % of the patches and the others are fused (layers/reduction/evit.py). Presets `sta`,
 `diffrate` and `testa` are the rows of these names (sta.py, diffrate.py, testa.py). The paper prints no
@@ -26,8 +26,8 @@ from ctvr.methods.settings import setting
 TOME = Recipe(
     "facebookresearch/ToMe (commit not recorded)",
     {
-        "method.reducer": ("tome", "tome/patch"),
-        "method.proportional": (True, "README: prop_attn for supervised models"),
+        "method.reducer.name": ("tome", "tome/patch"),
+        "method.reducer.proportional": (True, "README: prop_attn for supervised models"),
         "optim.epochs": (0, "README: off the shelf"),
     },
     (
@@ -42,9 +42,9 @@ class LoraConfig(AdaptedConfig):
     """Settings, searched by search_spaces/lora.py; defaults are the paper's."""
 
     ROW_UNPUBLISHED = {
-        "sta": ("method.r", *AdaptedConfig.UNPUBLISHED),
+        "sta": ("method.reducer.r", *AdaptedConfig.UNPUBLISHED),
         "testa": (
-            *("method.r", "method.r_frames", "method.stages", "method.temporal_rank"),
+            *("method.reducer.r", "method.reducer.r_frames", "method.reducer.stages", "method.reducer.temporal_rank"),
             *AdaptedConfig.UNPUBLISHED,
         ),
     }
@@ -65,14 +65,16 @@ class Lora(AdaptedClip):
         "paper": PAPER,
         "released": RELEASED,
         "shapes": SHAPES,
-        "tome": Override({"method.reducer": "tome"}),  # the row `tome`; r=None: the paper's 2 (ViT-B/32), 10 (B/16)
+        "tome": Override(
+            {"method.reducer.name": "tome"}
+        ),  # the row `tome`; r=None: the paper's 2 (ViT-B/32), 10 (B/16)
         "tome-original": TOME,
-        "evit": Override({"method.reducer": "evit"}),  # the rows `evit`, `sta`, `diffrate`, `testa`
-        "sta": Override({"method.reducer": "sta"}),
-        "diffrate": Override({"method.reducer": "diffrate"}),
+        "evit": Override({"method.reducer.name": "evit"}),  # the rows `evit`, `sta`, `diffrate`, `testa`
+        "sta": Override({"method.reducer.name": "sta"}),
+        "diffrate": Override({"method.reducer.name": "diffrate"}),
         # the first task searches rates that cost Table 1's 36.8 of a ViT-B/32 and 12 frames; nothing else learns
-        "diffrate-search": Override({"method.reducer": "diffrate", "method.search_macs": 3.07}),
-        "testa": Override({"method.reducer": "testa"}),
+        "diffrate-search": Override({"method.reducer.name": "diffrate", "method.reducer.search_macs": 3.07}),
+        "testa": Override({"method.reducer.name": "testa"}),
     }
 
     @classmethod

@@ -1,5 +1,8 @@
 """`setting`: a field of a Config dataclass, with all that help, search spaces and tables report of it.
 
+`group` declares a field that holds one of several dataclasses, selected by its `name`: `method.reducer.name=evit
+method.reducer.keep_rate=0.5`. Each has only its own settings.
+
 A fact of a method about a setting that it does not declare itself stands in its Config as a plain attribute:
 UNPUBLISHED lists dotted names (`optim.weight_decay`, `method.lr` of a shared base class), ROW_UNPUBLISHED maps a
 configuration with a name of its own (`sta`) to the whole list of its row.
@@ -8,6 +11,7 @@ configuration with a name of its own (`sta`) to the whole list of its row.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +60,47 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": facts})
 
 
+def group(variants: Mapping[str, type], default: str, *, doc: str) -> Any:
+    """Declare a field of a Config dataclass that holds one of several dataclasses.
+
+    Args:
+        variants: value of `name` -> dataclass, which has a field `name` and the settings that exist with it.
+        default: value of `name` without a word of the user.
+        doc: noun phrase about `name`.
+    """
+    metadata = {"setting": Setting(doc), "variants": dict(variants)}
+    return dataclasses.field(default=variants[default](name=default), metadata=metadata)
+
+
+def groups_of(config: type) -> dict[str, Mapping[str, type]]:
+    """Map each field that is declared by `group` to its variants."""
+    found = {field.name: field.metadata.get("variants") for field in dataclasses.fields(config)}
+    return {name: variants for name, variants in found.items() if variants is not None}
+
+
 def settings_of(config: type) -> dict[str, Setting]:
-    """Map each field of a Config dataclass that is declared by `setting` to its facts."""
-    found = {field.name: field.metadata.get("setting") for field in dataclasses.fields(config)}
-    return {name: facts for name, facts in found.items() if isinstance(facts, Setting)}
+    """Map each setting of a Config dataclass to its facts; of a group `field.name`, and those of all its variants.
+
+    Where several variants have a setting of that name, the facts are those of the default, else of the first.
+    """
+    found: dict[str, Setting] = {}
+    for field in dataclasses.fields(config):
+        facts = field.metadata.get("setting")
+        variants = field.metadata.get("variants", {})
+        for variant in (type(field.default), *variants.values()) if variants else ():
+            for name, each in settings_of(variant).items():
+                bound = each.at_most and f"{field.name}.{each.at_most}"
+                found.setdefault(f"{field.name}.{name}", dataclasses.replace(each, at_most=bound))
+        if isinstance(facts, Setting):
+            found[f"{field.name}.name" if variants else field.name] = facts
+    return found
+
+
+def variants_with_settings(variants: Mapping[str, type]) -> Iterator[tuple[type, tuple[str, ...]]]:
+    """Yield each dataclass of a group that has settings, with the values of `name` that select it."""
+    for cls in dict.fromkeys(variants.values()):
+        if settings_of(cls):
+            yield cls, tuple(name for name, other in variants.items() if other is cls)
 
 
 def unpublished(config: type, row: str = "") -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import contrastive, distillation
 from ctvr.methods.layers.losses.distillation import symmetric_distillation
 from ctvr.methods.layers.losses.etf import CategoryPrototypes, make_head, misalignment
-from ctvr.methods.layers.reduction.reducers import plain_reducer
+from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.methods.layers.replay.statistics import ClassStatistics, geometry
 from ctvr.methods.layers.structalign_adapters import TaskAwareAdapters, make_adapters
@@ -64,7 +64,7 @@ class StructAlign(Method):
     def capabilities(cls, config: StructAlignConfig) -> Capabilities:
         is_final = config.score == "words"
         return Capabilities(
-            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            required_num_frames=config.reducer.required_num_frames,
             uses_all_parameters=True,
             task_conditioned_text=config.adapters == "task_aware",
             attends_to_padding=config.pads_are_words,
@@ -77,10 +77,10 @@ class StructAlign(Method):
         self.config, self.backbone = config, backbone
         c, d = config, backbone.embed_dim
         text = (c.num_experts, c.top_k, c.text_rank, c.text_alpha, c.text_dropout)
-        reducer = plain_reducer(c.reducer, c.r, c.num_frames, backbone.vision)
+        reducer = make_reducer(c.reducer, backbone.vision)
         vision = (c.vision_rank, c.vision_alpha)
         self.adapters = make_adapters(c.adapters, backbone, text, vision, c.fusion_layers, reducer)
-        if isinstance(self.adapters, TaskAwareAdapters) and c.reducer == "none":
+        if isinstance(self.adapters, TaskAwareAdapters) and c.reducer.name == "none":
             self.frozen_blocks = self.adapters.first
         self.g_text, self.g_video = make_head(d, c.heads), make_head(d, c.heads)
         self.prototypes = CategoryPrototypes(d, c.etf_frame, c.prototypes == "learned", c.etf_num_classes)

@@ -30,17 +30,20 @@ from ctvr.methods.families.tempme_family import (
     AdaptedConfig,
     JointLoRA,
 )
-from ctvr.methods.settings import setting
+from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS, ReducerConfig
+from ctvr.methods.settings import group, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class TempMeConfig(AdaptedConfig):
-    """Settings, searched by search_spaces/tempme.py; the schedule's settings are those of `ReducerConfig`."""
+    """Settings, searched by search_spaces/tempme.py, except the reducer's schedule."""
 
     UNPUBLISHED = ("method.train_positions", *AdaptedConfig.UNPUBLISHED)
 
-    reducer: Literal["tempme", "tome", "none"] = setting(
-        "tempme", doc='token reduction; tome: row "+ToMe" of table 5, with adaptation=full'
+    reducer: ReducerConfig = group(
+        {name: TRAINED_REDUCERS[name] for name in ("tempme", "tome", "none")},
+        "tempme",
+        doc='token reduction; tome: row "+ToMe" of table 5, with adaptation=full',
     )
     adaptation: Literal["lora", "full", "none"] = setting(
         "lora", doc="trained weights of CLIP; full: fine-tuning of all (table 5)"
@@ -56,8 +59,13 @@ class TempMeConfig(AdaptedConfig):
             raise ValueError(f"lr_clip must be >= 0, got {self.lr_clip}.")
 
 
-_B16 = {"method.r": 10, "method.keep_cross": 60, "method.keep_intra": 80}
-_64_FRAMES = {"method.num_frames": 64, "data.num_frames": 64, "data.max_tokens": 64, "method.clip_groups": (4, 4, 4)}
+_B16 = {"method.reducer.r": 10, "method.reducer.keep_cross": 60, "method.reducer.keep_intra": 80}
+_64_FRAMES = {
+    "method.reducer.num_frames": 64,
+    "method.reducer.clip_groups": (4, 4, 4),
+    "data.num_frames": 64,
+    "data.max_tokens": 64,
+}
 
 
 class TempMe(AdaptedClip):
@@ -69,18 +77,20 @@ class TempMe(AdaptedClip):
         "shapes": SHAPES,
         "paper-b16": {**PAPER, **_B16},
         "paper-actnet": {**PAPER, **_64_FRAMES},
-        "released": {**RELEASED, "method.positions": "merging"},
+        "released": {**RELEASED, "method.reducer.positions": "merging"},
         "full": Override({"method.adaptation": "full", "method.lr": 1e-4}),
-        "temporal-only": Override({"method.r": 0, "method.keep_cross": 100, "method.keep_intra": 100}),
-        "reduction-only": Override({"method.join_clips": False}),
-        "no-positions": Override({"method.positions": "none"}),
-        "a1-two-steps": Override({"method.clip_blocks": (8, 9), "method.clip_groups": (3, 4)}),
-        "a1-one-step": Override({"method.clip_blocks": (8,), "method.clip_groups": (12,)}),
-        "a2-three-clips": Override({"method.clip_blocks": (8, 9), "method.clip_groups": (2, 2)}),
-        "a2-four-clips": Override({"method.clip_blocks": (8,), "method.clip_groups": (3,)}),
-        "a3-7-9-11": Override({"method.clip_blocks": (6, 8, 10), "method.clip_groups": (2, 2, 3)}),
-        "a3-4-7-10": Override({"method.clip_blocks": (3, 6, 9), "method.clip_groups": (2, 2, 3)}),
-        "a3-1-5-9": Override({"method.clip_blocks": (0, 4, 8), "method.clip_groups": (2, 2, 3)}),
+        "temporal-only": Override(
+            {"method.reducer.r": 0, "method.reducer.keep_cross": 100, "method.reducer.keep_intra": 100}
+        ),
+        "reduction-only": Override({"method.reducer.join_clips": False}),
+        "no-positions": Override({"method.reducer.positions": "none"}),
+        "a1-two-steps": Override({"method.reducer.clip_blocks": (8, 9), "method.reducer.clip_groups": (3, 4)}),
+        "a1-one-step": Override({"method.reducer.clip_blocks": (8,), "method.reducer.clip_groups": (12,)}),
+        "a2-three-clips": Override({"method.reducer.clip_blocks": (8, 9), "method.reducer.clip_groups": (2, 2)}),
+        "a2-four-clips": Override({"method.reducer.clip_blocks": (8,), "method.reducer.clip_groups": (3,)}),
+        "a3-7-9-11": Override({"method.reducer.clip_blocks": (6, 8, 10), "method.reducer.clip_groups": (2, 2, 3)}),
+        "a3-4-7-10": Override({"method.reducer.clip_blocks": (3, 6, 9), "method.reducer.clip_groups": (2, 2, 3)}),
+        "a3-1-5-9": Override({"method.reducer.clip_blocks": (0, 4, 8), "method.reducer.clip_groups": (2, 2, 3)}),
     }
 
     def __init__(self, config: TempMeConfig, backbone: Clip) -> None:

@@ -32,14 +32,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.backbone.umt import Umt, like
+from ctvr.methods.backbone.umt import Umt, UmtVision, like
 from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Recipe, Task, l2_normalize
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
-from ctvr.methods.layers.reduction.reducers import plain_reducer
+from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
+from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.transfer import to_device
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import group, setting
 
 _RETRIEVAL = "recipe file of MSR-VTT (9k), B/16-25M"
 OUT = -100.0  # the score of a pair that is not among the best
@@ -99,11 +100,9 @@ class UmtConfig:
     rerank: int = setting(128, doc="candidates that are re-ranked for each caption and each video; 0: ranks by s only")
     hard_negatives: bool = setting(True, doc="wrong pairs drawn by similarity; false: with equal probability")
     attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
-    reducer: Literal["none", "tome", "tome_shared", "tempme"] = setting(
-        "none", doc="token reduction, with attends=frame"
+    reducer: ReducerConfig = group(
+        {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"
     )
-    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
-    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
     num_words: int = setting(32, doc="tokens of a caption, including [CLS]")
 
     def __post_init__(self) -> None:
@@ -113,8 +112,8 @@ class UmtConfig:
             raise ValueError(f"rerank counts pairs and must be >= 0, got {self.rerank}. Use 0 to rank by s alone.")
         if self.num_words < 2:
             raise ValueError(f"num_words must be >= 2 (start, a word), got {self.num_words}. The paper has 32.")
-        if self.attends == "video" and self.reducer != "none":
-            raise ValueError(f"reducer={self.reducer} merges tokens of frames apart. Write attends=frame.")
+        if self.attends == "video" and self.reducer.name != "none":
+            raise ValueError(f"reducer.name={self.reducer.name} merges tokens of frames apart. Write attends=frame.")
 
 
 class UMT(Method):
@@ -128,7 +127,7 @@ class UMT(Method):
         ),
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3, which suits the small backbone
         "umt4clip": Override({"method.attends": "frame"}),
-        "umt4clip-tempme": Override({"method.attends": "frame", "method.reducer": "tempme"}),
+        "umt4clip-tempme": Override({"method.attends": "frame", "method.reducer.name": "tempme"}),
     }
 
     def __init__(self, config: UmtConfig, backbone: Clip) -> None:
@@ -141,7 +140,7 @@ class UMT(Method):
                 "of pre-training or retrieval, or write method=umt_qa."
             )
         self.backbone.vision.attends = config.attends
-        self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
+        self.reducer = make_reducer(config.reducer, self.backbone.vision)
         self.seed = 0  # of the next negatives: the same on all workers, and in a resumed run
 
     @classmethod
@@ -150,7 +149,7 @@ class UMT(Method):
         return Capabilities(
             backbone_agnostic=True,
             needs_umt=True,
-            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            required_num_frames=config.reducer.required_num_frames,
             uses_all_parameters=True,
             accumulation="features",
             normalizes_scores=config.rerank > 0,

@@ -33,11 +33,12 @@ from ctvr.methods.backbone.answer_decoder import (
     rank_answers,
 )
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.backbone.umt import OF_RETRIEVAL, Umt, like
+from ctvr.methods.backbone.umt import OF_RETRIEVAL, Umt, UmtVision, like
 from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup
 from ctvr.methods.layers.captions import truncate
-from ctvr.methods.layers.reduction.reducers import plain_reducer
-from ctvr.methods.settings import setting
+from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
+from ctvr.methods.layers.reduction.reducers import make_reducer
+from ctvr.methods.settings import group, setting
 from ctvr.methods.umt import original
 
 _QUESTIONS = "recipe file of MSRVTT-QA, B/16-17M"
@@ -63,11 +64,9 @@ class UmtQAConfig:
     answers: int = setting(1500, doc="number of the most frequent answers, which are ranked")
     k: int = setting(128, doc="candidates by their first token, which are scored to their ends")
     attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
-    reducer: Literal["none", "tome", "tome_shared", "tempme"] = setting(
-        "none", doc="token reduction, with attends=frame"
+    reducer: ReducerConfig = group(
+        {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"
     )
-    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
-    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
     num_words: int = setting(25, doc="tokens of a question, including [CLS]")
     answer_words: int = setting(5, doc="tokens of an answer, including [CLS] and [SEP]")
 
@@ -82,8 +81,8 @@ class UmtQAConfig:
         ):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}. The paper has {of}.")
-        if self.attends == "video" and self.reducer != "none":
-            raise ValueError(f"reducer={self.reducer} merges tokens of frames apart. Write attends=frame.")
+        if self.attends == "video" and self.reducer.name != "none":
+            raise ValueError(f"reducer.name={self.reducer.name} merges tokens of frames apart. Write attends=frame.")
 
 
 class UmtQA(Method):
@@ -106,7 +105,7 @@ class UmtQA(Method):
         ),
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=20: 4e-4, which suits the small backbone
         "umt4clip": Override({"method.attends": "frame"}),
-        "umt4clip-tempme": Override({"method.attends": "frame", "method.reducer": "tempme"}),
+        "umt4clip-tempme": Override({"method.attends": "frame", "method.reducer.name": "tempme"}),
     }
 
     def __init__(self, config: UmtQAConfig, backbone: Clip) -> None:
@@ -131,14 +130,14 @@ class UmtQA(Method):
                 self.decoder.load_state_dict(self.backbone.decoder_state)
             except RuntimeError as error:
                 raise ValueError("backbone.weights: its decoder of answers has other sizes than its towers.") from error
-        self.reducer = plain_reducer(config.reducer, config.r, config.num_frames, self.backbone.vision)
+        self.reducer = make_reducer(config.reducer, self.backbone.vision)
 
     @classmethod
     def capabilities(cls, config: UmtQAConfig) -> Capabilities:
         return Capabilities(
             backbone_agnostic=True,
             needs_umt=True,
-            required_num_frames=config.num_frames if config.reducer == "tempme" else None,
+            required_num_frames=config.reducer.required_num_frames,
             uses_in_batch_negatives=False,
             accumulation="pairs",
         )

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.setting_groups import setting_names, variants_of
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -126,8 +127,8 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
     """Build a frozen dataclass from plain or textual values.
 
     Args:
-        cls: a dataclass whose fields are plain (str, int, float, bool, None, Literal, tuples of these).
-        values: field name -> value; text is converted to the field's type.
+        cls: a dataclass whose fields are plain (str, int, float, bool, None, Literal, tuples of these) or groups.
+        values: field name -> value; text is converted to the field's type. Settings of a group are `group.name`.
         prefix: the user's name of this group, for messages ("method", "optim").
         dotted: users write `prefix.name`. False if they write options, such as `--trials` of a search.
 
@@ -139,7 +140,11 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
     dot = f"{prefix}." if prefix else ""
     typed: Settings = {}
     for name, value in values.items():
-        typed[name] = _typed(fields, hints, name, value, dot, dotted)
+        group = name.partition(".")[0]
+        if group == name or not variants_of(cls, group):
+            typed[name] = _typed(cls, fields, hints, name, value, dot, dotted)
+        elif group not in typed:
+            typed[group] = _build_variant(fields[group], select_prefix(values, group), dot + group)
     for name, spec in fields.items():
         missing = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if missing and name not in typed:
@@ -147,8 +152,39 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
     try:
         return cls(**typed)
     except ValueError as error:
-        names = fields if dotted else ()
+        names = setting_names(cls) if dotted else ()
         raise ConfigError(qualify_field_names(str(error), names, prefix, cls.__name__)) from error
+
+
+def _build_variant(spec: dataclasses.Field[Any], values: Mapping[str, Any], prefix: str) -> Any:
+    """Build the dataclass of a group that `name` selects, by default that of the group's default."""
+    variants = spec.metadata["variants"]
+    name = values.get("name", spec.default.name)
+    _check_variant(variants, name, prefix)
+    for word in values:
+        _check_owner(variants, word, prefix, name)
+    return build(variants[name], {**values, "name": name}, prefix)
+
+
+def _check_variant(variants: Mapping[str, Any], name: Any, prefix: str) -> None:
+    if name not in variants:
+        hint = suggest(str(name), variants) or f" Known: {', '.join(variants)}."
+        raise ConfigError(f"{prefix}.name: {name!r} does not exist.{hint}")
+
+
+def _check_owner(variants: Mapping[str, type[Any]], word: str, prefix: str, chosen: str = "") -> list[type[Any]]:
+    """Return the dataclasses of a group that have a setting; refuse one that none has, or that `chosen` lacks."""
+    owners = [name for name, variant in variants.items() if word in setting_names(variant)]
+    if not owners:
+        every = dict.fromkeys(name for variant in variants.values() for name in setting_names(variant))
+        hint = suggest(word, every) or f" Known: {', '.join(every)}."
+        raise ConfigError(f"{prefix}.{word}: no such setting.{hint}")
+    if chosen and chosen not in owners:
+        raise ConfigError(
+            f"{prefix}.{word}: is a setting of {prefix}.name={' or '.join(owners)}, and {prefix}.name is {chosen!r}. "
+            "Omit it, or change the name."
+        )
+    return [variants[name] for name in owners]
 
 
 def qualify_field_names(message: str, names: Iterable[str], prefix: str, otherwise: str = "settings") -> str:
@@ -158,12 +194,13 @@ def qualify_field_names(message: str, names: Iterable[str], prefix: str, otherwi
     in it; elsewhere it may be English. A message that does not start with a field is preceded by `prefix`, or by
     `otherwise` if `prefix` is empty.
     """
-    word = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, names)) or '(?!)'})(?!\w)")
+    longest = sorted(names, key=len, reverse=True)  # `reducer.name` before `reducer`
+    word = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, longest)) or '(?!)'})(?!\w)")
     starts = re.match(rf"(?:{word.pattern}(?:, | and | or |(?=[ :=])))+", message)
     dot, end = f"{prefix}." if prefix else "", starts.end() if starts else 0
 
     def named(found: re.Match[str]) -> str:
-        is_field = found.start() < end or "_" in found[0] or message[found.end() :].startswith("=")
+        is_field = found.start() < end or "_" in found[0] or "." in found[0] or message[found.end() :].startswith("=")
         return dot + found[0] if is_field else found[0]
 
     said = word.sub(named, message)
@@ -173,18 +210,41 @@ def qualify_field_names(message: str, names: Iterable[str], prefix: str, otherwi
 def check_value(cls: type[Any], name: str, value: Any, prefix: str = "") -> None:
     """Refuse an unknown field of a dataclass or a value of the wrong type, without the checks of `__post_init__`.
 
+    A setting of a group must fit one of its variants; which of them is chosen may be part of a search.
+
     Raises:
         ConfigError: as `build`.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    _typed(fields, typing.get_type_hints(cls), name, value, f"{prefix}." if prefix else "")
+    dot = f"{prefix}." if prefix else ""
+    group, _, rest = name.partition(".")
+    if not rest or not (variants := variants_of(cls, group)):
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        _typed(cls, fields, typing.get_type_hints(cls), name, value, dot)
+    elif rest == "name":
+        _check_variant(variants, value, dot + group)
+    else:
+        errors = []
+        for owner in dict.fromkeys(_check_owner(variants, rest, dot + group)):
+            try:
+                return check_value(owner, rest, value, dot + group)
+            except ConfigError as error:
+                errors.append(error)
+        raise errors[-1]
 
 
 def _typed(
-    fields: Mapping[str, Any], hints: Mapping[str, Any], name: str, value: Any, dot: str, dotted: bool = True
+    cls: type[Any],
+    fields: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    name: str,
+    value: Any,
+    dot: str,
+    dotted: bool = True,
 ) -> Any:
     if name not in fields:
-        raise unknown_setting(dot + name, value, [dot + each for each in fields])
+        raise unknown_setting(dot + name, value, [dot + each for each in setting_names(cls)])
+    if variants := variants_of(cls, name):
+        raise ConfigError(f"{dot}{name}: is a group of settings. Use {dot}{name}.name={'|'.join(variants)}.")
     return _convert(hints[name], value, dot + name, fields[name].default, dotted)
 
 

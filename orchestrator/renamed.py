@@ -33,6 +33,22 @@ SETTINGS: dict[str, str] = {
     "search.wave": "search.bracket_size",
     "tracking.keep_states": "tracking.keep_checkpoints",
 }  # old dotted name -> new one; `method.*` holds for `base.*`, too
+_TOME = ("tome", "tome_shared")
+REDUCTION: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("keep_cross", "keep_intra", "clip_blocks", "clip_groups", "join_clips", "positions"), ("tempme",)),
+    **dict.fromkeys(("keep_rate", "fuse", "anneal_from", "anneal_steps"), ("evit",)),
+    **dict.fromkeys(("r_frames", "temporal_rank", "temporal_gate", "one_class"), ("testa",)),
+    **dict.fromkeys(("prune_to", "merge_to", "search_macs", "search_step", "lr_rates"), ("diffrate",)),
+    "inflection": _TOME,
+    "num_frames": ("tempme",),
+    "proportional": (*_TOME, "tempme", "diffrate"),
+    "r": (*_TOME, "tempme", "sta", "testa"),
+    "stages": ("evit", "sta", "testa"),
+}  # old `method.X`, which is now `method.reducer.X` -> the reducers that have it; `method.reducer` is `.reducer.name`
+REDUCED = {
+    *("adapter", "clip4clip", "framefusion_moe", "lora", "prompt", "structalign", "tempme", "umt", "umt_qa"),
+    *("diffrate", "evit", "sta", "testa", "tome", "umt4clip"),
+}  # methods and configurations of which REDUCTION holds
 VALUES: dict[tuple[str, str], str] = {
     ("optim.schedule", "cosine_from_one"): "cosine_offset1",
     ("optim.schedule", "cosine_to_end"): "cosine_to_zero",
@@ -145,6 +161,33 @@ def settings(given: Mapping[str, Any], quiet: bool = False) -> dict[str, Any]:
         if name in found and found[name] != value:
             raise ConfigError(f"{name}: given twice, as {found[name]!r} and {value!r}, once by its old name. Keep one.")
         found[name] = value
+    for group, owner in (("method", found.get("method")), ("base", found.get("method.base", ""))):
+        if str(owner) in REDUCED or (group == "base" and not owner):
+            found = _regroup(found, group, quiet, {"reducer", *REDUCTION} - ({"num_frames"} if not owner else set()))
+    return found
+
+
+def of_method(given: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return settings that do not name their method, or the words of --space, under the current names."""
+    known = settings({"method": method, **given})
+    return {name: value for name, value in known.items() if name != "method" or "method" in given}
+
+
+def _regroup(given: Mapping[str, Any], group: str, quiet: bool, names: set[str]) -> dict[str, Any]:
+    """Return settings in which token reduction is a group; a record loses those that its reducer does not read."""
+    reducer = given.get(f"{group}.reducer", given.get(f"{group}.reducer.name"))
+    found: dict[str, Any] = {}
+    for old, value in given.items():
+        of, _, rest = old.partition(".")
+        new = old
+        if of == group and rest in names:
+            new = f"{group}.reducer.{'name' if rest == 'reducer' else rest}"
+            if quiet and reducer is not None and rest != "reducer" and reducer not in REDUCTION[rest]:
+                continue
+        _tell(old, new, quiet)
+        if new in found and found[new] != value:
+            raise ConfigError(f"{new}: given twice, as {found[new]!r} and {value!r}, once by its old name. Keep one.")
+        found[new] = value
     return found
 
 
@@ -153,16 +196,22 @@ def tags(kept: Mapping[str, str]) -> dict[str, str]:
     return {TAGS.get(name, name): value for name, value in kept.items()}
 
 
-def record(kept: Any) -> Any:
+def record(kept: Any, method: str = "") -> Any:
     """Return a stored record with current names of settings in all its mappings, without notices.
 
     The settings of a search are stored as `search: {wave: 8}`.
+
+    Args:
+        kept: plain JSON values.
+        method: method of the mappings that do not name one; by default, the one that a mapping around them names.
     """
     if isinstance(kept, list):
-        return [record(each) for each in kept]
+        return [record(each, method) for each in kept]
     if not isinstance(kept, dict):
         return kept
-    found = settings({name: record(value) for name, value in kept.items()}, quiet=True)
+    method = str(kept.get("method", method))
+    found = settings({"method": method, **{name: record(value, method) for name, value in kept.items()}}, quiet=True)
+    found = found if "method" in kept else {name: value for name, value in found.items() if name != "method"}
     if isinstance(inner := found.get("search"), dict):
         whole = settings({f"search.{name}": value for name, value in inner.items()}, quiet=True)
         found["search"] = {name.removeprefix("search."): value for name, value in whole.items()}
@@ -180,13 +229,13 @@ def search_space(module: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def setting_word(word: str) -> str:
-    """Return `name=v1,v2` of an option such as --space under the current name."""
+def setting_word(word: str, method: str = "") -> str:
+    """Return `name=v1,v2` of an option such as --space under the current name, for a search of `method`."""
     name, equals, value = word.partition("=")
     if not equals:
         return word
-    name = setting_name(name.strip())
-    return f"{name}={setting_value(name, value)}"
+    ((name, value),) = of_method({name.strip(): value}, method).items()
+    return f"{name}={value}"
 
 
 def arguments(words: Sequence[str]) -> list[str]:

@@ -13,28 +13,28 @@ CONFIGURATIONS = {
         "SPACE": {
             "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
             "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8
-            "method.r": tune.choice([1, 2, 3]),  # the paper uses 2; more trades accuracy for speed
-            "method.reducer": tune.choice(["tome", "tome_shared"]),  # the paper merges every frame on its own
+            "method.reducer.r": tune.choice([1, 2, 3]),  # the paper uses 2; more trades accuracy for speed
+            "method.reducer.name": tune.choice(["tome", "tome_shared"]),  # the paper merges every frame on its own
         },
-        "PAPER": {"method.r": 2},
+        "PAPER": {"method.reducer.r": 2},
     },
     "evit": {
         "SPACE": {
             "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
             "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8
             # EViT's released models; with 0.7 the multiply-adds are those of TempMe's table, which prints no rate
-            "method.keep_rate": tune.choice([0.5, 0.6, 0.7, 0.8, 0.9]),
+            "method.reducer.keep_rate": tune.choice([0.5, 0.6, 0.7, 0.8, 0.9]),
         },
     },
     "sta": {
         "SPACE": {
             "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
             "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8
-            "method.r": tune.choice(
+            "method.reducer.r": tune.choice(
                 [6, 8, 9, 10, 12]
             ),  # of a ViT-B/32; printed nowhere, 9 and 10 cost what the table has
         },
-        "PAPER": {"method.r": 9},
+        "PAPER": {"method.reducer.r": 9},
     },
     "diffrate": {  # its rates are a schedule, which is not searched
         "SPACE": {
@@ -46,7 +46,7 @@ CONFIGURATIONS = {
         "SPACE": {
             "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
             "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8
-            "method.temporal_rank": tune.choice([4, 8, 16]),  # 8 has the parameters that its table prints
+            "method.reducer.temporal_rank": tune.choice([4, 8, 16]),  # 8 has the parameters that its table prints
         },
     },
 }

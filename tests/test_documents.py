@@ -13,7 +13,7 @@ import yaml
 
 import ctvr
 from ctvr.orchestrator.streams.load import load_stream
-from tools.reference_pages import settings_page
+from tools.settings_page import settings_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "REPRODUCIBILITY.md", "RESULTS.md")]

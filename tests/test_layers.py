@@ -39,6 +39,7 @@ GROUND = {
     "renamed",
     "output_dir",
     "memo",
+    "setting_groups",
 }
 FACES = (ROOT / "ctvr/__init__.py",)  # hands the public names on when they are asked for
 MAY: dict[str, set[str]] = {

@@ -88,7 +88,7 @@ class UmtVision(VisionTower):
     """UMT's encoder over a video (`attends="video"`), or over each of its frames (`"frame"`, UMT4Clip)."""
 
     is_plain = False
-    reducers = ("none", "tome", "tome_shared", "tempme")
+    reducers: tuple[str, ...] = ("none", "tome", "tome_shared", "tempme")
 
     def __init__(
         self,
@@ -158,7 +158,9 @@ class UmtVision(VisionTower):
         x = self.norm(run_blocks(self.blocks, x, seams, state, causal=False))  # (G, N, D)
         if self.attends == "video":
             if state.sizes is not None:
-                raise ValueError("tokens are merged within frames and clips: write attends=frame, or reducer=none.")
+                raise ValueError(
+                    "tokens are merged within frames and clips: write attends=frame, or reducer.name=none."
+                )
             means = x.unflatten(1, (frames.shape[1], -1)).mean(dim=2)
             return x, self.pool_norm(means), state
         means = x.mean(dim=1)

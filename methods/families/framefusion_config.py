@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ctvr.methods.layers.experts import check_top_k
-from ctvr.methods.layers.reduction.config import ReducerName
+from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.temporal import FFAInit
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import group, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +17,11 @@ class FrameFusionMoEConfig:
 
     UNPUBLISHED = ("optim.weight_decay",)
 
-    reducer: ReducerName = setting(
+    reducer: ReducerConfig = group(
+        REDUCERS,
         "none",
         doc="token reduction in the vision tower (not in the paper); FFA needs one plan for all frames (tome_shared)",
     )
-    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
-    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
 
     # Vision, section 3.3
     use_ffa: bool = setting(True, doc='frame fusion adapters; false: the ablation "w/o FFA", a frozen vision tower')

@@ -7,8 +7,8 @@ from typing import Literal
 
 from ctvr.methods.layers.experts import check_top_k
 from ctvr.methods.layers.losses.etf import Head
-from ctvr.methods.layers.reduction.config import ReducerName
-from ctvr.methods.settings import setting
+from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
+from ctvr.methods.settings import group, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +86,11 @@ class StructAlignConfig:
         doc="score of a caption and a video. words: eq. 6; fused: half eq. 6, half mean frame x end of text, "
         "as z-scores",
     )
-    reducer: ReducerName = setting(
-        "none", doc="token reduction in the vision tower (not in the paper); task_aware adapters need tome_shared"
+    reducer: ReducerConfig = group(
+        REDUCERS,
+        "none",
+        doc="token reduction in the vision tower (not in the paper); task_aware adapters need tome_shared",
     )
-    r: int | None = setting(None, doc="tokens merged in each block; none: ToMe's number, scaled to the depth")
-    num_frames: int = setting(12, doc="T for reducer=tempme only; must equal data.num_frames")
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2", "pair_weight", "prototype_weight", "lr", "lr_first", "lr_other"):

@@ -24,10 +24,10 @@ from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
 from ctvr.methods.layers.lora import LoRA
 from ctvr.methods.layers.pooling import mean_pool
-from ctvr.methods.layers.reduction.config import ReducerConfig
+from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS, ReducerConfig, SearchedDiffRateConfig
 from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
 from ctvr.methods.layers.reduction.reducers import combine, make_reducer
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import group, setting
 
 # Section 4.1 of the paper and, where it does not specify, the scripts of the released code. Frames and words belong to
 # the data set: 12 and 32 of MSRVTT and LSMDC (here, and the default), 64 and 64 of ActivityNet and DiDeMo (the tables).
@@ -48,24 +48,20 @@ RELEASED: dict[str, Any] = {**PAPER, "optim.name": "adamw_hf", "optim.eps": 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptedConfig(ReducerConfig):
-    """Settings of all four methods; see `ReducerConfig` for the reducer's."""
+class AdaptedConfig:
+    """Settings of all four methods."""
 
     UNPUBLISHED: ClassVar[tuple[str, ...]] = ("optim.weight_decay", "optim.warmup", "optim.decay_parameters")
 
     lr: float = setting(6e-4, doc="learning rate of all weights added to CLIP")
-    lr_rates: float = setting(0.01, doc="learning rate of a search of rates (search_macs), DiffRate's")
+    reducer: ReducerConfig = group(TRAINED_REDUCERS, "none", doc="token reduction in the vision tower")
     train_positions: Literal["all", "first"] = setting(
         "all", doc="tasks that train clip positions; first: later tasks keep those of the first task"
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("lr", "lr_rates"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
-        if self.search_macs is None and self.lr_rates != AdaptedConfig.lr_rates:
-            raise ValueError("lr_rates is the rate of a search; write search_macs too, or leave it out.")
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}.")
 
 
 class Adaptation(nn.Module):
@@ -123,13 +119,16 @@ class AdaptedClip(Method):
 
     @classmethod
     def capabilities(cls, config: AdaptedConfig) -> Capabilities:
-        only = config.num_frames if config.reducer == "tempme" else None
-        return Capabilities(accumulation="features", uses_all_parameters=True, required_num_frames=only)
+        return Capabilities(
+            accumulation="features",
+            uses_all_parameters=True,
+            required_num_frames=config.reducer.required_num_frames,
+        )
 
     def __init__(self, config: AdaptedConfig, backbone: Clip, adaptation: Adaptation) -> None:
         super().__init__()
         self.config, self.backbone, self.adaptation = config, backbone, adaptation
-        self.reducer = make_reducer(config, backbone.vision)
+        self.reducer = make_reducer(config.reducer, backbone.vision)
         self.train_positions = True
 
     def begin_task(self, task: Task) -> None:
@@ -139,7 +138,9 @@ class AdaptedClip(Method):
 
     def param_groups(self) -> list[ParamGroup]:
         if isinstance(self.reducer, DiffRateSearch):  # CLIP and its adaptation do not train
-            rates = ParamGroup(name="rates", params=list(self.reducer.parameters()), lr=self.config.lr_rates)
+            reducer = self.config.reducer
+            assert isinstance(reducer, SearchedDiffRateConfig)
+            rates = ParamGroup(name="rates", params=list(self.reducer.parameters()), lr=reducer.lr_rates)
             return [{**rates, "decay": "matrices"}] if self.reducer.is_searching else []
         groups = [ParamGroup(name="adaptation", params=list(self.adaptation.parameters()), lr=self.config.lr)]
         if self.train_positions:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
-from ctvr.methods.settings import EXACT, settings_of
+from ctvr.methods.settings import EXACT, groups_of, settings_of
 from ctvr.orchestrator.config import schema_of
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.resolve import get_method, presets_of
@@ -77,12 +77,37 @@ def _mapping(config: type) -> dict[str, Any]:
 
 
 def _fields(config: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Dotted name -> schema of each field of a dataclass of settings."""
-    hints, facts = typing.get_type_hints(config), settings_of(config)
+    """Dotted name -> schema of each field of a dataclass of settings; of a group also that of the whole mapping."""
+    hints, facts, groups = typing.get_type_hints(config), settings_of(config), groups_of(config)
     for each in dataclasses.fields(config):
+        if each.name in groups:
+            yield from _group(each, groups[each.name], f"{prefix}{each.name}", facts[f"{each.name}.name"].doc)
+            continue
         kind = schema_of(hints[each.name])
         if known := facts.get(each.name):
             kind["description"] = f"{known.doc} ({EXACT})" if known.exact else known.doc
         if each.default is not dataclasses.MISSING:
             kind["default"] = list(each.default) if isinstance(each.default, tuple) else each.default
         yield prefix + each.name, kind
+
+
+def _group(
+    field: dataclasses.Field[Any], variants: Mapping[str, type], name: str, doc: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the schemas of a group: its `name`, each setting of its variants, and a mapping of one of them."""
+    default = field.default.name
+    chosen = {"enum": list(variants), "description": doc, "default": default}
+    yield f"{name}.name", chosen
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    mappings = []
+    for variant in dict.fromkeys(variants.values()):
+        words = [word for word, other in variants.items() if other is variant]
+        own = {word: kind for word, kind in _fields(variant, "") if word != "name"}
+        needed = {} if default in words else {"required": ["name"]}
+        known = {"name": {**chosen, "enum": words}, **own}
+        mappings.append({"type": "object", "properties": known, "additionalProperties": False, **needed})
+        for word, kind in own.items():
+            about = f"with {name}.name={' or '.join(words)}: {kind.get('description', '')}"
+            kinds.setdefault(word, []).append({**kind, "description": about})
+    yield from ((f"{name}.{word}", each[0] if len(each) == 1 else {"anyOf": each}) for word, each in kinds.items())
+    yield name, {"anyOf": mappings}

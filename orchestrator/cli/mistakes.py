@@ -124,14 +124,14 @@ def setting_names(arguments: Mapping[str, Any]) -> list[str]:
     Args:
         arguments: `command` and `method` as typed.
     """
-    from ctvr.orchestrator.learning.resolve import get_method, known_settings
+    from ctvr.orchestrator.learning.resolve import get_method, settings_of
     from ctvr.orchestrator.sweeps.preflight import search_settings
 
     try:
         cls = get_method(str(arguments.get("method") or "clip4clip"))
     except ConfigError:
         cls = get_method("clip4clip")
-    return [*known_settings(cls), *(search_settings() if arguments.get("command") == "sweep" else ())]
+    return [*settings_of(cls), *(search_settings() if arguments.get("command") == "sweep" else ())]
 
 
 def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.data.batches import task_of
 from ctvr.orchestrator.errors import ConfigError, MissingObject
@@ -164,7 +165,7 @@ def _restored(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
     tasks = [task_of(stream, index) for index in range(done)]
     commits = Commits(execution.places().open_store(), key)
     with named_in(f"run {run.name}"):
-        experiment = resolve(settings, None, presets)
+        experiment = resolve(renamed.settings(settings, quiet=True), None, presets)
     return restore_from_commits(experiment, commits, tasks, stream)
 
 

@@ -253,7 +253,13 @@ def estimate(
 _B16, _L14, _L14_336 = "ViT-B-16-quickgelu", "ViT-L-14-quickgelu", "ViT-L-14-336-quickgelu"
 _UMT = "UMT-B-16"
 _SHORT = {"": "B/32", _B16: "B/16", _L14: "L/14", _L14_336: "L/14@336", _UMT: "UMT B/16"}
-_LATE = {"clip_blocks": (8,), "clip_groups": (12,)}
+
+
+def _tempme(**settings: Any) -> dict[str, Any]:
+    return {f"reducer.{name}": value for name, value in settings.items()}
+
+
+_LATE = _tempme(clip_blocks=(8,), clip_groups=(12,))
 # label, method, settings, backbone, frames, printed GFLOPs, printed parameters in millions
 ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("Zero-shot CLIP", "zero_shot", {}, "", 12, "53.0", ""),
@@ -271,23 +277,23 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
     ("DiffRate (schedule is ours)", "diffrate", {}, "", 12, "36.8", "0.49"),
     ("TESTA (rates are ours)", "testa", {}, "", 12, "40.6", "0.59"),
     ("TempMe", "tempme", {}, "", 12, "34.8", "0.50"),
-    ("TempMe on prompts", "prompt", {"reducer": "tempme"}, "", 12, "", "0.09"),
-    ("TempMe on adapters", "adapter", {"reducer": "tempme"}, "", 12, "", "0.28"),
-    ("TempMe, temporal modelling only", "tempme", {"r": 0, "keep_cross": 100, "keep_intra": 100}, "", 12, "54.3", ""),
-    ("TempMe, token reduction only", "tempme", {"join_clips": False}, "", 12, "34.7 (schedule unpublished)", ""),
-    ("TempMe 12-9>4-10>1", "tempme", {"clip_blocks": (8, 9), "clip_groups": (3, 4)}, "", 12, "35.4", ""),
+    ("TempMe on prompts", "prompt", _tempme(name="tempme"), "", 12, "", "0.09"),
+    ("TempMe on adapters", "adapter", _tempme(name="tempme"), "", 12, "", "0.28"),
+    ("TempMe, temporal modelling only", "tempme", _tempme(r=0, keep_cross=100, keep_intra=100), "", 12, "54.3", ""),
+    ("TempMe, token reduction only", "tempme", _tempme(join_clips=False), "", 12, "34.7 (schedule unpublished)", ""),
+    ("TempMe 12-9>4-10>1", "tempme", _tempme(clip_blocks=(8, 9), clip_groups=(3, 4)), "", 12, "35.4", ""),
     ("TempMe 12-9>1", "tempme", _LATE, "", 12, "37.0", ""),
-    ("TempMe 12-9>6-10>3", "tempme", {"clip_blocks": (8, 9), "clip_groups": (2, 2)}, "", 12, "35.4", ""),
-    ("TempMe 12-9>4", "tempme", {"clip_blocks": (8,), "clip_groups": (3,)}, "", 12, "36.8", ""),
-    ("TempMe at 7, 9, 11", "tempme", {"clip_blocks": (6, 8, 10)}, "", 12, "31.9", ""),
-    ("TempMe at 4, 7, 10", "tempme", {"clip_blocks": (3, 6, 9)}, "", 12, "25.8", ""),
-    ("TempMe at 1, 5, 9", "tempme", {"clip_blocks": (0, 4, 8)}, "", 12, "18.1", ""),
+    ("TempMe 12-9>6-10>3", "tempme", _tempme(clip_blocks=(8, 9), clip_groups=(2, 2)), "", 12, "35.4", ""),
+    ("TempMe 12-9>4", "tempme", _tempme(clip_blocks=(8,), clip_groups=(3,)), "", 12, "36.8", ""),
+    ("TempMe at 7, 9, 11", "tempme", _tempme(clip_blocks=(6, 8, 10)), "", 12, "31.9", ""),
+    ("TempMe at 4, 7, 10", "tempme", _tempme(clip_blocks=(3, 6, 9)), "", 12, "25.8", ""),
+    ("TempMe at 1, 5, 9", "tempme", _tempme(clip_blocks=(0, 4, 8)), "", 12, "18.1", ""),
     ("LoRA", "lora", {}, "", 8, "35.4", "0.49"),
-    ("TempMe", "tempme", {"num_frames": 8}, "", 8, "25.0 (no schedule gives it)", ""),
-    ("TempMe", "tempme", {"num_frames": 18}, "", 18, "51.5 (embeds 12 frames)", ""),
+    ("TempMe", "tempme", _tempme(num_frames=8), "", 8, "25.0 (no schedule gives it)", ""),
+    ("TempMe", "tempme", _tempme(num_frames=18), "", 18, "51.5 (embeds 12 frames)", ""),
     ("LoRA", "lora", {}, "", 64, "276.7 (embeds 12 frames)", "0.49"),
     ("ToMe", "tome", {}, "", 64, "208.5 (embeds 12 frames)", "0.49"),
-    ("TempMe", "tempme", {"num_frames": 64}, "", 64, "180.3 (embeds 12 frames)", "0.50"),
+    ("TempMe", "tempme", _tempme(num_frames=64), "", 64, "180.3 (embeds 12 frames)", "0.50"),
     ("Prompt", "prompt", {}, _B16, 12, "216.8", "0.08"),
     ("Adapter", "adapter", {}, _B16, 12, "211.7", "0.26"),
     ("LoRA", "lora", {}, _B16, 12, "211.3", "0.49"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.experiment import BackboneConfig, Experiment
 from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, read_model
 from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
+from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.streams.stream import Stream
 
 
@@ -106,7 +107,7 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
         renamed.check_attributes(method)
         _ = method.declared  # a fault of the class is reported here
     except ValueError as error:
-        names = (field.name for field in fields(config)) if config is not None else ()
+        names = setting_names(type(config)) if config is not None else ()
         raise ConfigError(qualify_field_names(str(error), names, group)) from error
     if stream is not None:
         refuse_unfrozen(experiment.run.method, method, backbone, stream)
@@ -149,7 +150,7 @@ def load_trained(folder: Path) -> TrainedModel:
     """
     weights, description = read_model(folder)
     with named_in(str(folder / "model.json")):
-        experiment = resolve(description["settings"])
+        experiment = resolve(renamed.settings(description["settings"], quiet=True))
     drawn = replace(experiment.backbone, weights="random", sha256="")  # the folder holds every tensor
     clip = load_tower(replace(experiment, backbone=drawn))
     method = make_method(experiment, clip)

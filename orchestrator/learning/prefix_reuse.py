@@ -10,7 +10,7 @@ read early costs reuse, never correctness.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 from ctvr.orchestrator.digests import digest_of
@@ -44,9 +44,13 @@ class AccessLog:
 def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
     """Return an equal copy of a frozen dataclass that records in `reads` which fields are read.
 
-    Access to all fields at once (`vars`, `asdict`, `==`, `repr`) counts as reading all of them.
+    Access to all fields at once (`vars`, `asdict`, `==`, `repr`) counts as reading all of them. Access to a group
+    counts as reading its `name`, on which its class depends.
     """
     names = {f.name: f"{prefix}.{f.name}" if prefix else f.name for f in fields(config)}  # type: ignore[arg-type]
+    groups = {name: getattr(config, name) for name in names if is_dataclass(getattr(config, name))}
+    inner = {name: track_reads(group, names[name], reads) for name, group in groups.items()}
+    names |= {name: f"{names[name]}.name" for name in groups}
     parent: Any = type(config)
 
     def getattribute(self: Any, name: str) -> Any:
@@ -54,6 +58,8 @@ def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
             reads.note(names[name])
         elif name == "__dict__":
             reads.update(names.values())
+            for group in inner.values():
+                vars(group)
         return parent.__getattribute__(self, name)
 
     body = {
@@ -66,7 +72,7 @@ def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
     }
     twin: Any = object.__new__(type(parent.__name__, (parent,), body))
     for name in names:
-        object.__setattr__(twin, name, getattr(config, name))
+        object.__setattr__(twin, name, inner.get(name, getattr(config, name)))
     return twin
 
 

@@ -18,6 +18,7 @@ from ctvr.orchestrator.config import Settings, build, flatten, select_prefix, su
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
+from ctvr.orchestrator.setting_groups import known_settings, setting_names, settings_called
 from ctvr.orchestrator.streams.stream import Stream
 
 UNTRAINED = "untrained"  # preset of every method: a control that trains nothing and scores as the method does
@@ -199,8 +200,7 @@ def stored_capabilities(settings: Settings) -> Capabilities:
         ConfigError: for a method that cannot be loaded here.
     """
     cls = get_method(str(settings["method"]))
-    known = {f.name for f in fields(cls.Config)}
-    given = {name: value for name, value in select_prefix(settings, "method").items() if name in known}
+    given = known_settings(cls.Config, select_prefix(settings, "method"))
     try:
         return cls.capabilities(build(cls.Config, given, "method"))
     except ConfigError:
@@ -287,16 +287,15 @@ def resolve(
 
 
 def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:
-    """Build the settings of a method; where they include `num_frames`, the data's setting is the default."""
+    """Build the settings of a method; where they include `num_frames`, the data's setting is its default."""
     values = select_prefix(settings, prefix)
-    if any(f.name == "num_frames" for f in fields(cls.Config)):
-        values = {"num_frames": data.num_frames, **values}
-    made: Any = build(cls.Config, values, prefix)
+    frames = settings_called("num_frames", cls.Config, values)
+    made: Any = build(cls.Config, {**dict.fromkeys(frames, data.num_frames), **values}, prefix)
     known: Capabilities = cls.capabilities(made)
     if known.required_num_frames not in {None, data.num_frames}:
         raise ConfigError(
-            f"{prefix}.num_frames: {known.required_num_frames} differs from data.num_frames={data.num_frames}. "
-            "Omit it, or change data.num_frames."
+            f"{prefix}.{frames[0] if frames else 'num_frames'}: {known.required_num_frames} differs from "
+            f"data.num_frames={data.num_frames}. Omit it, or change data.num_frames."
         )
     if data.sampling == "one_per_second" and not cls.wraps and not known.masks_missing_frames:
         remedy = f"{prefix}.mask_missing=true, or " if hasattr(made, "mask_missing") else ""
@@ -325,16 +324,16 @@ def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) ->
 
 def _refuse_unknown_names(method: type[Method], settings: Mapping[str, Any]) -> None:
     """Refuse a setting that does not exist; those of a wrapped retriever are checked when it is known."""
-    known = known_settings(method)
+    known = settings_of(method)
     for name, value in settings.items():
         if name not in known and not name.startswith("base."):
             raise unknown_setting(name, value, known)
 
 
-def known_settings(method: type[Method]) -> list[str]:
+def settings_of(method: type[Method]) -> list[str]:
     """List the dotted settings of a run of a method, except those of a retriever that it wraps; its own come first."""
     groups: dict[str, Any] = {"method": method.Config, **GROUPS}
     return [
         *(field.name for field in fields(RunConfig)),
-        *(f"{group}.{field.name}" for group, config in groups.items() for field in fields(config)),
+        *(f"{group}.{name}" for group, config in groups.items() for name in setting_names(config)),
     ]

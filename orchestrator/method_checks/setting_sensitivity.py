@@ -2,7 +2,7 @@
 
 A number may matter only under other settings (the rate of a reducer that is off). It is tried under the method's
 defaults, then under its presets and each other choice of its switches, and together with values of numbers that are
-unset by default. A number that the defaults refuse must matter under every choice that accepts it: three reducers use
+unset by default. A number that the defaults refuse must matter under every choice that accepts it: three reducers have
 `stages`, and one that ignored it would be found. A number that no settings accept is not an error; it is listed.
 """
 
@@ -23,9 +23,11 @@ from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.resolve import presets_of
 from ctvr.orchestrator.method_checks.subject import Subject, features, learn, store_gallery
 from ctvr.orchestrator.method_checks.tiny_models import LAYERS, WIDTH
+from ctvr.orchestrator.setting_groups import variants_of
 
 Trace = tuple[str, ...]
 COUNTS, IDLE, REFUSED = "counts", "idle", "refused"
+ABSENT = object()
 BY_DATA = ("num_frames",)  # determined by the data; other values are refused
 
 
@@ -57,10 +59,13 @@ def _named(name: str, where: Mapping[str, Any]) -> str:
 def numbers_of(config: type) -> Iterator[str]:
     """Yield the names of the settings that are numbers, or tuples of numbers."""
     hints = get_type_hints(config)
+    found: dict[str, None] = {}
     for each in dataclasses.fields(config):
-        kinds = _kinds(hints[each.name])
-        if each.name not in BY_DATA and kinds & {int, float}:
-            yield each.name
+        for variant in variants_of(config, each.name).values():
+            found |= {f"{each.name}.{name}": None for name in numbers_of(variant)}
+        if each.name not in BY_DATA and _kinds(hints[each.name]) & {int, float}:
+            found[each.name] = None
+    yield from found
 
 
 def _kinds(hint: Any) -> set[Any]:
@@ -90,7 +95,6 @@ class SettingProbe:
     def __init__(self, subject: Subject, name: str, seen: dict[str, Trace | None]) -> None:
         """`seen` caches the traces of settings."""
         self.subject, self.name, self.seen = subject, name, seen
-        self.default = getattr(subject.experiment.method, name)
 
     def probe(self) -> tuple[str, Mapping[str, Any]]:
         """Return COUNTS, IDLE with the settings under which it is idle, or REFUSED."""
@@ -125,6 +129,9 @@ class SettingProbe:
     def _choices(self) -> Iterator[dict[str, Any]]:
         made = self.subject.experiment.method
         for name, hint in get_type_hints(type(made)).items():
+            for choice in variants_of(type(made), name):
+                if choice != getattr(made, name).name:
+                    yield {f"method.{name}.name": choice}
             choices = get_args(hint) if get_origin(hint) is Literal else (True, False) if hint is bool else ()
             for choice in choices:
                 if choice != getattr(made, name):
@@ -134,8 +141,9 @@ class SettingProbe:
         """Yield the choice together with a value of another number that is unset by default."""
         made = self.subject.experiment.method
         for name in numbers_of(type(made)):
-            if name != self.name and getattr(made, name) in (None, ()):
-                for value in other_values(getattr(made, name)):
+            default = self._default(name, choice)
+            if name != self.name and default in (None, ()):
+                for value in other_values(default):
                     yield {**choice, f"method.{name}": value}
 
     def _under_some(self, contexts: Iterable[Mapping[str, Any]], few: bool = False) -> str:
@@ -149,7 +157,9 @@ class SettingProbe:
     def _under(self, context: Mapping[str, Any], few: bool = False) -> str:
         """Return whether two values that are accepted under these settings give different traces."""
         own = f"method.{self.name}"
-        value = context.get(own, self.default)
+        value = context.get(own, self._default(self.name, context))
+        if value is ABSENT:
+            return REFUSED
         taken = [v for v in (value, *other_values(value)) if self._made({**context, own: v})]
         first: Trace | None = None
         several = False
@@ -161,14 +171,26 @@ class SettingProbe:
             first = first or found
         return IDLE if several else REFUSED
 
+    def _default(self, setting: str, context: Mapping[str, Any]) -> Any:
+        """Return a setting's value in this context, which does not give it, or ABSENT if its group lacks it there."""
+        own = self.subject.experiment.method
+        group, _, name = setting.rpartition(".")
+        if not group:
+            return getattr(own, name)
+        chosen = context.get(f"method.{group}.name", getattr(own, group).name)
+        kept = getattr(own, group) if chosen == getattr(own, group).name else variants_of(type(own), group)[chosen]()
+        return getattr(kept, name, ABSENT)
+
     def _made(self, changes: Mapping[str, Any]) -> Subject | None:
         """Return the subject with other settings; None if they are refused."""
         own = self.subject.experiment
         settings = {name: value for name, value in own.settings.items() if name.startswith(("method.", "base."))}
+        for name in [name for name in changes if name.endswith(".name") and changes[name] != settings.get(name)]:
+            settings = {key: value for key, value in settings.items() if not key.startswith(name[: -len("name")])}
         if changes.get("method.base", settings.get("method.base")) != settings.get("method.base"):
             settings = {f"method.{name}": value for name, value in select_prefix(settings, "method").items()}
         try:
-            if all(name.startswith("method.") for name in changes):
+            if all(name.startswith("method.") and name.count(".") == 1 for name in changes):
                 replace(own.method, **select_prefix(changes, "method"))  # a fast check: most changes are refused
             return Subject.of(own.run.method, {**settings, **changes})
         except (ValueError, TypeError):

@@ -127,13 +127,13 @@ def brackets_for(search: SearchConfig, trials: int, num_tasks: int, places: floa
     return max(1, min(brackets, math.ceil(trials / search.bracket_size)))
 
 
-def parse_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
-    """Split `name=v1,v2` of --space or --vary into the setting and its values.
+def parse_values(word: str, option: str = "--space", method: str = "") -> tuple[str, list[Any]]:
+    """Split `name=v1,v2` of --space or --vary into the setting of `method` and its values.
 
     Raises:
         ConfigError: if it has no `=` or no value.
     """
-    name, equals, values = renamed.setting_word(word).partition("=")
+    name, equals, values = renamed.setting_word(word, method).partition("=")
     listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
     if not equals or not name.strip() or not listed:
         raise ConfigError(f"{option}: {word!r} is not name=VALUE,VALUE. Use for example method.beta=0.4,0.6.")

@@ -107,7 +107,7 @@ def merges(model: Model, items: Sequence[Item]) -> Merges:
     if moved is None or rows is None:
         raise ConfigError(
             f"plot merges: {model.method} merges no patches that can be drawn. "
-            "Use a model with method.reducer=tome, tome_shared or tempme."
+            "Use a model with method.reducer.name=tome, tome_shared or tempme."
         )
     shape = frames.shape[:2]
     found = follow(moved.moves, shape[0] * shape[1], tower.num_tokens)[:, tower.classes :]

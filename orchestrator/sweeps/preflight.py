@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.methods import is_place, place_of
+from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, check_value, unknown_setting
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray.plan import SearchConfig, parse_values, read_plan
@@ -99,13 +100,15 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
         ConfigError: with the name of the setting.
     """
     from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-    from ctvr.orchestrator.learning.resolve import get_method, known_settings
+    from ctvr.orchestrator.learning.resolve import get_method, settings_of
 
     cls = get_method(method)
     groups: dict[str, Any] = {**GROUPS, "method": cls.Config}
-    known = known_settings(cls)
-    words = [(name, value) for name, value in settings.items() if name not in {"method", "stream"}]
-    words += [(name, value) for word in space for name, values in [parse_values(word)] for value in values]
+    known = settings_of(cls)
+    given = renamed.of_method(settings, method)
+    words = [(name, value) for name, value in given.items() if name not in {"method", "stream"}]
+    listed = [parse_values(word, method=method) for word in space]
+    words += [(name, value) for name, values in listed for value in values]
     for name, value in words:
         group, dot, rest = name.partition(".")
         if group == "base":
@@ -128,7 +131,7 @@ def ablation_preset(method: str, presets: Sequence[str], baselines: Sequence[str
     """
     values: dict[str, list[Any]] = {}
     for word in words:
-        name, listed = parse_values(word, "--vary")
+        name, listed = parse_values(word, "--vary", method)
         if name in values:
             raise ConfigError(f"--vary {word}: {name} is listed twice. List all its values once.")
         values[name] = listed

@@ -9,12 +9,12 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Override, Recipe
-from ctvr.methods.settings import EXACT, Setting, settings_of
+from ctvr.methods.settings import EXACT, Setting, groups_of, settings_of, variants_with_settings
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.errors import ConfigError
@@ -35,9 +35,13 @@ def method_text(name: str) -> str:
     exact: list[str] = []
     if dataclasses.fields(cls.Config):
         for setting, value in flatten(cls.Config(), "method").items():
+            group, _, rest = setting.removeprefix("method.").partition(".")
+            if rest not in {"", "name"}:
+                continue  # of the default variant, which is listed with the others
             known = facts.get(setting.removeprefix("method."))
             line = f"  {setting}={value}" + (f"  {known.doc}" if known else "")
             (exact if known and known.exact else lines).append(line)
+            lines += _variants_text(group, groups_of(cls.Config)[group]) if rest else []
     if cls.wraps:
         lines.append("  base.*  settings of the wrapped retriever")
     lines += [f"settings {EXACT}", *exact] if exact else []
@@ -57,6 +61,17 @@ def method_text(name: str) -> str:
             ]
             lines.append(f"  {preset}: " + (", ".join(changed) or "the defaults above"))
     return "\n".join(lines)
+
+
+def _variants_text(group: str, variants: Mapping[str, type]) -> list[str]:
+    """Return the settings of a group's variants, below the values of `name` that select them."""
+    lines = []
+    for variant, names in variants_with_settings(variants):
+        lines.append(f"  with method.{group}.name={'|'.join(names)}")
+        for name, facts in settings_of(variant).items():
+            value, note = flatten(variant())[name], f" ({EXACT})" if facts.exact else ""
+            lines.append(f"    method.{group}.{name}={value}  {facts.doc}{note}")
+    return lines
 
 
 def preset_text(name: str, preset: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ctvr.methods.base import Override
+from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
@@ -138,6 +139,12 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         ConfigError: for a setting, preset or baseline that cannot run.
     """
     get_method(request.method)
+    space, added = (
+        tuple(renamed.setting_word(word, request.method) for word in words)
+        for words in (request.space, request.space_add)
+    )
+    overrides = renamed.of_method(request.overrides, request.method)
+    request = replace(request, overrides=overrides, space=space, space_add=added)
     listed = [parse_values(word)[0] for word in (*request.space, *request.space_add)]
     forbid_seed([*request.overrides, *listed])
     if twice := next((name for name in listed if name in request.overrides or listed.count(name) > 1), None):
@@ -148,12 +155,8 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
     places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     check_domain(request.method, stream)
-    search = build(
-        SearchConfig,
-        {**default_metric(request.method, stream.protocol), **(request.search or {})},
-        "search",
-        dotted=False,
-    )
+    metric = default_metric(request.method, stream.protocol)
+    search = build(SearchConfig, {**metric, **(request.search or {})}, "search", dotted=False)
     presets = default_presets(request.method, stream, request.presets)
     space, paper, given = _searched(request, stream, presets)
     if not space:

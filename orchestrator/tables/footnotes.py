@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ctvr.methods import EVERY_METHOD, IMAGE_METHODS, find_method
 from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.setting_groups import known_settings
 from ctvr.orchestrator.tables.float16_rates import float16_note
 from ctvr.orchestrator.tables.unpublished_settings import departures, footnote
 
@@ -81,11 +81,8 @@ def trains_on_searched(run: RunRecord) -> bool:
 def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = False) -> bool:
     """Return what a method derives from the settings of `group`; True if they are of another version and it may."""
     cls = find_method(name)
-    known = {field.name for field in dataclasses.fields(cls.Config)}
     try:
-        config: Any = build(
-            cls.Config, {k: v for k, v in select_prefix(run.settings, group).items() if k in known}, group
-        )
+        config: Any = build(cls.Config, known_settings(cls.Config, select_prefix(run.settings, group)), group)
     except ConfigError:
         return of_base or cls.trains_on_searched(cls.Config())
     return cls.trains_on_searched(config, of_base)

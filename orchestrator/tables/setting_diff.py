@@ -63,10 +63,15 @@ def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str 
     followed = {name for name, word in words.items() if str(settings.get(name, "")) == word}
     skipped = OF_THE_RUN | followed | set(names_of(settings, row))
     pairs = {name: (as_text(settings[name]), as_text(value)) for name, value in paper.items() if name in settings}
-    for name in pairs.keys() & {"method.num_frames", "base.num_frames"}:
+    for name in pairs.keys() & set(of_data("num_frames")):
         if pairs[name] == pairs.get(FRAMES):  # derived from the data setting on both sides, which is listed already
             skipped.add(name)
     return {name: pair for name, pair in pairs.items() if name not in skipped and not is_equal(*pair)}
+
+
+def of_data(name: str) -> list[str]:
+    """List the settings of a method that follow from `data.<name>`, such as method.num_frames."""
+    return [f"{group}.{name}" for group in ("method", "base", "method.reducer", "base.reducer")]
 
 
 def is_equal(a: str, b: str) -> bool:

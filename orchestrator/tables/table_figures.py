@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ctvr.orchestrator.tables.curves import OWN, changes
+from ctvr.orchestrator.tables.setting_diff import of_data
 from ctvr.orchestrator.tables.table import Row, Table, Value, competes
 from ctvr.orchestrator.tables.unpublished_settings import at_most
 from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
@@ -264,7 +265,7 @@ def _varied(table: Table, name: str) -> list[list[Row]]:
         if name in row.settings:
             fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
             if name.startswith("data."):  # settings of a method that follow from its data: method.num_frames
-                fixed |= {f"{group}.{name.removeprefix('data.')}" for group in ("method", "base")}
+                fixed |= set(of_data(name.removeprefix("data.")))
             others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
             groups.setdefault((row.method, others), []).append(row)
     return [rows for rows in groups.values() if len({row.settings[name] for row in rows}) > 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from ctvr.methods import find_method
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS, ReducerConfig
 from ctvr.orchestrator.method_checks.tiny_models import (
     CONTEXT,
     VOCABULARY,
@@ -34,8 +35,16 @@ __all__ = [
     "make_batch",
     "make_small_clip",
     "make_task",
+    "reducer_config",
     "tokenize",
 ]
+
+
+def reducer_config(name: str = "none", **settings: Any) -> ReducerConfig:
+    """Build the settings of a reducer; `num_frames` is for those that need it."""
+    cls = TRAINED_REDUCERS[name]
+    known = {key: value for key, value in settings.items() if key != "num_frames" or hasattr(cls, key)}
+    return cls(name=name, **known)  # type: ignore[arg-type]
 
 
 def awake(method: AnyMethod) -> AnyMethod:

@@ -10,7 +10,7 @@ from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.reduction.plan import token_log
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
-from tests.methods.conftest import make_batch, make_small_clip
+from tests.methods.conftest import make_batch, make_small_clip, reducer_config
 
 
 def make(backbone, **settings):
@@ -144,10 +144,12 @@ def test_wrong_settings_of_a_header_are_refused(settings, message):
         Clip4ClipConfig(**settings)
 
 
-@pytest.mark.parametrize("reducer", ["tome", "evit", "tempme", "testa"])
-def test_it_can_be_trained_with_fewer_tokens(small_clip, batch, reducer):
+@pytest.mark.parametrize("name", ["tome", "evit", "tempme", "testa"])
+def test_it_can_be_trained_with_fewer_tokens(small_clip, batch, name):
     frames = batch.frames.shape[1]
-    method = Clip4Clip(Clip4ClipConfig(reducer=reducer, sim_header="seqLSTM", num_frames=frames), small_clip)
+    method = Clip4Clip(
+        Clip4ClipConfig(reducer=reducer_config(name, num_frames=frames), sim_header="seqLSTM"), small_clip
+    )
     with record_tokens() as states:
         sum(method.losses(batch).values()).backward()
     assert states[0].log == token_log(method.reducer.steps, small_clip.vision.num_tokens, frames)
@@ -157,5 +159,5 @@ def test_it_can_be_trained_with_fewer_tokens(small_clip, batch, reducer):
 
 
 def test_frames_that_are_joined_cannot_be_left_out():
-    with pytest.raises(ValueError, match="mask_missing leaves frames out, which reducer=testa joins"):
-        Clip4ClipConfig(reducer="testa", mask_missing=True)
+    with pytest.raises(ValueError, match="mask_missing leaves frames out, which reducer.name=testa joins"):
+        Clip4ClipConfig(reducer=reducer_config("testa"), mask_missing=True)

@@ -15,11 +15,11 @@ from ctvr.orchestrator.tables.unpublished_settings import footnote, unpublished
 
 # name -> the method, what makes it the row, and what the row's own files said of its paper before they went
 ROWS = {
-    "tome": ("lora", {"method.reducer": "tome"}, {}),
-    "evit": ("lora", {"method.reducer": "evit"}, {}),
-    "sta": ("lora", {"method.reducer": "sta"}, {}),
-    "diffrate": ("lora", {"method.reducer": "diffrate"}, {}),
-    "testa": ("lora", {"method.reducer": "testa"}, {}),
+    "tome": ("lora", {"method.reducer.name": "tome"}, {}),
+    "evit": ("lora", {"method.reducer.name": "evit"}, {}),
+    "sta": ("lora", {"method.reducer.name": "sta"}, {}),
+    "diffrate": ("lora", {"method.reducer.name": "diffrate"}, {}),
+    "testa": ("lora", {"method.reducer.name": "testa"}, {}),
     "bmu_moco_local": ("bmu_moco", {"method.use_global": False}, {}),
     "er_ring_moco": ("er_ring", {"method.base": "base_moco"}, {"method.buffer_size": 10_000}),
     "der_moco": ("der", {"method.base": "base_moco"}, {"method.buffer_size": 10_000}),
@@ -92,7 +92,7 @@ def test_a_search_of_a_row_has_its_own_space():
         assert set(getattr(module, "CONFIGURATIONS", {})) <= set(CONFIGURATIONS)
     assert "base.tau" in search_space("er_ring_moco")[1]
     assert "method.order" not in search_space("bmu_moco_local")[1]
-    assert "method.r" not in search_space("lora")[1]
+    assert "method.reducer.r" not in search_space("lora")[1]
 
 
 def test_the_footnote_of_a_row_names_what_nobody_published_for_it():

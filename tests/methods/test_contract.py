@@ -164,7 +164,7 @@ FROZEN = {
     "framefusion_moe, last blocks": ("framefusion_moe", {"ffa_placement": "deepest", "ffa_layers": 3}, 1),
     "framefusion_moe, no blocks": ("framefusion_moe", {"use_ffa": False}, 4),
     "framefusion_moe, first blocks": ("framefusion_moe", {"ffa_layers": 2}, 0),
-    "framefusion_moe, merging": ("framefusion_moe", {"use_ffa": False, "reducer": "tome"}, 0),
+    "framefusion_moe, merging": ("framefusion_moe", {"use_ffa": False, "reducer.name": "tome"}, 0),
     "framefusion_moe, no experts": ("framefusion_moe", {"use_tame": False}, 0),
     "structalign, last blocks": ("structalign", {"adapters": "task_aware", "fusion_layers": 2}, 2),
 }

@@ -15,7 +15,7 @@ from ctvr.methods.base import Batch, Task
 from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
 from ctvr.methods.layers.losses.contrastive import contrastive, cross_task
 from ctvr.methods.layers.pooling import mean_pool
-from tests.methods.conftest import make_batch, make_small_clip, make_task
+from tests.methods.conftest import make_batch, make_small_clip, make_task, reducer_config
 from tests.methods.released import floats, read
 
 SMALL = {"rank": 4, "lora_alpha": 16.0, "dropout": 0.0}
@@ -631,7 +631,7 @@ def test_losses_equal_the_released_code(compared, released, io, shared):
 
 def test_a_shared_merging_plan_keeps_neighbouring_frames_aligned(small_clip, batch):
     """With equal frames a shared plan is every frame's own plan, and FFA still meets the same places."""
-    method = FrameFusionMoE(FrameFusionMoEConfig(reducer="tome_shared", r=2, rank=4), small_clip)
+    method = FrameFusionMoE(FrameFusionMoEConfig(reducer=reducer_config("tome_shared", r=2), rank=4), small_clip)
     method.begin_task(make_task())
     with record_tokens() as states:
         features = method.encode_video(batch.frames)
@@ -643,9 +643,9 @@ def test_a_shared_merging_plan_keeps_neighbouring_frames_aligned(small_clip, bat
 
 def test_a_reducer_that_merges_each_frame_its_own_way_is_refused_with_the_reason(small_clip):
     with pytest.raises(ValueError, match="frames"):
-        FrameFusionMoE(FrameFusionMoEConfig(reducer="tome", rank=4), small_clip)
-    for reducer in ("tome", "evit", "tempme", "testa"):  # nothing to align
-        config = FrameFusionMoEConfig(reducer=reducer, rank=4, use_ffa=False, num_frames=4)
+        FrameFusionMoE(FrameFusionMoEConfig(reducer=reducer_config("tome"), rank=4), small_clip)
+    for name in ("tome", "evit", "tempme", "testa"):  # nothing to align
+        config = FrameFusionMoEConfig(reducer=reducer_config(name, num_frames=4), rank=4, use_ffa=False)
         method = FrameFusionMoE(config, small_clip)
         trained = {id(p) for group in method.param_groups() for p in group["params"]}
         assert {id(p) for p in method.reducer.parameters()} <= trained

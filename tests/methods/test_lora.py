@@ -5,7 +5,7 @@ import torch
 
 from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.lora import Lora, LoraConfig
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, reducer_config
 
 
 def test_folding_the_low_rank_path_into_the_weights_changes_nothing(small_clip):
@@ -39,11 +39,16 @@ def test_gradients_are_those_of_the_folded_weights(small_clip):
     torch.testing.assert_close(lora.B.grad, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("reducer", ["tome", "tome_shared"])
-def test_as_tome_r_patches_of_every_frame_go_in_every_block_and_nothing_more_is_trained(small_clip, reducer):
-    method = Lora(LoraConfig(reducer=reducer, r=3), small_clip)
+@pytest.mark.parametrize("name", ["tome", "tome_shared"])
+def test_as_tome_r_patches_of_every_frame_go_in_every_block_and_nothing_more_is_trained(small_clip, name):
+    method = Lora(LoraConfig(reducer=reducer_config(name, r=3)), small_clip)
     with record_tokens() as states, torch.no_grad():
         method.encode_video(make_batch(2, 3).frames)
     assert states[0].log == [(3, 17, 14), (3, 14, 11), (3, 11, 8), (3, 8, 5)]
     assert [group["name"] for group in method.param_groups()] == ["adaptation"]
-    assert [step.intra for step in Lora(LoraConfig(reducer=reducer, r=50), small_clip).reducer.steps] == [8, 4, 2, 1]
+    assert [step.intra for step in Lora(LoraConfig(reducer=reducer_config(name, r=50)), small_clip).reducer.steps] == [
+        8,
+        4,
+        2,
+        1,
+    ]

@@ -26,7 +26,7 @@ def bases(small_clip):
         "xpool": (XPool, XPoolConfig()),
         "structalign": (StructAlign, StructAlignConfig()),
         "framefusion_moe": (FrameFusionMoE, FrameFusionMoEConfig(rank=4, lora_alpha=16.0)),
-        "prompt": (Prompt, PromptConfig(num_frames=2)),
+        "prompt": (Prompt, PromptConfig()),
         "camoe": (CAMoE, CAMoEConfig(num_frames=2)),
         "camoe_rkw": (CAMoE, CAMoEConfig(num_frames=2, sentences="rkw")),
         "base_moco": (BaseMoCo, BaseMoCoConfig(queue_size=10)),

@@ -7,7 +7,7 @@ import torch
 
 from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.prompt import Prompt, PromptConfig
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, reducer_config
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_caption_does_not_depend_on_longer_neighbours(method):
 
 def test_tempme_gives_every_new_clip_its_own_prompts_and_never_merges_them(small_clip):
     torch.manual_seed(0)
-    method = Prompt(PromptConfig(reducer="tempme", num_frames=8), small_clip)
+    method = Prompt(PromptConfig(reducer=reducer_config("tempme", num_frames=8)), small_clip)
     with record_tokens() as states, torch.no_grad():
         method.encode_video(make_batch(2, 8).frames)
     assert states[0].log == [(8, 22, 20), (4, 26, 24), (1, 59, 54), (1, 54, 50)]

@@ -12,6 +12,7 @@ from ctvr.methods.layers.reduction.diffrate_search import Rate, masked_attention
 from ctvr.methods.layers.reduction.evit import annealed, keep_attended, kept_patches
 from ctvr.methods.layers.reduction.merge import merge_tokens, plan_bipartite, unmerge_tokens
 from ctvr.methods.lora import Lora, LoraConfig
+from tests.methods.conftest import reducer_config
 from tests.methods.released import FIXTURES, Weights, floats, read, tiny_clip, tiny_source
 
 SHAPE = {
@@ -64,13 +65,13 @@ def test_features_and_sizes_of_a_whole_tower_equal_the_released_ones(compared, s
     io, state = read(folder / "tome_clip50.npz"), tower(floats(read(folder / "clip50_state.npz")))
     assert not floats(read(folder / "clip50_state.npz"))["patch_embed.proj.bias"].any()
     for case, settings in (
-        ("r0", {"reducer": "tome", "r": 0}),
-        ("r2", {"reducer": "tome", "r": 2}),
-        ("r2_no_prop", {"reducer": "tome", "r": 2, "proportional": False}),
-        ("r_pair_2_down", {"reducer": "tome", "r": 2, "inflection": -1.0}),
-        ("r_list_short", {"reducer": "tome", "r": (5, 0, 4)}),
+        ("r0", {"r": 0}),
+        ("r2", {"r": 2}),
+        ("r2_no_prop", {"r": 2, "proportional": False}),
+        ("r_pair_2_down", {"r": 2, "inflection": -1.0}),
+        ("r_list_short", {"r": (5, 0, 4)}),
     ):
-        method = Lora(LoraConfig(**settings), tiny_clip(SHAPE, state)).eval()
+        method = Lora(LoraConfig(reducer=reducer_config("tome", **settings)), tiny_clip(SHAPE, state)).eval()
         with torch.no_grad(), record_tokens() as states:
             found = method.encode_frames(io["frames"].float())
         compared("tome", "forward", found.flatten(0, 1), io[f"{case}/features"], 2e-5)
@@ -122,7 +123,7 @@ def test_features_and_gradients_of_evits_tower_equal_the_released_ones(compared,
     folder = shared / "reference" / "reduction"
     io, state = read(folder / "evit_clip50.npz"), tower(floats(read(folder / "clip50_state.npz")))
     for case, settings in (("keep70_fuse", {}), ("keep70_drop", {"fuse": False})):
-        method = Lora(LoraConfig(reducer="evit", **settings), tiny_clip(SHAPE, state)).eval()
+        method = Lora(LoraConfig(reducer=reducer_config("evit", **settings)), tiny_clip(SHAPE, state)).eval()
         with record_tokens() as states:
             found = method.encode_frames(io["frames"].float()).flatten(0, 1)
         compared("evit", "forward", found, io[f"{case}/features"], 1e-5)
@@ -164,7 +165,7 @@ def test_features_sizes_and_gradients_of_diffrates_tower_equal_the_released_ones
     facts = json.loads((folder / "diffrate.json").read_text())
     for case in ("fixed_both", "fixed_prune_only", "fixed_nothing"):
         counts = {"prune_to": tuple(facts[case]["prune"]), "merge_to": tuple(facts[case]["merge"])}
-        method = Lora(LoraConfig(reducer="diffrate", **counts), tiny_clip(SHAPE, state)).eval()
+        method = Lora(LoraConfig(reducer=reducer_config("diffrate", **counts)), tiny_clip(SHAPE, state)).eval()
         with record_tokens() as states:
             found = method.encode_frames(io["frames"].float()).flatten(0, 1)
         compared("diffrate", "forward", found, io[f"{case}/features"], 1e-5)
@@ -198,7 +199,8 @@ def test_rates_masks_and_merges_of_diffrates_search_equal_the_released_ones(comp
 
 def searching(target: float, step: int, state: Weights, arch: Weights) -> Lora:
     """A search on the tower, at the logits of the release; equal ones where it has none."""
-    method = Lora(LoraConfig(reducer="diffrate", search_macs=target, search_step=step), tiny_clip(SHAPE, state)).train()
+    settings = reducer_config("diffrate", search_macs=target, search_step=step)
+    method = Lora(LoraConfig(reducer=settings), tiny_clip(SHAPE, state)).train()
     for name, logits in arch.items():
         proxy(method, name).logits.data = logits
     return method

@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass, fields
 
 import pytest
 
-from ctvr.methods.settings import setting, settings_of, unpublished
+from ctvr.methods.settings import group, groups_of, setting, settings_of, unpublished, variants_with_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +41,33 @@ def test_unpublished_settings_are_those_of_fields_and_class_unless_a_row_has_its
     assert unpublished(Parent) == ("method.lr",)
     assert unpublished(Child) == unpublished(Child, "another") == ("method.lr", "optim.warmup")
     assert unpublished(Child, "row") == ("method.rank",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    name: str = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked(Plain):
+    rank: int = setting(4, doc="rank", at_most="width", depth=True)
+    width: int = setting(8, doc="width")
+
+
+VARIANTS = {"plain": Plain, "ranked": Ranked, "ranked_too": Ranked}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    layer: Plain = group(VARIANTS, "ranked_too", doc="kind of layer")
+
+
+def test_a_group_holds_its_default_variant_and_the_facts_of_all():
+    assert Grouped().layer == Ranked(name="ranked_too")
+    assert Grouped(layer=Plain()).layer.name == "plain"
+    facts = settings_of(Grouped)
+    assert list(facts) == ["layer.rank", "layer.width", "layer.name"]
+    assert (facts["layer.rank"].at_most, facts["layer.rank"].depth) == ("layer.width", True)
+    assert facts["layer.name"].doc == "kind of layer"
+    assert groups_of(Grouped) == {"layer": VARIANTS}
+    assert list(variants_with_settings(VARIANTS)) == [(Ranked, ("ranked", "ranked_too"))]

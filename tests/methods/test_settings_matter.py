@@ -12,7 +12,7 @@ import functools
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,25 @@ import torch
 
 from ctvr.methods import METHODS, find_method
 from ctvr.methods.base import Method
+from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS
 from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer, set_learning_rates
-from tests.methods.conftest import RegeneratedPairs, make_batch, make_small_clip, make_task
+from tests.methods.conftest import RegeneratedPairs, make_batch, make_small_clip, make_task, reducer_config
 
 TESTS = Path(__file__).parent
 NUMBERS = (int, float)
-ADAPTED = ("lora", "prompt", "adapter")
-SHARES = ("keep_cross", "keep_intra")
-RATES = ("search_step", "lr_rates")
+# method -> the reducers whose numbers are tried with it; they are settings of the layer, so one method tries them all
+REDUCERS: dict[str, tuple[str, ...]] = {
+    "lora": tuple(name for name in TRAINED_REDUCERS if name not in {"none", "tome_shared"}),
+    "tempme": ("tempme",),
+    "framefusion_moe": ("tome_shared",),
+    **dict.fromkeys(("prompt", "adapter", "clip4clip", "structalign", "umt"), ("tome",)),
+}
 
 # method.setting or *.setting -> settings with which it acts, the method's own or base.*
 BESIDE: dict[str, dict[str, Any]] = {
-    "umt.r": {"reducer": "tome", "attends": "frame"},
+    "umt.tome.r": {"attends": "frame"},
+    "umt.tome.inflection": {"attends": "frame"},
     "clip4clip.lr_head": {"sim_header": "seqLSTM"},
-    "framefusion_moe.r": {"reducer": "tome_shared"},
     "structalign.lr_other": {"prototypes": "learned"},
     "structalign.prototype_weight": {"prototypes": "learned"},
     "structalign.pair_weight": {"pseudo": "clip"},
@@ -44,13 +49,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "camoe.filler": {"mask_mode": "filler"},
     "camoe.temperature": {"loss": "dual_softmax"},
     "camoe.test_temperature": {"revise": True},
-    **{f"{name}.{setting}": {"reducer": "tempme"} for name in ADAPTED for setting in SHARES},
-    **{f"{name}.r": {"reducer": "tome"} for name in (*ADAPTED, "clip4clip", "structalign")},
-    "lora.keep_rate": {"reducer": "evit"},
-    **{f"{name}.search_macs": {"reducer": "diffrate"} for name in ADAPTED},
-    **{f"{name}.{what}": {"reducer": "diffrate", "search_macs": 1e-3} for name in ADAPTED for what in RATES},
-    **{f"{name}.{setting}": {"reducer": "testa"} for name in ADAPTED for setting in ("r_frames", "temporal_rank")},
-    **{f"{name}.inflection": {"reducer": "tome"} for name in (*ADAPTED, "tempme")},
+    **{f"lora.diffrate.{setting}": {"reducer.search_macs": 1e-3} for setting in ("search_step", "lr_rates")},
     "tempme.lr_clip": {"adaptation": "full"},
 }
 # method.setting -> a test file and function that shows what it does
@@ -59,26 +58,12 @@ ELSEWHERE: dict[str, str] = {
     "clip4clip.sim_layers": "layers/test_sequence_headers.py::test_the_transformer_is_a_copy_of_the_text_tower",
     "clip4clip.sim_eps": "layers/test_sequence_headers.py::test_the_copied_layer_norms_have_the_eps_that_is_asked_for",
     # a video must have as many frames as the schedule is made for
-    **{
-        f"{name}.num_frames": "layers/reduction/test_reducers.py::"
-        "test_another_number_of_frames_is_refused_with_the_remedy"
-        for name in (*ADAPTED, "tempme", "clip4clip", "framefusion_moe", "structalign", "umt")
-    },
+    "*.tempme.num_frames": "layers/reduction/test_reducers.py::"
+    "test_another_number_of_frames_is_refused_with_the_remedy",
     "dgl.num_frames": "test_dgl.py::test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them",
-    # one dataclass holds the reducer's settings of all four
     **{
-        f"{name}.anneal_{what}": "layers/reduction/test_evit.py::test_the_rate_falls_over_the_steps_of_training_alone"
-        for name in (*ADAPTED, "tempme")
+        f"*.evit.anneal_{what}": "layers/reduction/test_evit.py::test_the_rate_falls_over_the_steps_of_training_alone"
         for what in ("from", "steps")
-    },
-    **{
-        f"{name}.keep_rate": "layers/reduction/test_reducers.py::test_the_tower_logs_what_the_schedule_says"
-        for name in ("prompt", "adapter", "tempme")
-    },
-    **{
-        f"tempme.{setting}": "layers/reduction/test_reducers.py::"
-        "test_a_setting_that_the_reducer_does_not_read_is_refused"
-        for setting in ("r_frames", "temporal_rank", "search_macs", *RATES)
     },
     # frames of an image are alike, and the mean of them is one of them
     "zscl.reference_frames": "test_zscl.py::test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise",
@@ -88,7 +73,7 @@ VALUES: dict[str, Any] = {
     "framefusion_moe.ffa_layers": 2,
     "structalign.fusion_layers": 1,
     "camoe.filler": 7,
-    "tempme.r": 1,
+    "tempme.tempme.r": 1,
     "umt.rerank": 0,
     "umt.num_words": 6,
     "plevu.prefix": 2,
@@ -96,7 +81,7 @@ VALUES: dict[str, Any] = {
     "vop.prefix": 1,  # of 16 places 2 at most
     "vop.suffix": 1,
     "plevu.heads": 4,  # of 16 dimensions
-    "*.r_frames": 0,  # of 4 frames one can go
+    "*.testa.r_frames": 0,  # of 4 frames one can go
     "*.max_scale": 2.0,
     "*.min_scale": 50.0,
     "zscl.reference_texts": 5,
@@ -105,10 +90,10 @@ VALUES: dict[str, Any] = {
 }
 
 
-def numeric(name: str) -> list[str]:
-    hints = typing.get_type_hints(find_method(name).Config)
+def numeric(config: type) -> list[str]:
+    hints = typing.get_type_hints(config)
     found = []
-    for field in fields(find_method(name).Config):
+    for field in fields(config):
         hint = hints[field.name]
         kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         if any(kind in NUMBERS for kind in kinds):
@@ -116,7 +101,13 @@ def numeric(name: str) -> list[str]:
     return found
 
 
-CASES = [f"{name}.{setting}" for name in METHODS for setting in numeric(name)]
+CASES = [f"{name}.{setting}" for name in METHODS for setting in numeric(find_method(name).Config)]
+CASES += [
+    f"{name}.{kind}.{setting}"
+    for name, kinds in REDUCERS.items()
+    for kind in kinds
+    for setting in numeric(TRAINED_REDUCERS[kind])
+]
 
 
 def looked_up(table: dict[str, Any], case: str) -> Any:
@@ -133,27 +124,30 @@ def others(value: Any, is_whole: bool) -> Iterator[Any]:
         yield from (7, 2, 50) if is_whole else (0.05, 0.5)
 
 
-def other_config(name: str, setting: str, beside: dict[str, Any]) -> Any:
-    cls = find_method(name).Config
+def other_config(name: str, kind: str, setting: str, beside: dict[str, Any]) -> Any:
+    """A config with another value of a setting: the method's own, or one of its reducer of this kind."""
     sound = config_of(name, beside)
-    given = looked_up(VALUES, f"{name}.{setting}")
-    is_whole = "int" in str(typing.get_type_hints(cls)[setting])
-    for value in [given] if given is not None else others(getattr(sound, setting), is_whole):
+    kept = sound.reducer if kind else sound
+    given = looked_up(VALUES, ".".join(filter(None, (name, kind, setting))))
+    is_whole = "int" in str(typing.get_type_hints(type(kept))[setting])
+    for value in [given] if given is not None else others(getattr(kept, setting), is_whole):
         try:
-            if value != getattr(sound, setting):
-                return cls(**{**own(name, beside), setting: value})
+            if value != getattr(kept, setting):
+                changed = replace(kept, **{setting: value})
+                return replace(sound, reducer=changed) if kind else changed
         except ValueError:
             continue
     raise AssertionError(f"{name}.{setting}: no other value is accepted; name one in VALUES")
 
 
-def own(name: str, beside: dict[str, Any]) -> dict[str, Any]:
-    frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(find_method(name).Config)) else {}
-    return {**frames, **{key: value for key, value in beside.items() if not key.startswith("base.")}}
-
-
 def config_of(name: str, beside: dict[str, Any]) -> Any:
-    return find_method(name).Config(**own(name, beside))
+    """The settings of a method with which a number is tried; `reducer.name` and others are its reducer's."""
+    cls = find_method(name).Config
+    own = {key: value for key, value in beside.items() if not key.startswith(("base.", "reducer."))}
+    frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(cls)) else {}
+    reducer = {"name": "tempme"} if name == "tempme" else {}
+    reducer |= {key.removeprefix("reducer."): value for key, value in beside.items() if key.startswith("reducer.")}
+    return cls(**{**frames, **({"reducer": reducer_config(num_frames=4, **reducer)} if reducer else {}), **own})
 
 
 def build(name: str, config: Any, beside: dict[str, Any]) -> Method:
@@ -216,9 +210,10 @@ def differ(first: Iterator[torch.Tensor], second: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("case", [case for case in CASES if looked_up(ELSEWHERE, case) is None])
 def test_a_number_that_is_set_changes_what_is_computed(case):
-    name, _, setting = case.partition(".")
-    beside = looked_up(BESIDE, case) or {}
-    config = other_config(name, setting, beside)
+    name, *kinds, setting = case.split(".")
+    kind = "".join(kinds)
+    beside = {**({"reducer.name": kind} if kind else {}), **(looked_up(BESIDE, case) or {})}
+    config = other_config(name, kind, setting, beside)
     is_alive = differ(run(name, config, beside), sound(name, tuple(beside.items())))
     assert is_alive, f"{config}: computes what it computes without this {setting}"
 

@@ -21,7 +21,7 @@ from ctvr.methods.layers.word_features import frame_word_similarity, is_word
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.learning.evaluate import EvaluationConfig, all_scores, caption_features
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, reducer_config
 
 FIXTURE = Path(__file__).parent / "fixtures" / "structalign_released.npz"
 SMALL = {"num_experts": 3, "text_rank": 4, "text_alpha": 8.0, "vision_rank": 2, "vision_alpha": 2.0}
@@ -559,11 +559,11 @@ def test_a_weight_counts_as_often_as_it_says(small_clip, setting, term, pseudo):
     assert terms[0] > 0
 
 
-@pytest.mark.parametrize("reducer", ["tome", "evit", "tempme", "testa"])
-def test_fewer_tokens_teach_frames_and_words_and_the_former_self_reduces_as_it_did(small_clip, reducer):
+@pytest.mark.parametrize("name", ["tome", "evit", "tempme", "testa"])
+def test_fewer_tokens_teach_frames_and_words_and_the_former_self_reduces_as_it_did(small_clip, name):
     """With the reducer's own weights among the trained ones, and a copy of them in the teacher."""
     frames = make_batch(4).frames.shape[1]
-    method = StructAlign(StructAlignConfig(reducer=reducer, num_frames=frames), small_clip)
+    method = StructAlign(StructAlignConfig(reducer=reducer_config(name, num_frames=frames)), small_clip)
     for index in range(2):
         method.begin_task(make_task(index))
         batch = make_batch(4, categories=make_task(index).categories)
@@ -583,6 +583,8 @@ def test_fewer_tokens_teach_frames_and_words_and_the_former_self_reduces_as_it_d
 def test_frames_that_ask_each_other_need_the_same_places(small_clip):
     config = {"adapters": "task_aware", "fusion_layers": 2}
     assert StructAlign(StructAlignConfig(**config), small_clip).frozen_blocks == 2
-    assert StructAlign(StructAlignConfig(**config, reducer="tome_shared"), small_clip).frozen_blocks == 0
-    with pytest.raises(ValueError, match="Write reducer=tome_shared"):
-        StructAlign(StructAlignConfig(**config, reducer="evit"), small_clip)
+    assert (
+        StructAlign(StructAlignConfig(**config, reducer=reducer_config("tome_shared")), small_clip).frozen_blocks == 0
+    )
+    with pytest.raises(ValueError, match="Write reducer.name=tome_shared"):
+        StructAlign(StructAlignConfig(**config, reducer=reducer_config("evit")), small_clip)

@@ -12,20 +12,20 @@ from ctvr.methods.backbone.clip import Clip, record_tokens
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.tempme import TempMe, TempMeConfig
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, reducer_config
 
 
 def test_the_tiny_tower_has_sensible_defaults(small_clip):
-    method = TempMe(TempMeConfig(num_frames=8), small_clip)
+    method = TempMe(TempMeConfig(reducer=reducer_config("tempme", num_frames=8)), small_clip)
     with record_tokens() as states, torch.no_grad():
         method.encode_video(make_batch(2, 8).frames)
     assert states[0].log == [(8, 17, 15), (4, 21, 19), (1, 54, 49), (1, 49, 45)]
 
 
-@pytest.mark.parametrize("reducer", ["tempme", "tome"])
-def test_patches_that_nobody_follows_are_not_merged_in_the_last_block(small_clip, reducer):
+@pytest.mark.parametrize("name", ["tempme", "tome"])
+def test_patches_that_nobody_follows_are_not_merged_in_the_last_block(small_clip, name):
     """Features and gradients of trained weights are equal with and without a recorder of the tokens."""
-    method = TempMe(TempMeConfig(num_frames=8, reducer=reducer, positions="always"), small_clip)
+    method = TempMe(TempMeConfig(reducer=reducer_config(name, num_frames=8)), small_clip)
     for group in method.param_groups():
         for parameter in group["params"]:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -40,13 +40,16 @@ def test_patches_that_nobody_follows_are_not_merged_in_the_last_block(small_clip
         grads = [p.grad for group in method.param_groups() for p in group["params"] if p.grad is not None]
         found.append([features.detach(), *grads])
     hook.remove()
-    assert ran == ([8, 45] if reducer == "tempme" else [1, 9])
+    assert ran == ([8, 45] if name == "tempme" else [1, 9])
     for cut, whole in zip(*found, strict=True):
         torch.testing.assert_close(cut, whole, rtol=1e-4, atol=2e-6 * float(1 + whole.abs().max()))
 
 
 def test_full_fine_tuning_trains_both_towers_at_their_own_rate(small_clip):
-    method = TempMe(TempMeConfig(num_frames=4, adaptation="full", lr=1e-4, lr_clip=1e-7), small_clip)
+    method = TempMe(
+        TempMeConfig(reducer=reducer_config("tempme", num_frames=4), adaptation="full", lr=1e-4, lr_clip=1e-7),
+        small_clip,
+    )
     rates = {group["name"]: group["lr"] for group in method.param_groups()}
     assert rates == {"positions": 1e-4, "clip": 1e-7}
     handed = {id(p) for group in method.param_groups() for p in group["params"]}
@@ -55,7 +58,8 @@ def test_full_fine_tuning_trains_both_towers_at_their_own_rate(small_clip):
 
 
 def test_nothing_adapted_and_no_positions_leaves_nothing_to_train(small_clip):
-    assert TempMe(TempMeConfig(adaptation="none", positions="none"), small_clip).param_groups() == []
+    config = TempMeConfig(adaptation="none", reducer=reducer_config("tempme", positions="none"))
+    assert TempMe(config, small_clip).param_groups() == []
 
 
 # ---------------------------------------------------------------- the released code, run by the authors' files
@@ -78,7 +82,8 @@ def load(state, **settings):
     source = open_clip.CLIP(embed_dim=32, quick_gelu=True, vision_cfg=vision, text_cfg=text)
     plain = {name.removeprefix("clip."): value for name, value in state.items() if "TVPt" not in name}
     source.load_state_dict(plain, strict=False)
-    method = TempMe(TempMeConfig(**settings), Clip(source, lambda texts: torch.empty(0), (0.5,) * 3, (0.5,) * 3))
+    config = TempMeConfig(reducer=reducer_config("tempme", **settings))
+    method = TempMe(config, Clip(source, lambda texts: torch.empty(0), (0.5,) * 3, (0.5,) * 3))
     towers = {"clip.visual.transformer": method.adaptation.vision, "clip.transformer": method.adaptation.text}
     with torch.no_grad():
         for tower, loras in towers.items():

@@ -12,7 +12,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.cost import estimate
 from ctvr.orchestrator.learning.resolve import resolve
 from tests.methods.backbone.test_umt import released_umt
-from tests.methods.conftest import awake, make_batch, make_task
+from tests.methods.conftest import awake, make_batch, make_task, reducer_config
 from tests.methods.released import FIXTURES, floats, read
 
 
@@ -126,7 +126,7 @@ def test_wrong_pairs_are_drawn_by_their_weights_and_never_of_one_video(made):
 
 
 def test_both_losses_train_all_of_it_and_the_temperature_stays_within_its_bounds(made):
-    method = made(attends="frame", reducer="tempme", num_frames=4)
+    method = made(attends="frame", reducer=reducer_config("tempme", num_frames=4))
     terms = method.losses(make_batch(6, 4))
     terms["matching"].backward(retain_graph=True)
     assert method.backbone.head.weight.grad is not None
@@ -151,7 +151,7 @@ def test_at_full_size_it_costs_what_its_tower_does():
         ({"lr": -1.0}, "lr must be >= 0"),
         ({"rerank": -1}, "rerank counts pairs .* Use 0 to rank by s alone"),
         ({"num_words": 1}, "num_words must be >= 2"),
-        ({"reducer": "tome"}, "Write attends=frame"),
+        ({"reducer": reducer_config("tome")}, "Write attends=frame"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

@@ -12,7 +12,7 @@ from ctvr.methods.backbone.answer_decoder import rank_answers
 from ctvr.methods.backbone.umt import like
 from ctvr.methods.umt_qa import UmtQA, UmtQAConfig
 from tests.methods.backbone.test_answer_decoder import released
-from tests.methods.conftest import awake, make_batch
+from tests.methods.conftest import awake, make_batch, reducer_config
 from tests.methods.released import floats
 
 ANSWERS = torch.tensor([[1, 9, 2, 0, 0, 0], [1, 10, 2, 0, 0, 0], [1, 9, 30, 2, 0, 0], [1, 11, 50, 4, 5, 2]])
@@ -131,7 +131,7 @@ def test_a_decoder_begins_with_what_the_checkpoint_has(small_clip):
         ({"k": 0}, "k must be >= 1, got 0"),
         ({"answer_words": 1}, "answer_words must be >= 2, got 1"),
         ({"lr": -1.0}, "lr must be >= 0"),
-        ({"reducer": "tempme"}, "Write attends=frame"),
+        ({"reducer": reducer_config("tempme")}, "Write attends=frame"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(settings, said):

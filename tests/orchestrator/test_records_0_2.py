@@ -61,6 +61,8 @@ def test_runs_of_mlflow_have_settings_that_are_known_today(records: Path) -> Non
     assert "0.01" in {value for run in runs for value in run.settings.values()}
     for run in runs:
         assert not set(run.settings) & set(renamed.SETTINGS)
+        assert not set(run.settings) & {f"method.{name}" for name in ("reducer", *renamed.REDUCTION)}
+    assert "none" in {run.settings.get("method.reducer.name") for run in runs}
 
 
 def test_an_old_plan_is_read_with_every_setting(records: Path) -> None:

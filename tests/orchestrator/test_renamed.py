@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, find_method
+from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS
+from ctvr.methods.settings import groups_of
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import parse_overrides
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.settings_file import read_settings
 
 
@@ -87,3 +92,49 @@ def test_an_old_attribute_of_an_instance_is_refused_with_the_line_to_write() -> 
 
 def test_a_search_space_may_have_old_names() -> None:
     assert renamed.search_space({"SPACE": {"optim.old": 1}, "x": 2}) == {"SPACE": {"optim.new": 1}, "x": 2}
+
+
+OLD = {"method": "lora", "method.reducer": "evit", "method.keep_rate": 0.5, "method.r": None, "method.rank": 4}
+NEW = {"method": "lora", "method.reducer.name": "evit", "method.reducer.keep_rate": 0.5, "method.rank": 4}
+
+
+def test_settings_of_token_reduction_are_read_as_those_of_their_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert renamed.settings({name: value for name, value in OLD.items() if name != "method.r"}) == NEW
+    assert renamed.settings(NEW) == NEW
+    assert renamed.setting_word("method.keep_rate=0.5,0.7", "evit") == "method.reducer.keep_rate=0.5,0.7"
+    assert renamed.of_method({"method.r": 2}, "tempme") == {"method.reducer.r": 2}
+    assert renamed.settings({"method": "lwf", "base.reducer": "tome"}) == {"method": "lwf", "base.reducer.name": "tome"}
+    said = "`method.reducer` is now `method.reducer.name`; the old name is read until 0.4."
+    assert capsys.readouterr().err.splitlines().count(said) == 1
+
+
+def test_a_record_loses_the_settings_that_its_reducer_does_not_have() -> None:
+    assert renamed.record({"plan": {"settings": OLD}, "overrides": {"method": "lora"}}) == {
+        "plan": {"settings": NEW},
+        "overrides": {"method": "lora"},
+    }
+    assert renamed.record({"method": "lora", "overrides": {"method.keep_rate": 0.5}}) == {
+        "method": "lora",
+        "overrides": {"method.reducer.keep_rate": 0.5},
+    }
+
+
+@pytest.mark.parametrize("method", ["dgl", "theirs.module:Method", ""])
+def test_settings_of_other_methods_keep_names_that_reducers_have(method: str) -> None:
+    given = {"method": method, "method.num_frames": 4, "method.r": 3, "method.reducer": "mine"}
+    assert renamed.settings(given) == given
+
+
+def test_two_values_of_a_reducers_setting_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method\.reducer\.r: given twice, as 2 and 3"):
+        renamed.settings({"method": "tome", "method.reducer.r": 2, "method.r": 3})
+
+
+def test_every_old_name_is_a_setting_of_a_reducer_today() -> None:
+    fields = {
+        (name, field) for name, cls in TRAINED_REDUCERS.items() for field in setting_names(cls) if field != "name"
+    }
+    assert {(name, field) for field, names in renamed.REDUCTION.items() for name in names} <= fields
+    assert {"method.reducer.name"} <= set(resolve({"method": "tome", "stream": "s"}).settings)
+    every = [name for name in (*EVERY_METHOD, *CONFIGURATIONS) if groups_of(find_method(name).Config)]
+    assert set(every) == renamed.REDUCED

@@ -12,11 +12,14 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from ctvr.methods import CONFIGURATIONS, METHODS, find_method
 from ctvr.methods.base import Method
+from ctvr.methods.tempme import TempMe
+from ctvr.orchestrator.config import build
 from ctvr.orchestrator.learning.experiment import GROUPS
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog, track_reads
 from ctvr.orchestrator.learning.resolve import presets_of, resolve
 from ctvr.orchestrator.on_ray.plan import within
 from ctvr.orchestrator.on_ray.search import contains, first_point
+from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.sweeps.search_spaces import default_metric, later_task_settings, search_space, upper_bounds
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from tests.methods.conftest import make_small_clip
@@ -29,10 +32,10 @@ pytestmark = pytest.mark.slow  # importing Ray Tune takes seconds
 def test_the_space_fits_the_method_and_holds_the_papers_values(name):
     module = importlib.import_module(f"ctvr.search_spaces.{name}")
     cls = find_method(name)
-    known = {f"method.{f.name}" for f in fields(cls.Config)}
+    known = {f"method.{setting}" for setting in setting_names(cls.Config)}
     if cls.wraps:
         base = find_method(cls.Config().base)
-        known |= {f"base.{f.name}" for f in fields(base.Config)}
+        known |= {f"base.{setting}" for setting in setting_names(base.Config)}
     for group, config in GROUPS.items():
         known |= {f"{group}.{f.name}" for f in fields(config)}
     assert set(module.SPACE) <= known
@@ -86,7 +89,8 @@ def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name)
     def make(of: str, prefix: str, **given: str) -> Method:
         cls = find_method(of)
         frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(cls.Config)) else {}
-        config = track_reads(cls.Config(**frames, **given), prefix, reads)
+        frames |= {"reducer.num_frames": 4} if cls is TempMe else {}
+        config = track_reads(build(cls.Config, {**frames, **given}, prefix), prefix, reads)
         return cls(config, make(config.base, "base") if cls.wraps else make_small_clip())
 
     method = make(name, "method", **({"base": module.FIXED["method.base"]} if find_method(name).wraps else {}))

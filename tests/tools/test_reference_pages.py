@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
-from ctvr.methods.settings import settings_of
+from ctvr.methods.settings import groups_of, settings_of
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.resolve import get_method
 from ctvr.orchestrator.on_ray.plan import SearchConfig
@@ -64,7 +64,11 @@ def test_the_pages_are_written_into_a_folder(made, tmp_path, monkeypatch, capsys
 
 def test_every_setting_is_declared_with_a_doc():
     configs = [RunConfig, SearchConfig, *GROUPS.values(), *(get_method(name).Config for name in EVERY_METHOD)]
-    fields = {(config.__name__, field.name) for config in configs for field in dataclasses.fields(config)}
+    fields = {
+        (config.__name__, f"{field.name}.name" if field.name in groups_of(config) else field.name)
+        for config in configs
+        for field in dataclasses.fields(config)
+    }
     documented = {
         (config.__name__, name) for config in configs for name, facts in settings_of(config).items() if facts.doc
     }
@@ -89,6 +93,10 @@ def test_settings_for_exact_reproduction_follow_under_their_own_heading(made):
         "| `data.max_tokens` | whole number or none | `none` | >= 2 |",
         "| `data.augment` | word | `none` | `none`, `crop_flip`, `gray_jitter` |",
         "| `search.bracket_size` | whole number | `8` | >= 1 |",
+        "| `method.reducer.keep_rate` | number | `0.7` | > 0, <= 1 | share of the patches kept in each of the "
+        "stages | `evit` |",
+        "| `method.reducer.r` | whole number or none | `none` | >= 0 | tokens merged in each frame and block; none: "
+        "the paper's 2 of 49 or 10 of 196 patches | `tempme` |",
         "| `method.m_hat` | number | `0.99` | >= 0.0, <= 1 | momentum of eq. 12; 1: without review |",
     ],
 )

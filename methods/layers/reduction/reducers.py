@@ -27,7 +27,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, Seam, Seams, TokenState, VisionTower
-from ctvr.methods.layers.reduction.config import ReducerConfig, ReducerName
+from ctvr.methods.layers.reduction.config import (
+    AnnealedEViTConfig,
+    DiffRateConfig,
+    EViTConfig,
+    ReducerConfig,
+    SearchedDiffRateConfig,
+    STAConfig,
+    TempMeReducerConfig,
+    TESTAConfig,
+    ToMeConfig,
+)
 from ctvr.methods.layers.reduction.diffrate import DiffRate, schedule
 from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
 from ctvr.methods.layers.reduction.evit import EViT
@@ -69,7 +79,7 @@ def tome_steps(
     return steps
 
 
-def tempme_steps(config: ReducerConfig, blocks: int, tokens: int, classes: int = 1) -> list[Step]:
+def tempme_steps(config: TempMeReducerConfig, blocks: int, tokens: int, classes: int = 1) -> list[Step]:
     """Build TempMe's schedule: ImgMe blocks, then ClipMe blocks; later blocks merge within clips only.
 
     `tokens` are those of a frame, including `classes` class tokens.
@@ -82,13 +92,12 @@ def tempme_steps(config: ReducerConfig, blocks: int, tokens: int, classes: int =
     clip_blocks = config.clip_blocks or tuple(range(start, start + len(groups)))
     if len(clip_blocks) != len(groups):
         raise ValueError(
-            f"clip_blocks={clip_blocks} and clip_groups={groups} must be equally many; give both "
-            f"(the groups multiply to num_frames={config.num_frames} to end with one clip)."
+            f"reducer.clip_blocks={clip_blocks} and reducer.clip_groups={groups} must be equally many; give both (the "
+            f"groups multiply to reducer.num_frames={config.num_frames} to end with one clip)."
         )
-    if clip_blocks and not 0 <= clip_blocks[0] <= clip_blocks[-1] < blocks:
-        raise ValueError(f"clip_blocks={clip_blocks}: the backbone has blocks 0..{blocks - 1}.")
+    _check_blocks("clip_blocks", clip_blocks, blocks)
     small = tokens - classes <= 64
-    r = config.r if isinstance(config.r, int) else default_r(blocks, tokens, classes)
+    r = default_r(blocks, tokens, classes) if config.r is None else config.r
     cross = 100 - ((70 if small else 60) if config.keep_cross is None else config.keep_cross)
     intra = 100 - ((90 if small else 80) if config.keep_intra is None else config.keep_intra)
     factor = dict(zip(clip_blocks, groups))
@@ -175,8 +184,8 @@ class Reducer(TokenReducer):
         step = self.steps[block]
         if self.num_frames is not None and state.frames != self.num_frames:
             raise ValueError(
-                f"num_frames is {self.num_frames} and a video has {state.frames} frames. "
-                f"Write num_frames={state.frames} (it must equal data.num_frames)."
+                f"reducer.num_frames is {self.num_frames} and a video has {state.frames} frames. "
+                f"Write reducer.num_frames={state.frames} (it must equal data.num_frames)."
             )
         state.proportional = self.proportional
         clips, classes, old_tokens = len(x) // state.batch, state.classes, x.shape[1]
@@ -223,46 +232,50 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
         ValueError: if the schedule does not fit the tower.
     """
     blocks, tokens, classes = len(vision.blocks), vision.num_tokens, vision.classes
-    if vision.reducers is not None and config.reducer not in vision.reducers:
+    if vision.reducers is not None and config.name not in vision.reducers:
         *others, last = vision.reducers
         known = f"{', '.join(others)} or {last}" if others else last
         raise ValueError(
-            f"reducer={config.reducer}: tokens are merged around CLIP's class token, and this tower pools otherwise. "
-            f"Write reducer={known}."
+            f"reducer.name={config.name}: tokens are merged around CLIP's class token, and this tower pools otherwise. "
+            f"Write reducer.name={known}."
         )
-    if config.stages and not 0 <= config.stages[0] <= config.stages[-1] < blocks:
-        raise ValueError(f"stages={config.stages}: the backbone has blocks 0..{blocks - 1}.")
-    if config.reducer == "tempme":
+    if isinstance(config, TempMeReducerConfig):
         steps = tempme_steps(config, blocks, tokens, classes)
         return Reducer(steps, vision.width, config.num_frames, config.positions, proportional=config.proportional)
-    if config.reducer == "none":
-        return Reducer([Step()] * blocks, vision.width)
-    if config.reducer == "evit":
-        stages, anneal = config.stages or spread(blocks, 4, 1), (config.anneal_from, config.anneal_steps)
+    if isinstance(config, EViTConfig):
+        stages = _check_blocks("stages", config.stages or spread(blocks, 4, 1), blocks)
+        anneal = (config.anneal_from, config.anneal_steps) if isinstance(config, AnnealedEViTConfig) else (0, 0)
         return EViT(blocks, tokens, stages, config.keep_rate, config.fuse, *anneal)
-    if config.reducer == "sta":
-        stages = config.stages or spread(blocks, 3, 0)
-        gone = sta_rates(config.r, stages, tokens - 1)
-        return STA(blocks, tokens, stages, gone)
-    if config.reducer == "testa":
-        stages = config.stages or tuple(range(blocks - max(1, blocks // 3), blocks))
+    if isinstance(config, STAConfig):
+        stages = _check_blocks("stages", config.stages or spread(blocks, 3, 0), blocks)
+        return STA(blocks, tokens, stages, sta_rates(config.r, stages, tokens - 1))
+    if isinstance(config, TESTAConfig):
+        late = tuple(range(blocks - max(1, blocks // 3), blocks))
+        stages = _check_blocks("stages", config.stages or late, blocks)
         frames = dict(zip(stages, frame_rates(config.r_frames, len(stages))))
         steps = tome_steps(blocks, tokens, default_r(blocks, tokens) if config.r is None else config.r)
         form = config.temporal_rank, config.temporal_gate, config.one_class
         return TESTA(vision.blocks, [step.intra for step in steps], frames, *form)  # type: ignore[arg-type]
-    if config.reducer == "diffrate" and config.search_macs is not None:
+    if isinstance(config, SearchedDiffRateConfig) and config.search_macs is not None:
         return DiffRateSearch(vision, config.search_macs, config.search_step)
-    if config.reducer == "diffrate":
+    if isinstance(config, DiffRateConfig):
         pruned, merged = (config.prune_to, config.merge_to) if config.prune_to else schedule(blocks, tokens)
         if len(pruned) != blocks:
-            raise ValueError(
-                f"prune_to and merge_to have {len(pruned)} numbers each, the backbone has {blocks} blocks."
-            )
+            counts = f"{len(pruned)} numbers each, the backbone has {blocks} blocks."
+            raise ValueError(f"reducer.prune_to and reducer.merge_to have {counts}")
         return DiffRate(tokens, pruned, merged, config.proportional)
-    r = default_r(blocks, tokens, classes) if config.r is None else config.r
-    shared = config.reducer == "tome_shared"
-    steps = tome_steps(blocks, tokens, r, config.inflection, classes)
-    return Reducer(steps, vision.width, shared=shared, proportional=config.proportional)
+    if isinstance(config, ToMeConfig):
+        r = default_r(blocks, tokens, classes) if config.r is None else config.r
+        steps = tome_steps(blocks, tokens, r, config.inflection, classes)
+        shared = config.name == "tome_shared"
+        return Reducer(steps, vision.width, shared=shared, proportional=config.proportional)
+    return Reducer([Step()] * blocks, vision.width)
+
+
+def _check_blocks(name: str, places: tuple[int, ...], blocks: int) -> tuple[int, ...]:
+    if places and not 0 <= places[0] <= places[-1] < blocks:
+        raise ValueError(f"reducer.{name}={places}: the backbone has blocks 0..{blocks - 1}.")
+    return places
 
 
 def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int) -> tuple[int, ...]:
@@ -276,13 +289,9 @@ def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int
     if isinstance(r, int):
         return (r,) * len(stages)
     if len(r) != len(stages):
-        raise ValueError(f"r={','.join(map(str, r))}: reducer=sta has {len(stages)} stages; write a number for each.")
+        listed = ",".join(map(str, r))
+        raise ValueError(f"reducer.r={listed}: reducer.name=sta has {len(stages)} stages; write a number for each.")
     return tuple(r)
-
-
-def plain_reducer(name: ReducerName, r: int | None, num_frames: int, vision: VisionTower) -> TokenReducer:
-    """Build the reducer of a method that sets only its name and, at most, its r; the rest are defaults."""
-    return make_reducer(ReducerConfig(reducer=name, r=r, num_frames=num_frames), vision)
 
 
 def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
@@ -304,7 +313,8 @@ def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
         if broken is not None and (a.needs_alignment or b.needs_alignment):
             raise ValueError(
                 f"block {block} compares token i of neighbouring frames, but from block {broken} on the reducer merges "
-                "every frame in its own way. Write reducer=tome_shared (same places in all frames) or reducer=none."
+                "every frame in its own way. Write reducer.name=tome_shared (same places in all frames) or "
+                "reducer.name=none."
             )
         if a.between is not None and b.between is not None:
             raise ValueError(f"both parts change the tokens of block {block} after attention; use one reducer.")

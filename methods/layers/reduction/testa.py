@@ -76,7 +76,7 @@ def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
         return (r,) * stages
     if len(r) != stages:
         listed = ",".join(map(str, r))
-        raise ValueError(f"r_frames={listed}: reducer=testa has {stages} stages; write a number for each.")
+        raise ValueError(f"reducer.r_frames={listed}: reducer.name=testa has {stages} stages; write a number for each.")
     return tuple(r)
 
 

@@ -15,7 +15,7 @@ from ctvr.methods.layers.reduction.reducers import combine
 from ctvr.methods.lora import Lora, LoraConfig
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
 from ctvr.methods.tempme import TempMe, TempMeConfig
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, reducer_config
 
 FRAMES = 4
 
@@ -24,7 +24,7 @@ def drawn(name: str, clip: Clip) -> Method:
     """A method whose low-rank parts add something, as after training."""
     method: Method = {
         "lora": lambda: Lora(LoraConfig(rank=3), clip),
-        "tempme": lambda: TempMe(TempMeConfig(rank=3, num_frames=FRAMES), clip),
+        "tempme": lambda: TempMe(TempMeConfig(rank=3, reducer=reducer_config("tempme", num_frames=FRAMES)), clip),
         "structalign": lambda: StructAlign(StructAlignConfig(vision_rank=3, vision_alpha=6), clip),
     }[name]()
     torch.manual_seed(0)

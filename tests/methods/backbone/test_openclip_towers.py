@@ -150,7 +150,10 @@ def test_a_tower_without_such_blocks_is_refused_in_one_line(name, what):
             "method: xpool uses parts of CLIP's own towers, which ctvr-attentive does not have. Choose",
         ),
         ({"method": "lwf", "method.base": "prompt"}, "lwf uses parts of CLIP's own towers"),
-        ({"method": "lora", "method.reducer": "tome"}, "reducer=tome: tokens are merged around CLIP's class token"),
+        (
+            {"method": "lora", "method.reducer.name": "tome"},
+            "reducer.name=tome: tokens are merged around CLIP's class token",
+        ),
     ],
 )
 def test_a_method_whose_seams_it_cannot_serve_is_refused_in_one_line(settings, message):

@@ -17,6 +17,7 @@ from ctvr.methods.layers.losses.matching import matching, negative_weights, shar
 from ctvr.methods.layers.reduction.config import ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.orchestrator.learning.cost import tower_macs
+from tests.methods.conftest import reducer_config
 from tests.methods.released import floats, read
 
 VISION = {"image": 32, "patch": 8, "width": 64, "blocks": 4, "heads": 4, "embed": 32}
@@ -103,7 +104,7 @@ def test_frames_apart_and_merged_tokens_equal_the_composed_reference(shared):
     assert state.log == [(4, 16, 16)] * 4
     facts = json.loads((folder / "umt4clip.json").read_text())["tempme"]
     settings = {"r": facts["r"], "clip_blocks": tuple(facts["blocks"]), "clip_groups": tuple(facts["groups"])}
-    config = ReducerConfig(reducer="tempme", num_frames=4, keep_cross=70, keep_intra=90, **settings)
+    config = reducer_config("tempme", num_frames=4, keep_cross=70, keep_intra=90, **settings)
     reducer = make_reducer(config, umt.vision)
     for block in (1, 2):
         reducer.positions[str(block)].copy_(released[f"tempme/positions{block}"])
@@ -155,7 +156,7 @@ def test_sizes_and_multiply_adds_at_full_size_are_the_published_models(shared):
 
     assert passed("video", ReducerConfig()) == (counts["B vision MACs umt 12"], 2352)
     assert passed("frame", ReducerConfig()) == (12 * counts["B vision MACs one frame"], 2352)
-    assert passed("frame", ReducerConfig(reducer="tempme"))[1] == 125  # by TempMe's rates for a B/16
+    assert passed("frame", reducer_config("tempme"))[1] == 125  # by TempMe's rates for a B/16
 
 
 # ------------------------------------------------------------------------------------- invariants
@@ -218,9 +219,9 @@ def test_captions_of_one_video_share_its_mass_and_are_no_negatives():
 
 def test_reducers_that_need_a_class_token_are_refused_and_merging_needs_frames_apart():
     apart, joint = small_umt("frame"), small_umt()
-    with pytest.raises(ValueError, match="Write reducer=none, tome, tome_shared or tempme"):
-        make_reducer(ReducerConfig(reducer="evit"), apart.vision)
-    merging = make_reducer(ReducerConfig(reducer="tome", r=2), apart.vision)
+    with pytest.raises(ValueError, match="Write reducer.name=none, tome, tome_shared or tempme"):
+        make_reducer(reducer_config("evit"), apart.vision)
+    merging = make_reducer(reducer_config("tome", r=2), apart.vision)
     frames = torch.randn(1, 3, 3, 32, 32)
     assert apart.vision.tokens(frames, merging.seams())[2].log[-1] == (3, 10, 8)
     with pytest.raises(ValueError, match="write attends=frame"):

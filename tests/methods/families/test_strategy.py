@@ -9,7 +9,7 @@ import torch
 from ctvr.methods import find_method
 from ctvr.methods.base import Frozen
 from ctvr.methods.families.strategy import Strategy
-from tests.methods.conftest import THREE, make_batch, make_small_clip, make_task
+from tests.methods.conftest import THREE, make_batch, make_small_clip, make_task, reducer_config
 from tests.methods.steps import train_stream, train_task, weights
 
 RETRIEVERS = {
@@ -18,7 +18,7 @@ RETRIEVERS = {
     "clip_vip": {"num_proxies": 2},
     "moe_adapter": {"num_experts": 4, "bottleneck": 4},
     "lora": {},
-    "tempme": {"num_frames": 2, "clip_groups": (2,), "clip_blocks": (2,)},
+    "tempme": {"reducer": reducer_config("tempme", num_frames=2, clip_groups=(2,), clip_blocks=(2,))},
     "framefusion_moe": {"rank": 4, "lora_alpha": 16.0},
     "structalign": {},
 }

@@ -9,10 +9,11 @@ import torch
 from ctvr.methods.adapter import Adapter, AdapterConfig
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.reduction.config import REDUCERS
 from ctvr.methods.lora import Lora, LoraConfig
 from ctvr.methods.prompt import Prompt, PromptConfig
 from ctvr.methods.tempme import TempMe, TempMeConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, reducer_config
 from tests.methods.steps import train_task, weights
 
 FRAMES = 4
@@ -25,11 +26,10 @@ METHODS = {
 
 
 def make(name, clip, **settings):
-    if name == "tome":
-        name, settings = "lora", {"reducer": "tome", **settings}
-    cls, config = METHODS[name]
+    kind = settings.pop("reducer", name if name in {"tome", "tempme"} else "none")
+    cls, config = METHODS["lora" if name == "tome" else name]
     torch.manual_seed(0)
-    return cls(config(num_frames=FRAMES, **settings), clip).eval()
+    return cls(config(reducer=reducer_config(kind, num_frames=FRAMES), **settings), clip).eval()
 
 
 def nudge(method):
@@ -63,9 +63,9 @@ def test_a_fresh_adaptation_is_frozen_clip(small_clip, name):
 
 
 @pytest.mark.parametrize("name", ["lora", "prompt", "adapter"])
-@pytest.mark.parametrize("reducer", ["tome", "tome_shared", "tempme", "evit", "sta", "diffrate", "testa"])
-def test_every_adaptation_carries_every_reducer(small_clip, name, reducer):
-    method = nudge(make(name, small_clip, reducer=reducer))
+@pytest.mark.parametrize("kind", [name for name in REDUCERS if name != "none"])
+def test_every_adaptation_carries_every_reducer(small_clip, name, kind):
+    method = nudge(make(name, small_clip, reducer=kind))
     features = method.encode_frames(make_batch(3, FRAMES).frames)
     assert features.shape == (3, FRAMES, 16)
     features.sum().backward()

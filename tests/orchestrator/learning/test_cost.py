@@ -13,7 +13,7 @@ from ctvr.methods.tempme import TempMe, TempMeConfig
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
 from ctvr.orchestrator.learning import cost
 from ctvr.orchestrator.learning.cost import estimate, measure, query_cost, tower_macs, trained_parameters, video_cost
-from tests.methods.conftest import make_batch, make_small_clip, make_task
+from tests.methods.conftest import make_batch, make_small_clip, make_task, reducer_config
 
 B32, B16 = "ViT-B-32-quickgelu", "ViT-B-16-quickgelu"
 KEYS = {
@@ -77,19 +77,19 @@ def test_multiply_adds_of_larger_towers_are_those_of_their_arithmetic(backbone, 
 @pytest.mark.parametrize(
     ("settings", "printed"),
     [  # tables 9 and 10
-        ({"r": 0, "keep_cross": 100, "keep_intra": 100}, 54.3),
-        ({"join_clips": False}, 34.7),
-        ({"clip_blocks": (8, 9), "clip_groups": (3, 4)}, 35.4),
-        ({"clip_blocks": (8,), "clip_groups": (12,)}, 37.0),
-        ({"clip_blocks": (8, 9), "clip_groups": (2, 2)}, 35.4),
-        ({"clip_blocks": (8,), "clip_groups": (3,)}, 36.8),
-        ({"clip_blocks": (6, 8, 10)}, 31.9),
-        ({"clip_blocks": (3, 6, 9)}, 25.8),
-        ({"clip_blocks": (0, 4, 8)}, 18.1),
+        ({"reducer.r": 0, "reducer.keep_cross": 100, "reducer.keep_intra": 100}, 54.3),
+        ({"reducer.join_clips": False}, 34.7),
+        ({"reducer.clip_blocks": (8, 9), "reducer.clip_groups": (3, 4)}, 35.4),
+        ({"reducer.clip_blocks": (8,), "reducer.clip_groups": (12,)}, 37.0),
+        ({"reducer.clip_blocks": (8, 9), "reducer.clip_groups": (2, 2)}, 35.4),
+        ({"reducer.clip_blocks": (8,), "reducer.clip_groups": (3,)}, 36.8),
+        ({"reducer.clip_blocks": (6, 8, 10)}, 31.9),
+        ({"reducer.clip_blocks": (3, 6, 9)}, 25.8),
+        ({"reducer.clip_blocks": (0, 4, 8)}, 18.1),
     ],
 )
 def test_every_ablation_of_the_paper_has_its_multiply_adds(settings, printed):
-    rel = 0.01 if "join_clips" in settings else 0.006  # the paper does not give that schedule
+    rel = 0.01 if "reducer.join_clips" in settings else 0.006  # the paper does not give that schedule
     assert estimate("tempme", settings)[1].macs / 1e9 == pytest.approx(printed, rel=rel)
 
 
@@ -99,7 +99,7 @@ def test_every_ablation_of_the_paper_has_its_multiply_adds(settings, printed):
 )
 def test_64_frames_agree_once_all_frames_are_embedded(name, printed, tokens, parameters):
     """Check that the paper's counter embeds the patches of 12 frames only."""
-    method, found = estimate(name, {"num_frames": 64} if name == "tempme" else {}, frames=64)
+    method, found = estimate(name, {"reducer.num_frames": 64} if name == "tempme" else {}, frames=64)
     unseen = 52 * 49 * 768 * 3 * 32**2
     assert (found.macs - unseen) / 1e9 == pytest.approx(printed, rel=0.005)
     assert found.tokens_out == tokens
@@ -122,7 +122,7 @@ def test_the_formula_is_what_torch_counts():
         asking = (attended - classes) * (2 * width**2 + 2 * attended * width)
         return 2 * groups * (asking + (passed - classes) * 8 * width**2)
 
-    merging = TempMe(TempMeConfig(num_frames=4, adaptation="none"), make_small_clip())
+    merging = TempMe(TempMeConfig(reducer=reducer_config("tempme", num_frames=4), adaptation="none"), make_small_clip())
     with record_tokens() as states, torch.no_grad():
         merging.encode_video(frames)
     groups, attended, passed = states[0].log[-1]
@@ -142,7 +142,7 @@ def test_the_formula_is_what_torch_counts():
 
 
 def test_multiply_adds_grow_with_the_frames_and_not_with_the_batch():
-    method = Lora(LoraConfig(reducer="tome"), make_small_clip())
+    method = Lora(LoraConfig(reducer=reducer_config("tome")), make_small_clip())
     one, two = torch.randn(1, 3, 3, 32, 32), torch.randn(2, 6, 3, 32, 32)
     assert video_cost(method, two).macs == 2 * video_cost(method, one).macs
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ctvr.methods.layers.reduction.config import EViTConfig
+from ctvr.methods.lora import LoraConfig
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog, Prefixes, TrackedSettings, track_reads
 from ctvr.orchestrator.learning.resolve import resolve
@@ -54,6 +56,17 @@ def test_looking_at_everything_reads_everything(look):
     reads = AccessLog()
     look(track_reads(Config(), "method", reads))
     assert reads.names == {"method.beta", "method.rank", "method.name"}
+
+
+def test_a_group_notes_its_name_and_the_settings_that_are_read():
+    reads = AccessLog()
+    config = track_reads(LoraConfig(reducer=EViTConfig(keep_rate=0.5)), "method", reads)
+    assert isinstance(config.reducer, EViTConfig)
+    assert reads.names == {"method.reducer.name"}
+    assert config.reducer.keep_rate == 0.5
+    assert reads.names == {"method.reducer.name", "method.reducer.keep_rate"}
+    assert LoraConfig.__name__ in repr(config)
+    assert {f"method.reducer.{name}" for name in ("fuse", "stages")} <= reads.names
 
 
 def test_settings_that_decide_nothing_are_not_noted():

@@ -61,7 +61,7 @@ def test_an_original_is_a_legal_recipe_whose_every_value_names_its_place(name):
     assert isinstance(recipe, Recipe)
     assert "@" in recipe.release or name == "tome"  # ToMe's release has no recipe of its own
     method = CONFIGURATIONS.get(name, (name, ""))[0]
-    assert {key for key in recipe if not recipe.sources.get(key)} <= {"method.reducer"}, method
+    assert {key for key in recipe if not recipe.sources.get(key)} <= {"method.reducer.name"}, method
     made = resolve({"method": name, "stream": "any"}, presets=["original"]).settings
     for key, value in recipe.items():
         assert made[key] == (list(value) if isinstance(value, tuple) else value), key

@@ -18,6 +18,7 @@ from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.cost import video_cost
 from ctvr.orchestrator.retrieval.attention import attention_maps, enlarged, expert_weights, merges, score_matrices
 from ctvr.orchestrator.retrieval.model import Model
+from tests.methods.conftest import reducer_config
 
 
 def model_of(learned, name: str) -> Model:
@@ -127,9 +128,9 @@ def test_attention_between_frames_is_that_of_the_papers_equation(learned, items,
     assert not torch.allclose(found[:, 1], found[:, 2], atol=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{"reducer": "tome", "r": 3}, {"reducer": "tempme", "num_frames": 4}])
+@pytest.mark.parametrize("settings", [reducer_config("tome", r=3), reducer_config("tempme", num_frames=4)])
 def test_as_many_tokens_are_drawn_as_leave_the_tower(zero_shot, items, settings, monkeypatch):
-    model = with_method(zero_shot, "lora", **settings)
+    model = with_method(zero_shot, "lora", reducer=settings)
     frames = torch.cat(list(zero_shot.frames_of(items)))[:, [0, 0, 0, 0]]
     monkeypatch.setattr(Model, "frames_of", lambda self, items: iter([frames]))
     found = merges(model, items)
@@ -163,7 +164,7 @@ def test_what_a_model_does_not_do_is_one_line(zero_shot, items):
     with pytest.raises(ConfigError, match="has no patches of single frames in CLIP's blocks"):
         attention_maps(with_method(zero_shot, "clip_vip"), items)
     with pytest.raises(ConfigError, match="has no patches of single frames in block 4"):
-        attention_maps(with_method(zero_shot, "lora", reducer="tome", r=3), items)
+        attention_maps(with_method(zero_shot, "lora", reducer=reducer_config("tome", r=3)), items)
 
 
 def test_a_map_is_enlarged_between_0_and_1_and_keeps_its_place():

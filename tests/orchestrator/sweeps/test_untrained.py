@@ -68,5 +68,5 @@ def test_epochs_given_for_all_rows_do_not_train_the_control(small_stream):
 
 
 def test_every_method_has_the_control():
-    assert presets_of("tome")["untrained"] == {"method.reducer": "tome", "optim.epochs": 0}
+    assert presets_of("tome")["untrained"] == {"method.reducer.name": "tome", "optim.epochs": 0}
     assert presets_of("structalign")["untrained"] == {"optim.epochs": 0}

@@ -239,12 +239,12 @@ def test_the_schedules_of_every_row_fit_the_embedded_backbone(name):
 
 def test_a_table_that_varies_settings_has_a_row_for_each_value_of_one_at_a_time():
     first = {"name": "structalign", "settings": {"method.lambda1": 0.3}, "notes": ["a note"]}
-    vary = {"method.lambda1": [0.1, 1.0], "method.clip_blocks": [[6, 8], [4, 6]]}
+    vary = {"method.lambda1": [0.1, 1.0], "method.reducer.clip_blocks": [[6, 8], [4, 6]]}
     data = {"title": "t", "protocol": "any", "stream": "shapes-5", "rows": [first, "zero_shot"], "vary": vary}
     preset = parse_preset(data)
     assert [row.name for row in preset.rows[2:]] == [
         *("method.lambda1=0.1", "method.lambda1=1.0"),
-        *("method.clip_blocks=6,8", "method.clip_blocks=4,6"),
+        *("method.reducer.clip_blocks=6,8", "method.reducer.clip_blocks=4,6"),
     ]
     assert [row.settings["method.lambda1"] for row in preset.rows[2:]] == [0.1, 1.0, 0.3, 0.3]
     assert {(row.method, row.notes, row.searched) for row in preset.rows[2:]} == {("structalign", ("a note",), False)}

@@ -7,9 +7,8 @@ from ctvr.methods.layers.reduction.diffrate import merge_ranked, schedule
 from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
 from ctvr.methods.layers.reduction.merge import plan_bipartite
 from ctvr.methods.layers.reduction.sta import survivors
-from ctvr.methods.lora import LoraConfig
 from ctvr.methods.prompt import Prompt, PromptConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, reducer_config
 from tests.methods.steps import train_task
 
 
@@ -39,8 +38,8 @@ def test_the_schedule_of_another_tower_is_the_released_one_in_proportion():
 
 def test_a_search_trains_rates_alone_in_the_first_task_and_ends_near_its_target(small_clip):
     """From half the tokens to nearly all of them; prompts stay in front of what is ranked."""
-    settings = {"reducer": "diffrate", "search_macs": 1e-3 * 0.65, "search_step": 1}
-    method = Prompt(PromptConfig(**settings), small_clip)
+    settings = reducer_config("diffrate", search_macs=1e-3 * 0.65, search_step=1)
+    method = Prompt(PromptConfig(reducer=settings), small_clip)
     search, batch = method.reducer, make_batch(4, 3)
     assert isinstance(search, DiffRateSearch)
     assert search.counts() == [(17, 17), *[(10, 10)] * 3]  # 1 + ceil of the mean of 1 .. 16
@@ -57,7 +56,7 @@ def test_a_search_trains_rates_alone_in_the_first_task_and_ends_near_its_target(
     assert all(torch.equal(p, others[name]) for name, p in method.named_parameters() if name in others)
     pruned, merged = zip(*search.counts())
     assert method.task_metrics()["prune_to/03"] == pruned[3]
-    fixed = Prompt(PromptConfig(reducer="diffrate", prune_to=pruned, merge_to=merged), small_clip)
+    fixed = Prompt(PromptConfig(reducer=reducer_config("diffrate", prune_to=pruned, merge_to=merged)), small_clip)
     fixed.load_state_dict({name: value for name, value in method.state_dict().items() if "reducer" not in name})
     with torch.no_grad():
         found = fixed.eval().encode_video(batch.frames)
@@ -70,10 +69,8 @@ def test_a_search_trains_rates_alone_in_the_first_task_and_ends_near_its_target(
 
 def test_what_a_search_cannot_mean_is_refused():
     with pytest.raises(ValueError, match="search_macs finds prune_to and merge_to; leave one of both out"):
-        LoraConfig(reducer="diffrate", search_macs=3.0, prune_to=(17, 9), merge_to=(17, 9))
+        reducer_config("diffrate", search_macs=3.0, prune_to=(17, 9), merge_to=(17, 9))
     with pytest.raises(ValueError, match="search_macs and search_step must be > 0, got 0.0, 4"):
-        LoraConfig(reducer="diffrate", search_macs=0.0)
+        reducer_config("diffrate", search_macs=0.0)
     with pytest.raises(ValueError, match="lr_rates is the rate of a search; write search_macs too"):
-        LoraConfig(reducer="diffrate", lr_rates=0.1)
-    with pytest.raises(ValueError, match="search_step is a setting of reducer=diffrate, and reducer is 'tome'"):
-        LoraConfig(reducer="tome", search_step=2)
+        reducer_config("diffrate", lr_rates=0.1)

@@ -5,6 +5,7 @@ import torch
 from ctvr.methods.backbone.clip import TokenState, record_tokens, run_blocks
 from ctvr.methods.layers.reduction.evit import EViT, keep_attended
 from ctvr.methods.lora import Lora, LoraConfig
+from tests.methods.conftest import reducer_config
 
 
 def test_patches_that_nothing_looks_at_weigh_nothing_and_the_fused_token_trains_the_attention(small_clip):
@@ -25,22 +26,22 @@ def test_patches_that_nothing_looks_at_weigh_nothing_and_the_fused_token_trains_
 
 
 def test_the_rate_falls_over_the_steps_of_training_alone(small_clip):
-    settings = {"reducer": "evit", "stages": (0,), "keep_rate": 0.5, "anneal_from": 1, "anneal_steps": 2}
+    settings = reducer_config("evit", stages=(0,), keep_rate=0.5, anneal_from=1, anneal_steps=2)
 
     def tokens(method):
         with record_tokens() as states, torch.no_grad():
             method.encode_frames(torch.randn(1, 2, 3, 32, 32))
         return states[0].log[-1][2]
 
-    method = Lora(LoraConfig(**settings), small_clip)
+    method = Lora(LoraConfig(reducer=settings), small_clip)
     counts = []
     for step in range(4):
         if step == 2:
             state = method.state_dict()
-            method = Lora(LoraConfig(**settings), small_clip)
+            method = Lora(LoraConfig(reducer=settings), small_clip)
             method.load_state_dict(state)
         counts.append(tokens(method.train()))
         assert tokens(method.eval()) == 10
         method.after_step()
     assert counts == [17, 17, 14, 10]
-    assert "reducer.steps_done" not in Lora(LoraConfig(reducer="evit"), small_clip).state_dict()
+    assert "reducer.steps_done" not in Lora(LoraConfig(reducer=reducer_config("evit")), small_clip).state_dict()

@@ -8,6 +8,7 @@ import torch
 from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.layers.reduction.merge import follow, merge_tokens, most_mergeable, plan_bipartite, unmerge_tokens
 from ctvr.methods.lora import Lora, LoraConfig
+from tests.methods.conftest import reducer_config
 from tests.methods.released import floats, read
 
 # Four matchings made by TempMe's released code (bipartite_soft_matching and merge_wavg), seeded random inputs.
@@ -108,10 +109,10 @@ def test_negative_r_says_how_to_disable_merging(tokens):
         plan_bipartite(tokens[0], -1)
 
 
-@pytest.mark.parametrize("settings", [{"reducer": "tome", "r": 3}, {"reducer": "tempme", "num_frames": 4}])
+@pytest.mark.parametrize("settings", [reducer_config("tome", r=3), reducer_config("tempme", num_frames=4)])
 def test_tokens_are_followed_to_where_their_sizes_say(small_clip, settings):
     """As many first tokens lead to a last one as its size counts, also where frames become clips."""
-    method = Lora(LoraConfig(**settings), small_clip).eval()
+    method = Lora(LoraConfig(reducer=settings), small_clip).eval()
     with record_tokens() as states, torch.no_grad():
         method.encode_video(torch.randn(2, 4, 3, 32, 32))
     (state,) = states

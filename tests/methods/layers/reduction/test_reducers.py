@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState, record_tokens
-from ctvr.methods.layers.reduction.config import ReducerConfig
+from ctvr.methods.layers.reduction.config import REDUCERS
 from ctvr.methods.layers.reduction.plan import Step, token_log
 from ctvr.methods.layers.reduction.reducers import (
     Reducer,
@@ -23,17 +23,19 @@ from ctvr.methods.layers.reduction.reducers import (
 )
 from ctvr.methods.lora import LoraConfig
 from ctvr.orchestrator.config import build, flatten
+from ctvr.orchestrator.errors import ConfigError
+from tests.methods.conftest import reducer_config
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def tempme(tokens=50, blocks=12, **settings):
-    config = ReducerConfig(reducer="tempme", **settings)
+    config = reducer_config("tempme", **settings)
     return token_log(tempme_steps(config, blocks, tokens), tokens, config.num_frames)
 
 
-def small(clip, **settings):
-    return make_reducer(ReducerConfig(**settings), clip.vision)
+def small(clip, name, **settings):
+    return make_reducer(reducer_config(name, **settings), clip.vision)
 
 
 def encode(clip, reducer, frames):
@@ -58,7 +60,7 @@ def test_vit_b_16_and_64_frames_take_the_paths_of_the_paper():
 def test_a_tower_without_class_tokens_merges_what_one_with_them_does():
     """UMT has none: the same patches have the same rates."""
     for patches in (49, 64, 65, 196):
-        config = ReducerConfig(reducer="tempme", num_frames=12)
+        config = reducer_config("tempme", num_frames=12)
         with_class, without = tempme_steps(config, 12, patches + 1), tempme_steps(config, 12, patches, classes=0)
         assert default_r(12, patches, 0) == default_r(12, patches + 1)
         assert [step.intra for step in without[:8]] == [step.intra for step in with_class[:8]]
@@ -79,15 +81,18 @@ def test_tomes_schedules_are_those_of_its_code_a_number_a_list_or_a_pair(compare
 
 
 def test_a_list_and_an_inflection_are_settings(small_clip):
-    made = build(LoraConfig, {"reducer": "tome", "r": "5,0,4"}, "method")
-    assert (made.r, build(LoraConfig, {"reducer": "tome", "r": "3"}, "method").r) == ((5, 0, 4), 3)
+    made = build(LoraConfig, {"reducer.name": "tome", "reducer.r": "5,0,4"}, "method")
+    assert made.reducer.r == (5, 0, 4)
+    assert build(LoraConfig, {"reducer.name": "tome", "reducer.r": "3"}, "method").reducer.r == 3
     assert build(LoraConfig, flatten(made), "method") == made
-    steps = make_reducer(ReducerConfig(reducer="tome", r=2, inflection=-1), small_clip.vision).steps
+    steps = make_reducer(reducer_config("tome", r=2, inflection=-1), small_clip.vision).steps
     assert [step.intra for step in steps] == [4, 2, 1, 0]
-    with pytest.raises(ValueError, match=r"r=5,0,4: with inflection or reducer=tempme, r is one number"):
-        ReducerConfig(reducer="tempme", r=(5, 0, 4))
+    with pytest.raises(ValueError, match=r"r=5,0,4: with inflection, r is one number"):
+        reducer_config("tome", r=(5, 0, 4), inflection=0.5)
+    with pytest.raises(ConfigError, match=r"method\.reducer\.r: Input should be a valid integer"):
+        build(LoraConfig, {"reducer.name": "tempme", "reducer.r": "5,0,4"}, "method")
     with pytest.raises(ValueError, match=r"inflection must lie in \[-1, 1\], got 2"):
-        ReducerConfig(reducer="tome", inflection=2)
+        reducer_config("tome", inflection=2)
 
 
 def test_tome_leaves_26_and_77_tokens_of_each_frame():
@@ -139,35 +144,71 @@ def test_frames_are_spread_over_the_blocks_as_evenly_as_they_factor(frames, fact
 )
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        ReducerConfig(reducer="tempme", **settings)
+        reducer_config("tempme", **settings)
 
 
-def test_a_setting_that_the_reducer_does_not_read_is_refused():
-    for settings, message in (
-        ({"reducer": "tome", "keep_cross": 60}, "keep_cross is a setting of reducer=tempme, and reducer is 'tome'"),
-        ({"reducer": "tome", "keep_rate": 0.5}, "keep_rate is a setting of reducer=evit, and reducer is 'tome'"),
-        ({"reducer": "evit", "r": 2}, "r is not a setting of reducer=evit; write keep_rate=0.7"),
-        ({"reducer": "diffrate", "r": 2}, "r is not a setting of reducer=diffrate; write prune_to and merge_to"),
-        ({"reducer": "tome", "r_frames": 1}, "r_frames is a setting of reducer=testa, and reducer is 'tome'"),
-        ({"reducer": "testa", "r_frames": -1}, "Write r_frames=0 to keep all frames"),
-        ({"reducer": "diffrate", "prune_to": (17, 9)}, "must be equally many numbers >= 2"),
-        ({"reducer": "evit", "inflection": 0.5}, "inflection is a setting of reducer=tome, and reducer is 'evit'"),
-        ({"reducer": "evit", "keep_rate": 0.0}, r"keep_rate is a share in \(0, 1\], got 0.0"),
-        ({"reducer": "evit", "anneal_steps": -1}, "anneal_from and anneal_steps count steps, got 0, -1"),
+@pytest.mark.parametrize(
+    ("name", "setting", "owners"),
+    [
+        ("tome", "keep_cross", "tempme"),
+        ("tome", "keep_rate", "evit"),
+        ("tome", "r_frames", "testa"),
+        ("tome", "search_step", "diffrate"),
+        ("evit", "r", "tome or tome_shared or tempme or sta or testa"),
+        ("evit", "inflection", "tome or tome_shared"),
+        ("none", "num_frames", "tempme"),
+    ],
+)
+def test_a_setting_of_another_reducer_does_not_exist(name, setting, owners):
+    words = rf"method\.reducer\.{setting}: is a setting of method\.reducer\.name={owners}, and .*name is '{name}'"
+    with pytest.raises(ConfigError, match=words):
+        build(LoraConfig, {"reducer.name": name, f"reducer.{setting}": 1}, "method")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"reducer.name": "evitt"}, r"method\.reducer\.name: 'evitt' does not exist\. Did you mean 'evit'\?"),
+        ({"reducer.keep": 1}, r"method\.reducer\.keep: no such setting\. Did you mean 'keep_rate'\?"),
+        ({"reducer": "evit"}, r"method\.reducer: is a group of settings\. Use method\.reducer\.name=none\|tome"),
+        ({"reducr.name": "evit"}, r"method\.reducr\.name: no such setting\. Did you mean 'reducer\.name'\?"),
+        (
+            {"reducer.name": "tome", "reducer.r": -1},
+            r"method\.reducer\.r must be >= 0, got -1\. Write method\.reducer\.r=0",
+        ),
+    ],
+)
+def test_mistakes_in_a_group_name_the_setting_as_it_was_typed(values, message):
+    with pytest.raises(ConfigError, match=message):
+        build(LoraConfig, values, "method")
+
+
+def test_values_out_of_range_are_refused():
+    for name, settings, message in (
+        ("testa", {"r_frames": -1}, "Write r_frames=0 to keep all frames"),
+        ("testa", {"temporal_rank": 0}, "temporal_rank must be >= 1, got 0"),
+        ("diffrate", {"prune_to": (17, 9)}, "must be equally many numbers >= 2"),
+        ("evit", {"keep_rate": 0.0}, r"keep_rate is a share in \(0, 1\], got 0.0"),
+        ("evit", {"anneal_steps": -1}, "anneal_from and anneal_steps count steps, got 0, -1"),
+        ("sta", {"stages": (2, 1)}, "stages must rise"),
     ):
         with pytest.raises(ValueError, match=message):
-            ReducerConfig(**settings)
+            reducer_config(name, **settings)
 
 
 def test_a_schedule_that_does_not_fit_the_tower_is_refused(small_clip):
-    with pytest.raises(ValueError, match="prune_to and merge_to have 2 numbers each, the backbone has 4 blocks"):
-        small(small_clip, reducer="diffrate", prune_to=(17, 9), merge_to=(17, 9))
-    with pytest.raises(ValueError, match="r=3,4: reducer=sta has 3 stages; write a number for each"):
-        small(small_clip, reducer="sta", r=(3, 4))
-    with pytest.raises(ValueError, match="r_frames=3,4: reducer=testa has 1 stages; write a number for each"):
-        small(small_clip, reducer="testa", r_frames=(3, 4))
+    with pytest.raises(
+        ValueError, match="reducer.prune_to and reducer.merge_to have 2 numbers each, the backbone has 4 blocks"
+    ):
+        small(small_clip, "diffrate", prune_to=(17, 9), merge_to=(17, 9))
+    with pytest.raises(ValueError, match="reducer.r=3,4: reducer.name=sta has 3 stages; write a number for each"):
+        small(small_clip, "sta", r=(3, 4))
+    with pytest.raises(
+        ValueError, match="reducer.r_frames=3,4: reducer.name=testa has 1 stages; write a number for each"
+    ):
+        small(small_clip, "testa", r_frames=(3, 4))
     with pytest.raises(ValueError, match=r"stages=\(3, 6\): the backbone has blocks 0\.\.3"):
-        small(small_clip, reducer="evit", stages=(3, 6))
+        small(small_clip, "evit", stages=(3, 6))
     with pytest.raises(ValueError, match="equally many"):
         tempme(clip_blocks=(8, 9))
     with pytest.raises(ValueError, match=r"blocks 0\.\.3"):
@@ -180,15 +221,15 @@ def test_a_schedule_that_does_not_fit_the_tower_is_refused(small_clip):
 def test_the_tower_logs_what_the_schedule_says(small_clip):
     frames = torch.randn(2, 8, 3, 32, 32)
     for settings in (
-        {"reducer": "tempme", "num_frames": 8},
-        {"reducer": "tome", "r": 3},
-        {"reducer": "tome_shared"},
-        {"reducer": "evit", "keep_rate": 0.6},
-        {"reducer": "evit", "fuse": False},
-        {"reducer": "sta", "r": (3, 0, 5)},
-        {"reducer": "diffrate"},
-        {"reducer": "testa"},
-        {"reducer": "testa", "stages": (0, 2), "r_frames": (2, 9), "one_class": True},
+        {"name": "tempme", "num_frames": 8},
+        {"name": "tome", "r": 3},
+        {"name": "tome_shared"},
+        {"name": "evit", "keep_rate": 0.6},
+        {"name": "evit", "fuse": False},
+        {"name": "sta", "r": (3, 0, 5)},
+        {"name": "diffrate"},
+        {"name": "testa"},
+        {"name": "testa", "stages": (0, 2), "r_frames": (2, 9), "one_class": True},
     ):
         reducer = small(small_clip, **settings)
         with record_tokens() as states:
@@ -209,17 +250,21 @@ NOTHING = {
 }
 
 
+def test_every_reducer_is_tried():
+    assert list(NOTHING) == list(REDUCERS)
+
+
 @pytest.mark.parametrize("name", NOTHING)
 def test_a_reducer_that_merges_and_joins_nothing_is_plain_clip(small_clip, name):
     frames = torch.randn(2, 4, 3, 32, 32)
-    out = encode(small_clip, small(small_clip, reducer=name, num_frames=4, **NOTHING[name]), frames)
+    out = encode(small_clip, small(small_clip, name, num_frames=4, **NOTHING[name]), frames)
     torch.testing.assert_close(out, small_clip.vision(frames), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in NOTHING if name != "none"])
 def test_videos_do_not_see_each_other(small_clip, name):
     frames = torch.randn(3, 6, 3, 32, 32)
-    reducer = small(small_clip, reducer=name, num_frames=6)
+    reducer = small(small_clip, name, num_frames=6)
     together = encode(small_clip, reducer, frames)
     apart = torch.cat([encode(small_clip, reducer, frames[i : i + 1]) for i in range(3)])
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
@@ -231,7 +276,7 @@ def test_tome_keeps_frames_apart_and_tempme_does_not(small_clip):
     other = frames.clone()
     other[0, 1:] = torch.randn(3, 3, 32, 32)
     for name, independent in (("tome", True), ("evit", True), ("diffrate", True), ("sta", False), ("tempme", False)):
-        reducer = small(small_clip, reducer=name, num_frames=4)
+        reducer = small(small_clip, name, num_frames=4)
         same = torch.equal(encode(small_clip, reducer, frames)[0, 0], encode(small_clip, reducer, other)[0, 0])
         assert same == independent
 
@@ -239,14 +284,14 @@ def test_tome_keeps_frames_apart_and_tempme_does_not(small_clip):
 def test_shared_merging_of_a_still_video_equals_merging_frame_by_frame(small_clip):
     still = torch.randn(2, 1, 3, 32, 32).expand(2, 5, 3, 32, 32)
     torch.testing.assert_close(
-        encode(small_clip, small(small_clip, reducer="tome_shared", r=3), still),
-        encode(small_clip, small(small_clip, reducer="tome", r=3), still),
+        encode(small_clip, small(small_clip, "tome_shared", r=3), still),
+        encode(small_clip, small(small_clip, "tome", r=3), still),
     )
 
 
 def test_shared_merging_gives_all_frames_the_same_sizes(small_clip):
     with record_tokens() as states:
-        encode(small_clip, small(small_clip, reducer="tome_shared", r=3), torch.randn(2, 5, 3, 32, 32))
+        encode(small_clip, small(small_clip, "tome_shared", r=3), torch.randn(2, 5, 3, 32, 32))
     sizes = states[0].sizes.unflatten(0, (2, 5))
     assert torch.equal(sizes, sizes[:, :1].expand_as(sizes))
     assert not torch.equal(sizes[0], sizes[1])
@@ -260,7 +305,7 @@ def test_class_tokens_come_back_one_for_each_frame_in_temporal_order(small_clip)
             torch.nn.init.zeros_(module.bias)
     small_clip.vision.ln_post = torch.nn.Identity()
     small_clip.vision.proj = torch.nn.Parameter(torch.eye(32))
-    reducer = small(small_clip, reducer="tempme", num_frames=12, clip_blocks=(1, 2), clip_groups=(3, 4))
+    reducer = small(small_clip, "tempme", num_frames=12, clip_blocks=(1, 2), clip_groups=(3, 4))
     with torch.no_grad():
         reducer.positions["1"].copy_(torch.arange(12.0)[:, None].expand(12, 32))
     out = encode(small_clip, reducer, torch.randn(2, 12, 3, 32, 32))
@@ -270,14 +315,14 @@ def test_class_tokens_come_back_one_for_each_frame_in_temporal_order(small_clip)
 
 @pytest.mark.parametrize("name", [name for name in NOTHING if name != "none"])
 def test_every_reducer_works_on_towers_of_bfloat16(small_clip, name):
-    reducer = small(small_clip, reducer=name, num_frames=4)
+    reducer = small(small_clip, name, num_frames=4)
     with torch.autocast("cpu", torch.bfloat16):
         assert encode(small_clip, reducer, torch.randn(2, 4, 3, 32, 32)).isfinite().all()
 
 
 def test_sizes_add_up_to_the_patches_of_all_joined_frames(small_clip):
     with record_tokens() as states:
-        encode(small_clip, small(small_clip, reducer="tempme", num_frames=8), torch.randn(2, 8, 3, 32, 32))
+        encode(small_clip, small(small_clip, "tempme", num_frames=8), torch.randn(2, 8, 3, 32, 32))
     assert states[0].sizes.sum(1).flatten().tolist() == [8.0 * 17, 8.0 * 17]
     assert states[0].sizes[:, :8].eq(1).all()
 
@@ -299,22 +344,22 @@ def test_merged_duplicates_attend_like_the_tokens_they_stand_for(small_clip):
 
 def test_positions_start_at_zero_and_change_nothing(small_clip):
     frames = torch.randn(2, 6, 3, 32, 32)
-    with_positions = small(small_clip, reducer="tempme", num_frames=6)
-    without = small(small_clip, reducer="tempme", num_frames=6, positions="none")
+    with_positions = small(small_clip, "tempme", num_frames=6)
+    without = small(small_clip, "tempme", num_frames=6, positions="none")
     assert [tuple(p.shape) for p in with_positions.parameters()] == [(6, 32), (3, 32)]
     assert list(without.parameters()) == []
     torch.testing.assert_close(encode(small_clip, with_positions, frames), encode(small_clip, without, frames))
 
 
 def test_the_released_code_adds_positions_only_where_it_merges(small_clip):
-    settings = {"reducer": "tempme", "num_frames": 6, "r": 0, "keep_cross": 100, "keep_intra": 100}
+    settings = {"name": "tempme", "num_frames": 6, "r": 0, "keep_cross": 100, "keep_intra": 100}
     assert list(small(small_clip, **settings, positions="merging").parameters()) == []
     assert len(list(small(small_clip, **settings, positions="always").parameters())) == 2
 
 
 def test_another_number_of_frames_is_refused_with_the_remedy(small_clip):
-    reducer = small(small_clip, reducer="tempme", num_frames=12)
-    with pytest.raises(ValueError, match="Write num_frames=8"):
+    reducer = small(small_clip, "tempme", num_frames=12)
+    with pytest.raises(ValueError, match=r"Write reducer\.num_frames=8"):
         encode(small_clip, reducer, torch.randn(1, 8, 3, 32, 32))
 
 
@@ -380,9 +425,9 @@ def test_two_reducers_and_different_depths_are_refused():
 )
 def test_cross_frame_attention_composes_only_with_reducers_that_keep_places(small_clip, name, fits):
     cross_frame = [BlockSeams()] * 2 + [BlockSeams(needs_alignment=True)] * 2
-    reducer = small(small_clip, reducer=name, num_frames=4)
+    reducer = small(small_clip, name, num_frames=4)
     if fits:
         assert len(combine(reducer.seams(), cross_frame)) == 4
     else:
-        with pytest.raises(ValueError, match="reducer=tome_shared"):
+        with pytest.raises(ValueError, match="reducer.name=tome_shared"):
             combine(reducer.seams(), cross_frame)

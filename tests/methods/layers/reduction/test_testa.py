@@ -5,14 +5,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ctvr.methods.backbone.clip import record_tokens
-from ctvr.methods.layers.reduction.config import ReducerConfig
 from ctvr.methods.layers.reduction.merge import plan_bipartite
 from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.reduction.testa import TemporalAttention, most_frequent, plan_frames
+from tests.methods.conftest import reducer_config
 
 
 def made(clip, **settings):
-    return make_reducer(ReducerConfig(reducer="testa", **settings), clip.vision)
+    return make_reducer(reducer_config("testa", **settings), clip.vision)
 
 
 def encode(clip, reducer, frames):
