@@ -14,6 +14,7 @@ line: a `ctvr.ConfigError` of one line names the setting and the remedy.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _PUBLIC = {
     "CtvrError": "ctvr.orchestrator.errors",
     "ConfigError": "ctvr.orchestrator.errors",
 }
-_RENAMED = {"methods": "list_methods", "streams": "list_streams"}  # since 0.3
+_RENAMED = {"streams": "list_streams"}  # read until 0.4; `ctvr.methods()` is a call of the package ctvr.methods
 __all__ = [
     "Batch",
     "ConfigError",
@@ -72,8 +73,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "methods":
+        return importlib.import_module("ctvr.methods")
     if name in _RENAMED:
-        raise AttributeError(f"ctvr.{name}() is now ctvr.{_RENAMED[name]}().")
+        text = f"`ctvr.{name}()` is now `ctvr.{_RENAMED[name]}()`; the old name is read until 0.4."
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _PUBLIC:
         raise AttributeError(f"module 'ctvr' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

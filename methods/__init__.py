@@ -13,9 +13,11 @@ import importlib.util
 import os
 import re
 import sys
+import types
+import warnings
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctvr.methods.base import Method
@@ -240,3 +242,15 @@ def _of_others(name: str, module: str, cls: str) -> type[Method]:
     ):
         raise ValueError(f"{name}: {cls} of {module} is not a ctvr.Method with a dataclass Config.")
     return found
+
+
+class _FormerFunction(types.ModuleType):
+    """The package, which can be called: `ctvr.methods()` was a function, and its name is read until 0.4."""
+
+    def __call__(self) -> Any:
+        text = "`ctvr.methods()` is now `ctvr.list_methods()`; the old name is read until 0.4."
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return sys.modules["ctvr"].list_methods()
+
+
+sys.modules[__name__].__class__ = _FormerFunction

@@ -31,8 +31,6 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
     assert sorted(ctvr._PUBLIC) == dir(ctvr) == sorted(ctvr.__all__)
     with pytest.raises(AttributeError, match=r"no attribute 'laod'\. Public names: .*load"):
         ctvr.laod  # noqa: B018
-    with pytest.raises(AttributeError, match=r"ctvr\.streams\(\) is now ctvr\.list_streams\(\)"):
-        ctvr.streams  # noqa: B018
 
 
 def test_a_run_gives_what_mlflow_has(learned, manifest):
@@ -121,6 +119,17 @@ def test_the_schema_knows_every_setting_that_a_run_has_and_no_other(learned, man
     everything = ctvr.schema()
     assert {rule["if"]["properties"]["method"]["const"] for rule in everything["allOf"]} == set(ctvr.list_methods())
     json.dumps(everything)
+
+
+@pytest.mark.parametrize("first", ["import ctvr", "import ctvr.methods", "import ctvr; ctvr.list_methods()"])
+def test_former_functions_answer_with_a_notice(first):
+    code = f"import warnings; warnings.simplefilter('always'); {first}; print(ctvr.methods() == ctvr.list_methods())"
+    code += "; print(ctvr.streams is ctvr.list_streams, ctvr.methods.METHODS['lora'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "ctvr.methods.lora:Lora"]
+    for name in ("methods", "streams"):
+        said = f"FutureWarning: `ctvr.{name}()` is now `ctvr.list_{name}()`; the old name is read until 0.4."
+        assert done.stderr.count(said) == 1
 
 
 def test_without_pandas_a_frame_is_a_list(monkeypatch):
