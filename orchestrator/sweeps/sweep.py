@@ -139,12 +139,12 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         ConfigError: for a setting, preset or baseline that cannot run.
     """
     get_method(request.method)
-    space, added = (
+    only, more = (
         tuple(renamed.setting_word(word, request.method) for word in words)
         for words in (request.space, request.space_add)
     )
     overrides = renamed.of_method(request.overrides, request.method)
-    request = replace(request, overrides=overrides, space=space, space_add=added)
+    request = replace(request, overrides=overrides, space=only, space_add=more)
     listed = [parse_values(word)[0] for word in (*request.space, *request.space_add)]
     forbid_seed([*request.overrides, *listed])
     if twice := next((name for name in listed if name in request.overrides or listed.count(name) > 1), None):
