@@ -175,13 +175,21 @@ def _archive(content: bytes) -> Any:
             if key not in storages:
                 raw = torch.frombuffer(bytearray(archive.read(f"{root}data/{key}")) or bytearray(1), dtype=torch.uint8)
                 storages[key] = raw.untyped_storage()
-            return torch.storage.TypedStorage(
-                wrap_storage=storages[key], dtype=getattr(kind, "dtype", torch.uint8), _internal=True
-            )
+            return _typed(storages[key], _dtype_of(kind))
 
         reader = Reader(io.BytesIO(archive.read(described)))
         reader.persistent_load = load  # type: ignore[method-assign]
         return reader.load()
+
+
+def _dtype_of(kind: Any) -> torch.dtype:
+    """Return the type of a storage's numbers; the public attribute warns that such classes will go."""
+    found: torch.dtype = getattr(kind, "_dtype", torch.uint8)
+    return found
+
+
+def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _before_archives(content: bytes) -> Any:
@@ -200,24 +208,23 @@ def _before_archives(content: bytes) -> Any:
 
     def load(word: Any) -> Any:
         _, kind, key, _, count, view = word
-        dtype = getattr(kind, "dtype", torch.uint8)
+        dtype = _dtype_of(kind)
         if key not in storages:
             if not 0 <= count * dtype.itemsize <= len(content):
                 raise ValueError("it is cut short")
-            storages[key] = torch.storage.TypedStorage(
-                wrap_storage=torch.UntypedStorage(count * dtype.itemsize), dtype=dtype, _internal=True
-            )
-        whole = storages[key]
-        return whole if view is None else whole[view[1] : view[1] + view[2]]
+            storages[key] = torch.UntypedStorage(count * dtype.itemsize), dtype
+        whole, _ = storages[key]
+        start, end = (0, count) if view is None else (view[1], view[1] + view[2])
+        return _typed(whole if view is None else whole[start * dtype.itemsize : end * dtype.itemsize], dtype)
 
     reader = Reader(file)
     reader.persistent_load = load  # type: ignore[method-assign]
     found = reader.load()
     for key in Reader(file).load():
-        storage = storages[key].untyped()
+        storage, dtype = storages[key]
         head = file.read(8)
         count = int.from_bytes(head, "little")
-        if len(head) < 8 or count * storages[key].dtype.itemsize != storage.nbytes():
+        if len(head) < 8 or count * dtype.itemsize != storage.nbytes():
             raise ValueError("it is cut short")
         if count:
             into = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()

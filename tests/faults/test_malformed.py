@@ -187,6 +187,7 @@ def benchmark_files(tmp_path: Path) -> dict[str, Path]:
     }
     for name, content in contents.values():
         (tmp_path / name).write_bytes(content)
+    (tmp_path / "videos" / "v1.mp4").write_bytes(b"")  # a folder without any video of the table is refused
     return {role: tmp_path / name for role, (name, _) in contents.items()}
 
 

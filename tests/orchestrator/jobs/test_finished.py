@@ -50,7 +50,7 @@ def ask(made, runs: Path, presets: tuple[str, ...] = (), **settings: str) -> str
 
 def test_the_text_is_that_of_the_run(made, here):
     assert ask(made, here) == made[1]
-    assert "t2v/r1" in made[1]
+    assert "text to video" in made[1]
 
 
 def test_another_setting_preset_stream_or_process_is_another_command(made, here, monkeypatch):
