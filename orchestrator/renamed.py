@@ -169,7 +169,7 @@ def settings(given: Mapping[str, Any], quiet: bool = False) -> dict[str, Any]:
 
 def of_method(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Return settings that do not name their method, or the words of --space, under the current names."""
-    known = settings({"method": method, **given})
+    known = settings({**given, "method": given.get("method", method)})
     return {name: value for name, value in known.items() if name != "method" or "method" in given}
 
 
@@ -210,10 +210,11 @@ def record(kept: Any, method: str = "") -> Any:
     if not isinstance(kept, dict):
         return kept
     method = str(kept.get("method", method))
-    found = settings({"method": method, **{name: record(value, method) for name, value in kept.items()}}, quiet=True)
+    inner = {name: record(value, method) for name, value in kept.items()}
+    found = settings({**inner, "method": inner.get("method", method)}, quiet=True)
     found = found if "method" in kept else {name: value for name, value in found.items() if name != "method"}
-    if isinstance(inner := found.get("search"), dict):
-        whole = settings({f"search.{name}": value for name, value in inner.items()}, quiet=True)
+    if isinstance(search := found.get("search"), dict):
+        whole = settings({f"search.{name}": value for name, value in search.items()}, quiet=True)
         found["search"] = {name.removeprefix("search."): value for name, value in whole.items()}
     return found
 
