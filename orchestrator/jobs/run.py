@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -95,8 +96,12 @@ def train(
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    say(start_text(experiment, stream, settings, chosen, device, f"{execution.runs}, run {name}"))
+    started = start_text(experiment, stream, settings, chosen, device, f"{execution.runs}, run {name}")
     took: list[float] = []
+
+    def ready(*context: Any) -> None:  # everything fits together: a mistake is one line
+        say(started)
+        recorder.ready(*context)
 
     def report_task(task: Task, record: RunState, seconds: float) -> None:
         recorder.report(task, record, seconds)
@@ -108,7 +113,7 @@ def train(
             say(f"{warning} Ctrl-C stops the run.")
 
     try:
-        result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=recorder.ready, stream=stream)
+        result = execute(experiment, places, report=report_task, fresh=fresh, on_ready=ready, stream=stream)
         if result.resumed == len(result.stream.tasks):
             recorder.complete(result.record)
     except BaseException as error:
