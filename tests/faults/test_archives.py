@@ -15,6 +15,7 @@ import os
 import pickle
 import tarfile
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +74,8 @@ def yaml_files(canary: Path) -> dict[str, bytes]:
 
 def zipped(*members: tuple[str, bytes], link: str = "", method: int = zipfile.ZIP_STORED) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as archive:
+    with warnings.catch_warnings(), zipfile.ZipFile(out, "w", method) as archive:
+        warnings.filterwarnings("ignore", "Duplicate name")
         for name, content in members:
             archive.writestr(name, content)
         if link:

@@ -36,6 +36,7 @@ def test_a_video_with_a_chinese_name_is_imported_listed_and_found_in_every_local
     (tmp_path / "table.csv").write_text(TABLE, encoding="utf-8")
     videos = tmp_path / "\u89c6\u9891"
     videos.mkdir()
+    (videos / "caf\u00e9.mp4").write_bytes(b"frames")  # a folder without any video of the table is refused
     said = ctvr(tmp_path, locale, "streams", "import", "csv", "table.csv", "--name", "zh", "--videos", str(videos))
     assert "\\u4e2d\\u6587" in said  # it is missing, and named
     manifest = json.loads((tmp_path / "runs" / "streams" / "zh.json").read_text(encoding="utf-8"))

@@ -99,7 +99,10 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
         (["--vary", "method.lambda1"], "--vary: 'method.lambda1' is not name=VALUE,VALUE"),
         (["--vary", "seed=1,2"], "seed: not applicable"),
         (["--vary", "method.lambda1=1", "--trials", "4"], "without a search. Omit search.trials"),
-        (["--vary", "method.lambda1=1", "--space", "method.lambda2=1,2"], "Omit --space, --top and --rows"),
+        (
+            ["--vary", "method.lambda1=1", "--space", "method.lambda2=1,2"],
+            "Omit --space, --space-add, --top and --rows",
+        ),
     ):
         capsys.readouterr()
         assert main([*vary, *more]) == 2

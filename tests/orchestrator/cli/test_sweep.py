@@ -50,6 +50,7 @@ def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
         "presets": ("shapes", "original"),
         "search": {"trials": 4, "searcher": "random", "scheduler": "none", "seed": "7"},
         "space": ("method.weight=1,2", "base.lr=1e-6"),
+        "space_add": (),
         "top": 2,
         "seeds": 5,
         "baselines": ("lora",),

@@ -14,7 +14,7 @@ import pytest
 
 from ctvr.methods import METHODS, find_method
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.commits import MEASURED, Commits
 from ctvr.orchestrator.learning.experiment import GROUPS
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog
 from ctvr.orchestrator.learning.resolve import resolve
@@ -71,7 +71,7 @@ def commits_of(experiment, places) -> list[tuple[Any, ...]]:
     for done in range(1, TASKS + 1):
         commit = places.open_store().get_json("commits", f"{result.key}/task_{done:03d}")
         objects = [name.rpartition("-")[2] for name in (commit["weights"], *commit["galleries"])]
-        record = {name: value for name, value in commit["record"].items() if name != "seconds"}
+        record = {name: value for name, value in commit["record"].items() if name not in MEASURED}
         found.append((objects, record, set(commits.settings_read(done))))
     return found
 

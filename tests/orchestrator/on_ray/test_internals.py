@@ -159,6 +159,7 @@ def test_tune_hands_no_keys_on_in_the_runtime_environment_of_trials(monkeypatch)
     assert given["env_vars"]["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "0.2"
 
 
+@pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")  # Ray compares its own old settings
 def test_a_trial_starts_no_process_for_ray_datasets():
     callbacks = Trainer(print, backend_config=BackendConfig())._create_default_callbacks()
     names = {type(callback).__name__ for callback in callbacks}

@@ -70,7 +70,7 @@ def test_every_name_of_a_run_leads_to_it(execution, tmp_path, monkeypatch, caplo
     run = execution.tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})[0]
     uploaded = execution.tracker().download(run.run_id, "model")
     names = [run.run_id, run.run_id[:8], run.name, str(uploaded)]
-    video = next(iter(uploaded.parent.parent.parent.glob("small/videos/*.mp4")))
+    video = next(iter(execution.runs.glob("small/videos/*.mp4")))
     found = [load(name, execution).encode_video(video) for name in names]
     found.append(load(str(uploaded), ExecutionConfig(runs=tmp_path / "none")).encode_video(video))
     assert prepared == len(found) * [(Model.__dataclass_fields__["device"].default_factory(), True, "fp32")]

@@ -255,7 +255,7 @@ def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_on
     assert fixed.space["method.top_k"].categories == [1, 2]
     words = (f"{name}={value}" for name, value in fixed.recommended.items() if name != "method.top_k")
     space = (*words, "method.num_experts=1,5")
-    grid = plan_sweep(request(few, method="framefusion_moe", space=space, search={"searcher": "grid"}), execution)
+    grid = plan_sweep(request(few, method="framefusion_moe", space_add=space, search={"searcher": "grid"}), execution)
     pairs = [(1, 1), (5, 1), (5, 2), (5, 4)]
     assert [experts_of(point) for point in grid_points(grid.searched)] == pairs
     assert count_trials(grid.search, grid.searched) == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,11 @@ def of(detail: dict[str, Any]) -> Any:
     if "tokens" in detail:  # a setting that is empty leaves it to the tower's size: the printed one merges alike
         own = build(TempMeConfig, select_prefix(settings, "method"), "method")
         value = detail["value"]
-        printed = replace(own, **{name.partition(".")[2]: tuple(value) if isinstance(value, list) else value})
-        if tempme_steps(own, BLOCKS, detail["tokens"]) == tempme_steps(printed, BLOCKS, detail["tokens"]):
+        given = {**select_prefix(settings, "method"), name.partition(".")[2]: value}
+        printed = build(TempMeConfig, given, "method")
+        if tempme_steps(own.reducer, BLOCKS, detail["tokens"]) == tempme_steps(
+            printed.reducer, BLOCKS, detail["tokens"]
+        ):
             return value
     found = settings[name]
     return list(found) if isinstance(found, tuple) else found

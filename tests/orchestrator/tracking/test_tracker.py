@@ -242,7 +242,9 @@ def test_a_sweep_recorded_while_nothing_answers_arrives_whole(tracker, store, tm
         tracker.log_artifacts(run, [tmp_path / "ranks.json"])
         (tmp_path / "ranks.json").unlink()
         tracker.close(run)
-    assert sum("does not answer" in r.message or "Training continues" in r.message for r in caplog.records) == 1
+    assert (
+        sum("does not answer" in r.getMessage() or "Training continues" in r.getMessage() for r in caplog.records) == 1
+    )
     assert run.startswith("offline-")
     tracker._sender._client = online
     other = Tracker(store[0], tmp_path)  # another process: `ctvr sync`

@@ -81,7 +81,7 @@ def test_missing_empty_and_irregular_files_say_so(tmp_path):
         ("absent.mp4", "no such file"),
         ("empty.mp4", "is empty"),
         ("folder", "contains no frames"),
-        ("\0.mp4", ""),
+        ("\0.mp4", "."),
     ]:
         with pytest.raises(VideoError, match=reason):
             decode_apart(tmp_path / name, SMALL)
