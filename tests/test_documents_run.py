@@ -36,7 +36,7 @@ WHY_NOT = {
     "make .*": "a target of make; those that check or build have jobs of their own in CI",
     r"ctvr sweep( .*)?|ctvr rerun( .*)?|python orchestrator/sweep.py": "Ray: tests/orchestrator/on_ray",
     "ctvr reproduce ITEM|ctvr reproduce tempme/table2": "Ray, and a table of hours",
-    "ctvr table --sweep .*": "a finished rerun, which takes Ray: tests/orchestrator/on_ray",
+    "ctvr table (--sweep .*|NAME-final-.*)": "a finished rerun, which takes Ray: tests/orchestrator/on_ray",
     "ctvr cache build .*": "decodes a benchmark, or on a cluster: tests/orchestrator/jobs/test_cache.py",
     "ctvr attach.*|python cluster/.*": "a cluster: tests/cluster",
     "ctvr streams import (msrvtt(-qa)?|actnet|cvlm|cifar-10|tiny-imagenet) .*": "its own files: importers' tests",
@@ -45,7 +45,7 @@ WHY_NOT = {
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
     "ctvr ui": "a server that stays until it is stopped",
-    "ctvr plot (merges|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_plot.py",
+    "ctvr plot (merges|gates|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_plot.py",
     "ctvr (run|search|table|report|plot|check-method|explain|reproduce|rebuild|sync)": "a sentence names the command",
 }
 FILLED = {

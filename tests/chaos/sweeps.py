@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ctvr.orchestrator.learning.commits import MEASURED
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.tracking.tracker import create_store
 from tests.chaos.lifecycle import TIMED, VIDEOS
@@ -263,7 +264,8 @@ class Sweeps:
         store = Store.open(self._runs(number) / "store")
         for key in store.list("commits"):
             commit = store.get_json("commits", key)
-            del commit["record"]["seconds"]
+            for name in MEASURED:
+                commit["record"].pop(name, None)
             if not key.startswith("zero-"):
                 found[key] = commit
         return found

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,9 @@ def make_method(name: str, base_settings: Mapping[str, Any] | None = None, **set
     if cls.wraps:
         config = cls.Config(**{**own, **({"base": base} if base else {}), **settings})
         return cls(config, make_method(config.base, **(base_settings or {})))
+    reducer = getattr(cls.Config(), "reducer", None)
+    if hasattr(reducer, "num_frames"):
+        own["reducer"] = replace(reducer, num_frames=FRAMES)
     return cls(cls.Config(**{**own, **settings}), make_small_clip())
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.report import make_report
+from ctvr.orchestrator.learning.commits import MEASURED
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchOutcome, TrialPlan
@@ -81,7 +82,7 @@ class Finished:
 
 def without_times(commit: dict[str, Any]) -> dict[str, Any]:
     """Return a commit without the times, which differ between equal runs."""
-    return {**commit, "record": {name: v for name, v in commit["record"].items() if name != "seconds"}}
+    return {**commit, "record": {name: v for name, v in commit["record"].items() if name not in MEASURED}}
 
 
 def assert_equals_an_unbroken_run(runs: Path, settings: dict[str, Any], manifest: str, tmp_path: Path) -> None:
@@ -130,7 +131,8 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     assert said.count("stopped after task 2: others are better") == 2
     assert "2 complete, 2 stopped early, 0 failed" in text
     assert "\nzero_shot " in text
-    assert "settings are the best of 4 trials" in text
+    written = "".join(file.read_text() for file in sorted((execution.runs / "tables").rglob("*.md")))
+    assert "settings are the best of 4 trials" in written
     wait_for(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()), 60)
     wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], 60)
 
