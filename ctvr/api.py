@@ -108,7 +108,7 @@ def run(
         ConfigError: for invalid arguments, before anything is trained.
     """
     from ctvr.orchestrator.jobs.run import train
-    from ctvr.orchestrator.settings_file import read_settings
+    from ctvr.orchestrator.sweeps.settings_file import read_settings
 
     given = {**(read_settings(Path(config)) if config else {}), **(settings or {})}
     _trust([method, *given.values()], trust)

@@ -24,7 +24,7 @@ MAY = {
     "table": "scipy",  # the intervals
     "page": "scipy",
     "explain": "torch",  # whether the key is the same today
-    "search": "torch open_clip torchvision",
+    "search": "torch torch._dynamo open_clip torchvision",
 }
 CODE = """
 import json, sys

@@ -15,7 +15,6 @@ from ctvr.methods.backbone.architectures import SHIPPED, UMT
 from ctvr.methods.backbone.checkpoint import ENDINGS, fitted, read_checkpoint
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
-from ctvr.methods.backbone.lazy_dynamo import import_open_clip
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
 from ctvr.methods.backbone.umt_load import load_umt
 from ctvr.methods.user_paths import expand_path
@@ -61,7 +60,7 @@ def _tiny_clip(
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
     if weights not in {"shipped", "random"} and not is_path(weights):
         raise ValueError(f"{name} has no weights called {weights!r}. Write shipped, random or a file.")
-    CLIP = import_open_clip().CLIP  # takes seconds: commands that train nothing load no tower
+    from open_clip import CLIP  # takes seconds: commands that train nothing load no tower
     from open_clip.tokenizer import SimpleTokenizer
 
     folder = SHIPPED[name]
@@ -97,7 +96,7 @@ def _umt(name: str, weights: str, seed: int, sha256: str, vocabulary: str) -> Cl
 def _open_clip(
     name: str, weights: str, seed: int, sha256: str
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
-    open_clip = import_open_clip()
+    import open_clip
 
     if name not in open_clip.list_models():
         raise ValueError(

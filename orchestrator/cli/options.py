@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ctvr.orchestrator.config import parse_overrides
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
-from ctvr.orchestrator.settings_file import read_settings
+from ctvr.orchestrator.sweeps.settings_file import read_settings
 from ctvr.orchestrator.sweeps.trust import trust_config, trust_named, trust_typed
 
 

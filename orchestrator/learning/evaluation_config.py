@@ -69,7 +69,9 @@ class EvaluationConfig:
                 "look for. Use select=best, or patience=none."
             )
         if wrong := [share for share in self.reencode if not 0 <= share <= 100]:
-            raise ValueError(f"reencode lists shares of the old videos in percent, 0 to 100, got {wrong[0]}.")
+            raise ValueError(
+                f"reencode lists shares of the old videos in percent, 0 to 100, got {wrong[0]}. Use 25,50,100."
+            )
         if self.patience_start < 0:
             raise ValueError(f"patience_start counts epochs and must be >= 0, got {self.patience_start}. Use 0.")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ctvr.methods import named_classes, trust, trusted
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.settings_file import read_settings
+from ctvr.orchestrator.sweeps.settings_file import read_settings
 
 
 def trust_typed(words: Iterable[str]) -> None:

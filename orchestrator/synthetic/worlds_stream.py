@@ -54,8 +54,10 @@ def split_dials(name: str) -> tuple[str, Dials]:
                 f"number, such as conflict0.5; dials: {', '.join(known)}."
             )
         given[dial] = value
-    dials: Dials = build(Dials, given, f"stream {written}")
-    return written, dials
+    try:
+        return written, build(Dials, given, "stream")
+    except ConfigError as error:
+        raise ConfigError(f"stream: {name}: {str(error).removeprefix('stream.')}") from error
 
 
 def joined(name: str, dials: Dials) -> str:

@@ -143,7 +143,7 @@ def _cifar(path: Path) -> object:
 
 def _settings(path: Path) -> object:
     from ctvr.orchestrator.learning.resolve import resolve
-    from ctvr.orchestrator.settings_file import read_settings
+    from ctvr.orchestrator.sweeps.settings_file import read_settings
 
     found = {name: value for name, value in read_settings(path).items() if not name.startswith("base")}
     return resolve({"method": "zero_shot", "stream": "shapes-5", **found})

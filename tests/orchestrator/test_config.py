@@ -19,7 +19,7 @@ from ctvr.orchestrator.config import (
     select_prefix,
 )
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.settings_file import read_settings
+from ctvr.orchestrator.sweeps.settings_file import read_settings
 
 
 @dataclass(frozen=True, kw_only=True)

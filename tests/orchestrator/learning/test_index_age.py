@@ -177,5 +177,5 @@ def test_streams_without_captions_refuse_the_settings(small_stream):
 
 
 def test_a_share_beyond_the_whole_is_refused():
-    with pytest.raises(ValueError, match=r"reencode lists shares .* 0 to 100, got 120"):
+    with pytest.raises(ValueError, match=r"reencode lists shares .* 0 to 100, got 120\. Use 25,50,100"):
         EvaluationConfig(reencode=(25, 120))
