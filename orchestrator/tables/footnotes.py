@@ -26,7 +26,7 @@ TEXTS = {
     "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
     "replay": "its memory is written once, at a task's end, and its pairs repeat where a step asks for more than are "
     "kept (released codes write after every step and repeat none)",
-    "short": "trained for {epochs} epochs of a task where {recommended} are recommended",
+    "short": "epochs of a task: {epochs}, where {recommended} are recommended",
     "untrained": "not trained (preset untrained): where its training starts, by its own score",
     "searched": "settings are the best of {n} trials{rule}",
 }

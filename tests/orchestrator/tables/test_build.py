@@ -169,7 +169,7 @@ def test_no_paper_beside_another_stream_or_validation_numbers():
         ({}, {"evaluation.select": "best", "evaluation.split": "val"}, "the best one on the validation videos"),
         ({}, {"evaluation.split": "val"}, "measured on validation videos"),
         ({"ctvr.mark": "no validation split: x"}, {}, "no validation split"),
-        ({"ctvr.recommended_epochs": "8"}, {"optim.epochs": "0"}, "trained for 0 epochs of a task where 8"),
+        ({"ctvr.recommended_epochs": "8"}, {"optim.epochs": "0"}, "epochs of a task: 0, where 8"),
         ({"ctvr.recommended_epochs": "0"}, {"optim.epochs": "0"}, "not trained (preset untrained)"),
         ({"ctvr.transductive": "true"}, {}, "transductive"),
         ({"ctvr.transductive": "true"}, {}, "depends on the other queries of the test set"),
