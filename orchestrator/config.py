@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ctvr.methods.setting_groups import setting_names, variants_of
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.setting_groups import setting_names, variants_of
 
 T = TypeVar("T")
 Settings = dict[str, Any]

@@ -15,7 +15,6 @@ from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.backbone.umt import Umt
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
-from ctvr.methods.setting_groups import setting_names
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import qualify_field_names
 from ctvr.orchestrator.data.batches import seed_of
@@ -25,6 +24,7 @@ from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.experiment import BackboneConfig, Experiment
 from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, read_model
 from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
+from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.streams.stream import Stream
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, UntrustedClass, find_method
 from ctvr.methods.base import Capabilities, Method, Override, Recipe
-from ctvr.methods.setting_groups import known_settings, setting_names, settings_called
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, flatten, select_prefix, suggest, unknown_setting
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
+from ctvr.orchestrator.setting_groups import known_settings, setting_names, settings_called
 from ctvr.orchestrator.streams.stream import Stream
 
 UNTRAINED = "untrained"  # preset of every method: a control that trains nothing and scores as the method does

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ctvr.methods import EVERY_METHOD, IMAGE_METHODS, find_method
-from ctvr.methods.setting_groups import known_settings
 from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.setting_groups import known_settings
 from ctvr.orchestrator.tables.float16_rates import float16_note
 from ctvr.orchestrator.tables.unpublished_settings import departures, footnote
 

@@ -8,12 +8,12 @@ import pytest
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, find_method
 from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS
-from ctvr.methods.setting_groups import setting_names
 from ctvr.methods.settings import groups_of
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import parse_overrides
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.sweeps.settings_file import read_settings
 
 

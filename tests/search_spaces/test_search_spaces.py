@@ -12,7 +12,6 @@ from ray.tune.search.sample import Categorical, Domain, Float, Integer
 
 from ctvr.methods import CONFIGURATIONS, METHODS, find_method
 from ctvr.methods.base import Method
-from ctvr.methods.setting_groups import setting_names
 from ctvr.methods.tempme import TempMe
 from ctvr.orchestrator.config import build
 from ctvr.orchestrator.learning.experiment import GROUPS
@@ -20,6 +19,7 @@ from ctvr.orchestrator.learning.prefix_reuse import AccessLog, track_reads
 from ctvr.orchestrator.learning.resolve import presets_of, resolve
 from ctvr.orchestrator.on_ray.plan import within
 from ctvr.orchestrator.on_ray.search import contains, first_point
+from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.sweeps.search_spaces import default_metric, later_task_settings, search_space, upper_bounds
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from tests.methods.conftest import make_small_clip

@@ -69,7 +69,11 @@ def test_a_stream_of_exported_features_gives_the_numbers_of_its_videos(few, expo
             "clip4clip changes its vision tower, but stream videos has features",
         ),
         ("both", {**trained, "backbone__name": "tiny-clip"}, "framefusion_moe changes its text tower"),
-        ("videos", {**own, "data__augment": "crop_flip"}, "data.augment: crop_flip is for frames"),
+        (
+            "videos",
+            {**own, "data__augment": "crop_flip"},
+            "data.augment: crop_flip is for videos, but stream videos has features",
+        ),
         (
             "videos",
             {"backbone__name": "ViT-B-32", "backbone__weights": "random"},
