@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help setup sweep test test-all test-faults test-cluster wheel lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
+.PHONY: help setup sweep test test-all test-gpu test-faults test-cluster wheel lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -44,6 +44,9 @@ test: $(READY)  ## quick tests (WORKERS=2 processes)
 test-all: $(READY)  ## all tests: the quick and slow ones, then those that run Ray in one process
 	$(PYTEST) -n $(WORKERS) -m "not ray and not fault" --durations=25 $(ARGS)
 	$(PYTEST) -n 1 -m "ray and not fault" --durations=25 $(ARGS) tests/orchestrator/on_ray
+
+test-gpu: $(READY)  ## every method on a GPU: repeats bit for bit, learns what the CPU learns (minutes; skipped without a GPU)
+	$(PYTEST) -n $(WORKERS) -m "slow or not slow" $(ARGS) tests/devices/test_real_gpu.py
 
 test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; on an otherwise idle machine
 	$(PYTEST) -n 1 -m fault $(ARGS) tests/faults/test_node_loss.py tests/chaos/test_sweeps.py tests/cluster/test_three_hosts.py

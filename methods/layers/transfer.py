@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 
+def pinned(x: Tensor, device: torch.device) -> Tensor:
+    """Return a CPU tensor in memory from which a GPU copies asynchronously; for a CPU, the tensor itself.
+
+    The copy takes time: a thread that reads ahead makes it, not the one that feeds the GPU.
+    """
+    return x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
+
+
 def to_device(x: Tensor | Sequence[int], device: torch.device) -> Tensor:
     """Copy a CPU tensor, or whole numbers as int64, to the device: to a GPU asynchronously from pinned memory."""
     host = x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.int64, device="cpu")
-    if device.type == "cuda" and host.device.type == "cpu":
-        return host.pin_memory().to(device, non_blocking=True)
-    return host.to(device)
+    return pinned(host, device).to(device, non_blocking=device.type == "cuda")
 
 
 def trim_padding(tokens: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Task
-from ctvr.methods.layers.transfer import to_device, trim_padding
+from ctvr.methods.layers.transfer import pinned, to_device, trim_padding
 from ctvr.orchestrator.data.augment import crop_and_flip, gray_and_jitter
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import FrameSource
@@ -137,7 +137,8 @@ class StreamData:
         """
         chosen = [self._all[number] for number in numbers]
         videos = self.to_batch(self._read([item for item, _ in chosen], is_augmented=False), None)
-        return videos.contiguous(), self._captions(chosen, self._width(range(len(self.stream.tasks))))
+        tokens = self._pair_tokens(chosen, self._width(range(len(self.stream.tasks))))
+        return videos.contiguous(), to_device(tokens, self.device)
 
     def _tasks(self, pairs: Sequence[int]) -> Tensor:
         """Return the tasks (N,) of training pairs with these numbers, on the CPU."""
@@ -202,16 +203,17 @@ class StreamData:
             augment = None
         is_mixed = len(self._tasks([pairs[0], pairs[-1]]).unique()) > 1 if pairs else False
 
-        def read(batch: list[int]) -> tuple[list[int], Tensor]:
+        def read(batch: list[int]) -> tuple[list[int], list[tuple[Item, str]], Tensor, Tensor]:
             numbers = [pairs[index] for index in batch]
-            return numbers, self._read([self._all[pair][0] for pair in numbers], augment is not None, drawn)
-
-        for numbers, videos in prefetch(read, order, self._threads):
             chosen = [self._all[pair] for pair in numbers]
+            videos = self._read([item for item, _ in chosen], augment is not None, drawn)
+            return numbers, chosen, pinned(videos, self.device), self._pair_tokens(chosen, width)
+
+        for numbers, chosen, videos, tokens in prefetch(read, order, self._threads):
             which = tuple(self._number(item) for item, _ in chosen)
             yield Batch(
                 frames=self.to_batch(videos, augment),
-                tokens=self._captions(chosen, width),
+                tokens=to_device(tokens, self.device),
                 video_ids=to_device(which, self.device),
                 categories=to_device([self.stream.category_index(item.category) for item, _ in chosen], self.device),
                 pair_ids=to_device(numbers, self.device),
@@ -224,10 +226,10 @@ class StreamData:
         """Return ids (B, A) of the answers of training pairs, in a stream of questions; else None."""
         return None
 
-    def _captions(self, chosen: Sequence[tuple[Item, str]], width: int | None) -> Tensor:
-        """Return tokens (B, L) on the device; L is `width`, or the length of the longest caption."""
+    def _pair_tokens(self, chosen: Sequence[tuple[Item, str]], width: int | None) -> Tensor:
+        """Return tokens (B, L) on the CPU; L is `width`, or the length of the longest caption."""
         tokens = self.tokens([caption for _, caption in chosen])
-        return to_device(trim_padding(tokens) if width is None else tokens[:, :width], self.device)
+        return trim_padding(tokens) if width is None else tokens[:, :width]
 
     def tokens(self, captions: list[str]) -> Tensor:
         """Return captions (N, L) int64, truncated to `data.max_tokens` with the end-of-text token kept."""
@@ -285,7 +287,7 @@ class StreamData:
         order = [list(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
 
         def read(batch: list[int]) -> Tensor:
-            return self._read([items[row] for row in batch], is_augmented=False)
+            return pinned(self._read([items[row] for row in batch], is_augmented=False), self.device)
 
         for videos in prefetch(read, order, self._threads):
             yield self.to_batch(videos, None)

@@ -1,8 +1,9 @@
 """`make bench-gpu`: the loop's steps and encoding on a GPU at the size of the papers (ViT-B/32, 8 pairs, 12 frames).
 
-An epoch of `Loop` on noise in memory, as in a run: copies to the GPU, AdamW, clipping, reading of flags. Measured are
-step time, peak memory, videos per second and the host's waits in float32 and bfloat16, then the same steps with several
-processes that gather their features, as with Ray Train: one process per GPU with NCCL, or two on one GPU with gloo.
+Epochs of `Loop` on noise in memory, as in a run: copies to the GPU, AdamW, clipping, reading of flags. Measured are
+step time, peak memory, videos per second, the host's waits and the share of time in which kernels run, in each
+precision, in bfloat16 also at larger batches. Then the same steps with several processes that gather their features, as
+with Ray Train: one process per GPU with NCCL, or two on one GPU with gloo.
 Decoding and the store are not timed.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.autograd import DeviceType
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.load import load_backbone
@@ -38,6 +40,7 @@ from tools.bench.waits import waits_of
 from tools.bench.work import VIT, second_task
 
 PAIRS, FRAMES = 8, 12  # per step: CTVR (arXiv:2503.10111), section 5.1
+LARGER = (32, 128)  # pairs per step, in bf16
 METHODS_MEASURED = ("framefusion_moe", "clip4clip")
 
 
@@ -47,11 +50,13 @@ class GpuRow:
 
     name: str
     precision: str
+    pairs: int  # of a step, over all processes
     workers: int
     step_ms: float  # mean over an epoch
     videos_per_second: float  # in training
     encoded_per_second: float  # videos of a gallery, including the copy of their features
     peak_gib: float  # of one process
+    busy: float = 0.0  # share of the epoch's time in which kernels of the first process ran
     waits_a_step: float = 0.0  # of the first process's host
     waits: dict[str, int] = field(default_factory=dict)  # per epoch, by line
 
@@ -86,16 +91,31 @@ def _noise_stream(pairs: int, videos: int) -> Stream:
 
 
 class _Timed(Loop):
-    """A loop that times its epochs, and counts the waits of the last one."""
+    """A loop of three epochs: the first allocates memory and selects kernels, one is timed, the last is profiled."""
 
     seconds: list[float]
-    waits: Counter[str]
+    waits: Counter[str]  # of the second epoch
+    kernel_seconds: float  # of the third
 
     def _epoch(self, *given: Any, **named: Any) -> dict[str, float]:
+        if len(self.seconds) == 2:
+            return self._profiled(*given, **named)
         with waits_of(self.workers.device) as self.waits:
             started = _now(self.workers.device)
             terms = super()._epoch(*given, **named)
             self.seconds.append(_now(self.workers.device) - started)
+        return terms
+
+    def _profiled(self, *given: Any, **named: Any) -> dict[str, float]:
+        """Add up the time of kernels and copies; the profiler slows the host, not them."""
+        self.kernel_seconds = 0.0
+        if not torch.cuda.is_available():  # a simulated GPU
+            return super()._epoch(*given, **named)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            terms = super()._epoch(*given, **named)
+            torch.cuda.synchronize(self.workers.device)
+        events = profile.profiler.kineto_results.events()  # its own table of them takes a minute
+        self.kernel_seconds = sum(each.duration_ns() for each in events if each.device_type() == DeviceType.CUDA) / 1e9
         return terms
 
 
@@ -110,19 +130,20 @@ def time_step(
     name: str, backbone: Clip, precision: Precision, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
     """Time steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if any."""
+    sys.stderr.write(f"bench: {name}, {precision}, {pairs} pairs ...\n")
     set_determinism(device, precision=precision)
     size = dist.get_world_size() if dist.is_initialized() else 1
     workers = Workers(dist.get_rank() if size > 1 else 0, size, device)
     settings, stream = DataConfig(num_frames=frames, batch_size=pairs), _noise_stream(pairs * steps, 4 * pairs)
     source: Any = _Noise(frames, backbone.image_size)  # in place of a FrameSource
     data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, settings, device)
-    config = LoopConfig(OptimConfig(epochs=2), EvaluationConfig(batch_size=pairs), precision=precision)
+    config = LoopConfig(OptimConfig(epochs=3), EvaluationConfig(batch_size=pairs), precision=precision)
     with tempfile.TemporaryDirectory() as folder:
         loop = _Timed(second_task(name, backbone), data, config, Commits(Store.open(folder), "bench"), workers)
     loop.seconds = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    loop._train(data.task(1))  # the first epoch allocates memory and selects kernels
+    loop._train(data.task(1))
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
     loop.method.eval()
     encoded = []
@@ -134,11 +155,13 @@ def time_step(
     return GpuRow(
         name=name,
         precision=precision,
+        pairs=pairs,
         workers=size,
         step_ms=1000 * step_seconds,
         videos_per_second=pairs / step_seconds,
         encoded_per_second=4 * pairs / encoded[-1],
         peak_gib=peak,
+        busy=loop.kernel_seconds / loop.seconds[-1],
         waits_a_step=sum(loop.waits.values()) / steps,
         waits=dict(loop.waits),
     )
@@ -193,27 +216,29 @@ def gpu_table() -> str:
         for name in METHODS_MEASURED
         for precision in get_args(Precision)
     ]
+    rows += [time_step(name, backbone, "bf16", device, n, FRAMES) for name in METHODS_MEASURED for n in LARGER]
     torch.cuda.empty_cache()  # the processes below share the GPU with this one
     count = torch.cuda.device_count()
     rows += in_parallel(count, "cpu:gloo,cuda:nccl", "cuda") if count > 1 else in_parallel(2, "gloo", "cuda")
     head = f"{count} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}, CUDA {torch.version.cuda}"
-    return f"{head}; ViT-B/32 with random weights, {PAIRS} pairs x {FRAMES} frames\n\n{to_markdown(rows)}"
+    return f"{head}; ViT-B/32 with random weights, {FRAMES} frames a video\n\n{to_markdown(rows)}"
 
 
 def to_markdown(rows: list[GpuRow]) -> str:
     """Return a table of rows, followed by the lines at which hosts wait."""
     lines = [
-        "| method | precision | processes | step (ms) | videos/s trained | videos/s encoded | peak memory (GiB) "
-        "| waits a step |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | precision | pairs | processes | step (ms) | videos/s trained | videos/s encoded "
+        "| peak memory (GiB) | kernels run (%) | waits a step |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {row.name} | {row.precision} | {row.workers} | {row.step_ms:.1f} | {row.videos_per_second:.1f} "
-        f"| {row.encoded_per_second:.1f} | {row.peak_gib:.2f} | {row.waits_a_step:.2f} |"
+        f"| {row.name} | {row.precision} | {row.pairs} | {row.workers} | {row.step_ms:.1f} "
+        f"| {row.videos_per_second:.1f} | {row.encoded_per_second:.1f} | {row.peak_gib:.2f} "
+        f"| {100 * row.busy:.0f} | {row.waits_a_step:.2f} |"
         for row in rows
     ]
-    places = sorted({(row.name, row.precision, place, count) for row in rows for place, count in row.waits.items()})
+    places = sorted({(row.name, row.precision, place, n) for row in rows for place, n in row.waits.items()})
     if places:
         lines += ["", "The host waits in an epoch, by torch's own account:", ""]
-        lines += [f"- {name}, {precision}: {count} times at {place}" for name, precision, place, count in places]
+        lines += [f"- {name}, {precision}: {n} times at {place}" for name, precision, place, n in places]
     return "\n".join(lines)
