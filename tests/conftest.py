@@ -105,6 +105,26 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     assert {key: check.tolerance for key, check in checks.items()} == counts.worst
 
 
+def _records(runs: Path) -> dict[Path, int]:
+    """Return the size of every file that a run writes: events, artifacts and commits."""
+    folders = (runs / name for name in ("told", "artifacts", "store/commits"))
+    return {path: path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def _learned_is_only_read(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test that writes into the folder that all tests of this process share."""
+    yield
+    if "learned" in request.fixturenames:
+        runs = request.getfixturevalue("learned")
+        before, _of_learned[runs] = _of_learned[runs], _records(runs)
+        changed = {path.relative_to(runs) for path, _ in before.items() ^ _of_learned[runs].items()}
+        assert not changed, "this test writes into the folder of the fixture `learned`: give it a copy"
+
+
+_of_learned: dict[Path, dict[Path, int]] = {}
+
+
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A runs folder with complete runs of zero_shot and framefusion_moe on `small/small.json`: read it only."""
@@ -115,4 +135,5 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = write_stream(root / "small", num_tasks=2)
     for method in ("zero_shot", "framefusion_moe"):
         ctvr.run(method, manifest, settings={"optim.epochs": 1}, runs=root, keep_model=method != "zero_shot")
+    _of_learned[root] = _records(root)
     return root

@@ -20,6 +20,12 @@ def manifest(learned) -> Path:
     return learned / "small" / "small.json"
 
 
+@pytest.fixture(scope="module")
+def runs(learned, tmp_path_factory) -> Path:
+    """A copy: each call of `ctvr.run` adds a run to MLflow, and other tests expect one run of a method."""
+    return shutil.copytree(learned, tmp_path_factory.mktemp("api") / "runs")
+
+
 @pytest.mark.parametrize("name", ctvr.__all__)
 def test_a_public_name_is_handed_on_and_documented(name):
     found = getattr(ctvr, name)
@@ -34,8 +40,8 @@ def test_an_unknown_name_is_refused_with_those_that_there_are():
         ctvr.laod  # noqa: B018
 
 
-def test_a_run_gives_what_mlflow_has(learned, manifest):
-    run = ctvr.run("zero_shot", manifest, settings={"optim.epochs": 1}, runs=learned)  # finished: nothing is trained
+def test_a_run_gives_what_mlflow_has(runs, manifest):
+    run = ctvr.run("zero_shot", manifest, settings={"optim.epochs": 1}, runs=runs)  # finished: nothing is trained
     (kept,) = (
         r for r in run.execution.tracker().find_runs(tags={"ctvr.method": "zero_shot"}) if r.run_id == run.run_id
     )
@@ -46,10 +52,10 @@ def test_a_run_gives_what_mlflow_has(learned, manifest):
     assert run.settings["method"] == run.method == "zero_shot"
 
 
-def test_a_table_has_the_rows_and_the_numbers_of_the_command(learned):
-    table = ctvr.table(stream="small", runs=learned).set_index("method")
+def test_a_table_has_the_rows_and_the_numbers_of_the_command(runs, manifest):
+    table = ctvr.table(stream="small", runs=runs).set_index("method")
     assert set(table.index) == {"zero_shot", "framefusion_moe"}
-    run = ctvr.run("zero_shot", learned / "small" / "small.json", settings={"optim.epochs": 1}, runs=learned)
+    run = ctvr.run("zero_shot", manifest, settings={"optim.epochs": 1}, runs=runs)
     assert table.loc["zero_shot", "R@1"] == pytest.approx(run.metrics["stream/t2v/r1"])
     assert any(note.startswith("Mean and sample") for note in table.attrs["notes"])
 
@@ -105,10 +111,9 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
     assert (request.seeds, request.baselines, request.space) == (2, ("zero_shot", "lora"), ("method.lambda2=0.1,0.2",))
 
 
-def test_the_schema_knows_every_setting_that_a_run_has_and_no_other(learned, manifest, tmp_path):
+def test_the_schema_knows_every_setting_that_a_run_has_and_no_other(runs, manifest):
     """Resolved settings of a run are valid under its method's schema; a misspelt name is not among the properties."""
     of_one = ctvr.schema("framefusion_moe")
-    runs = shutil.copytree(learned, tmp_path / "runs")  # other tests expect one run of a method
     run = ctvr.run("framefusion_moe", manifest, settings={"optim.epochs": 1}, runs=runs)
     assert set(run.settings) - {"method"} <= set(of_one["properties"])
     flat = {name for name in of_one["properties"] if "." in name and not name.startswith("method.reducer")}

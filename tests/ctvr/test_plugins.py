@@ -47,7 +47,7 @@ def test_a_method_and_a_stream_of_another_package_run_and_are_asked(learned, tmp
     assert len((EXAMPLE / "text_shift.py").read_text().splitlines()) < 60
     assert "text_shift" in ctvr.list_methods()
     assert "two_colours" in ctvr.list_streams(runs=tmp_path)
-    execution = {"runs": tmp_path, "store": str(learned / "store")}
+    execution = {"runs": tmp_path, "store": str(shutil.copytree(learned / "store", tmp_path / "store"))}
     run = ctvr.run("text_shift", "two_colours", settings={"optim.epochs": 1, "method.lr": 0.1}, **execution)
     assert (run.method, run.stream, run.settings["method.lr"]) == ("text_shift", "small", 0.1)
     model = ctvr.load("text_shift", **execution)
