@@ -7,6 +7,7 @@ The outer boxes of MP4, Matroska and AVI declare the file's length, so a partial
 
 from __future__ import annotations
 
+import re
 import shlex
 import struct
 from pathlib import Path
@@ -33,6 +34,7 @@ _MP4_BOXES = frozenset(
     )
 )
 _UNKNOWN_RIFF = (0, 0xFFFFFFFF)  # placeholders that FFmpeg and other programs write first
+_HEADER = re.compile(rb"\0\0\x01[\xba-\xbf\xe0-\xef]")  # of a pack, of the system, of a packet of video
 _BLOCK, _PADDED = 1 << 16, 16  # bytes that are read at once, blocks of zeros that may precede a recording
 _MAX_BOXES = 100_000  # fragmented files have two boxes per second
 
@@ -56,9 +58,28 @@ def container_of(path: Path) -> str | None:
         return "asf"
     if head.startswith(b"OggS"):
         return "ogg"
+    if head.startswith(b"RIFF") and head[8:12] == b"CDXA":  # copied from a Video CD
+        return "mpeg"
     if head.startswith(b"\x00\x00\x01\xba"):
         return "mpeg"
-    return "mpegts" if _is_transport(head) else _raw_stream(head)
+    return "mpegts" if _is_transport(head) else _raw_stream(head) or _program(path)
+
+
+def _program(path: Path) -> str | None:
+    """Return the demuxer of a program stream that was cut or begins with other bytes, None if there is none.
+
+    Such a stream has headers one after the other (ISO 11172-1, 2.4.3; ISO 13818-1, 2.5.3).
+    """
+    with path.open("rb") as file:
+        block = file.read(_BLOCK)
+    for found in _HEADER.finditer(block, 0, len(block) - 14):
+        at = found.start()
+        length = 6 + int.from_bytes(block[at + 4 : at + 6], "big")
+        if block[at + 3] == 0xBA:
+            length = 12 if block[at + 4] >> 4 == 2 else 14 + (block[at + 13] & 7)
+        if _HEADER.match(block, at + length):
+            return "mpeg"
+    return None
 
 
 def _after_zeros(file: BinaryIO) -> bytes:

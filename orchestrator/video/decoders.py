@@ -29,6 +29,9 @@ PARTS = 16  # per side, in which frames are compared
 # Of 255, in any part: decord's colours change one by 1.8 at most (10 bits; interlaced 0.5), and its wrong frames of a
 # moving counter by 12 to 110
 UNLIKE = 6.0
+# Codecs whose slices may end with any number of zero bytes (ISO 13818-2, 5.2.3), which FFmpeg's check of the bitstream
+# calls damage
+_STUFFED = ("mpeg1video", "mpeg2video")
 
 
 def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch) -> Images:
@@ -92,7 +95,8 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
     pts = index.pts
     with opened(path, index.container) as (file, stream):
         if limits.strict:  # report damaged data instead of guessing the missing pixels
-            stream.codec_context.options = {"err_detect": "crccheck+bitstream+buffer+explode"}
+            checks = "crccheck+buffer+explode" if index.codec in _STUFFED else "crccheck+bitstream+buffer+explode"
+            stream.codec_context.options = {"err_detect": checks}
         frames, place, key = frames_in_order(file, stream, limits.strict), -1, None
         matrix: tuple[int, ...] | None = None  # a display matrix of H.264 holds until the next key frame
         for i in wanted:

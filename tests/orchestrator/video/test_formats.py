@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import av
@@ -65,6 +66,29 @@ def padded(path: Path, source: Path) -> Path:
     return path
 
 
+def stuffed(path: Path, source: Path) -> Path:
+    """Zero bytes before each picture, as encoders of a constant rate write."""
+    path.write_bytes(source.read_bytes().replace(b"\0\0\1\0", bytes(9) + b"\0\0\1\0"))
+    return path
+
+
+def cut(path: Path, source: Path, start: bytes, before: bytes = b"") -> Path:
+    """A program stream from its first header of a kind on, as a recording that began later."""
+    content = source.read_bytes()
+    path.write_bytes(before + content[content.index(b"\0\0\1" + start) :])
+    return path
+
+
+def from_video_cd(path: Path, source: Path) -> Path:
+    """The sectors of a Video CD in a RIFF file, as systems copy them."""
+    content, size = source.read_bytes(), 2048  # of a pack
+    parts = [content[i : i + size].ljust(2324, b"\0") for i in range(0, len(content), size)]
+    sectors = b"".join(b"\0" + b"\xff" * 10 + b"\0" + b"\0\2\0\2" + bytes(8) + part + bytes(4) for part in parts)
+    chunks = struct.pack("<4sI16x4sI", b"fmt ", 16, b"data", len(sectors))
+    path.write_bytes(struct.pack("<4sI4s", b"RIFF", len(sectors) + 36, b"CDXA") + chunks + sectors)
+    return path
+
+
 def unpacked(path: Path, source: Path) -> Path:
     """The packets of a video one after another, without a container."""
     with av.open(str(source)) as file:
@@ -95,6 +119,14 @@ MAKERS = {
     "joined.ts": lambda folder: joined(folder / "a.ts", write_video(folder / "s.ts", **B_FRAMES)),
     "padded.ts": lambda folder: padded(folder / "a.ts", write_video(folder / "s.ts", bf="0")),
     "padded.mpg": lambda folder: padded(folder / "a.mpg", write_video(folder / "s.mpg", codec="mpeg2video")),
+    "headless.mpg": lambda folder: cut(folder / "a.mpg", write_video(folder / "s.mpg", codec="mpeg1video"), b"\xbb"),
+    "packets.mpg": lambda folder: cut(folder / "a.mpg", write_video(folder / "s.mpg", codec="mpeg2video"), b"\xe0"),
+    "late.mpg": lambda folder: cut(
+        folder / "a.mpg", write_video(folder / "s.mpg", codec="mpeg2video"), b"\xba", b"rest of a packet"
+    ),
+    "cd.mpg": lambda folder: from_video_cd(folder / "a.mpg", write_video(folder / "s.mpg", codec="mpeg1video")),
+    "stuffed.m1v": lambda folder: stuffed(folder / "a.m1v", write_video(folder / "s.m1v", codec="mpeg1video")),
+    "stuffed.m2v": lambda folder: stuffed(folder / "a.m2v", write_video(folder / "s.m2v", codec="mpeg2video")),
     "h264_b.h264": lambda folder: write_video(folder / "a.h264", **B_FRAMES),
     "hevc.hevc": lambda folder: write_video(folder / "a.hevc", codec="libx265", **{"x265-params": "log-level=none"}),
     "mpeg1_b.m1v": lambda folder: write_video(folder / "a.m1v", codec="mpeg1video", bf="2"),
