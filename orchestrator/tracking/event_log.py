@@ -81,6 +81,9 @@ class EventLog:
             first = next((message for message in messages if message["op"] == "open"), None)
             if first is not None:  # it comes first, even if a clock was set back
                 messages = [first, *(message for message in messages if message is not first)]
+            elif messages:
+                name = next(iter(sorted(group & told.keys())))
+                self.bad.append(f"{self.folder / name}.jsonl: no line opens this run, so it cannot be rebuilt")
             found.append((group, messages))
         return sorted((each for each in found if each[1]), key=lambda each: float(each[1][0]["at"]))
 

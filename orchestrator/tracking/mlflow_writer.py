@@ -41,6 +41,7 @@ class Sender:
     def __init__(self, uri: str, outbox: Outbox, ledger: EventLog) -> None:
         self.uri, self.outbox, self.ledger = uri, outbox, ledger
         self.opened: dict[str, str] = {}  # offline id -> run id
+        self._unopened: set[str] = set()  # offline ids whose opening was refused permanently
         self._client: MlflowClient | None = None
         self._experiments: dict[str, str] = {}
         self._stored: dict[str, dict[str, dict[int, float] | None]] = {}  # run -> key -> step -> value; None: unread
@@ -57,10 +58,16 @@ class Sender:
         Raises:
             BadRecord: if a field is missing or invalid, or names a location outside an artifact folder.
         """
-        check(message)
         if message["op"] == "open":
-            self._send_open(run_id, message)
+            try:
+                check(message)
+                self._send_open(run_id, message)
+            except Exception as error:
+                if is_refusal(error):
+                    self._unopened.add(run_id)
+                raise
             return
+        check(message)
         real = self.real(run_id)
         try:
             getattr(self, f"_send_{message['op']}")(real, message)
@@ -73,9 +80,14 @@ class Sender:
 
         Raises:
             LookupError: if the run was opened offline and has not been sent yet.
+            BadRecord: if it never will be: the record that opens it is lost, damaged or refused.
         """
         real = self.opened.get(run_id) or self.outbox.server_id(run_id)
         if real is None:
+            if run_id in self._unopened or not any(each["op"] == "open" for each in self.outbox.read(run_id)[0]):
+                raise BadRecord(
+                    f"run {run_id} was opened offline and that record is missing; `ctvr rebuild` restores it"
+                )
             raise LookupError(f"run {run_id} was opened offline and has not been sent yet (`ctvr sync`)")
         return real
 

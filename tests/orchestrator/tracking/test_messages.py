@@ -112,6 +112,16 @@ def test_one_bad_line_that_was_told_costs_that_line_only(tmp_path, kind):
     assert said.startswith(f"{file}: line 2 ")
 
 
+def test_a_run_without_its_opening_line_is_reported(tmp_path):
+    (tmp_path / "offline-1.jsonl").write_text(f"{json.dumps(OPEN)[:30]}\n{json.dumps(METRICS)}\n")
+    ledger = EventLog(tmp_path)
+    assert ledger.runs() == [({"offline-1"}, [METRICS])]
+    assert ledger.bad == [
+        f"{tmp_path}/offline-1.jsonl: line 1 is not a line of JSON",
+        f"{tmp_path}/offline-1.jsonl: no line opens this run, so it cannot be rebuilt",
+    ]
+
+
 def test_files_that_are_none_of_ours_stop_nothing(tmp_path):
     (tmp_path / "a b.jsonl").write_text("x")
     os.mkfifo(tmp_path / "pipe.jsonl")

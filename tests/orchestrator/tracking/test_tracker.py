@@ -261,6 +261,35 @@ def test_a_sweep_recorded_while_nothing_answers_arrives_whole(tracker, store, tm
     assert other.find_runs(sweep="offline-sweep")[0].metrics["stream/t2v/r1"] == [(1, 50.0), (2, 40.0)]
 
 
+@pytest.mark.parametrize("damaged", ["sweep", "run", "tags", "cycle"])
+def test_records_of_a_run_whose_opening_is_damaged_do_not_wait_forever(tracker, store, tmp_path, damaged):
+    """They are set aside, and the event log restores the run."""
+    online, tracker._sender._client = tracker.client, Down()
+    sweep = tracker.open_sweep(f"damaged-{damaged}", "shapes-5", {})
+    run = tracker.open_run("shapes-5", f"damaged-{damaged}-1", SETTINGS, sweep)
+    tracker.log_task(run, 1, {"stream/t2v/r1": 50.0})
+    tracker._sender._client = online
+    file = tmp_path / "outbox" / f"{run if damaged in ('run', 'tags') else sweep}.jsonl"
+    opening, *others = [line for line in file.read_bytes().split(b"\n") if line]
+    if damaged == "tags":
+        opening = opening.replace(b"ctvr.kind", b"kind")
+    else:
+        opening = (
+            opening.replace(b'"parent": null', f'"parent": "{run}"'.encode()) if damaged == "cycle" else opening[:40]
+        )
+    file.write_bytes(b"\n".join([opening, *others]))
+    other = Tracker(store[0], tmp_path)
+    assert other.flush()[1] == 0
+    assert other.set_aside == (2 if damaged in ("run", "tags") else 3)
+    assert other.flush() == (0, 0)
+    assert other.find_runs(sweep=f"damaged-{damaged}") == []
+    bad: list[str] = []
+    other.resend(other.ledger.runs(), bad)
+    assert bad == []
+    (record,) = other.find_runs(sweep=f"damaged-{damaged}")
+    assert record.metrics["stream/t2v/r1"] == [(1, 50.0)]
+
+
 def test_an_answer_that_got_lost_does_not_double_the_metrics(tracker):
     run = tracker.open_run("shapes-5", "lost answer", SETTINGS)
     send = tracker.client.log_batch
