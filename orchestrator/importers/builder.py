@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.check import check_stream
 from ctvr.orchestrator.streams.manifest import FORMAT, parse_manifest
 from ctvr.orchestrator.streams.stream import SPLITS, Stream, describe
-from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, video_stem
+from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, composed, video_stem
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
 
 Manifest = dict[str, Any]
@@ -47,11 +47,15 @@ class VideoFolder:
                 stems = (video_stem(name), path) if is_video_name(name) else ()
                 for key in (name, *stems):  # a file with exactly the name of an id is used with any extension
                     self.files.setdefault(key, path)
+        for known in (self.files, self.frames):
+            for key, path in list(known.items()):
+                known.setdefault(composed(key), path)
 
     def find(self, video: str) -> tuple[str, bool]:
         """Return (path below the folder, whether it is a clip cut to its segment); `<id>.mp4` if nothing exists."""
         stem = video_stem(video)
-        for path in (self.files.get(video), self.files.get(stem), self.frames.get(stem)):
+        for known, key in ((self.files, video), (self.files, stem), (self.frames, stem)):
+            path = known.get(key) or known.get(composed(key))
             if path is not None:
                 return path, False
         if f"{stem}_1" in self.frames:

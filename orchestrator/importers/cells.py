@@ -98,7 +98,7 @@ def _rows(
                     f"{path}: line {line}: has {len(row)} cells, and the header {len(header)}. Put a caption with "
                     f"{SEPARATORS[separator]} into double quotes."
                 )
-            if row:  # no blank line
+            if any(cell.strip() for cell in row):  # spreadsheets write rows of empty cells
                 yield reader.line_num + skipped, dict(zip(header, row))
             line = reader.line_num + skipped + 1
     except csv.Error as error:

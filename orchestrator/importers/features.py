@@ -16,7 +16,7 @@ from ctvr.orchestrator.importers.builder import Manifest, write_manifest
 from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.streams.stream import SPLITS, describe
-from ctvr.orchestrator.streams.videos import video_stem
+from ctvr.orchestrator.streams.videos import composed, video_stem
 
 TEXTS = "texts.npz"
 
@@ -96,7 +96,8 @@ def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str
 def _as_named(found: Arrays, names: list[str]) -> Arrays:
     """Return the arrays by `names`, if exactly one key differs from a name in one of these ways.
 
-    They are `./`, a video's extension, or a common folder of all keys: features/ID, or ID/c3d_features (ActivityNet).
+    They are `./`, a video's extension, the code of an accent, or a common folder of all keys: features/ID, or
+    ID/c3d_features (ActivityNet).
     """
     keys: dict[str, list[str]] = {}
     parts = [key.removeprefix("./").split("/") for key in found]
@@ -112,7 +113,7 @@ def _as_named(found: Arrays, names: list[str]) -> Arrays:
 
 
 def _bare(name: str) -> str:
-    return video_stem(name.removeprefix("./"))
+    return composed(video_stem(name.removeprefix("./")))
 
 
 def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
+import unicodedata
 from collections import Counter
 from collections.abc import Container, Iterable
 from pathlib import Path
@@ -21,11 +22,14 @@ METADATA, STREAM = "metadata.jsonl", "stream.json"
 
 
 class VideoPlaces:
-    """Finds a video as named, with another extension, or as a folder of frames; lists each folder only once."""
+    """Finds a video as named, with another extension, or as a folder of frames; lists each folder only once.
+
+    Accents may be coded as one character or two: a Mac may have changed this in names of files.
+    """
 
     def __init__(self, base: Path) -> None:
         self.base = os.path.abspath(base)
-        self.listed: dict[str, tuple[str, frozenset[str]]] = {}  # folder as written -> its path, names in it
+        self.listed: dict[str, tuple[str, dict[str, str]]] = {}  # folder as written -> its path, `by_name` of it
 
     def find(self, path: str) -> str:
         """Return the location of `path`, or its expected location if nothing exists there."""
@@ -35,18 +39,26 @@ class VideoPlaces:
             known = self.listed[below] = self._list(below or ("/" if path.startswith("/") else ""))
         folder, names = known
         if name in names:
-            return folder + name
-        stem = video_stem(name)
-        for suffix in VIDEO_SUFFIXES:
-            for other in (stem + suffix, stem + suffix.upper()):
-                if other in names:
-                    return folder + other
-        return folder + (stem if stem in names else name)
+            return folder + names[name]
+        stem = composed(video_stem(name))
+        others = (stem + end for suffix in VIDEO_SUFFIXES for end in (suffix, suffix.upper()))
+        found = next((names[other] for other in (composed(name), *others, stem) if other in names), name)
+        return folder + found
 
-    def _list(self, below: str) -> tuple[str, frozenset[str]]:
+    def _list(self, below: str) -> tuple[str, dict[str, str]]:
         folder = os.path.join(self.base, below)
-        names = frozenset(os.listdir(folder)) if os.path.isdir(folder) else frozenset[str]()
-        return os.path.join(folder, ""), names
+        return os.path.join(folder, ""), by_name(os.listdir(folder)) if os.path.isdir(folder) else {}
+
+
+def composed(name: str) -> str:
+    """Return a name with each accent in one character, in Unicode's form NFC."""
+    return unicodedata.normalize("NFC", name)
+
+
+def by_name(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> name, as it is and composed."""
+    exact = {name: name for name in names}
+    return {composed(name): name for name in exact} | exact
 
 
 def video_stem(name: str) -> str:

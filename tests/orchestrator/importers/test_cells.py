@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from ctvr.orchestrator.importers.csv_table import import_csv
 from ctvr.orchestrator.importers.hf_dataset import import_dataset
 from ctvr.orchestrator.streams.captions import captions_of, cell_of
 from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.videos import VideoPlaces
 
 HEADER = "video,caption,category,split,task\n"
 ODD = [
@@ -63,7 +65,7 @@ def test_a_list_in_a_cell_is_a_list_of_captions(cell):
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_separators_and_marks_of_other_programs_are_read(tmp_path, encoding, separator):
-    table = (HEADER + "v0,a dog,c,train,1\nv1,a cat,c,test,1\n").replace(",", separator)
+    table = (HEADER + "v0,a dog,c,train,1\nv1,a cat,c,test,1\n,,,,\n").replace(",", separator)
     assert captions(tmp_path, table.encode(encoding)) == [["a dog"]]
 
 
@@ -107,6 +109,20 @@ def test_tasks_stand_in_the_order_of_their_numbers_however_long(tmp_path):
     assert in_order(["1.0", "10.0", "2.0"]) == ["1.0", "2.0", "10.0"]
     assert in_order(["9" * 5000, "1"]) == ["1", "9" * 5000]
     assert in_order(["b", "a"]) == ["b", "a"]
+
+
+@pytest.mark.parametrize(("written", "stored"), [("NFC", "NFD"), ("NFD", "NFC")])
+@pytest.mark.parametrize("ending", ["mp4", "WMV"])
+def test_a_name_is_found_however_its_accents_are_coded(tmp_path, written, stored, ending):
+    name = unicodedata.normalize(stored, f"caf\u00e9.{ending}")
+    (tmp_path / name).touch()
+    (tmp_path / "v1.mp4").touch()
+    asked = unicodedata.normalize(written, "caf\u00e9")
+    (tmp_path / "t.csv").write_text(f"{HEADER}{asked},a dog,c,train,1\nv1,a cat,c,test,1\n", encoding="utf-8")
+    manifest, _ = import_csv(tmp_path / "t.csv", tmp_path, None)
+    (item,) = manifest["tasks"][0]["train"]
+    assert (item["video"], item["path"]) == (asked, name)
+    assert VideoPlaces(tmp_path).find(f"{asked}.mp4") == str(tmp_path / name)
 
 
 def test_lines_of_one_file_are_its_captions_and_equal_names_in_folders_have_ids_of_their_paths(tmp_path):

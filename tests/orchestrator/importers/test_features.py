@@ -46,6 +46,13 @@ def test_keys_are_taken_for_the_ids_that_they_mean(keys: list[str], table: Path)
     assert read(table, keys) == [0, 1, 2, 3]
 
 
+def test_a_key_may_code_accents_in_another_way(table: Path) -> None:
+    table.write_text(table.read_text().replace("a1", "\u00e91"))
+    features = table.parent / "features.npz"
+    np.savez(features, **dict.fromkeys(["e\u03011", "b.2", "c3.mp4", "d4"], np.ones((2, 3), np.float32)))
+    import_features(table, features, None, table.parent / "out.json", "out")
+
+
 @pytest.mark.parametrize("keys", [["./a1", "a1.mp4"], ["a1.mp4", "a1.avi"], ["x/a1"], ["a1.npy"], ["A1"]])
 def test_a_key_that_may_mean_another_video_is_not_taken(keys: list[str], table: Path) -> None:
     with pytest.raises(ConfigError, match="lacks features of 1 of 4 videos, the first 'a1'"):
