@@ -52,6 +52,7 @@ METHODS = {
     "ewc": "ctvr.methods.ewc:EWC",
     "co2l": "ctvr.methods.co2l:Co2L",
     "lump": "ctvr.methods.lump:LUMP",
+    "qdc": "ctvr.methods.qdc:QDC",
     "base_moco": "ctvr.methods.base_moco:BaseMoCo",
     "bmu_moco": "ctvr.methods.bmu_moco:BMUMoCo",
     "bmu_fixed": "ctvr.methods.bmu_fixed:BMUFixed",

@@ -27,6 +27,7 @@ class Hooks(nn.Module):
     # Leading vision blocks whose output is the pre-trained tower's, in every task and for any video. If > 0,
     # `Batch.frames` and `encode_video` may receive tokens (B, T, N, D), the input of the block after them.
     frozen_blocks: int = 0
+    gallery_is_fresh: bool = False  # set by the evaluation: the present model has encoded all searched videos
     is_joint: bool = False  # set by a joint training: train the parameters of all tasks so far together
 
     if TYPE_CHECKING:  # members of `Method` that the defaults call

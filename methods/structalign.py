@@ -68,6 +68,7 @@ class StructAlign(Method):
             uses_all_parameters=True,
             task_conditioned_text=config.adapters == "task_aware",
             attends_to_padding=config.pads_are_words,
+            several_text_vectors=True,
             normalizes_scores=not is_final,
             score_caveat="" if is_final else "score=fused is known for a whole gallery only. Write base.score=words",
         )

@@ -152,6 +152,7 @@ class UMT(Method):
             required_num_frames=config.reducer.required_num_frames,
             uses_all_parameters=True,
             accumulation="features",
+            several_text_vectors=True,
             normalizes_scores=config.rerank > 0,
             score_caveat=caveat if config.rerank else "",
         )

@@ -34,6 +34,14 @@ METHODS_OF_PAPER = {
     "tempme": ("tempme", "tome", "evit", "sta", "diffrate", "testa", "lora", "prompt", "adapter"),
 }
 
+# Methods of other papers: the paper, and what of it could not be read
+OTHER_PAPERS = {
+    "qdc": (
+        "Query Drift Compensation (Goswami et al., CoLLAs 2025, arXiv:2506.00037)",
+        "read as its abstract and its released code; its text and tables were not seen. They are about text retrieval",
+    ),
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Write all pages into a folder."""
@@ -203,6 +211,8 @@ def papers_page() -> str:
             if item.item.partition("/")[0] == paper:
                 told = "; ".join([f"`{item.command}`" if item.preset else f"no: {item.why}", *item.notes])
                 lines.append(f"| `{item.item}` | {item.shows} | {told} |")
+    lines += ["", "## Methods of other papers", "", *table_head(("method", "paper", "what could be read"))]
+    lines += [row_line((f"[`{name}`](methods.md#{name})", *told)) for name, told in OTHER_PAPERS.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -209,10 +209,11 @@ def rank_features(
         scores = all_scores(method, features, galleries, config, device)
         is_cut = config.own_gallery == "cut" and protocol != "cvlm"
         return rank_scores(final_scores(method, scores, queries, sizes, is_cut), queries, sizes, config)
-    return _rank(TiledScorer(method, list(features), galleries, device), queries, sizes, config)
+    return rank_scorer(TiledScorer(method, list(features), galleries, device), queries, sizes, config)
 
 
-def _rank(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
+def rank_scorer(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
+    """Return the ranks by scores that are computed on demand, for galleries of these sizes."""
     rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     target = torch.cat([q.target + start for q, start in zip(queries, columns)])
     twin = torch.cat([torch.where(q.twin >= 0, q.twin + start, -1) for q, start in zip(queries, columns)])
@@ -253,11 +254,11 @@ def final_scores(
 
 def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
     """Return the ranks by precomputed scores."""
-    to_videos = _rank(score_reader(scores.to_videos), queries, sizes, config)
-    to_captions = _rank(score_reader(scores.to_captions), queries, sizes, config)
-    own = [_rank(score_reader(s), [q], [size], config) for s, q, size in zip(scores.own, queries, sizes)]
+    to_videos = rank_scorer(score_reader(scores.to_videos), queries, sizes, config)
+    to_captions = rank_scorer(score_reader(scores.to_captions), queries, sizes, config)
+    own = [rank_scorer(score_reader(s), [q], [size], config) for s, q, size in zip(scores.own, queries, sizes)]
     own_videos = [
-        _rank(score_reader(s), [q], [size], config) for s, q, size in zip(scores.own_to_captions, queries, sizes)
+        rank_scorer(score_reader(s), [q], [size], config) for s, q, size in zip(scores.own_to_captions, queries, sizes)
     ]
     return replace(
         to_captions,

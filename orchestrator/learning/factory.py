@@ -23,6 +23,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.experiment import BackboneConfig, Experiment
 from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, read_model
+from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.streams.stream import Stream
@@ -177,6 +178,7 @@ def restore_from_commits(
     weights, galleries = commits.load(len(tasks))
     clip = load_tower(experiment, stream)
     method = make_method(experiment, clip)
+    method.gallery_is_fresh = method.declared.reencodes_gallery or protocol_of(stream).reencodes_gallery
     pretrained = PretrainedSnapshot(method)
     for task, gallery in zip(tasks, galleries):
         method.eval()

@@ -2,7 +2,8 @@
 
 The videos of task k are stored by the model after task k and are never encoded again (CTVR, section 3), while the
 captions of all tasks use the newest model. After a task this module re-encodes a share of the old videos, oldest first,
-and lets the same caption features search the mixed gallery:
+and lets the same caption features search the mixed gallery. A method that moves captions back to the model of a stored
+video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
 
     stream/index/r1_P           R@1 with P % of the old videos re-encoded (old: of earlier tasks); 0 as stored, 100 all
     stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: of one task's captions
@@ -27,10 +28,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ctvr.orchestrator.learning import metrics, spill
-from ctvr.orchestrator.learning.evaluate import caption_features, encode_texts, offsets, rank_features
+from ctvr.orchestrator.learning import metrics
+from ctvr.orchestrator.learning.aged_ranking import caption_features_for, rank_aged
+from ctvr.orchestrator.learning.evaluate import encode_texts, offsets, rank_features
 from ctvr.orchestrator.learning.ranking import Ranked
-from ctvr.orchestrator.learning.spill import spilled
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.learning.commits import RunState
@@ -75,17 +76,20 @@ def age_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor
     fresh += stored[len(fresh) :]
     seconds = time.monotonic() - started
     queries = [context.data.queries(index, context.split) for index in range(len(stored))]
-    encoded = caption_features(context.method, queries, len(stored), config, context.device, context.encode_sharded)
+    features = caption_features_for(context, queries, reencodes)
+    # A caption that is moved to an older model searches re-encoded videos as it is
+    unmoved = caption_features_for(context, queries, True) if context.method.declared.compensates_age else None
     if not context.is_scoring:
-        for _ in encoded:  # the other workers wait for this worker's share
-            pass
         return {}
-    features, as_matrix = spilled(encoded, spill.MEMORY_BUDGET), bool(context.method.declared.normalizes_scores)
+    as_matrix = bool(context.method.declared.normalizes_scores)
     ranked: dict[int, Ranked] = {}
     for share in shares:
         galleries = stored if reencodes else mixed(stored, fresh, share)
-        about = context.method, features, queries, galleries, config, context.device, as_matrix
-        ranked[share] = rank_features(*about)
+        about = queries, galleries, config, context.device, as_matrix
+        if unmoved is None:
+            ranked[share] = rank_features(context.method, features, *about)
+        else:
+            ranked[share] = rank_aged(context.method, features, unmoved, _counts(sizes, share), *about)
     found = {f"stream/index/r1_{share}": metrics.recall(each.to_videos, 1) for share, each in ranked.items()}
     if 100 in ranked:
         found |= _gaps(ranked[0], ranked[100], offsets(len(q.target) for q in queries))

@@ -88,6 +88,7 @@ class Loop:
         self.selection: list[Tensor] = []  # the same for the split that selects epochs, if it is a different one
         self._pretrained = PretrainedSnapshot(method)
         self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # carried to the next task (optim.carry_momentum)
+        method.gallery_is_fresh = self._reencodes
         method.set_pair_source(self.data)
 
     def run(self) -> RunState:

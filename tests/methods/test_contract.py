@@ -110,6 +110,9 @@ def wrapped(strategy: str, retriever: str, *presets: str) -> Experiment:
 
 def is_refused(strategy: str, retriever: str, preset: str = "paper") -> bool:
     cls = find_method(strategy)
+    of_retriever = find_method(retriever).capabilities(find_method(retriever).Config())
+    if of_retriever.several_text_vectors and cls.capabilities(cls.Config()).compensates_age:
+        return True  # it maps the one vector of a caption
     asks_nothing = (strategy, preset) in {("dsl", "search"), ("zscl", "weight-consolidation")}  # of a retriever's batch
     if (retriever, preset) == ("structalign", "shapes") and cls.compares(cls.Config()):
         return True  # score=fused, which is final for a complete matrix alone

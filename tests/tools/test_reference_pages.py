@@ -44,6 +44,8 @@ def test_every_method_item_and_comparison_is_on_its_page(made):
         assert f"\n## {name}\n" in made["methods.md"]
         assert f"\n| `{name}` | " in made["reproducibility.md"]
     assert all(f"\n| `{item.item}` | " in made["papers.md"] for item in read_items()[1])
+    assert set(reference_pages.OTHER_PAPERS) <= set(EVERY_METHOD)
+    assert all(f"\n| [`{name}`](methods.md#{name}) | " in made["papers.md"] for name in reference_pages.OTHER_PAPERS)
     assert TABLES in (ROOT / "REPRODUCIBILITY.md").read_text(encoding="utf-8")
     assert TABLES not in made["reproducibility.md"]
 

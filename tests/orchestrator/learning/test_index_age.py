@@ -13,14 +13,17 @@ import torch.nn.functional as F
 
 from ctvr.methods import find_method
 from ctvr.methods.base import Capabilities, Method
+from ctvr.methods.qdc import QDC, QDCConfig
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.aged_ranking import rank_aged
 from ctvr.orchestrator.learning.evaluate import EvaluationConfig, offsets, rank_features
 from ctvr.orchestrator.learning.factory import load_tower
 from ctvr.orchestrator.learning.index_age import _counts, _gaps, mixed, transfer_metrics
 from ctvr.orchestrator.learning.metrics import recall
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
+from tests.methods.tables import learned_tables
 
 CPU = torch.device("cpu")
 CONFIG = EvaluationConfig()
@@ -179,3 +182,62 @@ def test_streams_without_captions_refuse_the_settings(small_stream):
 def test_a_share_beyond_the_whole_is_refused():
     with pytest.raises(ValueError, match=r"reencode lists shares .* 0 to 100, got 120\. Use 25,50,100"):
         EvaluationConfig(reencode=(25, 120))
+
+
+# --- captions that are moved back to the model of a stored video
+
+
+def test_query_drift_compensation_of_the_example_has_the_numbers_of_its_sheet(example):
+    text, video, expected = example
+    parts = [(10 * task, 10 * task + 10) for task in range(3)]
+    method = learned_tables(QDC(QDCConfig(), Method()), [text[task + 1] for task in range(3)], parts)
+    numbers, found = torch.arange(30)[:, None], []
+    for task, (first, last) in enumerate(parts):
+        stored = video[task + 1, first:last]
+        captions = method.encode_text(numbers[first:last], task)
+        found.append(recall(searched(captions, [stored]).own, 1))
+    assert found == pytest.approx(expected["QDC own at t=3"])
+
+
+def test_galleries_of_two_ages_are_searched_by_the_caption_that_suits_each(monkeypatch):
+    """Against a loop over captions and videos, at every share; scores are computed by tiles or as a matrix."""
+    torch.manual_seed(0)
+    sizes, rows = (4, 3, 2), 9
+    old, new = (F.normalize(torch.randn(3, rows, 5), dim=-1) for _ in range(2))  # of captions, for each task
+    new[2] = old[2]  # of the newest task
+    stored, fresh = ([F.normalize(torch.randn(size, 5), dim=-1) for size in sizes] for _ in range(2))
+    queries = [Queries(torch.zeros(n, 1, dtype=torch.int64), torch.arange(n), torch.full((n,), -1)) for n in sizes]
+    for share in (0, 30, 50, 100):
+        counts, galleries = _counts(sizes, share), mixed(stored, fresh, share)
+        columns = [
+            (new if place < counts[task] else old)[task] @ gallery[place]
+            for task, gallery in enumerate(galleries)
+            for place in range(len(gallery))
+        ]
+        scores = torch.stack(columns, dim=1)
+        expected = 1 + (scores > scores.diagonal()[:, None]).sum(dim=1)
+        for as_matrix in (False, True):
+            found = rank_aged(Plain(), list(old), list(new), counts, queries, galleries, CONFIG, CPU, as_matrix)
+            assert found.to_videos.tolist() == expected.tolist()
+
+
+def test_a_fresh_gallery_needs_no_compensation(small_stream, manifest, runs):
+    """All videos re-encoded: the captions of a run with compensation are those of the same run without."""
+    free = {"method.query_weight": 0.0, "method.video_weight": 0.0}
+    aged = last(small_stream, manifest, runs, "qdc", **AGES, **free)
+    plain = last(small_stream, manifest, runs, "clip4clip", **AGES)
+    for found, other in zip(aged, plain, strict=True):
+        assert found["stream/index/r1_100"] == other["stream/index/r1_100"]
+        assert found["stream/index/r1_0"] == found["stream/t2v/r1"]
+        newest = max(name for name in found if name.endswith("index/gap_own"))
+        assert found[newest] == 0.0
+
+
+def test_nothing_is_compensated_where_every_gallery_is_encoded_again(small_stream, manifest, runs):
+    settings = {"method.query_weight": 0.0, "method.video_weight": 0.0, "optim.lr_scale": 100.0}
+    both = []
+    for method, more in (("qdc", settings), ("clip4clip", {"optim.lr_scale": 100.0})):
+        made = resolve({"method": method, "stream": manifest, "optim.epochs": 1, **more}, small_stream.settings)
+        stream = replace(small_stream, protocol="cvlm")
+        both.append(execute(made, RunPaths(Path(runs) / method), reuse=False, stream=stream).record)
+    assert both[0].own == both[1].own

@@ -1,0 +1,199 @@
+"""Base class of strategies that keep an old index usable: captions move back to the model that stored the videos.
+
+This file is not a method. The videos of task k are stored by the model after task k and are never encoded again. After
+each later task j a link g_j is fitted from caption features of the model after task j to those of the model before it,
+on the training captions of task j, which both models encode. A caption of the model after task t then searches the
+videos of task k as
+
+    q^(k) = g_{k+1}( .. g_t(q_t)),   unit after each link; k = t: q_t itself
+
+No video or caption of a former task is needed, and stored galleries stay as they are. A link is kept in buffers, so it
+adds no trained parameter. Where the retriever conditions captions on the searched task, a link has a map for each task
+before it, fitted on captions that are conditioned on that task.
+
+Shapes: n pairs of features, B captions, L text length, d width of a caption's feature, R maps of a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctvr.methods.base import Batch, Capabilities, Frozen, Method, Task, l2_normalize
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.losses.distillation import EncodedOnce
+from ctvr.methods.layers.replay.cache import VideoFeatureCache
+
+
+class Link(nn.Module):
+    """R maps of unit features (B, d) of one model to those of the model before it, all the identity at first."""
+
+    identity: Tensor  # (R,) bool, the maps that change nothing, to the bit
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.register_buffer("identity", torch.ones(rows, dtype=torch.bool))
+
+    @torch.no_grad()
+    def fit(self, row: int, new: Tensor, old: Tensor) -> None:
+        """Fit map `row` to unit features new -> old (n, d) of the same captions; equal features leave the identity."""
+        is_same = torch.equal(new, old)
+        self.identity[row] = is_same
+        if not is_same:
+            self._fit(row, new, old)
+
+    def _fit(self, row: int, new: Tensor, old: Tensor) -> None:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, row: int) -> Tensor:
+        """Map unit features (B, d) by map `row`; the result has no fixed length."""
+        raise NotImplementedError
+
+
+class QueryCompensation(Strategy):
+    """A strategy whose captions search an older gallery through the links of the tasks since it was stored."""
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(
+            backbone_agnostic=True, uses_all_parameters=True, task_conditioned_text=True, compensates_age=True
+        )
+
+    @classmethod
+    def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
+        super().check_base(config, base, base_config)
+        if base.capabilities(base_config).several_text_vectors:
+            raise ValueError(
+                "the strategy maps the one vector of a caption, and the retriever has several. Write "
+                "method.base=clip4clip."
+            )
+
+    def __init__(self, config: Any, base: Method) -> None:
+        super().__init__(config, base)
+        self.links = nn.ModuleList()  # g_1, g_2, ..: g_j is self.links[j - 1], of the task with index j
+        self.teacher: Frozen | None = None  # the model before the present task, until its link is fitted
+        self.index = 0  # of the present task
+        self._taught = VideoFeatureCache()  # the teacher's features of videos
+
+    def make_link(self, width: int, rows: int) -> Link:
+        """Return a new link of `rows` maps of features with `width` numbers."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------- the stream
+
+    def begin_task(self, task: Task) -> None:
+        self.index, self.teacher, self._taught = task.index, None, VideoFeatureCache()
+        if task.index > 0:
+            self.teacher = Frozen(self.base)
+            rows = task.index if self.base.declared.task_conditioned_text else 1
+            self.links.append(self.make_link(self._width(self.teacher), rows))
+        super().begin_task(task)
+
+    def _width(self, teacher: Frozen) -> int:
+        """Return d, the width of the feature of a caption of one word.
+
+        Raises:
+            ValueError: if the feature is not one vector.
+        """
+        held = next(chain(self.base.parameters(), self.base.buffers()), torch.empty(0))
+        shape = teacher("encode_text", torch.tensor([[1, 2]], device=held.device)).shape
+        if len(shape) != 2:
+            raise ValueError(
+                f"base: {type(self.base).__name__} encodes a caption as {tuple(shape[1:])} numbers, and the strategy "
+                "maps one vector. Write method.base=clip4clip."
+            )
+        return shape[1]
+
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        if self.teacher is None:
+            super().end_task(task, loader)
+            return
+        captions: list[Tensor] = []
+        batches = _keep_captions(loader, captions)
+        super().end_task(task, batches)
+        for _ in batches:  # batches that the retriever has not read
+            pass
+        self.fit_link(self.links[-1], captions)
+        self.teacher = None
+
+    @torch.no_grad()
+    def fit_link(self, link: Any, captions: Sequence[Tensor]) -> None:
+        """Fit every map of the present task's link to captions (B, L), one tensor for each batch.
+
+        Every worker sees all pairs of the task at its end, so nothing is gathered.
+        """
+        assert self.teacher is not None
+        is_by_task = self.base.declared.task_conditioned_text
+        for row in range(len(link.identity)):
+            block = row if is_by_task else None
+            new = [l2_normalize(self.base.encode_text(tokens, block)) for tokens in captions]
+            old = [l2_normalize(self.teacher("encode_text", tokens, block)) for tokens in captions]
+            link.fit(row, torch.cat(new), torch.cat(old))
+
+    # ---------------------------------------------------------------------------------- searching
+
+    def links_to(self, block: int) -> list[Link]:
+        """Return the links between the present model and the videos of task `block`, the newest first."""
+        return [self.links[j - 1] for j in range(self.index, block, -1)]  # type: ignore[misc]
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        """Encode captions (B, L) for the stored videos of `task`: (B, d), as long as the retriever's own features."""
+        feature = self.base.encode_text(tokens, task)
+        links = [] if task is None or self.gallery_is_fresh else self.links_to(task)
+        if task is None or not links:
+            return feature
+        with torch.autocast(feature.device.type, enabled=False):
+            feature = feature.float()
+            moved = self.move(l2_normalize(feature), links, task) * feature.norm(dim=-1, keepdim=True)
+            still = torch.stack([link.identity[row_of(link, task)] for link in links]).all()
+            return torch.where(still, feature, moved)
+
+    def move(self, x: Tensor, links: Sequence[Link], block: int) -> Tensor:
+        """Move unit features (B, d) through the links to the space of task `block`."""
+        for link in links:
+            x = l2_normalize(link(x, row_of(link, block)))
+        return x
+
+    # ------------------------------------------------------------------------------------- losses
+
+    def distilled(self, batch: Batch, query_weight: float, video_weight: float) -> dict[str, Tensor]:
+        """Return the retriever's losses, and means of 1 - cos between old and new captions, and videos.
+
+        Args:
+            batch: of the present task.
+            query_weight, video_weight: of the two means; 0 leaves a term out.
+        """
+        if self.teacher is None or not (query_weight or video_weight):
+            return super().losses(batch)
+        encoded = EncodedOnce(self.base, batch)
+        terms = encoded.losses()
+        if query_weight:
+            terms["query_distillation"] = query_weight * _apart(
+                encoded.texts(), self.teacher("encode_text", batch.tokens)
+            )
+        if video_weight:
+            old = self._taught.of(batch, partial(self.teacher, "encode_video"))
+            terms["video_distillation"] = video_weight * _apart(encoded.videos(), old)
+        return terms
+
+
+def row_of(link: Link, block: int) -> int:
+    """Return the map of a link that leads towards the videos of task `block`."""
+    return min(block, len(link.identity) - 1)
+
+
+def _apart(new: Tensor, old: Tensor) -> Tensor:
+    """Compute the mean of 1 - cos over features (.., d), a scalar."""
+    return (1 - F.cosine_similarity(new.float(), old.float(), dim=-1)).mean()
+
+
+def _keep_captions(loader: Iterable[Batch], captions: list[Tensor]) -> Iterator[Batch]:
+    for batch in loader:
+        captions.append(batch.tokens)
+        yield batch

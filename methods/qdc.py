@@ -1,0 +1,131 @@
+"""Query Drift Compensation: subtracts the mean drift of queries since the searched videos were stored.
+
+Goswami, Wang, Twardowski, van de Weijer, "Query Drift Compensation: Enabling Compatibility in Continual Learning of
+Retrieval Embedding Models", CoLLAs 2025, arXiv:2506.00037, over any retriever whose caption is one vector. q are unit
+features of captions, v of videos; j is a task, k the task whose videos are searched, t the newest one:
+
+    D_j = mean_i (q_j(c_i) - q_{j-1}(c_i))         over the training captions c_i of task j
+    q^(k) = unit(q_t - sum_{j = k+1 .. t} D_j)
+    L = L_retriever + query_weight mean (1 - cos(q_t, q_{t-1})) + video_weight mean (1 - cos(v_t, v_{t-1}))
+
+from the second task on. `links.*.drift` keeps D, d numbers a task. With weights of 0 the method is the paper's
+"FT + QDC". The paper's text was read as its abstract only; the code (dipamgoswami/QDC@7491b19) was run.
+
+The released program subtracts the drifts of all tasks from the queries of every task, the newest one too, and searches
+a corpus of one old model, for which that is right only if it is the first one (`subtract=all`). It leaves the length of
+the moved query as it is (`renormalize=false`): harmless for one corpus, but with videos of several ages in one ranking
+a shorter query lowers a whole task. Its file names and its constructor fail (AttributeError), and each of several GPUs
+writes the drift of its own share; those are not imitated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ctvr.methods.base import Batch, Override, Recipe, l2_normalize
+from ctvr.methods.families.compensation import Link, QueryCompensation, row_of
+from ctvr.methods.settings import setting
+
+_CONFIG = "configs/train/contrastive_finetune_inc_2.yaml"
+RELEASED = Recipe(
+    "dipamgoswami/QDC@7491b19",
+    {
+        "method.query_weight": (1.0, "trainers/text_text.py: qfd"),
+        "method.video_weight": (1.0, "trainers/text_text.py: dfd"),
+        "method.subtract": ("all", "eval/eval_retrieval.py: cluster_drift1 + .. for every query"),
+        "method.renormalize": (False, "eval/eval_retrieval.py: pp - cluster_drift, as it is"),
+        "base.lr": (2e-5, f"{_CONFIG}: learning_rate"),
+        "base.train_scale": (False, f"{_CONFIG}: trainable_logit_scale"),
+        "optim.name": ("adamw", "optimizer.py"),
+        "optim.betas": ((0.9, 0.999), f"{_CONFIG}: adam_beta1, adam_beta2"),
+        "optim.weight_decay": (0.01, f"{_CONFIG}: weight_decay"),
+        "optim.decay_parameters": ("matrices", "optimizer.py: names of at least two dimensions, no bias"),
+        "optim.grad_clip": (1.0, f"{_CONFIG}: max_grad_norm"),
+        "optim.epochs": (1, f"{_CONFIG}: num_epochs"),
+        "data.batch_size": (128, f"{_CONFIG}: batch_size"),
+    },
+    (
+        "a linear schedule after 400 warm-up steps: ours are cosines after a share of the steps",
+        "logit_scale 50: the backbone's own is kept, as base.train_scale=false leaves it",
+        "seven negatives of each query, and a loss in one direction: the retriever's own loss has two",
+        "several drift vectors by clusters of queries, of which the release holds no code",
+        "num_epochs 0 of the first, fourth and fifth task, whose models were trained elsewhere",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QDCConfig:
+    """Settings, searched by search_spaces/qdc.py. The weights are those of the code."""
+
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    query_weight: float = setting(1.0, doc="weight of the distillation of captions; 0: without it", later=True)
+    video_weight: float = setting(1.0, doc="weight of the distillation of videos; 0: without it", later=True)
+    subtract: Literal["since", "all"] = setting(
+        "since",
+        doc="subtracted drifts. since: of the tasks after the searched videos were stored; all: of all tasks, from "
+        "every query, as released",
+        later=True,
+    )
+    renormalize: bool = setting(
+        True,
+        doc="moved captions are as long as others; false, as released: shorter, which lowers old videos",
+        later=True,
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("query_weight", "video_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
+
+
+class Drift(Link):
+    """Subtraction of the mean drift of a task."""
+
+    drift: Tensor  # (R, d)
+
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__(rows)
+        self.register_buffer("drift", torch.zeros(rows, width))
+
+    def _fit(self, row: int, new: Tensor, old: Tensor) -> None:
+        self.drift[row] = (new.double() - old.double()).mean(dim=0).float()
+
+    def forward(self, x: Tensor, row: int) -> Tensor:
+        return x - self.drift[row]
+
+
+class QDC(QueryCompensation):
+    """Wrap a retriever; move its captions back by their mean drift, and slow the drift by distillation."""
+
+    Config = QDCConfig
+    PRESETS = {
+        "paper": {},
+        "ft": Override({"method.query_weight": 0.0, "method.video_weight": 0.0}),  # the paper's FT + QDC
+        "shapes": {"base.lr": 4e-6},  # as clip4clip's, with optim.lr_scale=50, for the small backbone
+        "released": RELEASED,
+    }
+    config: QDCConfig
+
+    def make_link(self, width: int, rows: int) -> Drift:
+        return Drift(width, rows)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        if self.teacher is None:
+            return super().losses(batch)
+        return self.distilled(batch, self.config.query_weight, self.config.video_weight)
+
+    def links_to(self, block: int) -> list[Link]:
+        return super().links_to(block if self.config.subtract == "since" else 0)
+
+    def move(self, x: Tensor, links: Sequence[Link], block: int) -> Tensor:
+        for link in links:
+            x = link(x, row_of(link, block))
+        return l2_normalize(x) if self.config.renormalize else x
