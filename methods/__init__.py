@@ -53,6 +53,7 @@ METHODS = {
     "co2l": "ctvr.methods.co2l:Co2L",
     "lump": "ctvr.methods.lump:LUMP",
     "qdc": "ctvr.methods.qdc:QDC",
+    "drift_adapter": "ctvr.methods.drift_adapter:DriftAdapter",
     "base_moco": "ctvr.methods.base_moco:BaseMoCo",
     "bmu_moco": "ctvr.methods.bmu_moco:BMUMoCo",
     "bmu_fixed": "ctvr.methods.bmu_fixed:BMUFixed",

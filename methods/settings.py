@@ -60,15 +60,16 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": facts})
 
 
-def group(variants: Mapping[str, type], default: str, *, doc: str) -> Any:
+def group(variants: Mapping[str, type], default: str, *, doc: str, later: bool = False) -> Any:
     """Declare a field of a Config dataclass that holds one of several dataclasses.
 
     Args:
         variants: value of `name` -> dataclass, which has a field `name` and the settings that exist with it.
         default: value of `name` without a word of the user.
         doc: noun phrase about `name`.
+        later: see `setting`, about `name`.
     """
-    metadata = {"setting": Setting(doc), "variants": dict(variants)}
+    metadata = {"setting": Setting(doc, later=later), "variants": dict(variants)}
     return dataclasses.field(default=variants[default](name=default), metadata=metadata)
 
 

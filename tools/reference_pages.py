@@ -40,6 +40,11 @@ OTHER_PAPERS = {
         "Query Drift Compensation (Goswami et al., CoLLAs 2025, arXiv:2506.00037)",
         "read as its abstract and its released code; its text and tables were not seen. They are about text retrieval",
     ),
+    "drift_adapter": (
+        "Drift-Adapter (Vejendla, EMNLP 2025, arXiv:2509.23471)",
+        "read as its abstract; its maps come from an independent reproduction (batuhanzorbeyzengin/rebasis), which did "
+        "not reach the printed recall. No authors' code was found",
+    ),
 }
 
 

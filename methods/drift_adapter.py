@@ -1,0 +1,210 @@
+"""Drift-Adapter: a small map from the new model's captions to the old model's, fitted after each task.
+
+Vejendla, "Drift-Adapter: A Practical Approach to Near Zero-Downtime Embedding Model Upgrades in Vector Databases",
+EMNLP 2025, arXiv:2509.23471, over any retriever whose caption is one vector. The paper maps between two text models
+once; here each task is such an upgrade, and the maps are chained (methods/families/compensation.py). x and y are unit
+features of a task's training captions by the model after and before the task:
+
+    procrustes  g(x) = x R,                              R'R = I, of the SVD of X'Y + ridge I
+    low_rank    g(x) = x + x U V' + t,                   U, V of `rank` columns
+    mlp         g(x) = x + GELU(x W1 + b1) W2 + b2,      `hidden` numbers between
+    diagonal    g(x) * s,                                s by least squares after the fit
+    center      g(x - mean X) + mean Y
+
+Low rank and MLP minimise mean |g(x) - y|^2 and begin as the identity. Our reading: the paper was seen as its abstract;
+maps, counts and the share of pairs come from an independent reproduction (batuhanzorbeyzengin/rebasis), which did not
+reach the printed recall. Optimizer, rate, steps and decay are ours. So are the ridge, since a task has fewer captions
+than a feature has numbers, and the identity in `low_rank`. No authors' code was found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ctvr.methods.base import Batch, Override
+from ctvr.methods.families.compensation import Link, QueryCompensation
+from ctvr.methods.layers.feature_maps import Weights, diagonal_scale, fit_by_gradient, procrustes, start_weights
+from ctvr.methods.settings import group, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcrustesConfig:
+    """Orthogonal map, in closed form."""
+
+    name: Literal["procrustes"] = "procrustes"
+    diagonal: bool = setting(False, doc="factor of each number after the map", later=True)
+    ridge: float = setting(
+        1.0, doc="pull of the map to the identity, against the number of pairs", unpublished=True, later=True
+    )
+
+    def __post_init__(self) -> None:
+        if self.ridge < 0:
+            raise ValueError(f"ridge must be >= 0, got {self.ridge}. Use 0 for the plain least squares.")
+
+    def start(self, width: int) -> Weights:
+        return {"matrix": torch.eye(width)}
+
+    def apply(self, w: Weights, x: Tensor) -> Tensor:
+        return x @ w["matrix"]
+
+    def fit(self, x: Tensor, y: Tensor) -> Weights:
+        return {"matrix": procrustes(x, y, self.ridge).float()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescentConfig:
+    """Map that gradient descent fits from the identity."""
+
+    diagonal: bool = setting(True, doc="factor of each number after the map", later=True)
+    lr: float = setting(1e-3, doc="learning rate of the map; ours", later=True)
+    steps: int = setting(500, doc="steps of the map, each over all pairs; ours", later=True)
+    decay: float = setting(1e-4, doc="weight decay of the map; ours", later=True)
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or self.decay < 0 or self.steps < 1:
+            raise ValueError(
+                f"lr must be > 0, decay >= 0 and steps >= 1, got {self.lr}, {self.decay} and {self.steps}. Use "
+                "name=procrustes for a map without steps."
+            )
+
+    def start(self, width: int) -> Weights:
+        raise NotImplementedError
+
+    def apply(self, w: Weights, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def fit(self, x: Tensor, y: Tensor) -> Weights:
+        start = {name: value.to(x.device) for name, value in self.start(x.shape[-1]).items()}
+        return fit_by_gradient(start, self._error, x, y, lr=self.lr, steps=self.steps, decay=self.decay)
+
+    def _error(self, w: Weights, x: Tensor, y: Tensor) -> Tensor:
+        """Compute mean |g(x) - y|^2, a scalar."""
+        return (self.apply(w, x) - y).square().sum(dim=-1).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankConfig(DescentConfig):
+    """Low-rank affine map added to the identity."""
+
+    name: Literal["low_rank"] = "low_rank"
+    rank: int = setting(64, doc="columns of U and V, at most the width of a feature", later=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1:
+            raise ValueError(f"rank counts columns and must be >= 1, got {self.rank}.")
+
+    def start(self, width: int) -> Weights:
+        rank = min(self.rank, width)
+        down = start_weights("down", (width, rank), width**-0.5)
+        return {"down": down, "up": torch.zeros(rank, width), "shift": torch.zeros(width)}
+
+    def apply(self, w: Weights, x: Tensor) -> Tensor:
+        return x + x @ w["down"] @ w["up"] + w["shift"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpConfig(DescentConfig):
+    """Two matrices with GELU between them, added to the identity."""
+
+    name: Literal["mlp"] = "mlp"
+    hidden: int = setting(256, doc="numbers between the two matrices", later=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden < 1:
+            raise ValueError(f"hidden counts numbers and must be >= 1, got {self.hidden}.")
+
+    def start(self, width: int) -> Weights:
+        inner = start_weights("inner", (width, self.hidden), width**-0.5)
+        outer = {"outer": torch.zeros(self.hidden, width), "outer_bias": torch.zeros(width)}
+        return {"inner": inner, "inner_bias": torch.zeros(self.hidden), **outer}
+
+    def apply(self, w: Weights, x: Tensor) -> Tensor:
+        return x + F.gelu(x @ w["inner"] + w["inner_bias"]) @ w["outer"] + w["outer_bias"]
+
+
+MAPS: dict[str, type] = {"procrustes": ProcrustesConfig, "low_rank": LowRankConfig, "mlp": MlpConfig}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftAdapterConfig:
+    """Settings, searched by search_spaces/drift_adapter.py."""
+
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    map: ProcrustesConfig | LowRankConfig | MlpConfig = group(
+        MAPS, "procrustes", doc="map from new to old captions", later=True
+    )
+    center: bool = setting(False, doc="means of both models' captions are taken out before the map", later=True)
+    pairs: int = setting(20_000, doc="captions that a map is fitted to, at most", later=True)
+    query_weight: float = setting(0.0, doc="weight of QDC's distillation of captions; the paper has none", later=True)
+    video_weight: float = setting(0.0, doc="weight of QDC's distillation of videos; the paper has none", later=True)
+
+    def __post_init__(self) -> None:
+        for name in ("query_weight", "video_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
+        if self.pairs < 1:
+            raise ValueError(f"pairs is a count and must be >= 1, got {self.pairs}.")
+
+
+class Adapter(Link):
+    """g with its diagonal and its means. The weights of the map are buffers."""
+
+    scale: Tensor  # (R, d)
+    mean_new: Tensor  # (R, d)
+    mean_old: Tensor  # (R, d)
+
+    def __init__(self, config: DriftAdapterConfig, width: int, rows: int) -> None:
+        super().__init__(rows)
+        self.map, self.center, self.pairs = config.map, config.center, config.pairs
+        start = self.map.start(width)
+        self.names = tuple(start)
+        for name, value in start.items():
+            self.register_buffer(name, value.repeat(rows, *[1] * value.ndim))
+        for name, number in (("scale", 1.0), ("mean_new", 0.0), ("mean_old", 0.0)):
+            self.register_buffer(name, torch.full((rows, width), number))
+
+    def _fit(self, row: int, new: Tensor, old: Tensor) -> None:
+        step = -(-len(new) // self.pairs)  # from the whole task
+        x, y = new[::step].float(), old[::step].float()
+        if self.center:
+            self.mean_new[row], self.mean_old[row] = x.mean(dim=0), y.mean(dim=0)
+            x, y = x - self.mean_new[row], y - self.mean_old[row]
+        found = self.map.fit(x, y)
+        for name, value in found.items():
+            getattr(self, name)[row] = value
+        if self.map.diagonal:
+            self.scale[row] = diagonal_scale(self.map.apply(found, x), y).float()
+
+    def forward(self, x: Tensor, row: int) -> Tensor:
+        weights = {name: getattr(self, name)[row] for name in self.names}
+        return self.map.apply(weights, x - self.mean_new[row]) * self.scale[row] + self.mean_old[row]
+
+
+class DriftAdapter(QueryCompensation):
+    """Wrap a retriever; map its captions to the model that stored the searched videos."""
+
+    Config = DriftAdapterConfig
+    PRESETS = {
+        "paper": {},
+        "low-rank": Override({"method.map.name": "low_rank"}),
+        "mlp": Override({"method.map.name": "mlp"}),
+        "shapes": {"base.lr": 4e-6},  # as clip4clip's, with optim.lr_scale=50, for the small backbone
+    }
+    config: DriftAdapterConfig
+
+    def make_link(self, width: int, rows: int) -> Adapter:
+        return Adapter(self.config, width, rows)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        if self.teacher is None:
+            return super().losses(batch)
+        return self.distilled(batch, self.config.query_weight, self.config.video_weight)

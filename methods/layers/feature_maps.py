@@ -1,0 +1,82 @@
+"""Maps between the feature spaces of two models, fitted to features of the same items.
+
+Rows of X (n, d) are features of the new model, rows of Y (n, d) those of the old one; a map takes x to the old space.
+Closed forms are computed in float64 on the CPU, gradients on the features' device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+HELD_OUT = 10  # one pair of so many selects the step that is kept
+CHECK_EVERY = 10  # steps between looks at the held-out pairs
+
+
+def procrustes(x: Tensor, y: Tensor, ridge: float = 0.0) -> Tensor:
+    """Return the orthogonal R (d, d) with the least |X R - Y|^2 - 2 ridge tr R, reflections included.
+
+    X'Y + ridge I = U S V', R = U V' (Schoenemann, 1966). `ridge` > 0 draws R to the identity where the pairs do not
+    determine it, as with n < d.
+    """
+    cross = (x.double().mT @ y.double()).cpu() + ridge * torch.eye(x.shape[-1], dtype=torch.float64)
+    u, _, vh = torch.linalg.svd(cross)
+    return (u @ vh).to(x.device)
+
+
+def diagonal_scale(x: Tensor, y: Tensor) -> Tensor:
+    """Return the s (d,) with the least |X s - Y|^2, one factor for each number; 1 where X is zero."""
+    x, y = x.double(), y.double()
+    power = (x * x).sum(dim=0)
+    return torch.where(power > 0, (x * y).sum(dim=0) / power.clamp_min(1e-30), 1.0)
+
+
+def fit_by_gradient(
+    weights: Mapping[str, Tensor],
+    loss: Callable[[Weights, Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    lr: float,
+    steps: int,
+    decay: float,
+) -> Weights:
+    """Minimise a loss by AdamW over all pairs at once, and return the weights that are best on held-out pairs.
+
+    Every tenth pair is held out; with fewer than ten, the fitted pairs select.
+
+    Args:
+        weights: at the start; they are not changed.
+        loss: (weights, X, Y) -> scalar.
+        x, y: features (n, d).
+        lr: learning rate.
+        steps: at most; the start is a candidate, too.
+        decay: weight decay.
+    """
+    is_held = torch.arange(len(x), device=x.device) % HELD_OUT == HELD_OUT - 1
+    fitted = x[~is_held], y[~is_held]
+    chosen = (x[is_held], y[is_held]) if len(x) >= HELD_OUT else fitted
+    with torch.enable_grad():
+        now = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
+        optimizer = torch.optim.AdamW(list(now.values()), lr=lr, weight_decay=decay)
+        best = {name: value.detach().clone() for name, value in now.items()}
+        least = loss(now, *chosen).detach()
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            loss(now, *fitted).backward()
+            optimizer.step()
+            if step % CHECK_EVERY == 0 or step == steps:
+                found = loss(now, *chosen).detach()
+                is_better = found < least  # stays on the device: no wait
+                least = torch.where(is_better, found, least)
+                best = {name: torch.where(is_better, now[name].detach(), kept) for name, kept in best.items()}
+    return best
+
+
+def start_weights(name: str, shape: tuple[int, ...], scale: float) -> Tensor:
+    """Return normal numbers times `scale` on the CPU, the same for a name, whatever was drawn before."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    return scale * torch.randn(shape, generator=generator)
