@@ -54,6 +54,7 @@ METHODS = {
     "lump": "ctvr.methods.lump:LUMP",
     "qdc": "ctvr.methods.qdc:QDC",
     "drift_adapter": "ctvr.methods.drift_adapter:DriftAdapter",
+    "lambda_orthogonality": "ctvr.methods.lambda_orthogonality:LambdaOrthogonality",
     "base_moco": "ctvr.methods.base_moco:BaseMoCo",
     "bmu_moco": "ctvr.methods.bmu_moco:BMUMoCo",
     "bmu_fixed": "ctvr.methods.bmu_fixed:BMUFixed",

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Override
-from ctvr.methods.families.compensation import Link, QueryCompensation
+from ctvr.methods.families.compensation import MapLink, QueryCompensation
 from ctvr.methods.layers.feature_maps import Weights, diagonal_scale, fit_by_gradient, procrustes, start_weights
 from ctvr.methods.settings import group, setting
 
@@ -155,38 +155,29 @@ class DriftAdapterConfig:
             raise ValueError(f"pairs is a count and must be >= 1, got {self.pairs}.")
 
 
-class Adapter(Link):
-    """g with its diagonal and its means. The weights of the map are buffers."""
+class Adapter(MapLink):
+    """g with its diagonal and its means."""
 
     scale: Tensor  # (R, d)
     mean_new: Tensor  # (R, d)
     mean_old: Tensor  # (R, d)
 
     def __init__(self, config: DriftAdapterConfig, width: int, rows: int) -> None:
-        super().__init__(rows)
-        self.map, self.center, self.pairs = config.map, config.center, config.pairs
-        start = self.map.start(width)
-        self.names = tuple(start)
-        for name, value in start.items():
-            self.register_buffer(name, value.repeat(rows, *[1] * value.ndim))
+        super().__init__(config.map, width, rows, config.pairs)
+        self.center, self.diagonal = config.center, config.map.diagonal
         for name, number in (("scale", 1.0), ("mean_new", 0.0), ("mean_old", 0.0)):
             self.register_buffer(name, torch.full((rows, width), number))
 
-    def _fit(self, row: int, new: Tensor, old: Tensor) -> None:
-        step = -(-len(new) // self.pairs)  # from the whole task
-        x, y = new[::step].float(), old[::step].float()
+    def fit_map(self, row: int, x: Tensor, y: Tensor) -> None:
         if self.center:
             self.mean_new[row], self.mean_old[row] = x.mean(dim=0), y.mean(dim=0)
             x, y = x - self.mean_new[row], y - self.mean_old[row]
-        found = self.map.fit(x, y)
-        for name, value in found.items():
-            getattr(self, name)[row] = value
-        if self.map.diagonal:
-            self.scale[row] = diagonal_scale(self.map.apply(found, x), y).float()
+        super().fit_map(row, x, y)
+        if self.diagonal:
+            self.scale[row] = diagonal_scale(super().forward(x, row), y).float()
 
     def forward(self, x: Tensor, row: int) -> Tensor:
-        weights = {name: getattr(self, name)[row] for name in self.names}
-        return self.map.apply(weights, x - self.mean_new[row]) * self.scale[row] + self.mean_old[row]
+        return super().forward(x - self.mean_new[row], row) * self.scale[row] + self.mean_old[row]
 
 
 class DriftAdapter(QueryCompensation):

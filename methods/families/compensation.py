@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Capabilities, Frozen, Method, Task, l2_normalize
 from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.feature_maps import Weights
 from ctvr.methods.layers.losses.distillation import EncodedOnce
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
 
@@ -54,6 +55,47 @@ class Link(nn.Module):
     def forward(self, x: Tensor, row: int) -> Tensor:
         """Map unit features (B, d) by map `row`; the result has no fixed length."""
         raise NotImplementedError
+
+
+class FeatureMap(Protocol):
+    """A kind of map with its settings. Its weights are tensors by name, so that a link can keep several."""
+
+    def start(self, width: int) -> Weights:
+        """Return weights with which the map of features with `width` numbers is the identity."""
+        ...
+
+    def apply(self, w: Weights, x: Tensor) -> Tensor:
+        """Map features (B, d)."""
+        ...
+
+    def fit(self, x: Tensor, y: Tensor) -> Weights:
+        """Return weights fitted to x -> y (n, d), float32 on their device."""
+        ...
+
+
+class MapLink(Link):
+    """Maps of one kind; their weights are buffers (R, ...)."""
+
+    def __init__(self, kind: FeatureMap, width: int, rows: int, pairs: int) -> None:
+        """Args: the kind, d, R, and the most pairs to which a map is fitted."""
+        super().__init__(rows)
+        self.kind, self.pairs = kind, pairs
+        start = kind.start(width)
+        self.names = tuple(start)
+        for name, value in start.items():
+            self.register_buffer(name, value.repeat(rows, *[1] * value.ndim))
+
+    def _fit(self, row: int, new: Tensor, old: Tensor) -> None:
+        step = -(-len(new) // self.pairs)  # from the whole task
+        self.fit_map(row, new[::step].float(), old[::step].float())
+
+    def fit_map(self, row: int, x: Tensor, y: Tensor) -> None:
+        """Fit map `row` to the chosen pairs x -> y (n, d)."""
+        for name, value in self.kind.fit(x, y).items():
+            getattr(self, name)[row] = value
+
+    def forward(self, x: Tensor, row: int) -> Tensor:
+        return self.kind.apply({name: getattr(self, name)[row] for name in self.names}, x)
 
 
 class QueryCompensation(Strategy):

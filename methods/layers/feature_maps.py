@@ -34,6 +34,24 @@ def diagonal_scale(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(power > 0, (x * y).sum(dim=0) / power.clamp_min(1e-30), 1.0)
 
 
+def orthogonality_penalty(w: Tensor, threshold: float, sharpness: float) -> Tensor:
+    """Compute sigmoid(sharpness (e - threshold)) e with e = |W W' - I|_F, a scalar; its gradient at e = 0 is 0.
+
+    lambda-orthogonality, arXiv:2509.16664, eq. 6: a distance from the orthogonal matrices that is free below the
+    threshold lambda. e grows with the width: W = 2 I of 512 numbers has 67.9.
+    """
+    gap = w @ w.mT - torch.eye(len(w), dtype=w.dtype, device=w.device)
+    error = (gap.square().sum() + 1e-18).sqrt()
+    return torch.sigmoid(sharpness * (error - threshold)) * error
+
+
+def rotation(upper: Tensor, width: int) -> Tensor:
+    """Return exp(P) (d, d) of the skew P whose upper triangle has the numbers `upper` (d (d - 1) / 2,): orthogonal."""
+    rows, columns = torch.triu_indices(width, width, offset=1, device=upper.device)
+    skew = upper.new_zeros(width, width).index_put((rows, columns), upper)
+    return torch.linalg.matrix_exp(skew - skew.mT)
+
+
 def fit_by_gradient(
     weights: Mapping[str, Tensor],
     loss: Callable[[Weights, Tensor, Tensor], Tensor],

@@ -13,6 +13,7 @@ INK, FAINT = "#24292f", "#d0d7de"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 LINES: tuple[LineName, ...] = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MORE_MARKERS = ("<", ">", "p", "h", "*", "d", "8")  # of the methods after the first 56, which use up the others
 # A method's position decides its style: append, never insert
 ORDER = (
     *("clip4clip", "framefusion_moe", "structalign", "lwf", "xpool", "moe_adapter", "zero_shot"),
@@ -24,7 +25,7 @@ ORDER = (
     *("plevu", "vop", "vop_fc", "umt", "umt4clip"),
     *("image_finetune", "image_si", "image_der", "image_lump", "image_bmu_moco", "image_multi_task", "umt_qa"),
     "image_progressive",
-    *("qdc", "drift_adapter"),
+    *("qdc", "drift_adapter", "lambda_orthogonality"),
 )
 
 
@@ -52,11 +53,12 @@ def style_of(method: str, variant: int = 0) -> Style:
     place = ORDER.index(method) if known else int(hashlib.sha256(method.encode()).hexdigest()[:8], 16)
     group = place // len(COLOURS)
     colour = COLOURS[place % len(COLOURS)]
+    markers = MORE_MARKERS if known and group >= 2 * len(LINES) else MARKERS
     mixed = _mixed(colour, "#000000" if variant % 2 else "#ffffff", min(0.75, 0.25 * ((variant + 1) // 2 + 1)))
     return Style(
         mixed if variant else colour,
         LINES[(group + variant) % len(LINES)],
-        MARKERS[(place + group + variant) % len(MARKERS)],
+        markers[(place + group + variant) % len(markers)],
         is_hollow=(group // len(LINES) + variant) % 2 == 1,
         hue=place % len(COLOURS),
     )

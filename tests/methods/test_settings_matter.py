@@ -86,7 +86,7 @@ VALUES: dict[str, Any] = {
     "*.min_scale": 50.0,
     "zscl.reference_texts": 5,
     "zscl.average_every": 1,
-    "drift_adapter.pairs": 3,  # of eight captions
+    **dict.fromkeys(("drift_adapter.pairs", "lambda_orthogonality.pairs"), 3),  # of eight captions
     "*.buffer_size": 3,  # fewer than there are pairs
 }
 

@@ -1,0 +1,155 @@
+"""Lambda-orthogonality: a nearly orthogonal map from the new model's captions to the old model's, after each task.
+
+Ricci, Biondi, Pernici, Patras, Del Bimbo, NeurIPS 2025, arXiv:2509.16664, over any retriever whose caption is one
+vector. x and y are unit features of a task's training captions by the model after and before the task. The paper's
+backward map B takes x to the old space, free enough to adapt and stiff enough to keep the new model's geometry:
+
+    strict   B(x) = x exp(P),  P skew
+    relaxed  B(x) = x W + b,   plus sigmoid(sharpness (e - threshold)) e,  e = |W W' - I|_F      (eq. 6)
+    L = distance_weight mean |B(x) - y|^2 + contrastive_weight contr(B(x), y) + the penalty      (eq. 2)
+
+The maps of tasks are chained (methods/families/compensation.py). Our reading: the text was read in a stored translation
+and the authors' code could not be had. The paper trains one upgrade of image models with Adam at 0.001; its sharpness
+(alpha) and weights were not seen. Its contrastive loss is supervised by classes and also trains a forward map F, which
+rewrites stored features; without labels it is the loss of pairs that stands here. F is not built, since nothing may
+rewrite a stored gallery here. Its order of re-encoding (by the distance to the mean of a class) is not built either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ctvr.methods.base import Override, l2_normalize
+from ctvr.methods.families.compensation import MapLink, QueryCompensation
+from ctvr.methods.layers.feature_maps import Weights, fit_by_gradient, orthogonality_penalty, rotation
+from ctvr.methods.layers.losses.contrastive import contrastive
+from ctvr.methods.settings import group, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardConfig:
+    """B with its loss and its steps."""
+
+    distance_weight: float = setting(1.0, doc="weight of the squared distance, eq. 2", unpublished=True, later=True)
+    contrastive_weight: float = setting(
+        0.0, doc="weight of the contrastive loss of pairs; 0: without it", unpublished=True, later=True
+    )
+    temperature: float = setting(0.07, doc="temperature of the contrastive loss; ours", later=True)
+    lr: float = setting(1e-3, doc="learning rate of the map", later=True)
+    steps: int = setting(500, doc="steps of the map, each over all pairs; ours", unpublished=True, later=True)
+
+    def __post_init__(self) -> None:
+        for name in ("distance_weight", "contrastive_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
+        if self.distance_weight == self.contrastive_weight == 0:
+            raise ValueError("distance_weight and contrastive_weight are 0: nothing fits the map. Use one of them.")
+        if self.temperature <= 0 or self.lr <= 0 or self.steps < 1:
+            raise ValueError(
+                f"temperature and lr must be > 0 and steps >= 1, got {self.temperature}, {self.lr} and {self.steps}. "
+                "The defaults are 0.07, 0.001 and 500."
+            )
+
+    def start(self, width: int) -> Weights:
+        raise NotImplementedError
+
+    def apply(self, w: Weights, x: Tensor) -> Tensor:
+        return x @ w["matrix"] + w["shift"]
+
+    def penalty(self, w: Weights) -> Tensor | float:
+        """Return what the map's own form costs."""
+        return 0.0
+
+    def fit(self, x: Tensor, y: Tensor) -> Weights:
+        start = {name: value.to(x.device) for name, value in self.start(x.shape[-1]).items()}
+        return fit_by_gradient(start, self.loss, x, y, lr=self.lr, steps=self.steps, decay=0.0)
+
+    def loss(self, w: Weights, x: Tensor, y: Tensor) -> Tensor:
+        """Compute L over pairs (n, d), a scalar."""
+        mapped = self.apply(w, x)
+        loss = self.distance_weight * (mapped - y).square().sum(dim=-1).mean()
+        if self.contrastive_weight:
+            logits = l2_normalize(mapped) @ l2_normalize(y).mT / self.temperature
+            loss = loss + self.contrastive_weight * contrastive(logits)
+        return loss + self.penalty(w)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelaxedConfig(BackwardConfig):
+    """Affine map with the penalty of eq. 6."""
+
+    name: Literal["relaxed"] = "relaxed"
+    threshold: float = setting(
+        12.0,
+        doc="lambda, eq. 6: free distance from orthogonal matrices; the paper's, for 512 numbers",
+        later=True,
+    )
+    sharpness: float = setting(
+        10.0, doc="alpha, eq. 6: slope of the sigmoid at the threshold", unpublished=True, later=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold < 0 or self.sharpness <= 0:
+            raise ValueError(
+                f"threshold must be >= 0 and sharpness > 0, got {self.threshold} and {self.sharpness}. The paper's "
+                "threshold is 12."
+            )
+
+    def start(self, width: int) -> Weights:
+        return {"matrix": torch.eye(width), "shift": torch.zeros(width)}
+
+    def penalty(self, w: Weights) -> Tensor:
+        return orthogonality_penalty(w["matrix"], self.threshold, self.sharpness)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrictConfig(BackwardConfig):
+    """Rotation exp(P)."""
+
+    name: Literal["strict"] = "strict"
+
+    def start(self, width: int) -> Weights:
+        return {"upper": torch.zeros(width * (width - 1) // 2)}
+
+    def apply(self, w: Weights, x: Tensor) -> Tensor:
+        return x @ rotation(w["upper"], x.shape[-1])
+
+
+MAPS: dict[str, type] = {"relaxed": RelaxedConfig, "strict": StrictConfig}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LambdaOrthogonalityConfig:
+    """Settings, searched by search_spaces/lambda_orthogonality.py."""
+
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    map: RelaxedConfig | StrictConfig = group(MAPS, "relaxed", doc="map from new to old captions", later=True)
+    pairs: int = setting(4096, doc="captions that a map is fitted to, at most", unpublished=True, later=True)
+
+    def __post_init__(self) -> None:
+        if self.pairs < 1:
+            raise ValueError(f"pairs is a count and must be >= 1, got {self.pairs}.")
+
+
+class LambdaOrthogonality(QueryCompensation):
+    """Wrap a retriever; map its captions, nearly without distortion, to the model that stored the searched videos."""
+
+    Config = LambdaOrthogonalityConfig
+    PRESETS = {
+        "paper": {},
+        "strict": Override({"method.map.name": "strict"}),
+        "soft": Override({"method.map.threshold": 0.0}),  # soft orthogonality, the paper's other end
+        "contrastive": Override({"method.map.contrastive_weight": 0.1}),  # the weight is ours
+        "shapes": {"base.lr": 4e-6},  # as clip4clip's, with optim.lr_scale=50, for the small backbone
+    }
+    config: LambdaOrthogonalityConfig
+
+    def make_link(self, width: int, rows: int) -> MapLink:
+        return MapLink(self.config.map, width, rows, self.config.pairs)

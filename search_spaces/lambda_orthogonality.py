@@ -1,0 +1,11 @@
+"""Search space of methods/lambda_orthogonality.py. The paper searched lambda; sharpness and weights are unknown."""
+
+from ray import tune
+
+FIXED = {"method": "lambda_orthogonality", "method.base": "clip4clip"}
+SPACE = {
+    "method.map.threshold": tune.choice([0.0, 1.0, 3.0, 12.0]),  # lambda; the paper's is 12, for 512 numbers
+    "method.map.sharpness": tune.choice([1.0, 10.0]),  # alpha; unpublished
+    "method.map.contrastive_weight": tune.choice([0.0, 0.01, 0.1, 1.0]),  # unpublished
+    "base.lr": tune.loguniform(1e-7, 1e-5),  # 1e-6 is CTVR's released default for fine-tuning
+}
