@@ -38,6 +38,8 @@ class RunState:
     metrics: list[dict[str, float]] = field(default_factory=list)  # one dictionary per task learned
     training: list[dict[str, float]] = field(default_factory=list)  # means of every epoch, with "step"
     ranks: dict[str, float] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
+    # % of old videos re-encoded ("0": as stored) -> query -> rank among all videos; empty unless measured
+    aged_ranks: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0  # optimizer steps so far
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
     timing: list[dict[str, float]] = field(default_factory=list)  # of every epoch, with "step"; see epoch_timing.py

@@ -40,6 +40,13 @@ class Evaluation:
     union: list[float] = field(default_factory=list)  # R@1 of task i among all stored videos
     ranks: dict[str, float] = field(default_factory=dict)  # query name -> rank among all stored videos
     own_ranks: dict[str, float] = field(default_factory=dict)  # query name -> rank among its own task's videos
+    aged_ranks: dict[str, dict[str, float]] = field(default_factory=dict)  # % of old videos re-encoded -> query -> rank
+
+    def add(self, *others: Evaluation) -> None:
+        """Add the metrics and the ranks by age of other measurements after the same task."""
+        for other in others:
+            self.metrics.update(other.metrics)
+            self.aged_ranks.update(other.aged_ranks)
 
 
 @torch.no_grad()

@@ -10,11 +10,12 @@ video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
     task_NN/index/gap_own       the same among the videos of that task alone; 0 for the newest task
     stream/index/gained, lost   % of captions that are right on one of the two galleries alone; gap = gained - lost
     stream/index/videos         videos that were encoded for this after this task; seconds: the time that it took
+    stream/index/videos_P       videos of the searched gallery that the present model encoded after their task
     stream/index/bytes          size of the stored features of all tasks so far, in float32
 
 Gaps need P = 100. They are R@1 in points, over all captions so far (each counts once). A re-encoded gallery is not
-an upper bound: its old videos compete better with the new ones, and `gap` can be negative.
-FastFill calls the curve over P back-filling.
+an upper bound: its old videos compete better with the new ones, and `gap` can be negative. The ranks at every P are
+kept in the record of the run (`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
 
 Shapes: Q captions, V videos, T tasks.
 """
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from ctvr.orchestrator.learning import metrics
 from ctvr.orchestrator.learning.aged_ranking import caption_features_for, rank_aged
-from ctvr.orchestrator.learning.evaluate import encode_texts, offsets, rank_features
+from ctvr.orchestrator.learning.evaluate import Evaluation, encode_texts, offsets, rank_features
 from ctvr.orchestrator.learning.ranking import Ranked
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def optional_metrics(
     done: int,
     own: Sequence[float],
     record: RunState,
-) -> dict[str, float]:
+) -> Evaluation:
     """Return what `evaluation.reencode` and `evaluation.unlearned_tasks` ask for after `done` tasks.
 
     Args:
@@ -57,18 +58,18 @@ def optional_metrics(
         record: the former tasks.
     """
     config, tasks = context.config, len(context.data.stream.tasks)
-    found: dict[str, float] = {}
+    found = Evaluation()
     if config.reencode and done and (config.reencode_after == "all" or done == tasks):
-        found |= age_metrics(context, encode_gallery, reencodes)
+        found.add(measure_ages(context, encode_gallery, reencodes))
     if config.unlearned_tasks:
-        found |= unlearned_metrics(context, encode_gallery, done)
+        found.metrics.update(unlearned_metrics(context, encode_gallery, done))
         if done == tasks and context.is_scoring:
-            found |= transfer_metrics([*record.own, own], record.metrics)
+            found.metrics.update(transfer_metrics([*record.own, own], record.metrics))
     return found
 
 
-def age_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor], reencodes: bool) -> dict[str, float]:
-    """Return the metrics of the module docstring after a task; empty on a worker that only encodes."""
+def measure_ages(context: EvaluationContext, encode_gallery: Callable[..., Tensor], reencodes: bool) -> Evaluation:
+    """Return the metrics of the module docstring after a task, and ranks; empty on a worker that only encodes."""
     config, stored, started = context.config, context.galleries, time.monotonic()
     sizes, shares = [len(gallery) for gallery in stored], sorted({0, *config.reencode})
     counts = _counts(sizes, 0 if reencodes else max(shares))
@@ -80,7 +81,7 @@ def age_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor
     # A caption that is moved to an older model searches re-encoded videos as it is
     unmoved = caption_features_for(context, queries, True) if context.method.declared.compensates_age else None
     if not context.is_scoring:
-        return {}
+        return Evaluation()
     as_matrix = bool(context.method.declared.normalizes_scores)
     ranked: dict[int, Ranked] = {}
     for share in shares:
@@ -93,10 +94,14 @@ def age_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor
     found = {f"stream/index/r1_{share}": metrics.recall(each.to_videos, 1) for share, each in ranked.items()}
     if 100 in ranked:
         found |= _gaps(ranked[0], ranked[100], offsets(len(q.target) for q in queries))
+    old = {share: sum(_counts(sizes, 100 if reencodes else share)) for share in shares}
+    found |= {f"stream/index/videos_{share}": float(count) for share, count in old.items()}
     found["stream/index/videos"] = float(sum(counts))
     found["stream/index/seconds"] = seconds
     found["stream/index/bytes"] = float(sum(4 * gallery.numel() for gallery in stored))
-    return found
+    names = [name for asked in queries for name in asked.names]
+    ranks = {str(share): dict(zip(names, each.to_videos.tolist())) for share, each in ranked.items()}
+    return Evaluation(found, aged_ranks=ranks)
 
 
 def _counts(sizes: Sequence[int], share: int) -> list[int]:

@@ -105,7 +105,7 @@ class Loop:
             started = time.monotonic()
             task = self.data.task(index)
             self._begin(task)
-            before = {} if index else self._optional_metrics(0)
+            before = Evaluation() if index else self._optional(0)
             with checkpointing(self.config.optim.activation_checkpointing):  # end_task may compute gradients, too
                 self._train(task)
                 self.method.eval()
@@ -113,7 +113,7 @@ class Loop:
                 self.method.end_task(task, self.data.ordered_batches([index]))
             self._store_galleries(task)
             found = self._evaluate(index)
-            found.metrics.update(before | self._optional_metrics(index + 1, found.own))
+            found.add(before, self._optional(index + 1, found.own))
             self._commit(found, time.monotonic() - started)
             if self.report is not None:
                 self.report(task, self.record, self.record.seconds[-1])
@@ -308,11 +308,11 @@ class Loop:
         about = self.config.evaluation, self.workers.device, encode_sharded, self.workers.rank == 0
         return EvaluationContext(self.method, self.data, index, split, galleries, *about)
 
-    def _optional_metrics(self, done: int, own: Sequence[float] = ()) -> dict[str, float]:
-        """Return the metrics of index_age.py after `done` tasks; 0: of the untrained model, whose first task began."""
+    def _optional(self, done: int, own: Sequence[float] = ()) -> Evaluation:
+        """Return what index_age.py measures after `done` tasks; 0: of the untrained model, whose first task began."""
         evaluation = self.config.evaluation
         if not (evaluation.reencode or evaluation.unlearned_tasks):
-            return {}
+            return Evaluation()
         self._seed("optional metrics", done)
         context = self._context(max(done - 1, 0), evaluation.split, self.galleries)
         encode = partial(self._gallery, split=context.split)
@@ -334,7 +334,7 @@ class Loop:
         record.own.append(found.own)
         record.union.append(found.union)
         record.metrics.append(found.metrics)
-        record.ranks = self.protocol.ranks(found)
+        record.ranks, record.aged_ranks = self.protocol.ranks(found), found.aged_ranks
         record.seconds.append(seconds)
         reads = self.workers.all_gather_union(self.reads.names)
         names = ((name, self._momenta.get(p)) for name, p in self.method.named_parameters())

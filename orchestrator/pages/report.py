@@ -8,7 +8,7 @@ from html import escape
 from ctvr.orchestrator.pages.forgetting import ModelHistory, forgetting_explorer
 from ctvr.orchestrator.pages.html import page
 from ctvr.orchestrator.pages.matrix_html import matrices_html
-from ctvr.orchestrator.tables.table import Row, Table, Value, number
+from ctvr.orchestrator.tables.table import Row, Table, cell, number
 from ctvr.orchestrator.tables.table_figures import looks
 
 DASHES = {"-": "", "--": ' stroke-dasharray="6 3"', ":": ' stroke-dasharray="2 3"', "-.": ' stroke-dasharray="8 3 2 3"'}
@@ -59,7 +59,7 @@ def _row(table: Table, row: Row) -> str:
     cells = [f"<td>{escape(row.label)}</td>"]
     for column in table.columns:
         best = ' class="best"' if table.is_best(row, column) else ""
-        cells.append(f"<td{best}>{escape(number(row.values.get(column.key, Value()), column.digits))}</td>")
+        cells.append(f"<td{best}>{escape(cell(row, column))}</td>")
     cells += [f"<td>{escape(text)}</td>" for text in (*table.comparison_cells(row), str(len(row.seeds)))]
     return f"<tr>{''.join(cells)}</tr>{_printed(table, row)}"
 

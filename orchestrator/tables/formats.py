@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from ctvr.orchestrator.tables.table import MISSING, Difference, Row, Table, Value, number
+from ctvr.orchestrator.tables.table import MISSING, Column, Difference, Row, Table, Value, cell, number
 
 
 def to_markdown(tables: Table | Sequence[Table]) -> str:
@@ -48,7 +48,7 @@ def _markdown(table: Table) -> str:
     for row in table.rows:
         cells = []
         for column in table.columns:
-            text = number(row.values.get(column.key, Value()), column.digits)
+            text = _markdown_text(cell(row, column))
             cells.append(f"**{text}**" if table.is_best(row, column) else text)
         label = _markdown_text(row.label) + "".join(
             f"<sup>{sign}</sup>" for sign in [",".join(feet.signs(row.marks))] if sign
@@ -113,7 +113,7 @@ def _latex(table: Table) -> str:
     for row in table.rows:
         cells = []
         for column in table.columns:
-            text = _latex_number(row.values.get(column.key, Value()), column.digits)
+            text = _latex_cell(row, column)
             cells.append(f"\\textbf{{{text}}}" if table.is_best(row, column) else text)
         last = [
             *map(latex_text, table.comparison_cells(row)),
@@ -153,6 +153,13 @@ def _latex_number(value: Value, digits: int) -> str:
     return "$-$" + text[1:] if text.startswith("-") else text
 
 
+def _latex_cell(row: Row, column: Column) -> str:
+    known = row.intervals.get(column.key)
+    if known is None:
+        return _latex_number(row.values.get(column.key, Value()), column.digits)
+    return known.with_bounds().replace("-", "$-$")
+
+
 def _latex_line(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
@@ -177,6 +184,8 @@ def _csv_cells(table: Table, row: Row) -> dict[str, str]:
         cells[column.key], cells[f"{column.key}_std"] = _plain(ours.mean), _plain(ours.std)
         cells[f"{column.key}_paper"], cells[f"{column.key}_paper_std"] = _plain(paper.mean), _plain(paper.std)
         cells[f"{column.key}_minus_paper"] = _plain(ours.mean - paper.mean)
+        if (known := row.intervals.get(column.key)) is not None:
+            cells[f"{column.key}_low"], cells[f"{column.key}_high"] = _plain(known.low), _plain(known.high)
     seen = row.vs_best or Difference()
     for name, value in (("r1_vs_best", seen.value), ("low", seen.low), ("high", seen.high), ("p", seen.p)):
         cells[name if name == "r1_vs_best" else f"{name}_vs_best"] = _plain(value)

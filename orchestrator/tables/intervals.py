@@ -112,6 +112,25 @@ def compare_over_seeds(
     return found
 
 
+def paired_change(before: np.ndarray, after: np.ndarray, videos: Sequence[object]) -> Difference:
+    """Return R@1 of two galleries that the same runs search with the same captions, after minus before, in points.
+
+    The 95 % interval is over test videos and seeds; of one seed it is over videos alone.
+
+    Args:
+        before, after: ranks (S, Q), 1 = found first.
+        videos: (Q,) the video that each query describes.
+
+    Raises:
+        ValueError: for fewer than two videos.
+    """
+    d = 100.0 * ((after <= 1).astype(float) - (before <= 1))  # (S, Q)
+    cluster, parts = _groups(d.shape[1], videos, None)
+    seen, both = (each / len(d) for each in _over_replicates(d, cluster, parts))
+    of_videos = _over_videos(d.mean(axis=0)[None], cluster, parts)
+    return Family().judge(float(d.mean()), *of_videos, seen, both, max(1, len(d) - 1))
+
+
 def _unknown(value: float) -> Difference:
     """Return a difference without a known spread, which is never significant."""
     return Difference(value, -math.inf, math.inf, 1.0)

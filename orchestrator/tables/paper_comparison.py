@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.tables.index_age import age_columns, age_values
 from ctvr.orchestrator.tables.paper_numbers import PublishedRow, with_paper
 from ctvr.orchestrator.tables.setting_diff import CVLM_BACKBONE, differences, listed
 from ctvr.orchestrator.tables.setting_diff import footnote as difference_note
@@ -49,17 +50,7 @@ ORACLE_NOTE = (
     "over all videos. Own block: also only the videos of that task. Best video of right task: without an oracle. "
     "These columns are not compared."
 )
-AGES = {  # shown if a run measured them (evaluation.reencode, unlearned_tasks); none is bold and none is compared
-    "index_fresh": (Column("index_fresh", "R@1, index re-encoded"), "stream/index/r1_100"),
-    "index_gap": (Column("index_gap", "Gap"), "stream/index/gap"),
-    "fwt": (Column("fwt", "FWT"), "stream/transfer/fwt"),
-}
-AGES_NOTE = (
-    "R@1, index re-encoded: the same captions search the videos of all tasks as the last model encodes them. Gap: this "
-    "less R@1, in points. FWT: R@1 of a task in its own gallery just before it is learned, less that of the untrained "
-    "model, as the mean over tasks. These columns are not compared."
-)
-PRINTED |= ORACLE | AGES
+PRINTED |= ORACLE
 SCALE = {"stored": 4 / 1000}  # converts float32 numbers per video to kB
 
 
@@ -128,12 +119,12 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
     """Return the columns that a paper's table has in addition to the usual ones, if runs measured them."""
-    wanted = {*printed, *ORACLE, *AGES, *(key for row in rows for key in row.paper)}
-    return [
-        replace(column, digits=_digits(column, [row.values[key].mean for row in rows if key in row.values]))
-        for key, (column, _) in PRINTED.items()
-        if key in wanted and any(key in row.values for row in rows)
+    wanted = {*printed, *ORACLE, *(key for row in rows for key in row.paper)}
+    columns = [
+        column for key, (column, _) in PRINTED.items() if key in wanted and any(key in row.values for row in rows)
     ]
+    means = {each.key: [row.values[each.key].mean for row in rows if each.key in row.values] for each in columns}
+    return [*(replace(each, digits=_digits(each, means[each.key])) for each in columns), *age_columns(rows)]
 
 
 def _digits(column: Column, means: Sequence[float]) -> int:
@@ -146,5 +137,6 @@ def more_values(means: Mapping[str, Value]) -> dict[str, Value]:
     """Return a row's values for `more_columns`; the costs of a video get no spread if no seed changes them."""
     found = {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
     found |= {key: Value(found[key].mean * by, found[key].std * by) for key, by in SCALE.items() if key in found}
+    found |= age_values(means)
     same = {key for key, value in found.items() if value.std <= 1e-9 * abs(value.mean)}
     return {key: replace(value, std=math.nan) if key in same else value for key, value in found.items()}

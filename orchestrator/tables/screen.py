@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ctvr.orchestrator.tables.formats import Footnotes, last_titles
-from ctvr.orchestrator.tables.table import Row, Table, Value, number
+from ctvr.orchestrator.tables.table import Row, Table, cell, number
 
 LABEL = 40  # characters of a row's name, where the table is wider than the screen
 LINES = 8  # of notes
@@ -66,7 +66,7 @@ def _cells(table: Table, feet: Footnotes) -> list[list[str]]:
     for row in table.rows:
         cells = []
         for column in table.columns:
-            text = number(row.values.get(column.key, Value()), column.digits)
+            text = cell(row, column)
             cells.append(text + ("#" if table.is_best(row, column) else " "))
         last = [*map(_shown, table.comparison_cells(row)), str(len(row.seeds)), *map(_shown, table.cost_cells(row))]
         lines.append([_with_signs(row, feet), *cells, *last])

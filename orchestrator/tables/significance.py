@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +41,8 @@ class Ranks:
 
     of: Mapping[str, float]  # query "<video>#<number>" -> rank
     task: Mapping[str, int]  # query -> its task; empty: R@1 is over all queries, not a mean over tasks
+    # percent of old videos that are re-encoded ("0": as stored) -> query -> rank; empty unless measured
+    reencoded: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = False) -> list[Row]:
@@ -130,6 +132,7 @@ def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:
         stored = json.loads(tracker.download(run_id, "ranks.json").read_text(encoding="utf-8"))
         queries = list(map(str, stored["query ids"]))
         tasks = dict(zip(queries, map(int, stored.get("tasks", []))))
-        return Ranks(dict(zip(queries, map(float, stored["ranks"]))), tasks)
+        aged = {str(share): dict(zip(queries, map(float, of))) for share, of in stored.get("reencoded", {}).items()}
+        return Ranks(dict(zip(queries, map(float, stored["ranks"]))), tasks, aged)
     except (FileNotFoundError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
         return None

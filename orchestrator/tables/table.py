@@ -50,7 +50,11 @@ class Difference:
         p = "p<0.001" if self.p < 0.001 else f"p={self.p:.3f}"
         if math.isinf(self.low):
             return f"{_fixed(self.value, 2)} [interval not known]"
-        return f"{_fixed(self.value, 2)} [{_fixed(self.low, 2)}, {_fixed(self.high, 2)}] {p}{star}"
+        return f"{self.with_bounds()} {p}{star}"
+
+    def with_bounds(self) -> str:
+        """Return the difference and its interval."""
+        return f"{_fixed(self.value, 2)} [{_fixed(self.low, 2)}, {_fixed(self.high, 2)}]"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Row:
     differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # from its paper: (ours, the paper's)
     differs_from: str = ""  # which part of its paper that is
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
+    intervals: Mapping[str, Difference] = field(default_factory=dict)  # column -> a value that is itself a difference
     vs_best: Difference | None = None  # R@1 minus the best row's; p and interval are simultaneous
     is_reference: bool = False  # the row with the best R@1 of those that are compared
     is_transductive: bool = False  # a query's result depends on the other queries
@@ -146,6 +151,13 @@ def competes(row: Row, column: Column) -> bool:
         return False
     is_trained = row.method != "zero_shot" and row.values.get("params_m", Value()).mean != 0
     return is_trained or not is_forgetting
+
+
+def cell(row: Row, column: Column) -> str:
+    """Format a cell as `number` does, or as `-1.04 [-3.81, 1.73]` where the row has an interval of this column."""
+    if (known := row.intervals.get(column.key)) is None:
+        return number(row.values.get(column.key, Value()), column.digits)
+    return known.with_bounds()
 
 
 def number(value: Value, digits: int = 2, sign: str = "±") -> str:

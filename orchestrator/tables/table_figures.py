@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ctvr.orchestrator.tables.curves import OWN, changes
+from ctvr.orchestrator.tables.index_age import reencoding_curve
 from ctvr.orchestrator.tables.setting_diff import of_data
 from ctvr.orchestrator.tables.table import Row, Table, Value, competes
 from ctvr.orchestrator.tables.unpublished_settings import at_most
@@ -115,6 +116,12 @@ def _sums(table: Table) -> list[Panel]:
     if "rsum" not in {column.key for column in table.columns}:
         return []
     return _against(table, GMACS, "rsum", "R-Sum (R@1 + R@5 + R@10, %)")
+
+
+def _reencoding(table: Table) -> list[Panel]:
+    """Plot R@1 against the multiply-adds that re-encode a share of the old videos, oldest first."""
+    lines = [Line(row.label, row.method, points) for row in table.rows if (points := reencoding_curve(row.extra))]
+    return [Panel("multiply-adds spent on re-encoding (10^9)", "R@1 (%)", lines)] if lines else []
 
 
 def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list[Panel]:
@@ -326,6 +333,7 @@ FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "cost": ("R@1 against cost (grey: no row beats these)", _cost),
     "sums": ("R-Sum against multiply-adds (grey: no row beats these)", _sums),
     "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),
+    "reencoding": ("R@1 after re-encoding a share of the index", _reencoding),
     "orders": ("robustness to the order of tasks", _orders),
     "experts": ("what each expert counts", _experts),
     "losses": ("loss while training", _losses),

@@ -122,18 +122,17 @@ class Recorder:
         """Record the final results of the stream, and close the run."""
         assert self._context is not None
         method, data = self._context
-        num_tasks = len(data.stream.tasks)
+        num_tasks, split = len(data.stream.tasks), self.experiment.evaluation.split
         plain = data.with_features(None)  # a new video passes the whole tower, even if stored tokens enter later
-        frames = next(plain.videos(0, self.experiment.evaluation.split, [0], 1))
+        frames = next(plain.videos(0, split, [0], 1))
         cost = measure(method, frames)
         if data.stream.domain == "videos":
-            tokens = trim_padding(data.queries(0, self.experiment.evaluation.split).tokens[:1]).to(data.device)
+            tokens = trim_padding(data.queries(0, split).tokens[:1]).to(data.device)
             cost |= query_cost(method, tokens, num_tasks)
         cost |= training_costs(record.timing)
         if not self.experiment.optim.epochs:  # a control without training
             cost["cost/trained_parameters"] = 0.0
         self.tracker.log_task(self.run_id, num_tasks, cost)
-        split = self.experiment.evaluation.split
         for name in ("own", "union"):
             matrix = getattr(record, name)
             self.tracker.log_json(self.run_id, f"matrix_{name}.json", matrix)
@@ -141,7 +140,10 @@ class Recorder:
                 self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
         task_of = {item.video: task for task in range(num_tasks) for item in data.stream.items(task, split)}
         tasks = [task_of[query.rpartition("#")[0]] for query in record.ranks]
-        ranks = {"query ids": list(record.ranks), "ranks": list(record.ranks.values()), "tasks": tasks}
+        ranks: dict[str, Any] = {"query ids": list(record.ranks), "ranks": list(record.ranks.values()), "tasks": tasks}
+        if record.aged_ranks:  # by the percent of old videos that are re-encoded
+            aged = record.aged_ranks.items()
+            ranks["reencoded"] = {share: [of[query] for query in record.ranks] for share, of in aged}
         self.tracker.log_json(self.run_id, "ranks.json", ranks)
         if split == "test":
             self._log_similarities(method)

@@ -1,0 +1,112 @@
+"""Columns of the age of the stored index: R@1 after re-encoding, its gap with intervals, and its cost.
+
+The metrics are those of `evaluation.reencode` and `evaluation.unlearned_tasks` (learning/index_age.py,
+docs/protocol.md). A table shows these columns if a run measured them; none is bold and none is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ctvr.orchestrator.tables.significance import Ranks
+from ctvr.orchestrator.tables.table import Column, Difference, Row, Value
+
+FRESH, GAP, COST = "index_fresh", "index_gap", "reencode_gmacs"
+COLUMNS = {
+    FRESH: (Column(FRESH, "R@1, index re-encoded"), "stream/index/r1_100"),
+    GAP: (Column(GAP, "Gap"), "stream/index/gap"),
+    "index_gained": (Column("index_gained", "Gained (%)"), "stream/index/gained"),
+    "index_lost": (Column("index_lost", "Lost (%)"), "stream/index/lost"),
+    "fwt": (Column("fwt", "FWT"), "stream/transfer/fwt"),
+}
+NOTE = (
+    "R@1, P % re-encoded: the same captions search the index with the oldest P % of the videos of earlier tasks as the "
+    "last model encodes them; index re-encoded: all of them. Gap: this less R@1, in points; T1, T2, ...: of the "
+    "captions of one task. Brackets: 95 % interval of the gap over test videos and seeds (of one seed: over videos), "
+    "for each cell alone. Gained, lost: captions that are right after or before re-encoding alone. Re-encoding: "
+    "multiply-adds of all old videos. FWT: R@1 of a task in its own gallery just before it is learned, less that of "
+    "the untrained model, as the mean over tasks. These columns are not compared."
+)
+SHARE, OF_TASK = re.compile(r"stream/index/r1_(\d+)"), re.compile(r"task_(\d+)/index/gap")
+MOST_TASKS = 10  # gaps of single tasks are columns up to so many; of longer streams they are in the CSV file alone
+
+
+def age_values(means: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a row's values of these columns: `index_P` is R@1 with P % re-encoded, `gap_NN` the gap of task NN.
+
+    Args:
+        means: every final metric, as the mean over seeds.
+    """
+    found = {key: means[metric] for key, (_, metric) in COLUMNS.items() if metric in means}
+    for metric, value in means.items():
+        if (share := SHARE.fullmatch(metric)) and share[1] not in {"0", "100"}:
+            found[f"index_{share[1]}"] = value
+        if task := OF_TASK.fullmatch(metric):
+            found[f"gap_{task[1]}"] = value
+    if (curve := reencoding_curve(means)) and FRESH in found:
+        found[COST] = Value(curve[-1][0])
+    return found
+
+
+def age_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns that a row has: R@1 by share, the gap and that of each task, flips, cost, forward transfer."""
+    known = {key for row in rows for key in row.values}
+    shares = sorted(int(key[6:]) for key in known if re.fullmatch(r"index_\d+", key))
+    tasks = sorted(key for key in known if re.fullmatch(r"gap_\d+", key))
+    found = [Column(f"index_{share}", f"R@1, {share} % re-encoded") for share in shares]
+    found += [COLUMNS[key][0] for key in (FRESH, GAP) if key in known]
+    found += [Column(key, f"Gap T{int(key[4:])}") for key in tasks if len(tasks) <= MOST_TASKS]
+    found += [COLUMNS[key][0] for key in ("index_gained", "index_lost") if key in known]
+    if COST in known:
+        smallest = min((row.values[COST].mean for row in rows if row.values.get(COST, Value(0)).mean), default=1.0)
+        found.append(Column(COST, "Re-encoding (GMACs)", digits=max(1, 1 - math.floor(math.log10(smallest)))))
+    return found + [COLUMNS[key][0] for key in ("fwt",) if key in known]
+
+
+def reencoding_curve(means: Mapping[str, Value]) -> list[tuple[float, float, float]]:
+    """Return (multiply-adds spent on re-encoding in 10^9, mean R@1, std) by share; empty if a part is unknown.
+
+    A method that re-encodes by itself has one point, at the cost of all old videos.
+    """
+    macs = means.get("cost/video_gmacs")
+    shares = sorted(int(match[1]) for metric in means if (match := SHARE.fullmatch(metric)))
+    if macs is None or any(f"stream/index/videos_{share}" not in means for share in shares):
+        return []
+    points = {}
+    for share in shares:
+        r1 = means[f"stream/index/r1_{share}"]
+        points[means[f"stream/index/videos_{share}"].mean * macs.mean] = (r1.mean, r1.std)
+    return [(cost, *r1) for cost, r1 in points.items()]
+
+
+def with_gap_intervals(rows: Sequence[Row], ranks: Mapping[str, Ranks]) -> list[Row]:
+    """Return the rows with an interval of each gap, where the ranks of all runs by age are stored.
+
+    Args:
+        ranks: run id -> ranks.
+    """
+    return [replace(row, intervals={**row.intervals, **_intervals(row, ranks)}) for row in rows]
+
+
+def _intervals(row: Row, ranks: Mapping[str, Ranks]) -> dict[str, Difference]:
+    runs = [ranks[run] for run in row.runs if run in ranks]
+    if not runs or len(runs) < len(row.runs) or not all({"0", "100"} <= set(run.reencoded) for run in runs):
+        return {}
+    from ctvr.orchestrator.tables.intervals import paired_change  # SciPy takes a second to import
+
+    queries, task = sorted(runs[0].reencoded["0"]), runs[0].task
+    before, after = (np.array([[run.reencoded[share][q] for q in queries] for run in runs]) for share in ("0", "100"))
+    videos = np.array([query.rpartition("#")[0] or query for query in queries])
+    of_task = np.array([task.get(query, -1) for query in queries])
+    parts = {GAP: np.full(len(queries), True)}
+    parts |= {f"gap_{number + 1:02d}": of_task == number for number in sorted(set(of_task) - {-1})}
+    found = {}
+    for key, part in parts.items():
+        if key in row.values and len(set(videos[part])) > 1:
+            found[key] = paired_change(before[:, part], after[:, part], videos[part])
+    return found

@@ -1,0 +1,129 @@
+"""Columns of the age of the index: what runs measured, with intervals by their ranks, and the curve over its cost."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from ctvr.orchestrator.pages.report import table_html
+from ctvr.orchestrator.tables.build import tables
+from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
+from ctvr.orchestrator.tables.index_age import NOTE
+from ctvr.orchestrator.tables.intervals import paired_change
+from ctvr.orchestrator.tables.screen import to_text
+from ctvr.orchestrator.tables.significance import Ranks
+from ctvr.orchestrator.tables.table_figures import drawings
+from tests.orchestrator.tables.test_build import run
+
+QUERIES = [f"v{number}#0" for number in range(20)]  # 10 of each task
+
+
+def aged(seed: int, after: list[float], method: str = "lwf"):
+    """A run of two tasks whose stored index answers the first half of each task's captions; its ranks."""
+    before = [1.0 if number % 10 < 5 else 2.0 for number in range(20)]
+    record = run(method, seed=seed, r1=50.0)
+    hits = {share: 100 * np.mean(np.array(ranks) <= 1) for share, ranks in (("0", before), ("100", after))}
+    gap = {
+        f"task_{t + 1:02d}": 100
+        * (np.mean(np.array(after[10 * t : 10 * t + 10]) <= 1) - np.mean(np.array(before[10 * t : 10 * t + 10]) <= 1))
+        for t in (0, 1)
+    }
+    measured = {
+        "stream/index/r1_0": hits["0"],
+        "stream/index/r1_25": 40.0 + seed,
+        "stream/index/r1_100": hits["100"],
+        "stream/index/videos_0": 0.0,
+        "stream/index/videos_25": 2.0,
+        "stream/index/videos_100": 10.0,
+        "stream/index/gap": hits["100"] - hits["0"],
+        "stream/index/gained": 10.0,
+        "stream/index/lost": 5.0,
+        "cost/video_gmacs": 0.07,
+        **{f"{task}/index/gap": value for task, value in gap.items()},
+    }
+    record.metrics.update({name: [(2, value)] for name, value in measured.items()})
+    tasks = {query: number // 10 for number, query in enumerate(QUERIES)}
+    by_age = {"0": dict(zip(QUERIES, before)), "100": dict(zip(QUERIES, after))}
+    return record, Ranks(by_age["0"], tasks, by_age)
+
+
+def made(*runs):
+    (table,) = tables([record for record, _ in runs], {record.run_id: ranks for record, ranks in runs})
+    return table
+
+
+BETTER = [1.0] * 9 + [2.0] + [1.0] * 3 + [2.0] * 7  # task 1: 90 %, task 2: 30 %
+
+
+def test_the_gap_has_an_interval_overall_and_for_each_task_in_every_format():
+    table = made(aged(0, BETTER), aged(1, [1.0] * 10 + [1.0] * 4 + [2.0] * 6))
+    keys = [column.key for column in table.columns]
+    start = keys.index("index_25")
+    assert keys[start:] == [
+        *("index_25", "index_fresh", "index_gap", "gap_01", "gap_02", "index_gained", "index_lost", "reencode_gmacs")
+    ]
+    (row,) = table.rows
+    for key, value in (("index_gap", 15.0), ("gap_01", 45.0), ("gap_02", -15.0)):
+        found = row.intervals[key]
+        assert found.value == pytest.approx(row.values[key].mean) == pytest.approx(value)
+        assert found.low < value < found.high
+    assert row.intervals["gap_01"].low > 0 > row.intervals["gap_02"].value
+    shown = row.intervals["gap_01"].with_bounds()
+    assert shown.startswith("45.00 [")
+    assert shown in to_text(table, 400)
+    assert shown in table_html(table)
+    assert shown.replace("[", r"\[").replace("]", r"\]") in to_markdown(table)
+    assert shown in to_latex(table)
+    assert row.intervals["gap_02"].with_bounds().replace("-", "$-$") in to_latex(table)
+    (line,) = csv.DictReader(io.StringIO(to_csv(table)))
+    assert float(line["gap_01_low"]) == pytest.approx(row.intervals["gap_01"].low, abs=1e-3)
+    assert NOTE in table.notes
+    assert row.values["reencode_gmacs"].mean == pytest.approx(0.7)
+
+
+def test_no_change_has_an_interval_of_exactly_zero_and_runs_without_ranks_have_none():
+    same = [1.0 if number % 10 < 5 else 2.0 for number in range(20)]
+    (row,) = made(aged(0, same)).rows
+    for found in row.intervals.values():
+        assert (found.low, found.value, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
+    record, ranks = aged(0, same)
+    (table,) = tables([record], {record.run_id: Ranks(ranks.of, ranks.task)})
+    assert table.rows[0].intervals == {}
+    assert "index_gap" in [column.key for column in table.columns]
+
+
+def test_plain_runs_have_none_of_these_columns():
+    (table,) = tables([run()])
+    assert [column.key for column in table.columns if column.key.startswith(("index", "gap", "reencode"))] == []
+    assert NOTE not in table.notes
+
+
+def test_r1_is_drawn_over_the_multiply_adds_that_each_share_costs():
+    table = made(aged(0, BETTER), aged(1, BETTER))
+    panels = {name: panels for name, _, panels in drawings(table)}
+    (line,) = panels["reencoding"][0].lines
+    assert [(round(x, 6), mean) for x, mean, _ in line.points] == [(0.0, 50.0), (0.14, 40.5), (0.7, 60.0)]
+    assert line.points[1][2] == pytest.approx(np.std([40, 41], ddof=1))
+    (plain,) = tables([run()])
+    assert "reencoding" not in {name for name, *_ in drawings(plain)}
+
+
+@pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (3, 0.0), (3, 0.05)])
+def test_the_interval_of_a_gap_holds_in_about_19_of_20_draws(seeds, spread):
+    """The true gap is 0; `spread` is how far a seed moves it, as a standard deviation."""
+    chance, outside, draws = np.random.default_rng(0), 0, 400
+    videos = [f"v{number}" for number in range(150)]
+    for _ in range(draws):
+        easy = chance.random(150)  # a video's difficulty is common to the seeds
+        moved = np.clip(0.15 + spread * chance.standard_normal((seeds, 1)), 0, 0.3)
+        lost, gained = (
+            chance.random((seeds, 150)) < each for each in (0.3 * easy, np.broadcast_to(2 * moved * easy, (seeds, 150)))
+        )
+        before = np.where(lost, 1.0, 2.0)
+        after = np.where(gained, 1.0, 2.0)
+        found = paired_change(before, after, videos)
+        outside += not found.low <= 0 <= found.high
+    assert outside / draws < 0.09
