@@ -38,6 +38,11 @@ PRINTED = {  # columns that papers print besides the usual ones, with our metric
     "train_memory": (Column("train_memory", "Memory (MB, training)", "down", 0), "cost/train_memory_mb"),
     "run_seconds": (Column("run_seconds", "Seconds (run)", "down", 1), "cost/seconds_run"),
     "memory": (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
+    "index_mb": (Column("index_mb", "Index (MB)", "down", 2), "cost/index_bytes"),
+    "replay_mb": (Column("replay_mb", "Replay (MB)", "down", 2), "cost/replay_bytes"),
+    "tower_copies": (Column("tower_copies", "Tower copies", "down", 0), "cost/tower_copies"),
+    "train_gmacs": (Column("train_gmacs", "GMACs (training)", "down", 0), "cost/train_gmacs"),
+    "reencoded_gmacs": (Column("reencoded_gmacs", "GMACs (re-encoding)", "down", 1), "cost/reencoding_gmacs"),
     "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
 }
 ORACLE = {  # shown if a run measured them; none is bold and none is compared
@@ -51,7 +56,7 @@ ORACLE_NOTE = (
     "These columns are not compared."
 )
 PRINTED |= ORACLE
-SCALE = {"stored": 4 / 1000}  # converts float32 numbers per video to kB
+SCALE = {"stored": 4 / 1000, "index_mb": 1e-6, "replay_mb": 1e-6}  # float32 numbers to kB, bytes to MB
 
 
 @dataclass(frozen=True)

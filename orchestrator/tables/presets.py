@@ -48,6 +48,11 @@ More = Literal[
     "speed",
     "memory",
     "stored",
+    "index_mb",
+    "replay_mb",
+    "tower_copies",
+    "train_gmacs",
+    "reencoded_gmacs",
     "current",
 ]
 FOLDER = Path(__file__).parent / "table_presets"

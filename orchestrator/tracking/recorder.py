@@ -12,6 +12,7 @@ from ctvr.methods.base import Method, Task
 from ctvr.methods.layers.transfer import trim_padding
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.digests import canonical
+from ctvr.orchestrator.learning.budget import budget
 from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.cost import measure, query_cost
 from ctvr.orchestrator.learning.epoch_timing import training_costs
@@ -129,6 +130,7 @@ class Recorder:
         if data.stream.domain == "videos":
             tokens = trim_padding(data.queries(0, split).tokens[:1]).to(data.device)
             cost |= query_cost(method, tokens, num_tasks)
+            cost |= budget(method, data, split, cost, len(record.training), self.experiment.run.seed)
         cost |= training_costs(record.timing)
         if not self.experiment.optim.epochs:  # a control without training
             cost["cost/trained_parameters"] = 0.0

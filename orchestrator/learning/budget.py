@@ -1,0 +1,104 @@
+"""Budget of a finished run: bytes that a method keeps, copies of its towers, and multiply-adds of its training.
+
+    cost/index_bytes       stored features of all searched videos, float32
+    cost/replay_bytes      pairs in replay buffers: decoded frames (uint8), tokens (int64), and features kept with them
+    cost/tower_copies      image towers besides the one that encodes: teachers, former models, momentum encoders
+    cost/reencoding_gmacs  multiply-adds (10^9) of videos that the method encoded again over the stream; 0 if none
+    cost/train_gmacs       multiply-adds (10^9) of all training steps, forward and backward: those of one batch of the
+                           last task for each pair, times the pairs of all epochs; with one worker only
+
+Multiply-adds of training are matrix products and convolutions, as torch counts them (half of its FLOPs). Decoding,
+normalisation and the optimizer are not counted. A step of the last task has all replay, teachers and parts of the
+method, so for methods that grow this is an upper bound of the earlier tasks.
+
+Shapes: T frames of S x S pixels, L text length.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ctvr.methods.backbone.clip import VisionTower
+from ctvr.methods.base import Batch, Frozen, Method
+from ctvr.methods.layers.gather import world_size
+from ctvr.methods.layers.replay.buffer import ReplayBuffer
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.learning.optimizer import freeze_except
+from ctvr.orchestrator.learning.protocols import protocol_of
+from ctvr.orchestrator.learning.unique_videos import Losses
+
+
+def budget(
+    method: Method, data: StreamData, split: str, cost: Mapping[str, float], epochs: int, seed: int
+) -> dict[str, float]:
+    """Return the metrics of the module docstring.
+
+    Args:
+        method: after the last task.
+        data: of the run, with or without features of frozen blocks.
+        split: the searched one.
+        cost: of `cost.measure`: `cost/stored_floats_per_video` and `cost/video_gmacs`.
+        epochs: finished training epochs over the whole stream; 0 trains nothing.
+        seed: of the run.
+    """
+    sizes = [data.num_videos(index, split) for index in range(len(data.stream.tasks))]
+    reencodes = method.declared.reencodes_gallery or protocol_of(data.stream).reencodes_gallery
+    again = sum(sum(sizes[:index]) for index in range(len(sizes))) if reencodes else 0
+    found = {
+        "cost/index_bytes": 4 * cost["cost/stored_floats_per_video"] * sum(sizes),
+        "cost/replay_bytes": float(_replay_bytes(method, data)),
+        "cost/tower_copies": float(max(0, len(_towers(method)) - 1)),
+        "cost/reencoding_gmacs": again * cost["cost/video_gmacs"],
+    }
+    if not epochs:
+        return {**found, "cost/train_gmacs": 0.0}
+    if world_size() == 1:
+        seen = [list(range(t + 1)) if method.declared.trains_on == "seen" else [t] for t in range(len(sizes))]
+        each = [sum(data.batch_sizes(tasks, seed, t, 0)) for t, tasks in enumerate(seen)]  # pairs of an epoch
+        batch = next(data.train_batches(seen[-1], seed, len(sizes) - 1, 0))
+        of_pair = _step_gmacs(method, batch) / len(batch.video_ids)
+        found["cost/train_gmacs"] = of_pair * sum(each) * epochs / len(sizes)
+    return found
+
+
+def _modules(root: nn.Module) -> Iterator[nn.Module]:
+    """Yield every module of a method, and those of its frozen copies, which are not submodules."""
+    for module in root.modules():
+        yield module
+        for value in vars(module).values():
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, Frozen):
+                    yield from _modules(each.module)
+
+
+def _towers(method: Method) -> set[int]:
+    """Return the addresses of the first weights of all image towers: towers that share their weights are one."""
+    towers = (module for module in _modules(method) if isinstance(module, VisionTower))
+    return {next(tower.parameters()).data_ptr() for tower in towers}
+
+
+def _replay_bytes(method: Method, data: StreamData) -> int:
+    """Return the bytes of all replayed pairs."""
+    total = 0
+    for buffer in (module for module in _modules(method) if isinstance(module, ReplayBuffer) and len(module)):
+        frames = data.frames.load(data.stream.items(0, "train")[0])
+        tokens = data.tokens([data.stream.items(0, "train")[0].captions[0]])
+        total += len(buffer) * (frames.nbytes + tokens.element_size() * tokens.shape[1])
+        total += sum(each.nbytes for each in buffer.buffers())
+    return total
+
+
+def _step_gmacs(method: Method, batch: Batch) -> float:
+    """Return the multiply-adds (10^9) of one training step, of a copy: the method and random numbers do not change."""
+    trial = copy.deepcopy(method).train()
+    freeze_except(trial, trial.param_groups())
+    losses = Losses(trial)
+    devices: Sequence[int] = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices), FlopCounterMode(display=False) as counter:
+        torch.stack(list(losses(batch).values())).sum().backward()
+    return counter.get_total_flops() / 2e9

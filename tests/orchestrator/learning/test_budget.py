@@ -1,0 +1,65 @@
+"""The budget of a run: what a method keeps besides one model, and the multiply-adds that it spends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ctvr.orchestrator.learning.budget import budget
+from ctvr.orchestrator.learning.cost import query_cost, video_cost
+from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, trained_state
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+
+
+@pytest.fixture
+def spent(small_stream, manifest, runs):
+    """A function: method and settings -> its budget after one epoch of each of the stream's tasks."""
+
+    def of(name: str, **settings: object) -> dict[str, float]:
+        experiment = resolve({"method": name, "stream": manifest, "optim.epochs": 1, **settings}, small_stream.settings)
+        seen = []
+        done = execute(experiment, RunPaths(runs), on_ready=lambda *context: seen.append(context), reuse=False)
+        _, method, data, _ = seen[-1]
+        before, state = trained_state(method, PretrainedSnapshot(method)), torch.get_rng_state()
+        cost = video_cost(method, next(data.with_features(None).videos(0, "test", [0], 1)))
+        cost = {"cost/stored_floats_per_video": float(cost.stored), "cost/video_gmacs": cost.macs / 1e9}
+        found = budget(method, data, "test", cost, len(done.record.training), 0)
+        after = trained_state(method, PretrainedSnapshot(method))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)  # counting trains nothing
+        assert torch.equal(state, torch.get_rng_state())
+        query = query_cost(method, data.queries(0, "test").tokens[:1], 1)["cost/query_gmacs"]
+        return {**found, "pair": cost["cost/video_gmacs"] + query}
+
+    return of
+
+
+def test_what_a_method_keeps_and_computes_besides_one_model_is_counted(spent, small_stream):
+    plain, replayed = spent("clip4clip"), spent("er_ring", **{"method.buffer_size": 4})
+    videos = sum(len(task.test) for task in small_stream.tasks)
+    pairs = sum(len(item.captions) for task in small_stream.tasks for item in task.train)
+    assert plain["cost/index_bytes"] % (4 * videos) == 0
+    assert (plain["cost/replay_bytes"], plain["cost/tower_copies"], plain["cost/reencoding_gmacs"]) == (0, 0, 0)
+    assert plain["pair"] * pairs < plain["cost/train_gmacs"] < 3.2 * plain["pair"] * pairs  # equal videos are one
+    frames = small_stream.settings["data.num_frames"] * 3 * 64**2
+    assert 4 * frames < replayed["cost/replay_bytes"] < 4 * (frames + 4000)
+    assert replayed["cost/train_gmacs"] > plain["cost/train_gmacs"]
+
+
+def test_a_teacher_is_a_copy_and_joint_training_pays_for_all_tasks_so_far(spent, small_stream):
+    plain, taught, joint = (spent(name) for name in ("clip4clip", "lwf", "upper_bound"))
+    assert taught["cost/tower_copies"] == 1
+    assert taught["cost/train_gmacs"] > plain["cost/train_gmacs"]
+    sizes = [len(task.test) for task in small_stream.tasks]
+    again = sum(sum(sizes[:index]) for index in range(len(sizes)))
+    gmacs = joint["cost/reencoding_gmacs"] / again
+    assert 0 < gmacs < joint["pair"]
+    # (1 + 2 + 3) / 3 times the pairs; of all tasks a batch has fewer equal videos, which are encoded once
+    assert 2 * plain["cost/train_gmacs"] <= joint["cost/train_gmacs"] < 3 * plain["cost/train_gmacs"]
+
+
+def test_a_model_without_training_spends_nothing(spent):
+    found = spent("zero_shot")
+    assert found["cost/train_gmacs"] == found["cost/tower_copies"] == found["cost/reencoding_gmacs"] == 0
+    assert found["cost/index_bytes"] > 0
