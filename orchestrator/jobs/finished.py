@@ -18,6 +18,7 @@ from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
 from ctvr.orchestrator.streams.stream import Stream, iter_items
 from ctvr.orchestrator.sweeps.trust import trust_text
 
@@ -63,7 +64,7 @@ def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> l
     """
     values = [value for given in (settings, stream.settings) for name, value in given.items() if name != "stream"]
     methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}
-    if named_classes(values) or not methods <= {*EVERY_METHOD, *CONFIGURATIONS}:
+    if named_classes(values) or not methods <= {*EVERY_METHOD, *CONFIGURATIONS} or stream.protocol not in PROTOCOLS:
         return None
     texts = (os.path.expanduser(value) for value in values if isinstance(value, str))
     paths = [item.path for _, _, item in iter_items(stream)] + [text for text in texts if os.path.exists(text)]

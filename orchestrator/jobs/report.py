@@ -146,6 +146,7 @@ def _winners(
 ) -> list[int]:
     """Return the number of the video that the trained model ranks first, for each lost query."""
     from ctvr.orchestrator.jobs.load_model import load  # imports torch
+    from ctvr.orchestrator.learning.protocols import protocol_of  # imports torch
 
     model = load(run.run_id, execution)
     blocks = model.gallery()
@@ -155,7 +156,7 @@ def _winners(
     winners = []
     for name in lost:
         row = scores[rows[name]].clone()
-        if stream.protocol == "cvlm":  # the gallery of a query is its own task
+        if protocol_of(stream).kind == "cvlm":  # the gallery of a query is its own task
             row[[place for place, index in enumerate(of) if index != queries[name][0]]] = -float("inf")
         winners.append(int(row.argmax()))
     return winners

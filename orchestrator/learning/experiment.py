@@ -20,6 +20,7 @@ from ctvr.orchestrator.learning.run_key import (
     code_digests,
     contents_of,
     environment,
+    protocol_digest,
     weights_digest,
 )
 from ctvr.orchestrator.store.store import Store
@@ -152,6 +153,7 @@ class Experiment:
             "frames": frames,
             "weights": weights_digest(self.backbone.name, self.backbone.weights, self.backbone.vocabulary),
             **code_digests(self.run.method, getattr(self.method, "base", None)),
+            **protocol_digest(stream.protocol),
             **environment(device),
         }
 

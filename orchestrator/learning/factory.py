@@ -48,12 +48,12 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
     config = experiment.backbone
     if stream is not None:
         check_domain(experiment.run.method, stream)
-        if experiment.evaluation.oracle_task and stream.protocol != "ctvr":
+        if experiment.evaluation.oracle_task and protocol_of(stream).kind != "ctvr":
             raise ConfigError(
                 f"evaluation.oracle_task: true needs a stream of the protocol ctvr, but {stream.name} has "
                 f"{stream.protocol}, which gives every query its task. Use false."
             )
-        if stream.protocol not in {"ctvr", "cvlm"}:
+        if protocol_of(stream).kind not in {"ctvr", "cvlm"}:
             for name in ("reencode", "unlearned_tasks"):
                 if getattr(experiment.evaluation, name):
                     raise ConfigError(

@@ -1,6 +1,7 @@
 """Protocols of streams: re-encoding of galleries, metrics, and the score that selects an epoch.
 
-The loop uses the protocol object of its stream (`protocol_of`) and depends on no protocol by name.
+The loop uses the protocol object of its stream (`protocol_of`) and depends on no protocol by name. Another package adds
+one as a subclass of `CTVR` or `CVLM`, by an entry point `ctvr.protocols` (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ctvr.methods.layers.transfer import trim_padding
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.images import ImageData
 from ctvr.orchestrator.data.questions import QuestionData, Questions
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluate import (
     Evaluation,
     EvaluationConfig,
@@ -30,6 +32,7 @@ from ctvr.orchestrator.learning.evaluate import (
 )
 from ctvr.orchestrator.learning.metrics import Matrix
 from ctvr.orchestrator.learning.oracle import oracle_metrics
+from ctvr.orchestrator.streams.protocol_names import plugins
 from ctvr.orchestrator.streams.stream import Stream
 
 
@@ -52,6 +55,7 @@ class Protocol(ABC):
     """Rules of one kind of stream."""
 
     name: ClassVar[str]
+    kind: ClassVar[str]  # one of our names, also for a subclass of another package: the columns of its tables
     reencodes_gallery: ClassVar[bool] = False  # encode every task's items with the current model after each task
     gain: ClassVar[tuple[str, str] | None] = None  # metric, and the name of its gain over the untrained backbone
 
@@ -85,7 +89,7 @@ class Retrieval(Protocol):
             sight.galleries,
             sight.config,
             sight.device,
-            self.name,
+            self.kind,
             sight.encode_sharded,
             is_scoring=sight.is_scoring,
         )
@@ -98,13 +102,13 @@ class Retrieval(Protocol):
         return found
 
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
-        add_history(found, own, union, self.name)
+        add_history(found, own, union, self.kind)
 
 
 class CTVR(Retrieval):
     """Videos are encoded once, after their task; all captions so far search all (arXiv:2503.10111, section 3)."""
 
-    name = "ctvr"
+    name = kind = "ctvr"
 
     def score(self, found: Evaluation) -> float:
         return found.metrics["stream/t2v/r1"]  # of the cumulative gallery, which equals the task's own in task 1
@@ -116,7 +120,7 @@ class CTVR(Retrieval):
 class CVLM(Retrieval):
     """The current model encodes each task's videos; only its own captions search them (BMU-MoCo, section 4)."""
 
-    name = "cvlm"
+    name = kind = "cvlm"
     reencodes_gallery = True
 
     def score(self, found: Evaluation) -> float:
@@ -155,6 +159,7 @@ class UCL(AccuracyProtocol):
     """
 
     name, family, knn_metric = "ucl", "knn", "_fixed"
+    kind = name
 
     def measure(self, sight: EvaluationContext) -> Evaluation | None:
         assert isinstance(sight.data, ImageData)
@@ -186,6 +191,7 @@ class QA(AccuracyProtocol):
     """
 
     name, family, knn_metric = "qa", "qa", "_all"
+    kind = name
 
     def measure(self, sight: EvaluationContext) -> Evaluation | None:
         assert isinstance(sight.data, QuestionData)
@@ -223,5 +229,25 @@ PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (CTVR(
 
 
 def protocol_of(stream: Stream) -> Protocol:
-    """Return the protocol of a stream."""
-    return PROTOCOLS[stream.protocol]
+    """Return the protocol of a stream.
+
+    Raises:
+        ConfigError: if another package's class cannot be loaded, or is not a subclass of `CTVR` or `CVLM`.
+    """
+    name = stream.protocol
+    if name in PROTOCOLS:
+        return PROTOCOLS[name]
+    if (point := plugins().get(name)) is None:
+        raise ConfigError(f"protocol: {name} of stream {stream.name} is not installed. Install its package.")
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"protocol: {name} of {point.value} cannot be loaded ({error}). Reinstall the package."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, CTVR | CVLM)):
+        raise ConfigError(
+            f"protocol: {point.value} is not a protocol. Derive it from CTVR or CVLM of "
+            "ctvr.orchestrator.learning.protocols."
+        )
+    return found()

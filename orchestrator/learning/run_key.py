@@ -33,6 +33,7 @@ from ctvr.methods.backbone.load import VERSION, is_path
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
+from ctvr.orchestrator.streams.protocol_names import plugins
 from ctvr.orchestrator.streams.stream import Stream
 
 # Content digests replace the names of the stream and of a weights file; activation checkpointing changes no bit
@@ -110,18 +111,24 @@ def environment(device: str) -> dict[str, str]:
     return {"torch": torch.__version__, "open_clip": VERSION, "device": device, **capability}
 
 
-def _sources_of_others(method: str) -> list[Path]:
-    """Return the file of a third-party method, or every source of its package."""
-    module = place_of(method).partition(":")[0]
+def _sources_of_others(place: str) -> list[Path]:
+    """Return the file of a third-party class `module:Class`, or every source of its package."""
+    module = place.partition(":")[0]
     top = find_spec(module.partition(".")[0])
     if top is not None and top.submodule_search_locations:
         return sorted(file for folder in top.submodule_search_locations for file in Path(folder).rglob("*.py"))
     return [Path(top.origin)] if top is not None and top.origin else []
 
 
-def _of_others(method: str) -> str:
-    """Return one digest of the sources of a third-party method, independent of the location of its package."""
-    return digest_of([[file.name, digest_file(file)] for file in _sources_of_others(method)])
+def _of_others(place: str) -> str:
+    """Return one digest of the sources of a third-party class, independent of the location of its package."""
+    return digest_of([[file.name, digest_file(file)] for file in _sources_of_others(place)])
+
+
+def protocol_digest(name: str) -> dict[str, str]:
+    """Return one digest of the sources of a protocol of another package; empty for one of ours."""
+    point = plugins().get(name)
+    return {f"code of protocol {name}": _of_others(point.value)} if point is not None else {}
 
 
 def code_digests(method: str, base: str | None = None) -> dict[str, str]:
@@ -135,8 +142,8 @@ def code_digests(method: str, base: str | None = None) -> dict[str, str]:
     own = [ROOT.joinpath(*place.partition(":")[0].split(".")[1:]).with_suffix(".py") for place in ours]
     if method in IMAGE_METHODS:
         own += list_sources("methods/images", ROOT)  # backbone and views are not imported by the method
-    others = {f"code of {name}": _of_others(name) for name in foreign}
-    own += [file for name in foreign for file in _sources_of_others(name)]
+    others = {f"code of {name}": _of_others(places[name]) for name in foreign}
+    own += [file for name in foreign for file in _sources_of_others(places[name])]
     return {
         **others,
         **{f"code of {room}": digest_sources(files, ROOT) for room, files in rooms.items()},

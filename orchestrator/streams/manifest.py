@@ -28,12 +28,12 @@ from typing import Any, NoReturn
 
 from ctvr.orchestrator.config import check_name, suggest
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
 from ctvr.orchestrator.streams.videos import VideoPlaces
 from ctvr.orchestrator.text_files import read_text
 
 FORMAT = 1
-PROTOCOLS = ("ctvr", "cvlm", "ucl", "qa")
 FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of an item, besides id, path, category: must, may
     "ucl": ((), ()),
     "qa": (("captions", "answers"), ("segment",)),
@@ -168,8 +168,10 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     )
     if top["format"] != FORMAT:
         reader.fail("format", f"must be {FORMAT}, the only one this version reads", "Import the stream again.")
-    if top["protocol"] not in PROTOCOLS:
-        reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", "Write 'ctvr', 'cvlm', 'ucl' or 'qa'.")
+    if top["protocol"] not in PROTOCOLS and (others := plugins()).keys().isdisjoint({str(top["protocol"])}):
+        installed = f", or one of another package: {', '.join(sorted(others))}" if others else ""
+        remedy = f"Write 'ctvr', 'cvlm', 'ucl' or 'qa'{installed}."
+        reader.fail("protocol", f"is {str(top['protocol'])[:40]!r}", remedy)
     paper = None if top.get("paper") is None else reader.text(top["paper"], "paper")
     if videos is None:
         videos = Path(base) / Path(reader.text(top.get("videos", "."), "videos")).expanduser()
@@ -337,6 +339,6 @@ def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...], has_images: boo
 def _has_val(reader: _Reader, protocol: str, tasks: tuple[StreamTask, ...]) -> bool:
     """Return True if every task has validation videos. Some data sets of the CVLM protocol publish none."""
     without_val = [task.name for task in tasks if not task.val]
-    if without_val and len(without_val) < len(tasks) and protocol == "ctvr":
+    if without_val and len(without_val) < len(tasks) and protocol not in {"cvlm", "ucl", "qa"}:
         reader.fail(f"{without_val[0]}: val", "is empty while other tasks have one", "Fill it, or empty all of them.")
     return not without_val

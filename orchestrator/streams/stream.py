@@ -13,8 +13,8 @@ from typing import Any, Literal
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
 
-Protocol = Literal["ctvr", "cvlm", "ucl", "qa"]
 Domain = Literal["videos", "images", "questions"]
 Segment = tuple[float, float]
 
@@ -71,7 +71,7 @@ class Stream:
 
     name: str
     tasks: tuple[StreamTask, ...]
-    protocol: Protocol
+    protocol: str  # of protocol_names.py
     has_val: bool  # every task has a validation split; without one, selection uses test videos
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table that this stream is compared with
@@ -159,6 +159,8 @@ class Stream:
                 f"protocol with held-out validation videos: {self.held_out} training videos of every category are not "
                 "trained on, and choices are made on them"
             )
+        if self.protocol not in PROTOCOLS:
+            marks.append(f"evaluated by the protocol {self.protocol} of another package: compare its own rows only")
         if self.dropped:
             marks.append(f"{self.dropped} missing videos left out: not comparable with the paper")
         return "; ".join(marks)

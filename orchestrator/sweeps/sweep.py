@@ -17,6 +17,7 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, preset_settings, presets_of, resolve
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import (
@@ -155,7 +156,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
     places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     check_domain(request.method, stream)
-    metric = default_metric(request.method, stream.protocol)
+    metric = default_metric(request.method, protocol_of(stream).kind)
     search = build(SearchConfig, {**metric, **(request.search or {})}, "search", dotted=False)
     presets = default_presets(request.method, stream, request.presets)
     space, paper, given = _searched(request, stream, presets)

@@ -14,6 +14,7 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.cost import sizes_only
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_clip
+from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, named_in, resolve
 from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for, within
 from ctvr.orchestrator.streams.load import load_stream
@@ -84,8 +85,8 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
     places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     if "metric" not in preset.search:  # one metric for all rows
-        search = replace(search, metric=SEARCHED[stream.protocol])
-    if preset.protocol not in {"any", stream.protocol}:
+        search = replace(search, metric=SEARCHED[protocol_of(stream).kind])
+    if preset.protocol not in {"any", protocol_of(stream).kind}:
         raise ConfigError(
             f"--stream: {stream.name} is evaluated as {stream.protocol}, this table's rows are {preset.protocol} "
             f"methods. Choose a stream such as {preset.stream}."

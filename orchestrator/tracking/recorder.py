@@ -18,6 +18,7 @@ from ctvr.orchestrator.learning.cost import measure, query_cost
 from ctvr.orchestrator.learning.epoch_timing import training_costs
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.method_state import save_model
+from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import splits_of
 from ctvr.orchestrator.learning.run_key import frames_digest
@@ -60,7 +61,7 @@ class Recorder:
             "ctvr.select_split": self.experiment.evaluation.selects_on(stream.has_val) or "",
             "ctvr.mark": stream.table_caveat,
             "ctvr.trains_on_searched": str(self.experiment.trains_on_searched).lower(),
-            "ctvr.protocol": stream.protocol,
+            "ctvr.protocol": protocol_of(stream).kind,  # it decides the columns of tables
             "ctvr.stream_digest": stream.digest,
             "ctvr.stream_content": stream.content,
             "ctvr.frames": frames_digest(stream, data.frames, splits_of(self.experiment, stream)),

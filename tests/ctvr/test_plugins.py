@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,15 @@ import torch
 
 import ctvr
 from ctvr import methods
-from ctvr.orchestrator.learning.run_key import code_digests
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.protocols import protocol_of
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run_key import code_digests, protocol_digest
+from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.protocol_names import plugins as protocol_plugins
+from ctvr.orchestrator.sweeps.table import made_tables
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_shift"
 
@@ -21,7 +31,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example as an installer leaves it: its module, with its entry points next to it."""
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     site = tmp_path_factory.mktemp("site")
-    shutil.copy(EXAMPLE / "text_shift.py", site)
+    for module in ("text_shift.py", "fresh_index.py"):
+        shutil.copy(EXAMPLE / module, site)
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     dist = site / "ctvr_text_shift-0.1.0.dist-info"
     dist.mkdir()
@@ -39,7 +50,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _on_path(installed: Path, learned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(installed))
     monkeypatch.setenv("TWO_COLOURS", str(learned / "small" / "small.json"))
-    monkeypatch.delitem(sys.modules, "text_shift", raising=False)
+    for name in ("text_shift", "fresh_index"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 @pytest.mark.usefixtures("_on_path")
@@ -69,6 +81,78 @@ def test_its_sources_are_part_of_a_runs_key(installed):
         assert code_digests("text_shift")["code of text_shift"] != before["code of text_shift"]
     finally:
         file.write_text(text)
+
+
+def _with_protocol(manifest: Path, name: str) -> Path:
+    """Write the manifest with another protocol, next to it."""
+    data = json.loads(manifest.read_text())
+    other = manifest.with_name(f"{name}.json")
+    other.write_text(json.dumps({**data, "name": name, "protocol": name}))
+    return other
+
+
+@pytest.mark.usefixtures("_on_path")
+def test_a_protocol_of_another_package_that_reencodes_is_a_fresh_index_to_the_bit(learned, tmp_path):
+    manifest = learned / "small" / "small.json"
+    other = _with_protocol(manifest, "fresh_index")
+    places = RunPaths(tmp_path, store=str(learned / "store"))
+    ages = {"evaluation.reencode": (50, 100), "evaluation.reencode_after": "all", "optim.epochs": 1}
+
+    def done(method, stream):
+        settings = {**load_stream(stream, tmp_path).settings, **ages, "method": method, "stream": str(stream)}
+        found = execute(resolve({**settings, "optim.lr_scale": 500}), places, reuse=False)
+        return found.record, Commits(places.open_store(), found.key).galleries(found.record.done)
+
+    (stored, old), (fresh, new) = done("clip4clip", manifest), done("clip4clip", other)
+    assert not torch.equal(old[0], new[0])  # the protocol encoded the videos of task 1 again
+    assert torch.equal(old[1], new[1])
+    for after, before in zip(fresh.metrics, stored.metrics, strict=True):
+        assert after["stream/t2v/r1"] == before["stream/index/r1_100"]
+        assert after["stream/index/gap"] == after["stream/index/videos"] == 0
+    assert fresh.ranks == stored.aged_ranks["100"]
+    assert stored.ranks == stored.aged_ranks["0"]
+    zero, _ = done("zero_shot", other)
+    gaps = [value for found in zero.metrics for name, value in found.items() if "/index/gap" in name or "bwf" in name]
+    assert len(gaps) > 4
+    assert set(gaps) == {0.0}
+    ctvr.run("zero_shot", other, runs=tmp_path, store=str(learned / "store"))
+    (table,) = made_tables(ExecutionConfig(runs=tmp_path), stream="fresh_index")
+    assert any("protocol fresh_index of another package" in mark for mark in table.rows[0].marks)
+
+
+@pytest.mark.usefixtures("_on_path")
+def test_a_protocol_s_sources_are_part_of_a_runs_key_and_its_mistakes_are_one_line(installed, learned, tmp_path):
+    before = protocol_digest("fresh_index")
+    assert protocol_digest("ctvr") == {}
+    file = installed / "fresh_index.py"
+    text = file.read_text()
+    try:
+        file.write_text(text + "# another version\n")
+        assert protocol_digest("fresh_index") != before
+    finally:
+        file.write_text(text)
+    unknown = _with_protocol(learned / "small" / "small.json", "fresh_indx")
+    with pytest.raises(ctvr.ConfigError, match=r"protocol: is 'fresh_indx'.*or one of another package: fresh_index\.$"):
+        ctvr.run("zero_shot", unknown, runs=tmp_path)
+
+
+def test_a_class_that_is_no_protocol_is_refused_in_one_line(learned, tmp_path, monkeypatch):
+    dist = tmp_path / "odd-1.dist-info"
+    dist.mkdir()
+    (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    lines = "[ctvr.protocols]\nodd = odd_one:Odd\nodder = odd_one:Gone\nctvr = odd_one:Odd\n"
+    (dist / "entry_points.txt").write_text(lines)
+    (tmp_path / "odd_one.py").write_text("class Odd: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert set(protocol_plugins()) == {"odd", "odder"}  # a name of ours wins
+    stream = load_stream(_with_protocol(learned / "small" / "small.json", "odd"), tmp_path)
+    assert "protocol odd of another package" in stream.table_caveat
+    with pytest.raises(
+        ctvr.ConfigError, match=r"^protocol: odd_one:Odd is not a protocol\. Derive it from CTVR or CVLM"
+    ):
+        protocol_of(stream)
+    with pytest.raises(ctvr.ConfigError, match=r"^protocol: odder of odd_one:Gone cannot be loaded .* Reinstall"):
+        protocol_of(replace(stream, protocol="odder"))
 
 
 def test_a_name_of_ours_wins_and_what_is_no_method_is_one_line(tmp_path, monkeypatch):

@@ -1,0 +1,15 @@
+"""Names of protocols: ours, and those of other installed packages (entry points `ctvr.protocols`).
+
+Only names are read here, without importing a package; the classes are in learning/protocols.py.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+PROTOCOLS = ("ctvr", "cvlm", "ucl", "qa")
+
+
+def plugins() -> dict[str, EntryPoint]:
+    """Return the protocols of other packages, each a class `module:Class`. Our own names cannot be replaced."""
+    return {point.name: point for point in entry_points(group="ctvr.protocols") if point.name not in PROTOCOLS}
