@@ -72,6 +72,7 @@ class StreamData:
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
         self._index()
         self._features: FrozenFeatures | None = None
+        self.others: dict[str, StreamData] = {}  # streams that are searched and never learned, each as one task
         self._lengths: dict[int, int] | None = None  # task -> tokens of its longest caption, if captions are trimmed
 
     def _index(self) -> None:
@@ -117,6 +118,7 @@ class StreamData:
         """
         other = copy.copy(self)
         other._features = features if self.config.cache_features else None
+        other.others = {name: each.with_features(features) for name, each in self.others.items()}
         return other
 
     def task(self, index: int) -> Task:

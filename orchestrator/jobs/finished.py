@@ -66,6 +66,8 @@ def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> l
     methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}
     if named_classes(values) or not methods <= {*EVERY_METHOD, *CONFIGURATIONS} or stream.protocol not in PROTOCOLS:
         return None
+    if any(given.get(name) for given in (settings, stream.settings) for name in OTHER_STREAMS):
+        return None
     texts = (os.path.expanduser(value) for value in values if isinstance(value, str))
     paths = [item.path for _, _, item in iter_items(stream)] + [text for text in texts if os.path.exists(text)]
     files = []
@@ -83,6 +85,7 @@ def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> l
 
 
 METHODS = ("method", "method.base")
+OTHER_STREAMS = ("evaluation.also", "evaluation.distractors")  # whose files are not among those of the stream
 
 
 def _machine() -> list[Any]:

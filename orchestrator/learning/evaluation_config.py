@@ -47,6 +47,13 @@ class EvaluationConfig:
     unlearned_tasks: bool = setting(
         False, doc="R@1 of the tasks that are not learned yet, in their own galleries, for forward transfer"
     )
+    also: tuple[str, ...] = setting(
+        (), doc="other streams that are searched before task 1 and after every task, for stream/also/... and retention"
+    )
+    distractors: tuple[int, ...] = setting(
+        (), doc="numbers of videos of `distractors_from` that are added to the gallery after the last task"
+    )
+    distractors_from: str = setting("", doc="stream of the distractors; none of its videos may be one of the run's")
     knn_k: int = setting(200, doc="k of the second accuracy on image streams, the same after every task")
     knn_share: float | None = setting(
         None,
@@ -72,8 +79,17 @@ class EvaluationConfig:
             raise ValueError(
                 f"reencode lists shares of the old videos in percent, 0 to 100, got {wrong[0]}. Use 25,50,100."
             )
+        if wrong := [count for count in self.distractors if count < 1]:
+            raise ValueError(f"distractors lists numbers of videos >= 1, got {wrong[0]}. Use 100,1000.")
+        if self.distractors and not self.distractors_from:
+            raise ValueError("distractors needs the stream of their videos. Add evaluation.distractors_from=STREAM.")
         if self.patience_start < 0:
             raise ValueError(f"patience_start counts epochs and must be >= 0, got {self.patience_start}. Use 0.")
+
+    @property
+    def measures_more(self) -> bool:
+        """Report whether index_age.py or unseen.py measure anything."""
+        return bool(self.reencode or self.unlearned_tasks or self.also or self.distractors)
 
     def fixed_k(self, bank: int) -> int:
         """Return k of the second accuracy among `bank` training images of a task."""

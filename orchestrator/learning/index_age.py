@@ -33,6 +33,7 @@ from ctvr.orchestrator.learning import metrics
 from ctvr.orchestrator.learning.aged_ranking import caption_features_for, rank_aged
 from ctvr.orchestrator.learning.evaluate import Evaluation, encode_texts, offsets, rank_features
 from ctvr.orchestrator.learning.ranking import Ranked
+from ctvr.orchestrator.learning.unseen import distractor_metrics, unseen_metrics
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.learning.commits import RunState
@@ -46,8 +47,9 @@ def optional_metrics(
     done: int,
     own: Sequence[float],
     record: RunState,
+    first: Mapping[str, float],
 ) -> Evaluation:
-    """Return what `evaluation.reencode` and `evaluation.unlearned_tasks` ask for after `done` tasks.
+    """Return what the settings `reencode`, `unlearned_tasks`, `also` and `distractors` ask for after `done` tasks.
 
     Args:
         context: with the stored galleries.
@@ -56,6 +58,7 @@ def optional_metrics(
         done: 0 measures the untrained model.
         own: R@1 of the tasks so far, each in its own gallery.
         record: the former tasks.
+        first: metrics of the untrained model.
     """
     config, tasks = context.config, len(context.data.stream.tasks)
     found = Evaluation()
@@ -65,6 +68,10 @@ def optional_metrics(
         found.metrics.update(unlearned_metrics(context, encode_gallery, done))
         if done == tasks and context.is_scoring:
             found.metrics.update(transfer_metrics([*record.own, own], record.metrics))
+    if config.also:
+        found.metrics.update(unseen_metrics(context, done, first))
+    if config.distractors and done == tasks:
+        found.metrics.update(distractor_metrics(context))
     return found
 
 

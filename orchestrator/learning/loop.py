@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -113,7 +113,7 @@ class Loop:
                 self.method.end_task(task, self.data.ordered_batches([index]))
             self._store_galleries(task)
             found = self._evaluate(index)
-            found.add(before, self._optional(index + 1, found.own))
+            found.add(before, self._optional(index + 1, found.own, before.metrics))
             self._commit(found, time.monotonic() - started)
             if self.report is not None:
                 self.report(task, self.record, self.record.seconds[-1])
@@ -308,15 +308,15 @@ class Loop:
         about = self.config.evaluation, self.workers.device, encode_sharded, self.workers.rank == 0
         return EvaluationContext(self.method, self.data, index, split, galleries, *about)
 
-    def _optional(self, done: int, own: Sequence[float] = ()) -> Evaluation:
+    def _optional(self, done: int, own: Sequence[float] = (), before: Mapping[str, float] | None = None) -> Evaluation:
         """Return what index_age.py measures after `done` tasks; 0: of the untrained model, whose first task began."""
-        evaluation = self.config.evaluation
-        if not (evaluation.reencode or evaluation.unlearned_tasks):
+        evaluation, first = self.config.evaluation, self.record.metrics[0] if self.record.metrics else before or {}
+        if not evaluation.measures_more:
             return Evaluation()
         self._seed("optional metrics", done)
         context = self._context(max(done - 1, 0), evaluation.split, self.galleries)
         encode = partial(self._gallery, split=context.split)
-        return self.workers.broadcast(optional_metrics(context, encode, self._reencodes, done, own, self.record))
+        return self.workers.broadcast(optional_metrics(context, encode, self._reencodes, done, own, self.record, first))
 
     def _evaluate(self, index: int) -> Evaluation:
         found = self._measure(index, self.config.evaluation.split, self.galleries)

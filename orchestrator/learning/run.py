@@ -27,6 +27,7 @@ from ctvr.orchestrator.data.images import ImageData, ImageSource
 from ctvr.orchestrator.data.imported_features import frame_source
 from ctvr.orchestrator.data.prepare import passes, prepare_stream
 from ctvr.orchestrator.data.questions import QuestionData
+from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import CommitConflict, ConfigError
 from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.distributed import Workers
@@ -38,6 +39,7 @@ from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.pulse import at
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS, frames_digest
+from ctvr.orchestrator.learning.unseen import load_others, others_digest, prepare_others
 from ctvr.orchestrator.store.paths import RunPaths
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
@@ -130,7 +132,7 @@ def execute(
     store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
     backbone = load_tower(experiment, stream)
-    data, frames = _open_data(experiment, stream, backbone, store, workers)
+    data, frames = _open_data(experiment, stream, backbone, store, workers, places)
     stream = data.stream
     device = workers.device.type
     key, made_of = complete.key(stream, frames, device), complete.environment_digests(stream, frames, device)
@@ -180,9 +182,14 @@ def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream) -> Result:
 
 
 def _open_data(
-    experiment: Experiment, stream: Stream, backbone: Clip | ResNet18, store: Store, workers: Workers
+    experiment: Experiment,
+    stream: Stream,
+    backbone: Clip | ResNet18,
+    store: Store,
+    workers: Workers,
+    places: RunPaths,
 ) -> tuple[StreamData, str]:
-    """Load the stream as tensors, decode all its frames into the store, and return the digest of these frames."""
+    """Load the stream and others that are only searched, decode all frames, and return the digest of these frames."""
     splits = splits_of(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
     at("the decoding of the stream")
@@ -200,7 +207,20 @@ def _open_data(
         check_left_out(data, experiment.run.seed, workers)
     if has_training(experiment) and workers.rank == 0:
         warn_of_long_queues(experiment, data)
-    return data, frames_digest(stream, source, splits)
+    frames, split = frames_digest(stream, source, splits), experiment.evaluation.split
+    if others := load_others(experiment.evaluation, stream, places):
+        sources = {name: source_of(each, store, experiment.data, backbone) for name, each in others.items()}
+        if workers.rank != 0:
+            workers.broadcast(None)
+        prepare_others(others, stream, sources, source, split, workers.rank == 0)
+        if workers.rank == 0:
+            workers.broadcast(None)
+        data.others = {
+            name: data_of(each, sources[name], experiment.data, backbone, workers.device)
+            for name, each in others.items()
+        }
+        frames = digest_of([frames, others_digest(others, sources, split)])
+    return data, frames
 
 
 def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:

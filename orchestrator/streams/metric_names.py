@@ -15,6 +15,9 @@ ADDS_METRICS: dict[str, object] = {
     "evaluation.reencode": (),
     "evaluation.reencode_after": "last",
     "evaluation.unlearned_tasks": False,
+    "evaluation.also": (),
+    "evaluation.distractors": (),
+    "evaluation.distractors_from": "",
 }
 SEARCHED = {"ctvr": GAIN, "cvlm": MEAN, "ucl": ACCURACY, "qa": ANSWERED}  # protocol -> metric of a search
 

@@ -148,7 +148,8 @@ class Stream:
     @cached_property
     def has_features(self) -> bool:
         """Report whether its videos are imported arrays of features (.npy)."""
-        return self.domain != "images" and self.tasks[0].train[0].path.endswith(".npy")
+        paths = (item.path for _, _, item in iter_items(self))
+        return self.domain != "images" and next(paths).endswith(".npy")
 
     @property
     def table_caveat(self) -> str:

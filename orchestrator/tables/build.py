@@ -16,8 +16,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.tables.curves import curve, mean, training
 from ctvr.orchestrator.tables.footnotes import CHOICE, marks_of, method_of, trials_of
-from ctvr.orchestrator.tables.index_age import GAP, with_gap_intervals
-from ctvr.orchestrator.tables.index_age import NOTE as AGES_NOTE
+from ctvr.orchestrator.tables.index_age import age_notes, with_gap_intervals
 from ctvr.orchestrator.tables.paper_comparison import (
     CURRENT,
     ORACLE,
@@ -137,7 +136,7 @@ def tables(
         notes = [*_notes(rows, complete, direction, shared), measured_on(complete, ranks or {})]
         notes += [NOTE] if any(row.vs_best for row in rows) else []
         notes += [ORACLE_NOTE] if any(key in row.values for row in rows for key in ORACLE) else []
-        notes += [AGES_NOTE] if any(key in row.values for row in rows for key in (GAP, "fwt")) else []
+        notes += age_notes(rows)
         notes += left_out_notes
         if left_out := len(own) - len(complete):
             notes.append(f"{left_out} incomplete runs are left out.")

@@ -32,6 +32,11 @@ NOTE = (
     "multiply-adds of all old videos. FWT: R@1 of a task in its own gallery just before it is learned, less that of "
     "the untrained model, as the mean over tasks. These columns are not compared."
 )
+UNSEEN_NOTE = (
+    "Retention: R@1 on the captions and videos of a stream that is never learned, after the last task, in percent of "
+    "the untrained model's. R@1, + N videos: with so many videos of another stream in the gallery. Not compared."
+)
+RETENTION, ADDED = re.compile(r"stream/also/(.+)/retention"), re.compile(r"stream/distractors/r1_(\d+)")
 SHARE, OF_TASK = re.compile(r"stream/index/r1_(\d+)"), re.compile(r"task_(\d+)/index/gap")
 MOST_TASKS = 10  # gaps of single tasks are columns up to so many; of longer streams they are in the CSV file alone
 
@@ -48,6 +53,10 @@ def age_values(means: Mapping[str, Value]) -> dict[str, Value]:
             found[f"index_{share[1]}"] = value
         if task := OF_TASK.fullmatch(metric):
             found[f"gap_{task[1]}"] = value
+        if other := RETENTION.fullmatch(metric):
+            found[f"retention_{other[1]}"] = value
+        if (count := ADDED.fullmatch(metric)) and count[1] != "0":
+            found[f"distractors_{count[1]}"] = value
     if (curve := reencoding_curve(means)) and FRESH in found:
         found[COST] = Value(curve[-1][0])
     return found
@@ -65,7 +74,22 @@ def age_columns(rows: Sequence[Row]) -> list[Column]:
     if COST in known:
         smallest = min((row.values[COST].mean for row in rows if row.values.get(COST, Value(0)).mean), default=1.0)
         found.append(Column(COST, "Re-encoding (GMACs)", digits=max(1, 1 - math.floor(math.log10(smallest)))))
-    return found + [COLUMNS[key][0] for key in ("fwt",) if key in known]
+    return found + [COLUMNS[key][0] for key in ("fwt",) if key in known] + unseen_columns(rows)
+
+
+def unseen_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of streams that are never learned: retention of each, and R@1 by number of distractors."""
+    known = {key for row in rows for key in row.values}
+    streams = sorted(key for key in known if key.startswith("retention_"))
+    counts = sorted(int(key[12:]) for key in known if key.startswith("distractors_"))
+    found = [Column(key, f"Retention, {key[10:]} (%)") for key in streams]
+    return [*found, *(Column(f"distractors_{count}", f"R@1, + {count} videos") for count in counts)]
+
+
+def age_notes(rows: Sequence[Row]) -> list[str]:
+    """Return the notes that explain these columns; none if no run measured them."""
+    notes = [NOTE] if any(key in row.values for row in rows for key in (GAP, "fwt")) else []
+    return [*notes, *([UNSEEN_NOTE] if unseen_columns(rows) else [])]
 
 
 def reencoding_curve(means: Mapping[str, Value]) -> list[tuple[float, float, float]]:

@@ -20,8 +20,6 @@ from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.learning.run import splits_of
-from ctvr.orchestrator.learning.run_key import frames_digest
 from ctvr.orchestrator.tracking.left import open_or_take_up
 from ctvr.orchestrator.tracking.mirror import Mirror
 from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_signature
@@ -64,7 +62,7 @@ class Recorder:
             "ctvr.protocol": protocol_of(stream).kind,  # it decides the columns of tables
             "ctvr.stream_digest": stream.digest,
             "ctvr.stream_content": stream.content,
-            "ctvr.frames": frames_digest(stream, data.frames, splits_of(self.experiment, stream)),
+            "ctvr.frames": commits.made_of.get("frames", ""),
             "ctvr.presets": ",".join(self.experiment.presets),
             "ctvr.provenance": canonical(commits.made_of),
             "ctvr.reused_tasks": str(commits.reused),

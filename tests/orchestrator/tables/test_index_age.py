@@ -11,7 +11,7 @@ import pytest
 from ctvr.orchestrator.pages.report import table_html
 from ctvr.orchestrator.tables.build import tables
 from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
-from ctvr.orchestrator.tables.index_age import NOTE
+from ctvr.orchestrator.tables.index_age import NOTE, UNSEEN_NOTE
 from ctvr.orchestrator.tables.intervals import paired_change
 from ctvr.orchestrator.tables.screen import to_text
 from ctvr.orchestrator.tables.significance import Ranks
@@ -98,6 +98,18 @@ def test_no_change_has_an_interval_of_exactly_zero_and_runs_without_ranks_have_n
 def test_plain_runs_have_none_of_these_columns():
     (table,) = tables([run()])
     assert [column.key for column in table.columns if column.key.startswith(("index", "gap", "reencode"))] == []
+    assert NOTE not in table.notes
+
+
+def test_other_streams_have_a_column_each_and_the_gallery_grows_from_left_to_right():
+    record = run()
+    measured = {"also/worlds-5/retention": 90.0, "distractors/r1_0": 40.0, "distractors/r1_50": 30.0}
+    record.metrics.update({f"stream/{name}": [(2, value)] for name, value in measured.items()})
+    record.metrics["stream/distractors/r1_1000"] = [(2, 20.0)]
+    (table,) = tables([record])
+    titles = ["Retention, worlds-5 (%)", "R@1, + 50 videos", "R@1, + 1000 videos"]
+    assert [column.title for column in table.columns[-3:]] == titles
+    assert UNSEEN_NOTE in table.notes
     assert NOTE not in table.notes
 
 
