@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
 
     Args:
         name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "worlds-5_conflict0"
-            for a stream with a dial that differs from its default; "msrvtt-10" for
+            for a stream with a dial that differs from its default; "shapes-5_blurry20" for blurry boundaries
+            (`Stream.blurred`), before the order; "msrvtt-10" for
             `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the data folder, which contains rendered streams and `streams/`.
         videos: the base folder of the manifest's paths; default: the manifest's own `videos`.
@@ -54,6 +56,9 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     written, order = split_order(name)
     if order:
         return load_stream(written, root, videos, render).in_order(order)
+    written, percent = split_blur(name)
+    if percent and not (root / "streams" / f"{name}.json").is_file():
+        return load_stream(written, root, videos, render).blurred(percent)
     if is_embedded(name):
         return _load_rendered(name, root, render)
     path = Path(name).expanduser()
@@ -73,8 +78,15 @@ def split_order(name: str) -> tuple[str, int]:
     return (written, int(order)) if written and order.isdecimal() else (name, 0)
 
 
+def split_blur(name: str) -> tuple[str, int]:
+    """Split `NAME_blurry20` into the stream's name and the percentage of exchanged videos; 0 if none is given."""
+    match = re.fullmatch(r"(.+)_blurry([1-9]\d?)", name)
+    return (match[1], int(match[2])) if match else (name, 0)
+
+
 def is_embedded(name: str) -> bool:
-    """Report whether a name without task order is that of an embedded stream, with or without dials."""
+    """Report whether a name without task order is that of an embedded stream, with or without dials or blur."""
+    name = split_blur(name)[0]
     return name in RENDERED or _with_dials(name)
 
 
@@ -106,7 +118,7 @@ def available_streams(root: Path) -> list[str]:
 
 def embedded_settings(name: str) -> dict[str, Any] | None:
     """Return the recommended settings of an embedded stream without rendering it; None for other streams."""
-    name = split_order(name)[0]
+    name = split_blur(split_order(name)[0])[0]
     if _with_dials(name):
         from ctvr.orchestrator.synthetic import worlds_stream
 

@@ -139,6 +139,37 @@ class Stream:
         drawn = sorted(range(len(self.tasks)), key=lambda place: hashlib.sha256(f"{order} {place}".encode()).digest())
         return replace(self, tasks=tuple(self.tasks[place] for place in drawn), order=order, paper=None)
 
+    def blurred(self, percent: int) -> Stream:
+        """Return the stream with blurry boundaries: a share of each task's training videos is learned in other tasks.
+
+        Each task gives `percent` % of its training videos (rounded down, drawn by their ids) to the other tasks in turn.
+        The searched videos stay. A task's categories include those that it is given. After Bang et al. (Rainbow Memory,
+        CVPR 2021). The result is not a published benchmark, so `paper` is dropped.
+
+        Raises:
+            ConfigError: for a stream of one task, or without captions.
+        """
+        tasks = len(self.tasks)
+        if tasks < 2 or self.domain != "videos":
+            raise ConfigError(
+                f"stream: {self.name}_blurry{percent}: needs several tasks of videos with captions. "
+                f"Omit _blurry{percent}."
+            )
+        kept: list[list[Item]] = []
+        given: list[list[Item]] = [[] for _ in self.tasks]
+        for place, task in enumerate(self.tasks):
+            drawn = sorted(task.train, key=lambda item: hashlib.sha256(f"blurry {item.video}".encode()).digest())
+            drawn = drawn[: len(task.train) * percent // 100]
+            for number, item in enumerate(drawn):
+                given[(place + 1 + number % (tasks - 1)) % tasks].append(item)
+            gone = {item.video for item in drawn}
+            kept.append([item for item in task.train if item.video not in gone])
+        made = []
+        for task, own, others in zip(self.tasks, kept, given):
+            categories = tuple(dict.fromkeys([*task.categories, *(item.category for item in others)]))
+            made.append(replace(task, train=(*own, *others), categories=categories))
+        return replace(self, name=f"{self.name}_blurry{percent}", tasks=tuple(made), paper=None)
+
     @property
     def domain(self) -> Domain:
         """Return the kind of its items: "videos" with captions, "questions" or "images"; each has its own methods."""

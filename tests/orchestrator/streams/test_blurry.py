@@ -1,0 +1,57 @@
+"""Streams with blurry boundaries: a share of the training videos changes its task, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import find_manifest
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.streams.load import embedded_settings, load_stream
+
+
+@pytest.mark.parametrize(("name", "percent"), [("shapes-5", 25), ("shapes-10", 10), ("worlds-5_pairs240", 50)])
+def test_a_share_of_each_tasks_training_videos_is_learned_in_other_tasks(tmp_path, name, percent):
+    plain, blurred = (load_stream(each, tmp_path, render=False) for each in (name, f"{name}_blurry{percent}"))
+    assert blurred.name == f"{name}_blurry{percent}"
+    assert blurred.digest != plain.digest
+    assert embedded_settings(blurred.name) == embedded_settings(name) == blurred.settings == plain.settings
+    of = {item.video: task for task, each in enumerate(plain.tasks) for item in each.train}
+    for task, (before, after) in enumerate(zip(plain.tasks, blurred.tasks, strict=True)):
+        assert (after.val, after.test, after.name) == (before.val, before.test, before.name)
+        foreign = [item for item in after.train if of[item.video] != task]
+        assert len(after.train) - len(foreign) == len(before.train) - len(before.train) * percent // 100
+        assert {item.category for item in after.train} <= set(after.categories)
+        if len(before.train) * percent // 100 >= len(plain.tasks) - 1:
+            assert len({of[item.video] for item in foreign}) == len(plain.tasks) - 1  # of every other task
+    assert sorted(of) == sorted(item.video for task in blurred.tasks for item in task.train)
+    again = load_stream(f"{name}_blurry{percent}@3", tmp_path, render=False)
+    assert {task.name: task.train for task in again.tasks} == {task.name: task.train for task in blurred.tasks}
+
+
+def test_streams_without_several_tasks_or_captions_are_refused(tmp_path, small_stream):
+    for name in ("shapes-images_blurry20", "shapes-qa_blurry20"):
+        with pytest.raises(ConfigError, match=rf"stream: {name}: needs several tasks of videos .* Omit _blurry20\."):
+            load_stream(name, tmp_path, render=False)
+    with pytest.raises(ConfigError, match="no stream called 'shapes-7'"):
+        load_stream("shapes-7_blurry20", tmp_path, render=False)
+
+
+def test_a_manifest_keeps_its_blur_where_its_path_is_made_absolute(tmp_path, manifest, monkeypatch):
+    monkeypatch.chdir(Path(manifest).parent)
+    assert find_manifest("small.json_blurry25@2") == f"{manifest}_blurry25@2"
+    assert load_stream(f"{manifest}_blurry25", tmp_path).name == "small_blurry25"
+
+
+@pytest.mark.parametrize("method", ["structalign", "er_ring", "framefusion_moe"])
+def test_methods_learn_a_blurry_stream(manifest, small_stream, runs, method):
+    """Categories of other tasks are among those that a task may have."""
+    name = f"{manifest}_blurry50"
+    blurred = load_stream(name, runs)
+    made = resolve({"method": method, "stream": name, "optim.epochs": 1}, small_stream.settings)
+    found = execute(made, RunPaths(runs), reuse=False)
+    assert found.record.done == len(blurred.tasks)
+    assert found.key != made.key(small_stream)
