@@ -1,0 +1,216 @@
+"""Generator of RESULTS.md from the printed tables in results/: `python -m tools.results_page`.
+
+A page in results/ has one table as `ctvr table` wrote it, and one line on how it was measured. The generator writes the
+list of RESULTS.md from them: the best row of each table, its value, date and commit. A table that is older than a rule
+that changes its numbers gets one line that says so.
+
+`--add PAGE --runs FOLDER` first puts the table of the sweep PAGE into results/PAGE.md, with the number of its runs, its
+date and its commit. The text from the heading `Reading` on stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ctvr.orchestrator.console import format_duration
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.sweeps.table import made_tables
+from ctvr.orchestrator.tables.formats import to_markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+TITLES = {
+    "make-sweep": "main job (`make sweep`)",
+    "ctvr-table1-originals": "CTVR Table 1, our and the authors' recipes",
+    "ctvr-table2": "CTVR Table 2, ablation",
+    "ctvr-fig8": "CTVR Figure 8, settings",
+    "structalign-table3": "StructAlign Table 3, ablation",
+    "camoe-table5": "CAMoE Table 5, gates",
+    "camoe-table6": "CAMoE Table 6, Dual Softmax",
+    "camoe-fig6": "CAMoE Figure 6, losses",
+    "tempme-table1": "TempMe Table 1, token merging",
+    "tempme-table2": "TempMe Table 2, efficient adaptation",
+    "tempme-table7": "TempMe Table 7, questions",
+    "efficient-continual": "continual methods with fewer tokens (ours)",
+    "bmu-table2": "BMU-MoCo Table 2, ablation",
+    "bmu-table4": "BMU-MoCo Table 4, images",
+}
+SEARCHES = "five-searches"  # its table was put together from five sweeps
+SOURCES = ("ctvr", "methods", "orchestrator", "search_spaces")
+HEAD = "| table | best row | value | measured | commit | older rules |"
+OLDER = "Older rules: what a table of an older commit does not have."
+MEASURED = re.compile(
+    r"^\d+ (?:runs|searches), .+, (?P<date>[\d-]{10}), (?P<commit>(?:commit|after|before) \w+)\. ", re.MULTILINE
+)
+CONDITIONS = "[Conditions of all tables](../RESULTS.md#conditions)"
+MARK = "**Of an older commit.** Measured before: "
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A commit after which tables print other numbers."""
+
+    date: str
+    commit: str
+    what: str  # as other now
+    pages: tuple[str, ...] = ("*",)
+    columns: tuple[str, ...] = ()  # only tables with one of them
+
+
+RULES = (
+    Rule("2026-11-25", "a207222d", "simultaneous p-values and intervals", columns=("R@1 vs best", "on test")),
+    Rule("2026-11-25", "821b622b", "queues of momentum contrast below a task's size", ("bmu-*",)),
+    Rule(
+        "2026-11-25",
+        "d858b8c6",
+        "BWF of rows that calibrate scores, from a task's own gallery",
+        ("camoe-table6", "structalign-*", "ctvr-table1*", "efficient-*"),
+    ),
+    Rule(
+        "2026-11-25", "da201a7a", "mark and control row for test videos in training", ("ctvr-table[12]*", "ctvr-fig8")
+    ),
+)
+
+
+def page_of(name: str) -> Path:
+    return ROOT / "results" / f"{name}.md"
+
+
+def table_of(text: str) -> list[list[str]]:
+    """Return the cells of a page's table: titles first, then rows."""
+    lines = re.findall(r"^\| .+ \|$", text.partition("\n## ")[0], re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[:1] + lines[2:]]
+
+
+def best(text: str) -> tuple[str, str]:
+    """Return the names of the rows with the best number of the first column, and that number with its column.
+
+    Raises:
+        ValueError: if no number of that column is bold, as in a table of one row.
+    """
+    titles, *rows = table_of(text)
+    found = [row for row in rows if row[1].startswith("**")]
+    if not found:
+        raise ValueError(f"{text.splitlines()[0]}: no bold number below {titles[1]!r}.")
+    names = [re.sub(r"<sup>.*?</sup>|\\", "", row[0]) for row in found]
+    return ", ".join(names), f"{titles[1].rstrip(' ↑↓')} {found[0][1].strip('*')}"
+
+
+def measured(name: str, text: str) -> dict[str, str]:
+    """Return when and on which commit a page's table was measured.
+
+    Raises:
+        ValueError: if the page does not say it.
+    """
+    found = MEASURED.search(text)
+    if found is None:
+        raise ValueError(f"results/{name}.md: no line such as '18 runs, 14 min, 2026-11-22, commit c0a1fb3. '")
+    return found.groupdict()
+
+
+def older(name: str, text: str) -> list[Rule]:
+    """Return the rules that changed numbers of a page after its table was measured."""
+    date, titles = measured(name, text)["date"], table_of(text)[0]
+    return [
+        rule
+        for rule in RULES
+        if date < rule.date
+        and any(fnmatch.fnmatch(name, pattern) for pattern in rule.pages)
+        and (not rule.columns or not set(rule.columns).isdisjoint(titles))
+    ]
+
+
+def marked(name: str, text: str) -> str:
+    """Return a page with the line that marks an old table, or without it."""
+    text = re.sub(rf"^{re.escape(MARK)}.*\n\n", "", text, flags=re.MULTILINE)
+    if not (rules := older(name, text)):
+        return text
+    said = "; ".join(f"{rule.what} ({rule.date}, {rule.commit})" for rule in rules)
+    return re.sub(r"^\| ", lambda _: f"{MARK}{said}.\n\n| ", text, count=1, flags=re.MULTILINE)
+
+
+def listing() -> str:
+    """Return the list of tables for RESULTS.md."""
+    lines = [HEAD, "|:--|:--|--:|:--|:--|:--|"]
+    for name, title in TITLES.items():
+        text = page_of(name).read_text(encoding="utf-8")
+        about = measured(name, text)
+        signs = ", ".join(str(RULES.index(rule) + 1) for rule in older(name, text)) or "none"
+        cells = [f"[{title}](results/{name}.md)", *best(text), about["date"], about["commit"], signs]
+        lines.append(f"| {' | '.join(cells)} |")
+    rules = [f"{number}. {rule.what} ({rule.date}, {rule.commit})" for number, rule in enumerate(RULES, start=1)]
+    return "\n".join([*lines, "", OLDER, "", *rules, ""])
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of RESULTS.md and of each page with a table."""
+    found = {page_of(name): marked(name, page_of(name).read_text(encoding="utf-8")) for name in (*TITLES, SEARCHES)}
+    page = ROOT / "RESULTS.md"
+    own = re.compile(rf"^{re.escape(HEAD)}\n(\|.*\n)+\n{re.escape(OLDER)}\n\n(\d+\. .*\n)+", re.MULTILINE)
+    text, count = own.subn(lambda _: listing(), page.read_text(encoding="utf-8"))
+    if count != 1:
+        raise ValueError(f"RESULTS.md: the table that begins with {HEAD!r} occurs {count} times, not once.")
+    return {**found, page: text}
+
+
+def printed(name: str, runs: Path) -> str:
+    """Return the page of a sweep's newest table without a reading, below the heading that it has.
+
+    Raises:
+        ConfigError: if there is no such sweep or it is not complete.
+        ValueError: if its runs are of several commits.
+    """
+    execution = ExecutionConfig(runs=runs)
+    tracker = execution.existing_tracker()
+    found = tracker.find_runs(tags={"ctvr.rerun_of": name, "ctvr.complete": "true"})
+    sweep = found[-1].tags["ctvr.sweep"] if found else ""
+    if not sweep or getattr(tracker.find_sweep(sweep), "status", "") != "FINISHED":
+        raise ConfigError(f"--add {name}: no complete sweep of that name in {runs}.")
+    (table,) = made_tables(execution, sweep)
+    records = [run for run in found if run.tags["ctvr.sweep"] == sweep]
+    commits = {source_commit(run.tags.get("ctvr.commit", "")) for run in records}
+    if len(commits) != 1:
+        raise ValueError(f"--add {name}: runs of several commits ({', '.join(sorted(commits))}). Run the table again.")
+    day = datetime.fromtimestamp(max(run.started for run in records) / 1000, timezone.utc).date()
+    spent = format_duration(sum(row.seconds for row in table.rows))
+    _, _, rest = to_markdown(table).partition("\n\n")
+    about = f"{len(records)} runs, {spent} of training and evaluation, {day}, commit {commits.pop()}. {CONDITIONS}"
+    heading = re.match(r"# .+\n\n```bash\n.+\n```\n\n", page_of(name).read_text(encoding="utf-8"))
+    assert heading is not None, name
+    return f"{heading[0]}{about}\n\n{rest}"
+
+
+def source_commit(commit: str) -> str:
+    """Return the last commit up to `commit` that changed what runs: one of documents or tests changes no result."""
+    words = ["git", "log", "-1", "--format=%h", "--abbrev=8", commit, "--", *SOURCES]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.results_page", description=str(__doc__).split("\n")[0])
+    parser.add_argument("--add", choices=TITLES, metavar="PAGE", help="page that first gets the sweep's table")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="runs folder (default: runs)")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.add:
+            page = page_of(arguments.add)
+            _, heading, reading = page.read_text(encoding="utf-8").partition("\n## ")
+            page.write_text(f"{printed(arguments.add, arguments.runs)}{heading}{reading}", encoding="utf-8")
+        for path, text in pages().items():
+            path.write_text(text, encoding="utf-8")
+    except (ConfigError, ValueError, subprocess.CalledProcessError) as error:
+        sys.stderr.write(f"results: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
