@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -169,6 +170,9 @@ def _fork(copy: Path, tests: Sequence[str], log: Path) -> int:
     status = 3
     try:
         status = _run_tests(copy, tests, log)
+    except BaseException:
+        with log.open("a", encoding="utf-8") as out:
+            traceback.print_exc(file=out)
     finally:  # whatever happened: the child must never return into its parent's code
         os._exit(status)
 
@@ -186,6 +190,7 @@ def _run_tests(copy: Path, tests: Sequence[str], log: Path) -> int:
     import pytest
 
     words = ["-x", "-q", "-m", "not slow and not fault", "-p", "no:cacheprovider", "--rootdir", str(copy)]
+    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins of pytest that a library has imported
     basetemp = tempfile.mkdtemp(prefix="pytest-", dir=copy.parent)
     status = int(pytest.main([*words, "--basetemp", basetemp, *tests]))
     strangers = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -66,6 +67,26 @@ def test_tests_that_fail_anyway_catch_nothing(small_tree, tmp_path, capsys):
     bug = Bug("methods/sums.py", "return a + b", "return a - b", "the sum", ("tests/test_sums.py",))
     assert mutants.hunt([bug], small_tree, folder, jobs=1) == 2
     assert "the tests fail without any bug" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_kept_bug_is_caught_under_the_settings_of_our_own_tests():
+    words = [sys.executable, "-m", "tests.mutants", "--only", "methods/der.py"]
+    done = subprocess.run(words, cwd=mutants.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 bugs, 0 survived" in done.stderr
+
+
+def test_the_message_says_what_stopped_pytest_itself(small_tree, tmp_path, capsys, monkeypatch):
+    def stop(*given):
+        raise OSError("no room")
+
+    monkeypatch.setattr(mutants, "_run_tests", stop)
+    bug = Bug("methods/sums.py", "return a + b", "return a - b", "the sum", ("tests/test_sums.py",))
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    assert mutants.hunt([bug], small_tree, folder, jobs=1) == 2
+    assert "OSError: no room" in capsys.readouterr().err
 
 
 def test_a_line_that_changed_is_refused(small_tree):
