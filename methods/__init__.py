@@ -44,6 +44,7 @@ METHODS = {
     "xpool": "ctvr.methods.xpool:XPool",
     "clip_vip": "ctvr.methods.clip_vip:CLIPViP",
     "moe_adapter": "ctvr.methods.moe_adapter:MoEAdapter",
+    "cclip": "ctvr.methods.cclip:CCLIP",
     "lwf": "ctvr.methods.lwf:LwF",
     "vr_lwf": "ctvr.methods.vr_lwf:VRLwF",
     "zscl": "ctvr.methods.zscl:ZSCL",

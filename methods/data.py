@@ -75,7 +75,7 @@ class _Group(TypedDict):
 class ParamGroup(_Group, total=False):
     """Parameters that share a learning rate `lr`, which `optim.lr_scale` multiplies.
 
-    `decay`, if present, replaces `optim.decay_parameters` for the group.
+    `decay`, if present, replaces `optim.decay_parameters` for the group; None: nothing in it decays.
     """
 
-    decay: Decay
+    decay: Decay | None

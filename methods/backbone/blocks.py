@@ -9,7 +9,7 @@ One block, where <name> marks a seam (all of them do nothing by default)::
     y = LN1(x);  q, k, v = split <qkv>(W y);  q, k, v = <q>(q), <k>(k), <v>(v)
     a = <beside>(y, <out>(W_o attention(q, k, v)))
     x = <between>(x + a)
-    x = <after>(x + <mlp>(MLP(LN2 x)))
+    x = <after>(x + <mlp>(MLP(LN2 x))),   MLP(y) = <proj>(W_2 act(<fc>(W_1 y)))
 
 Shapes: B videos or captions, T frames, N tokens of one frame (or caption), G attention groups (B*T frames, or
 B captions), D width of the tower, H heads.
@@ -79,13 +79,14 @@ class BlockSeams:
     """The additions of one block; None leaves a place as CLIP defines it.
 
     qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three. fold: the
-    matrix (3D, D) equivalent to qkv, q, k and v, for frozen weights (merged_weights.py).
+    matrix (3D, D) equivalent to qkv, q, k and v, for frozen weights (merged_weights.py). fc, proj: the same of the MLP,
+    (G, N, 4D) and (G, N, D), in blocks of CLIP's own towers only.
     mix: (q, k, v, bias, state) -> mixed, heads first (G, H, N, D/H), in place of the fused attention; it is slow, for
     searches that need its probabilities. beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
     between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
     `wants_keys` and `wants_class_row` declare what `between` reads of the attention. `needs_alignment`: token i
     of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
-    `by_token`: q, out and mlp compute a caption's token from that token alone, and perhaps the one at `eot`.
+    `by_token`: q, out, fc, proj and mlp compute a caption's token from that token alone, and perhaps the one at `eot`.
     `leaves_classes`: `between` returns the class tokens unchanged and first.
     """
 
@@ -99,6 +100,8 @@ class BlockSeams:
     mix: Seam | None = None
     beside: Seam | None = None
     between: Seam | None = None
+    fc: Seam | None = None
+    proj: Seam | None = None
     mlp: Seam | None = None
     after: Seam | None = None
     wants_keys: bool = False
@@ -115,7 +118,7 @@ class BlockSeams:
         A seam that only merges patches does not, where only class tokens are read, unless `record_tokens` is active.
         """
         between = None if self.leaves_classes and _RECORDED.get() is None else self.between
-        behind = (self.mix, self.out, self.beside, between, self.mlp, self.after)
+        behind = (self.mix, self.out, self.beside, between, self.fc, self.proj, self.mlp, self.after)
         return any(seam is not None for seam in behind)
 
 
@@ -149,15 +152,11 @@ class Attention(nn.Module):
             k, v = F.linear(y, weight[width:], self.in_bias[width:]).chunk(2, dim=-1)
             return q, k, v
         qkv = F.linear(y, weight, self.in_bias)
-        if seams.qkv is not None:
-            qkv = seams.qkv(y, qkv, state)
+        qkv = qkv if seams.qkv is None else seams.qkv(y, qkv, state)
         q, k, v = qkv.chunk(3, dim=-1)
-        if seams.q is not None:
-            q = seams.q(y, q, state)
-        if seams.k is not None:
-            k = seams.k(y, k, state)
-        if seams.v is not None:
-            v = seams.v(y, v, state)
+        q = q if seams.q is None else seams.q(y, q, state)
+        k = k if seams.k is None else seams.k(y, k, state)
+        v = v if seams.v is None else seams.v(y, v, state)
         return q[:, :read], k, v
 
     def heads_first(self, x: Tensor) -> Tensor:
@@ -185,8 +184,7 @@ class Attention(nn.Module):
         if hasattr(self, "norm"):
             merged = self.norm(merged)
         out = self.out(merged)
-        if seams.out is not None:
-            out = seams.out(merged, out, state)
+        out = out if seams.out is None else seams.out(merged, out, state)
         keys = k.mean(dim=1) if seams.wants_keys and read is None else None
         row = None
         if seams.wants_class_row and read is None:
@@ -215,24 +213,29 @@ class Block(nn.Module):
         count multiply-adds.
         """
         seams = seams or _NO_SEAMS
-        if seams.before is not None:
-            x = seams.before(x, state)
+        x = x if seams.before is None else seams.before(x, state)
         attended_groups, attended_tokens = len(x) // state.batch, x.shape[1]
         read = state.classes if is_last and not seams.needs_all else None
         y = self.ln_1(x)
         a, attended = self.attn(y, seams, state, causal, read)
-        if seams.beside is not None:
-            a = seams.beside(y, a, state)
+        a = a if seams.beside is None else seams.beside(y, a, state)
         x = x[:, :read] + self.ls_1(a)
         if seams.between is not None and read is None:
             x = seams.between(x, attended, state)
         state.log.append((attended_groups, attended_tokens, x.shape[1] if read is None else attended_tokens))
-        y = self.ln_2(x)
-        m = self.mlp(y)
-        if seams.mlp is not None:
-            m = seams.mlp(y, m, state)
-        x = x + self.ls_2(m)
+        x = x + self.ls_2(self.feed_forward(self.ln_2(x), seams, state))
         return x if seams.after is None else seams.after(x, state)
+
+    def feed_forward(self, y: Tensor, seams: BlockSeams, state: TokenState) -> Tensor:
+        """Pass tokens y (G, N, D) through the MLP and its seams."""
+        if seams.fc is seams.proj is None:
+            m = self.mlp(y)
+        else:
+            hidden = self.mlp.c_fc(y)
+            hidden = self.mlp.gelu(hidden if seams.fc is None else seams.fc(y, hidden, state))
+            m = self.mlp.c_proj(hidden)
+            m = m if seams.proj is None else seams.proj(hidden, m, state)
+        return m if seams.mlp is None else seams.mlp(y, m, state)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def supports_eot_only(block: nn.Module, seams: BlockSeams, state: TokenState) ->
     if type(state) is not TokenState:  # seams with a state of their own may read any token, as LUMP's second caption
         return False
     _, seams = merge(block.attn.in_weight, seams)
-    is_alone = seams.by_token or seams.q is seams.out is seams.mlp is None
+    is_alone = seams.by_token or seams.q is seams.out is seams.fc is seams.proj is seams.mlp is None
     others = (seams.before, seams.qkv, seams.mix, seams.beside, seams.between, seams.after)
     return is_alone and all(seam is None for seam in others)
 
@@ -49,6 +49,4 @@ def eot_only(block: Block, x: Tensor, seams: BlockSeams, state: TokenState) -> T
     out = attention.out(mixed)
     x = last + block.ls_1(out if seams.out is None else seams.out(mixed, out, state))
     state.log.append((batch // state.batch, tokens, tokens))
-    y = block.ln_2(x)
-    m = block.mlp(y)
-    return x + block.ls_2(m if seams.mlp is None else seams.mlp(y, m, state))
+    return x + block.ls_2(block.feed_forward(block.ln_2(x), seams, state))

@@ -10,8 +10,13 @@ from torch import nn
 from ctvr.methods.backbone.clip import Clip
 
 
-def parts(clip: Clip, names: Sequence[str]) -> list[nn.Parameter]:
+def parts(clip: Clip, names: Sequence[str], setting: str = "frozen") -> list[nn.Parameter]:
     """Return the parameters of the named parts: a parameter's own name, or that of a module that contains some.
+
+    Args:
+        clip: the backbone.
+        names: of parts.
+        setting: name of the setting that lists them, for an error.
 
     Raises:
         ValueError: for a name that matches no part of CLIP.
@@ -24,6 +29,6 @@ def parts(clip: Clip, names: Sequence[str]) -> list[nn.Parameter]:
             every = sorted({own.rpartition(".")[0] or own for own in known} | set(known))
             close = difflib.get_close_matches(name, every, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else f" Some of its parts: {', '.join(every[:4])}."
-            raise ValueError(f"frozen: the backbone has no part called {name!r}.{hint}")
+            raise ValueError(f"{setting}: the backbone has no part called {name!r}.{hint}")
         found |= {id(p): p for p in inside}
     return list(found.values())

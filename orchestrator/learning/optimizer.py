@@ -158,7 +158,9 @@ def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module |
     return torch.optim.AdamW(torch_groups, betas=config.betas, eps=config.eps, **way)
 
 
-def _decays(rule: Decay, parameter: nn.Parameter, name: str | None) -> bool:
+def _decays(rule: Decay | None, parameter: nn.Parameter, name: str | None) -> bool:
+    if rule is None:
+        return False
     if rule in {"matrices", "all", "no_vectors"}:
         return rule == "all" or parameter.ndim > 1 or (rule == "no_vectors" and parameter.ndim == 0)
     if name is None:

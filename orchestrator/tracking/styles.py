@@ -24,7 +24,7 @@ ORDER = (
     *("bmu_fixed", "bmu_ensemble", "testa", "dgl", "dgl_transformer", "mv_adapter"),
     *("plevu", "vop", "vop_fc", "umt", "umt4clip"),
     *("image_finetune", "image_si", "image_der", "image_lump", "image_bmu_moco", "image_multi_task", "umt_qa"),
-    "image_progressive",
+    *("image_progressive", "cclip"),
     *("qdc", "drift_adapter", "lambda_orthogonality"),
 )
 

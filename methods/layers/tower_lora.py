@@ -1,0 +1,90 @@
+"""LoRA on chosen projections of every block of a tower, and its merge into the tower's weights.
+
+Shapes: B videos or captions, G attention groups (B*T frames, or B captions), N tokens, D width in, O width out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import Block, BlockSeams, TextTower, TokenState, VisionTower
+from ctvr.methods.layers.lora import LoRA
+
+Place = Literal["q", "k", "v", "out", "fc", "proj"]  # projections of attention, and the two layers of the MLP
+
+
+def weight_at(block: nn.Module, place: Place) -> Tensor:
+    """Return the weights (O, D) of one projection of a block: a view, so that a change in place changes the block."""
+    block = cast(Block, block)
+    if place in ("q", "k", "v"):
+        return block.attn.in_weight.chunk(3)["qkv".index(place)]
+    layers = {"out": block.attn.out, "fc": block.mlp.c_fc, "proj": block.mlp.c_proj}
+    return cast(Tensor, layers[place].weight)
+
+
+class TowerLoRA(nn.Module):
+    """One adapter for each chosen projection of each block; the tower is not part of it."""
+
+    def __init__(
+        self, tower: VisionTower | TextTower, places: Sequence[Place], rank: int, alpha: float, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+
+        def made(block: nn.Module, place: Place) -> LoRA:
+            out_width, in_width = weight_at(block, place).shape
+            return LoRA(rank, alpha, in_width, out_width, dropout)
+
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({place: made(block, place) for place in places}) for block in tower.blocks
+        )
+
+    def adapters(self) -> list[dict[Place, LoRA]]:
+        """Return the adapters of each block, by their place."""
+        return [dict(cast(nn.ModuleDict, block).items()) for block in self.blocks]  # type: ignore[arg-type]
+
+    def seams(self, factor: float | Tensor = 1.0) -> list[BlockSeams]:
+        """Build the seams of all blocks.
+
+        Args:
+            factor: of every addition: one number, or (B,) one for each video or caption.
+        """
+        return weighted_seams([(self, factor)])
+
+    def reset(self) -> None:
+        """Start again: the adapters change nothing."""
+        for block in self.adapters():
+            for lora in block.values():
+                lora.reset()
+
+    @torch.no_grad()
+    def merge_into(self, tower: VisionTower | TextTower, share: float) -> None:
+        """Add `share` of every adapter's matrix to the tower's weights; the adapters stay as they are."""
+        for block, adapters in zip(tower.blocks, self.adapters(), strict=True):
+            for place, lora in adapters.items():
+                weight_at(block, place).add_(share * lora.merged_delta())
+
+
+def weighted_seams(parts: Sequence[tuple[TowerLoRA, float | Tensor]]) -> list[BlockSeams]:
+    """Build the seams of W x + sum of factor * B A x over several adapters of one tower, each with its factor."""
+    blocks = zip(*(tower.adapters() for tower, _ in parts), strict=True)
+    factors = [factor for _, factor in parts]
+    found = []
+    for adapters in blocks:
+        places = {place: [each[place] for each in adapters] for place in adapters[0]}
+        found.append(BlockSeams(**{place: partial(_add, own, factors) for place, own in places.items()}, by_token=True))
+    return found
+
+
+def _add(
+    adapters: Sequence[LoRA], factors: Sequence[float | Tensor], x: Tensor, projected: Tensor, state: TokenState
+) -> Tensor:
+    for lora, factor in zip(adapters, factors, strict=True):
+        if isinstance(factor, Tensor):  # (B,) -> one for each group
+            factor = factor.repeat_interleave(len(x) // len(factor))[:, None, None].to(projected.dtype)
+        projected = projected + factor * lora.delta(x)
+    return projected
