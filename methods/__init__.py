@@ -45,6 +45,7 @@ METHODS = {
     "clip_vip": "ctvr.methods.clip_vip:CLIPViP",
     "moe_adapter": "ctvr.methods.moe_adapter:MoEAdapter",
     "cclip": "ctvr.methods.cclip:CCLIP",
+    "lpi": "ctvr.methods.lpi:LPI",
     "lwf": "ctvr.methods.lwf:LwF",
     "vr_lwf": "ctvr.methods.vr_lwf:VRLwF",
     "zscl": "ctvr.methods.zscl:ZSCL",

@@ -10,7 +10,7 @@ from tests.methods.recorded import FILE, cases, numbers
 
 RECORDED = json.loads(FILE.read_text()) if FILE.exists() else {}
 # Their authors' whole models are compared with reference files alone, which a public clone does not have
-OUTSIDE = ("mv_adapter", "plevu", "dgl", "dgl_transformer", "vop", "vop_fc", "umt", "umt4clip", "sta", "testa")
+OUTSIDE = ("mv_adapter", "plevu", "dgl", "dgl_transformer", "vop", "vop_fc", "umt", "umt4clip", "sta", "testa", "lpi")
 
 
 @pytest.mark.parametrize("case", [c if c in OUTSIDE else pytest.param(c, marks=pytest.mark.slow) for c in cases()])

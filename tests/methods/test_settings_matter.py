@@ -51,6 +51,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "camoe.test_temperature": {"revise": True},
     **{f"lora.diffrate.{setting}": {"reducer.search_macs": 1e-3} for setting in ("search_step", "lr_rates")},
     "tempme.lr_clip": {"adaptation": "full"},
+    "lpi.centres": {"route": "query"},
+    "lpi.task_temperature": {"task_weight": 0.1},
+    "lpi.similar_above": {"task_weight": 0.1, "task_temperature": 1.0},
 }
 # method.setting -> a test file and function that shows what it does
 ELSEWHERE: dict[str, str] = {
@@ -81,6 +84,9 @@ VALUES: dict[str, Any] = {
     "vop.prefix": 1,  # of 16 places 2 at most
     "vop.suffix": 1,
     "plevu.heads": 4,  # of 16 dimensions
+    "lpi.num_prompts": 2,  # of 16 places 4 at most
+    "lpi.depth": 2,  # of 4 blocks
+    "lpi.similar_above": 0.99,
     "*.testa.r_frames": 0,  # of 4 frames one can go
     "*.max_scale": 2.0,
     "*.min_scale": 50.0,
