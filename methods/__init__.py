@@ -46,6 +46,7 @@ METHODS = {
     "moe_adapter": "ctvr.methods.moe_adapter:MoEAdapter",
     "cclip": "ctvr.methods.cclip:CCLIP",
     "lpi": "ctvr.methods.lpi:LPI",
+    "dar": "ctvr.methods.dar:DAR",
     "lwf": "ctvr.methods.lwf:LwF",
     "vr_lwf": "ctvr.methods.vr_lwf:VRLwF",
     "zscl": "ctvr.methods.zscl:ZSCL",

@@ -27,6 +27,7 @@ ORDER = (
     *("image_progressive", "cclip"),
     *("qdc", "drift_adapter", "lambda_orthogonality"),
     *("lpi",),
+    *("dar",),
 )
 
 

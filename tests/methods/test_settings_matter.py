@@ -51,6 +51,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "camoe.test_temperature": {"revise": True},
     **{f"lora.diffrate.{setting}": {"reducer.search_macs": 1e-3} for setting in ("search_step", "lr_rates")},
     "tempme.lr_clip": {"adaptation": "full"},
+    **{f"dar.{setting}": {"route": "query"} for setting in ("margin", "tau")},
     "lpi.centres": {"route": "query"},
     "lpi.task_temperature": {"task_weight": 0.1},
     "lpi.similar_above": {"task_weight": 0.1, "task_temperature": 1.0},
@@ -87,6 +88,8 @@ VALUES: dict[str, Any] = {
     "lpi.num_prompts": 2,  # of 16 places 4 at most
     "lpi.depth": 2,  # of 4 blocks
     "lpi.similar_above": 0.99,
+    "dar.margin": 2.0,
+    "dar.reuse_above": -1.0,
     "*.testa.r_frames": 0,  # of 4 frames one can go
     "*.max_scale": 2.0,
     "*.min_scale": 50.0,

@@ -1,0 +1,239 @@
+"""DAR: one set of low-rank adapters for each task on frozen CLIP; prototypes choose the set, and mix two close ones.
+
+Dobrzeniecka et al., "Beyond Classification: Dynamic Adapter Routing for Continual Multimodal Retrieval",
+arXiv:2605.31229, sections 3 to 6 and its appendices; the announced code was not found. With unit features z of the
+frozen backbone, prototypes p of each task (unit means of its training videos, and of its captions) and the set A_t:
+
+    S_t = z . p_t,   M = S_(1) - S_(2),  the margin of the best task                       eq. 4
+    M >= margin: A of the best task;  M < margin: w_1 A_(1) + w_2 A_(2),  w = softmax(S / tau)     eq. 5
+    L = InfoNCE of the present task's pairs by its own set, CLIP's temperature
+
+The paper routes a pair: S_t is the mean of its image's and its caption's similarity. So the route of a query has seen
+its own answer, which no search can know; the contract of a method does not allow it, either. Here a caption is routed
+by the prototypes of captions and a video by those of videos. In the paper's table 6 that costs text -> image 4 points.
+
+Our reading:
+- `route="block"` encodes a caption for each task whose videos it searches, by that task's set: features of learned
+  tasks never change. `route="query"` routes each caption once; the preset `paper` has it.
+- tau is not given. The reported rows merge by CoreSpace; here it is eq. 5's weighted sum (table 8: 0.6 points less).
+- A task whose prototype is close to a former one trains that task's set further, above a threshold that is not given.
+  With `reuse_above`, its set starts as a copy of that one by the features of the first batch; the former set stays, so
+  that its stored videos do not age.
+
+Shapes: B pairs, T frames, L text length, n items, t tasks, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ctvr.methods.backbone.clip import BlockSeams, Clip
+from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Recipe, Task, l2_normalize
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.tower_lora import Place, TowerLoRA, weighted_seams
+from ctvr.methods.settings import setting
+
+Tower = Literal["vision", "text"]
+_TABLE = "tables 9 and 10"
+PAPER = Recipe(
+    "arXiv:2605.31229 (no code found)",
+    {
+        "method.lr": (1e-4, _TABLE),
+        "method.rank": (8, _TABLE),
+        "method.alpha": (16.0, _TABLE),
+        "method.places": (("out", "fc", "proj"), _TABLE),
+        "method.margin": (0.05, f"{_TABLE}: gamma"),
+        "method.route": ("query", "section 4, without the video of a query and without the caption of a video"),
+        "optim.name": ("adamw", _TABLE),
+        "optim.weight_decay": (0.2, _TABLE),
+        "optim.schedule": ("cosine", _TABLE),
+        "optim.epochs": (20, _TABLE),
+        "optim.warmup": (0.25, f"{_TABLE}: 5 of 20 epochs"),
+        "data.batch_size": (256, _TABLE),
+    },
+    (
+        "routing by both members of a pair, which shows a query its answer",
+        "merging by CoreSpace",
+        "galleries are encoded again for every evaluation; here stored videos stay",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DARConfig:
+    """Settings, searched by search_spaces/dar.py; defaults are the paper's where it prints a value."""
+
+    UNPUBLISHED = ("optim.grad_clip",)
+
+    lr: float = setting(1e-4, doc="learning rate of the present task's adapters")
+    rank: int = setting(8, doc="rank r of the adapters")
+    alpha: float = setting(16.0, doc="numerator of the adapters' factor alpha / r")
+    places: tuple[Place, ...] = setting(
+        ("out", "fc", "proj"), doc="adapted projections of every block, of q, k, v, out, fc and proj"
+    )
+    route: Literal["block", "query"] = setting(
+        "block",
+        doc="set that encodes an item. block: that of the task whose videos are searched, and a video's own; query: "
+        "chosen by prototypes, or a mixture",
+    )
+    margin: float = setting(0.05, doc="margin gamma below which the best two sets are mixed, with route=query")
+    tau: float = setting(0.07, doc="temperature of the mixture, eq. 5", unpublished=True)
+    reuse_above: float | None = setting(
+        None,
+        doc="similarity of prototypes above which a task's adapters start as a copy of a former task's; none: never",
+        unpublished=True,
+        later=True,
+    )
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 for the zero-shot model.")
+        if self.rank < 1:
+            raise ValueError(f"rank must be >= 1, got {self.rank}. The paper uses 8.")
+        if not self.places:
+            raise ValueError("places is empty. Name some of q, k, v, out, fc and proj.")
+        if self.margin < 0:
+            raise ValueError(f"margin must be >= 0, got {self.margin}. Use 0 to mix no sets.")
+        if self.tau <= 0:
+            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. Use 0.07.")
+
+
+def mixture(scores: Tensor, margin: float, tau: float) -> Tensor:
+    """Compute the weights (n, t) of tasks by their scores (n, t), -inf for a task without a prototype: eq. 4 and 5.
+
+    A row has one weight of 1, or two that sum to 1 where the best two scores are closer than `margin`.
+    """
+    if scores.shape[1] == 1:
+        return torch.ones_like(scores)
+    best, which = scores.topk(2, dim=1)
+    shares = (best / tau).softmax(dim=1)
+    is_close = best[:, :1] - best[:, 1:] < margin
+    first = torch.tensor([1.0, 0.0], device=scores.device).expand_as(shares)
+    return torch.zeros_like(scores).scatter(1, which, torch.where(is_close, shares, first))
+
+
+class DAR(Method):
+    """Frozen CLIP with a set of adapters for each task."""
+
+    Config = DARConfig
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": PAPER,
+        "query": Override({"method.route": "query"}),
+        "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3, which suits the small backbone
+    }
+    prototypes: Tensor  # (2, tasks, d) unit vectors of videos and captions; zero until a task is learned
+
+    @classmethod
+    def capabilities(cls, config: DARConfig) -> Capabilities:
+        return Capabilities(
+            uses_all_parameters=True,
+            joins_tasks=True,
+            accumulation="features",
+            task_conditioned_text=config.route == "block",
+        )
+
+    def __init__(self, config: DARConfig, backbone: Clip) -> None:
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.sets = nn.ModuleList()  # one for each task so far
+        self.register_buffer("prototypes", torch.empty(0))
+        self._is_fresh = False  # the present set may still start as a copy
+
+    # --------------------------------------------------------------------------------------- tasks
+
+    def begin_task(self, task: Task) -> None:
+        clip, c = self.backbone, self.config
+        if not self.sets:
+            self.prototypes = torch.zeros(2, task.num_tasks, clip.embed_dim, device=clip.logit_scale.device)
+        towers = {"vision": clip.vision, "text": clip.text}
+        made = {name: TowerLoRA(tower, c.places, c.rank, c.alpha) for name, tower in towers.items()}
+        self.sets.append(nn.ModuleDict(made))
+        self._is_fresh = task.index > 0 and c.reuse_above is not None and not self.is_joint
+
+    @torch.no_grad()
+    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
+        """Store the prototypes of the task; every worker sees all of its pairs."""
+        found = [(self._frozen_videos(batch.frames), self._frozen_texts(batch.tokens)) for batch in loader]
+        if found:
+            both = [torch.cat(features).mean(dim=0) for features in zip(*found, strict=True)]
+            self.prototypes[:, task.index] = l2_normalize(torch.stack(both))
+
+    def param_groups(self) -> list[ParamGroup]:
+        trained = self.sets if self.is_joint else self.sets[-1:]
+        return [ParamGroup(name="adapters", params=list(trained.parameters()), lr=self.config.lr)]
+
+    # ------------------------------------------------------------------------------------ encoding
+
+    def encode_video(self, frames: Tensor) -> Tensor:
+        return self._video(frames, self._routed(0, lambda: self._frozen_videos(frames)))
+
+    def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
+        """Encode videos of `task` by its set, or by what their own features choose."""
+        return self.encode_video(frames) if self.config.route == "query" else self._video(frames, task)
+
+    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
+        own = None if self.config.route == "query" else task
+        route = self._routed(1, lambda: self._frozen_texts(tokens)) if own is None else own
+        return l2_normalize(self.backbone.text(tokens, self._seams("text", route)))
+
+    def _video(self, frames: Tensor, route: int | Tensor) -> Tensor:
+        return mean_pool(self.backbone.vision(frames, self._seams("vision", route)))
+
+    def _seams(self, tower: Tower, route: int | Tensor) -> list[BlockSeams]:
+        """Build the seams of one set, the newest if it is later, or of the sets with a weight (n, t) in some row."""
+        if not isinstance(route, Tensor):
+            return self._set(min(route, len(self.sets) - 1), tower).seams()
+        chosen = route.any(dim=0).nonzero()[:, 0].tolist()
+        return weighted_seams([(self._set(task, tower), route[:, task]) for task in chosen])
+
+    def _set(self, task: int, tower: Tower) -> TowerLoRA:
+        return cast(TowerLoRA, cast(nn.ModuleDict, self.sets[task])[tower])
+
+    # ------------------------------------------------------------------------------------- routing
+
+    def _routed(self, kind: int, features: Callable[[], Tensor]) -> int | Tensor:
+        """Return the present task, or weights (n, t) of tasks for each item; training uses the present set."""
+        if self.config.route == "block" or self.training:
+            return len(self.sets) - 1
+        return mixture(self._scores(kind, features()), self.config.margin, self.config.tau)
+
+    def _scores(self, kind: int, features: Tensor) -> Tensor:
+        """Compute similarities (n, t) of frozen features to prototypes of their own kind."""
+        prototypes = self.prototypes[kind, : len(self.sets)]
+        return (features @ prototypes.mT).masked_fill(~prototypes.any(dim=1), -torch.inf)
+
+    @torch.no_grad()
+    def _frozen_videos(self, frames: Tensor) -> Tensor:
+        return mean_pool(self.backbone.vision(frames))
+
+    @torch.no_grad()
+    def _frozen_texts(self, tokens: Tensor) -> Tensor:
+        return l2_normalize(self.backbone.text(tokens))
+
+    # -------------------------------------------------------------------------------------- losses
+
+    def scale(self) -> Tensor:
+        return self.backbone.logit_scale.exp()
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        if self._is_fresh and torch.is_grad_enabled():
+            self._start_from_similar(batch)
+        return super().losses(batch)
+
+    @torch.no_grad()
+    def _start_from_similar(self, batch: Batch) -> None:
+        """Copy the set of the most similar former task into the present one, if it is similar enough."""
+        self._is_fresh = False
+        videos, texts = gather(self._frozen_videos(batch.frames)), gather(self._frozen_texts(batch.tokens))
+        own = [l2_normalize(features.mean(dim=0, keepdim=True)) for features in (videos, texts)]
+        scores = (self._scores(0, own[0]) + self._scores(1, own[1]))[0] / 2
+        task = int(scores.argmax())
+        if self.config.reuse_above is not None and float(scores[task]) > self.config.reuse_above:
+            for name, parameter in self.sets[-1].named_parameters():
+                parameter.copy_(self.sets[task].get_parameter(name))
