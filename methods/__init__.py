@@ -53,6 +53,7 @@ METHODS = {
     "er_ring": "ctvr.methods.er_ring:ERRing",
     "der": "ctvr.methods.der:DER",
     "ewc": "ctvr.methods.ewc:EWC",
+    "ctp": "ctvr.methods.ctp:CTP",
     "co2l": "ctvr.methods.co2l:Co2L",
     "lump": "ctvr.methods.lump:LUMP",
     "qdc": "ctvr.methods.qdc:QDC",

@@ -22,7 +22,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -80,8 +80,8 @@ def _searched(stream: Stream, split: str, setting: str) -> Stream:
 
 
 def _of_items(stream: Stream, split: str, items: Sequence[Item]) -> Stream:
-    empty = StreamTask(stream.name, stream.categories, (), (), ())
-    return replace(stream, tasks=(replace(empty, **{split: tuple(items)}),))
+    parts: dict[str, Any] = {"train": (), "val": (), "test": (), split: tuple(items)}
+    return replace(stream, tasks=(StreamTask(stream.name, stream.categories, **parts),))
 
 
 def _items(stream: Stream, split: str) -> Sequence[Item]:
@@ -136,7 +136,8 @@ def unseen_metrics(context: EvaluationContext, done: int, first: Mapping[str, fl
         first: metrics of the untrained model, from this function with `done` 0.
     """
     method, config, newest = context.method, context.config, max(done - 1, 0)
-    given, found = newest if method.declared.task_conditioned_text else None, {}
+    given = newest if method.declared.task_conditioned_text else None
+    found: dict[str, float] = {}
     for key, data in context.data.others.items():
         if key == DISTRACTORS:
             continue

@@ -142,7 +142,7 @@ class Stream:
     def blurred(self, percent: int) -> Stream:
         """Return the stream with blurry boundaries: a share of each task's training videos is learned in other tasks.
 
-        Each task gives `percent` % of its training videos (rounded down, drawn by their ids) to the other tasks in turn.
+        Each task gives `percent` % of its training videos (rounded down, drawn by their ids) to other tasks in turn.
         The searched videos stay. A task's categories include those that it is given. After Bang et al. (Rainbow Memory,
         CVPR 2021). The result is not a published benchmark, so `paper` is dropped.
 

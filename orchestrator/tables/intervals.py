@@ -112,7 +112,7 @@ def compare_over_seeds(
     return found
 
 
-def paired_change(before: np.ndarray, after: np.ndarray, videos: Sequence[object]) -> Difference:
+def paired_change(before: np.ndarray, after: np.ndarray, videos: Sequence[object] | np.ndarray) -> Difference:
     """Return R@1 of two galleries that the same runs search with the same captions, after minus before, in points.
 
     The 95 % interval is over test videos and seeds; of one seed it is over videos alone.

@@ -99,6 +99,7 @@ MOMENTUM = {"base_moco", "bmu_moco", "bmu_fixed", "bmu_ensemble"}
 REFUSED = {
     **{name: {*RETRIEVERS} - MOMENTUM for name in STRATEGIES if name.endswith("_moco")},
     "dsl": {"camoe", *MOMENTUM},  # no contrastive loss of a batch alone
+    "ctp": {name for name in RETRIEVERS if find_method(name).score is not Method.score},  # several vectors
     "zscl": {"tempme"},  # images are videos of one frame
 }
 

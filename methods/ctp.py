@@ -1,0 +1,230 @@
+"""CTP: a momentum model half-way between the old and the new one, and the topology of a batch kept.
+
+Zhu et al., "CTP: Towards Vision-Language Continual Pretraining via Compatible Momentum Contrast and Topology
+Preservation", ICCV 2023, arXiv:2308.07146, as its code (KevinLight831/CTP@7baab57) computes it, around any retriever
+with one vector for each item. With unit features v, c of the trained model, v', c' of the momentum model and v*, c* of
+the model before the task, K' queues of former v', c', and D(a -> b) = mean_rows KL(softmax a || softmax b):
+
+    L = L_retriever + momentum_weight L_CMC + cross_weight L_x + same_weight L_s       L_x, L_s from the second task on
+    L_CMC = mean of InfoNCE(c [v'; K'_v]^T / T) and InfoNCE(v [c'; K'_c]^T / T)
+    L_x = mean of D(c* v*^T / T' -> c v^T / T') and of the same for columns
+    L_s = mean of D(v* v*^T / T' -> v v^T / T') and of the same for captions, without the diagonals
+    after a step:  theta' <- m theta' + (1 - m) (theta + theta*) / 2;  in the first task theta* = theta, and m_first
+
+Differences: the released model also predicts masked words, which a dual encoder does not. The retriever has its own
+temperature, where the release has 0.07 in every term. The release moves theta' inside of the forward pass and before
+its use, so that a loss that is only looked at moves it, too; here it follows after the step.
+
+L_x and L_s are unchanged if both towers turn together: they do not keep an index. L_CMC does a little.
+
+Shapes: B pairs of all workers, K keys in a queue, d joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ctvr.methods.base import Batch, Capabilities, Frozen, Method, Recipe, Task
+from ctvr.methods.families.momentum import check_momentum
+from ctvr.methods.families.strategy import Strategy
+from ctvr.methods.layers.gather import gather
+from ctvr.methods.layers.losses.contrastive import distillation
+from ctvr.methods.layers.losses.distillation import EncodedOnce, backbone_of, symmetric_distillation
+from ctvr.methods.layers.replay.cache import VideoFeatureCache
+from ctvr.methods.layers.replay.queues import KeyQueue, Pair
+from ctvr.methods.settings import setting
+
+_CONFIG, _MODEL = "configs/base_seqF.yaml", "models/clip_pretrain.py"
+PAPER = Recipe(
+    "KevinLight831/CTP@7baab57",
+    {
+        "method.momentum_weight": (1.0, _MODEL),
+        "method.cross_weight": (1.0, _MODEL),
+        "method.same_weight": (1.0, _MODEL),
+        "method.m": (0.9, _MODEL),
+        "method.m_first": (0.995, _MODEL),
+        "method.temperature": (0.07, _MODEL),
+        "method.topology_temperature": (0.07, _MODEL),
+        "method.queue_size": (1024, _MODEL),
+        "base.lr": (1e-4, _CONFIG),
+        "base.train_scale": (False, f"{_MODEL}: the temperature is fixed"),
+        "base.start_scale": (1 / 0.07, _MODEL),
+        "optim.name": ("adamw", _CONFIG),
+        "optim.weight_decay": (0.05, _CONFIG),
+        "optim.decay_parameters": ("all", "its optimizer has one group"),
+        "optim.schedule": ("cosine", _CONFIG),
+        "optim.least": (0.01, f"{_CONFIG}: down to 1e-6"),
+        "optim.warmup": (0.0, f"{_CONFIG}: there is none"),
+        "optim.grad_clip": (None, "there is none"),
+        "optim.epochs": (5, _CONFIG),
+        "data.batch_size": (512, f"{_CONFIG}: 128 on each of 4 GPUs"),
+        "data.max_tokens": (30, _CONFIG),
+    },
+    (
+        "masked words, and their distillation by the momentum model: there is no fusion tower",
+        "DeiT and BERT at the start of the first task; here CLIP",
+        "the momentum model moves before the loss, in every forward pass",
+        "CTP_ER, whose memory draws by reservoir",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CTPConfig:
+    """Settings, searched by search_spaces/ctp.py; defaults are the released code's."""
+
+    UNPUBLISHED = ("base.lr",)
+
+    base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
+    momentum_weight: float = setting(1.0, doc="weight of the contrast with the momentum model")
+    cross_weight: float = setting(1.0, doc="weight of the topology between the modalities", later=True)
+    same_weight: float = setting(1.0, doc="weight of the topology within each modality", later=True)
+    temperature: float = setting(0.07, doc="temperature T of the contrast with the momentum model")
+    topology_temperature: float = setting(0.07, doc="temperature T' of both topologies", later=True)
+    m: float = setting(0.9, doc="momentum from the second task on", later=True)
+    m_first: float = setting(0.995, doc="momentum in the first task")
+    queue_size: int = setting(1024, doc="keys in a queue; it begins with random unit vectors")
+
+    def __post_init__(self) -> None:
+        for name in ("momentum_weight", "cross_weight", "same_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
+        if min(self.temperature, self.topology_temperature) <= 0:
+            found = f"{self.temperature} and {self.topology_temperature}"
+            raise ValueError(f"temperature and topology_temperature must be > 0, got {found}. The release uses 0.07.")
+        if self.queue_size < 1:
+            raise ValueError(f"queue_size must be >= 1, got {self.queue_size}. The release uses 1024.")
+        check_momentum("m", self.m)
+        check_momentum("m_first", self.m_first)
+
+
+def momentum_contrast(new: Pair, keys: Pair, queued: Pair, temperature: float) -> Tensor:
+    """Compute L_CMC: features (B, d) against the keys of the other modality, row i first, then the queue (K, d)."""
+    target = torch.arange(len(new.video), device=new.video.device)
+
+    def one_way(query: Tensor, own: Tensor, former: Tensor) -> Tensor:
+        return F.cross_entropy(query @ torch.cat([own, former]).mT / temperature, target)
+
+    return (one_way(new.video, keys.text, queued.text) + one_way(new.text, keys.video, queued.video)) / 2
+
+
+def cross_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
+    """Compute L_x: similarities between the modalities (B, B), rows and columns."""
+    logits = (x.text @ x.video.mT / temperature for x in (new, old))
+    return symmetric_distillation(*logits, 1.0) / 2
+
+
+def same_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
+    """Compute L_s: similarities within each modality (B, B), each item left out of its own row."""
+    itself = torch.eye(len(new.video), dtype=torch.bool, device=new.video.device)
+
+    def logits(x: Tensor) -> Tensor:
+        return (x @ x.mT).masked_fill(itself, -1000.0) / temperature  # the released number: a weight of exactly 0
+
+    return (
+        sum((distillation(logits(x), logits(z), 1.0) for x, z in zip(new, old, strict=True)), itself.new_zeros(())) / 2
+    )
+
+
+@torch.no_grad()
+def follow(momentum: Iterable[Tensor], present: Iterable[Tensor], former: Iterable[Tensor], m: float) -> None:
+    """Set theta' <- m theta' + (1 - m) (theta + theta*) / 2 in place; three equal values stay, bit for bit."""
+    for kept, now, old in zip(momentum, present, former, strict=True):
+        kept.lerp_(torch.lerp(old, now, 0.5), 1 - m)
+
+
+class CTP(Strategy):
+    """Wrap a retriever; contrast it with its momentum model, and keep the topology that it had before the task."""
+
+    Config = CTPConfig
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": PAPER,
+        "shapes": {"base.lr": 4e-6, "method.queue_size": 32},  # with optim.lr_scale=50, for the small backbone
+    }
+    config: CTPConfig
+
+    @classmethod
+    def capabilities(cls, config: CTPConfig) -> Capabilities:
+        return Capabilities(backbone_agnostic=True, uses_all_parameters=True)
+
+    @classmethod
+    def compares(cls, config: CTPConfig) -> bool:
+        return config.momentum_weight + config.cross_weight + config.same_weight > 0
+
+    @classmethod
+    def check_base(cls, config: CTPConfig, base: type[Method], base_config: Any) -> None:
+        super().check_base(config, base, base_config)
+        if cls.compares(config) and base.score is not Method.score:
+            raise ValueError("the strategy compares one vector of each item, and it has several. Write base=clip4clip.")
+
+    def __init__(self, config: CTPConfig, base: Method) -> None:
+        super().__init__(config, base)
+        self.queue = KeyQueue(config.queue_size, backbone_of(base).embed_dim) if config.momentum_weight else None
+        self.former: Frozen | None = None  # theta*
+        self.momentum: Frozen | None = None  # theta'
+        self._former_videos = VideoFeatureCache()
+        self._new: list[tuple[Pair, Tensor]] = []  # keys to enqueue after the optimizer step
+
+    def begin_task(self, task: Task) -> None:
+        super().begin_task(task)
+        if task.index == 0 and self.queue is not None:
+            self.queue.reset(random=True)
+        self.base.to(backbone_of(self.base).logit_scale.device)  # new parts are still on the device of their creation
+        self.momentum = Frozen(self.base) if self.config.momentum_weight else None
+        self.former = Frozen(self.base) if task.index > 0 and self.compares(self.config) else None
+        self._former_videos, self._new = VideoFeatureCache(), []
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        if not self.compares(self.config):
+            return super().losses(batch)
+        encoded = EncodedOnce(self.base, batch)
+        terms, c = encoded.losses(), self.config
+        new = Pair(gather(encoded.videos()).float(), gather(encoded.texts()).float())
+        keys, old = self._keys(batch), self._old(batch)
+        with torch.autocast(new.video.device.type, enabled=False):
+            if keys is not None and self.queue is not None:
+                terms["momentum"] = c.momentum_weight * momentum_contrast(
+                    new, keys, self.queue.content()[0], c.temperature
+                )
+            if old is not None and c.cross_weight:
+                terms["cross"] = c.cross_weight * cross_topology(new, old, c.topology_temperature)
+            if old is not None and c.same_weight:
+                terms["same"] = c.same_weight * same_topology(new, old, c.topology_temperature)
+        return terms
+
+    def _keys(self, batch: Batch) -> Pair | None:
+        """Compute v' and c' of the global batch; with gradients they will be enqueued."""
+        if self.momentum is None:
+            return None
+        video, text = self.momentum("encode_video", batch.frames), self.momentum("encode_text", batch.tokens)
+        keys = Pair(gather(video).float(), gather(text).float())
+        if torch.is_grad_enabled():
+            self._new.append((keys, gather(batch.video_ids)))
+        return keys
+
+    def _old(self, batch: Batch) -> Pair | None:
+        """Compute v* and c* of the global batch; None in the first task, or if no term reads them."""
+        if self.former is None or not self.config.cross_weight + self.config.same_weight:
+            return None
+        videos = self._former_videos.of(batch, partial(self.former, "encode_video"))
+        return Pair(gather(videos).float(), gather(self.former("encode_text", batch.tokens)).float())
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        super().after_step()
+        if self.momentum is None or self.queue is None:
+            return
+        is_first = self.former is None
+        former = self.base if self.former is None else self.former.module
+        models = (self.momentum.module.parameters(), self.base.parameters(), former.parameters())
+        follow(*models, self.config.m_first if is_first else self.config.m)
+        for keys, videos in self._new:
+            self.queue.enqueue(keys, videos)
+        self._new = []
