@@ -104,13 +104,19 @@ class Workers:
 
         Unless `uses_all_parameters` is set, some parameters may have no gradient; to find them, every step walks the
         whole graph and synchronises the result. Buffers are equal on all workers, so no step broadcasts them.
+        Gradients are views of the buckets that DDP sends, which spares one copy of all gradients.
         """
         if self.size == 1:
             return module
         parallel: Callable[..., nn.Module] = nn.parallel.DistributedDataParallel
         names = ("forward_sync_buffers", "broadcast_buffers")  # the second name is from before torch 2.13
         unsent = next(name for name in names if name in inspect.signature(parallel).parameters)
-        return parallel(module, find_unused_parameters=not all_parameters_used(module), **{unsent: False})
+        return parallel(
+            module,
+            find_unused_parameters=not all_parameters_used(module),
+            gradient_as_bucket_view=True,
+            **{unsent: False},
+        )
 
     def check_gradients_once(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Check on the first optimizer step that every weight has a gradient, where several workers rely on it."""

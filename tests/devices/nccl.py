@@ -61,9 +61,16 @@ class _AtEnd(torch.autograd.Function):
 class Averaging(nn.Module):
     """Stand-in for DDP, with the interface that the loop uses."""
 
-    def __init__(self, module: nn.Module, find_unused_parameters: bool, forward_sync_buffers: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        find_unused_parameters: bool,
+        forward_sync_buffers: bool,
+        gradient_as_bucket_view: bool,
+    ) -> None:
         super().__init__()
         assert find_unused_parameters or all_parameters_used(module)
+        assert gradient_as_bucket_view
         assert not forward_sync_buffers
         self.module, self.is_queued, self.is_apart = module, False, False
         self.finds = find_unused_parameters
@@ -93,7 +100,7 @@ class Averaging(nn.Module):
         whole = torch.cat([x.flatten() for x in own])
         dist.all_reduce(whole)
         for p, part in zip(used, (whole / dist.get_world_size()).split([p.numel() for p in used])):
-            p.grad = Pretended(part.view(p.shape).clone())
+            p.grad = Pretended(part.view(p.shape))  # a view of the bucket, as the real one's
 
 
 @contextmanager

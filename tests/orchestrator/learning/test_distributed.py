@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -130,6 +131,39 @@ def test_weights_without_a_gradient_are_looked_for_where_a_method_may_have_some(
     with mock.patch.object(nn.parallel, "DistributedDataParallel", parallel):
         Workers(0, 2).wrap_ddp(nn.Sequential(Routed(says, routes)))
     assert parallel.call_args.kwargs["find_unused_parameters"] is finds
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone: DDP itself runs, and there is no one to wait for."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_gradients_are_views_of_what_is_sent_in_every_step():
+    """A copy of its own for each gradient would be as large again as all gradients."""
+    method = Routed(says=False)
+    parallel = Workers(0, 2).wrap_ddp(method.used)
+    optimizer = torch.optim.SGD(method.used.parameters(), lr=0.1)
+    for _ in range(2):
+        parallel(torch.ones(2)).sum().backward()
+        gradients = [p.grad for p in method.used.parameters() if p.grad is not None]
+        assert [grad.tolist() for grad in gradients] == [[[1.0, 1.0]], [1.0]]
+        assert len({grad.untyped_storage().data_ptr() for grad in gradients}) == 1
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_weight_that_no_worker_has_used_keeps_no_gradient():
+    """The optimizer would move it by its moments and its decay."""
+    method = Routed(says=False)
+    method.forward = lambda x: method.used(x)  # type: ignore[method-assign]
+    parallel = Workers(0, 2).wrap_ddp(method)
+    parallel(torch.ones(2)).sum().backward()
+    assert [p.grad is None for p in method.parameters()] == [False, False, True, True]
 
 
 def test_a_method_that_says_it_trains_all_and_does_not_is_named_in_the_first_step():
