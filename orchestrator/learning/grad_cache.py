@@ -16,7 +16,7 @@ weights) are part of its own graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -34,6 +34,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.rng_state import rng_state, set_rng_state
 from ctvr.orchestrator.learning.unique_videos import encode_unique_videos
 
+BUCKET = 25 << 20  # bytes of gradients that one collective sums, as in DistributedDataParallel
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
@@ -162,6 +163,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
+@torch.no_grad()
 def _average(method: Method) -> None:
     """Average gradients over all workers; a tensor that no worker's loss has reached keeps None."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -169,10 +171,29 @@ def _average(method: Method) -> None:
     trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
     reached = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32, device="cpu")
     dist.all_reduce(reached)  # on the CPU with gloo: does not wait for a GPU
+    gradients = list[Tensor]()
     for parameter, is_reached in zip(trained, reached.tolist()):
         if not is_reached:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+        gradients.append(parameter.grad)
+    for bucket in _buckets(gradients):
+        flat = torch.cat([grad.reshape(-1) for grad in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for grad, part in zip(bucket, flat.split([grad.numel() for grad in bucket])):
+            grad.copy_(part.view(grad.shape))
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield consecutive gradients of one type, at most BUCKET bytes of them or a single larger one."""
+    bucket, size = list[Tensor](), 0
+    for grad in gradients:
+        if bucket and (size + grad.nbytes > BUCKET or grad.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(grad)
+        size += grad.nbytes
+    if bucket:
+        yield bucket

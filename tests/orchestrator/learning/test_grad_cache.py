@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from ctvr.methods import METHODS
 from ctvr.methods.backbone import blocks, clip, umt
 from ctvr.methods.base import Batch
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning import grad_cache
 from ctvr.orchestrator.learning.factory import make_method
 from ctvr.orchestrator.learning.grad_cache import accumulation_mode, backward
 from ctvr.orchestrator.learning.optimizer import freeze_except
@@ -99,6 +101,33 @@ def test_batches_of_a_step_are_one_large_batch(name, more):
         method.after_step()
     for mine, other in zip(parted.buffers(), whole.buffers(), strict=True):
         torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("limit", [1, 4000, grad_cache.BUCKET])
+def test_workers_average_gradients_in_buckets(limit, monkeypatch):
+    """The other worker has the same gradients, so their mean is the own one, bit for bit."""
+    alone = made("clip4clip").eval()
+    together, batches = copy.deepcopy(alone), parts(make_batch(8, frames=4, seed=5), 4, 4)
+    backward(alone, batches, nullcontext)
+    sent: list[torch.Tensor] = []
+
+    def double(x: torch.Tensor) -> None:
+        sent.append(x)
+        x *= 2
+
+    monkeypatch.setattr(grad_cache, "BUCKET", limit)
+    there = {"is_initialized": lambda: True, "get_world_size": lambda: 2, "all_reduce": double}
+    monkeypatch.setattr(grad_cache, "dist", Mock(**there))
+    backward(together, batches, nullcontext)
+    gradients = {key: p.grad for key, p in alone.named_parameters() if p.grad is not None}
+    for key, p in together.named_parameters():
+        assert (p.grad is None) == (key not in gradients)
+        assert p.grad is None or torch.equal(p.grad, gradients[key])
+    buckets = sent[1:]  # after one for which gradients there are
+    assert sum(x.numel() for x in buckets) == sum(grad.numel() for grad in gradients.values())
+    assert all(x.nbytes <= limit or x.numel() in {grad.numel() for grad in gradients.values()} for x in buckets)
+    least, most = {1: (len(gradients),) * 2, 4000: (2, len(gradients) - 1)}.get(limit, (1, 1))
+    assert least <= len(buckets) <= most
 
 
 @contextmanager
