@@ -13,7 +13,7 @@ from ctvr.orchestrator.on_ray.search import count_trials, is_grouped
 from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
 from ctvr.orchestrator.sweeps.search_spaces import search_space
 from ctvr.orchestrator.sweeps.selection import METRIC_LABELS
-from ctvr.orchestrator.sweeps.session import describe_concurrency, precision_lines, resources_text
+from ctvr.orchestrator.sweeps.session import batch_lines, describe_concurrency, precision_lines, resources_text
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
         f"  trials     {trials}, {describe_scheduler(search)}; {at_once}",
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [planned.experiment.run.precision], room.models),
+        *batch_lines(execution, [planned.experiment.data.batch_size]),
         f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",
         f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
         f"  confirms   {describe_confirmation(search)}",

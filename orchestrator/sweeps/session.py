@@ -29,6 +29,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 # Model -> TFLOP/s in fp32, TF32 and bf16 without sparsity; NVIDIA's data sheets (SXM)
 PEAKS = {"A100": (19.5, 156.0, 312.0), "H100": (67.0, 495.0, 989.0), "H200": (67.0, 495.0, 989.0)}
 WITHOUT_TF32 = frozenset({"V100", "T4", "P100", "K80", "P4"})  # older models have neither TF32 nor bf16
+FEW_PAIRS = 8  # of a worker: below, a GPU waits for its host
 MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for an unreachable server
 
 
@@ -209,6 +210,23 @@ def precision_lines(execution: ExecutionConfig, precisions: Iterable[str], model
         f"  precision  fp32, without TF32: peak of {'an' if model[0] in 'AH' else 'a'} {model} {fp32:g} TFLOP/s, "
         f"{tf32:g} in tf32 ({tf32 / fp32:.0f} times), {bf16:g} in bf16 ({bf16 / fp32:.0f} times). precision=tf32 or "
         "precision=bf16 is faster and changes the key"
+    ]
+
+
+def batch_lines(execution: ExecutionConfig, batch_sizes: Iterable[int]) -> list[str]:
+    """Return the plan's line on a batch that leaves each of several GPUs fewer than FEW_PAIRS, else nothing.
+
+    Args:
+        execution: with the workers and GPUs of a trial.
+        batch_sizes: of the runs, in pairs over all workers.
+    """
+    workers, smallest = execution.workers, min(batch_sizes, default=0)
+    if workers == 1 or not execution.gpus_per_trial or not 0 < smallest < FEW_PAIRS * workers:
+        return []
+    return [
+        f"  batch      data.batch_size={smallest} is {smallest / workers:g} for each of {workers} workers; a GPU "
+        f"waits for its host below {FEW_PAIRS}. data.batch_size={FEW_PAIRS * workers} or fewer workers use it better; "
+        "another batch changes the result"
     ]
 
 

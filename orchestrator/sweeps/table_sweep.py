@@ -39,6 +39,7 @@ from ctvr.orchestrator.sweeps.selection import (
     used_seeds,
 )
 from ctvr.orchestrator.sweeps.session import (
+    batch_lines,
     check_machine,
     close_search,
     describe_concurrency,
@@ -293,6 +294,7 @@ def _plan_text(
         "rerun",
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [row.experiment.run.precision for row in planned.rows], room.models),
+        *batch_lines(execution, [row.experiment.data.batch_size for row in planned.rows]),
         f"  videos     {describe_decoding(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
         "  time       known when the first trial is complete",

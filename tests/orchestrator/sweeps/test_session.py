@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from ctvr.orchestrator.errors import Interrupted
-from ctvr.orchestrator.sweeps.session import interruptible, precision_lines, restore_execution, trial_plan
+from ctvr.orchestrator.sweeps.session import (
+    batch_lines,
+    interruptible,
+    precision_lines,
+    restore_execution,
+    trial_plan,
+)
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 
@@ -31,6 +37,16 @@ def test_a_plan_says_that_gpus_would_compute_in_full_float32(execution):
     (line,) = precision_lines(replace(on_gpus, accelerator_type="A100-80G"), ["fp32"], ["H100"])
     assert "peak of an A100 19.5 TFLOP/s" in line
     assert precision_lines(on_gpus, ["fp32"], ["V100"]) == []  # it has no other precision
+
+
+def test_a_plan_says_that_a_batch_leaves_each_gpu_few_pairs(execution):
+    on_gpus = replace(execution, workers=8, gpus_per_trial=8)
+    (line,) = batch_lines(on_gpus, [64, 8])
+    assert "data.batch_size=8 is 1 for each of 8 workers" in line
+    assert "data.batch_size=64" in line
+    assert batch_lines(on_gpus, [64]) == []
+    assert batch_lines(replace(on_gpus, workers=1, gpus_per_trial=1), [4]) == []  # nothing is shared out
+    assert batch_lines(replace(on_gpus, gpus_per_trial=None), [8]) == batch_lines(on_gpus, []) == []
 
 
 def test_rays_own_state_is_kept_apart_for_every_sweep(execution):
