@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,22 @@ COPIES = 4  # of each parameter: weight, gradient and AdamW's two moments
 # Bytes for the backward pass per token, block and channel, float32: clip4clip with ViT-B/32 on a CPU took 2.62 GiB for
 # a pair of 4 frames and 3.42 GiB for 8 pairs, that is 53 bytes each
 PER_UNIT = 55
+# First words of a name of timm's -> blocks, channels and the MLP's channels over these, as timm builds it. SwiGLU's
+# three layers count as two (EVA02). Convolutions (FastViT, ConvNeXt, ViTamin) are not here
+TIMM = {
+    "vit_base_": (12, 768, 4.0),
+    "vit_large_": (24, 1024, 4.0),
+    "vit_so400m_": (27, 1152, 4304 / 1152),
+    "vit_giantopt_": (40, 1536, 4.0),
+    "vit_pe_core_tiny_": (12, 192, 4.0),
+    "vit_pe_core_small_": (12, 384, 4.0),
+    "vit_pe_core_base_": (12, 768, 4.0),
+    "vit_pe_core_large_": (24, 1024, 4.0),
+    "vit_pe_core_gigantic_": (50, 1536, 8960 / 1536),
+    "eva_giant_": (40, 1408, 6144 / 1408),
+    "eva02_base_": (12, 768, 4.0),
+    "eva02_large_": (24, 1024, 4.0),
+}
 _free_at_start: int | None = None  # bytes on this machine, before this process started Ray
 
 
@@ -32,7 +49,7 @@ def worker_bytes(backbone: str, frames: int, pairs: int, on_gpu: bool = False) -
     """Estimate the resident memory (bytes) of a worker that trains every parameter of a backbone.
 
     Args:
-        backbone: its name; for unknown ones and for ResNets, only the process counts.
+        backbone: its name; for unknown ones and for convolutions, only the process counts.
         frames: per video.
         pairs: in a worker's batch.
         on_gpu: gradients, optimizer moments and activations are on the device.
@@ -55,19 +72,37 @@ class Size:
 
 
 def model_size(name: str) -> Size | None:
-    """Return the size of a backbone of two transformers; None if it is something else or its name is unknown."""
+    """Return the size of a backbone of two transformers, open_clip's or timm's; None for anything else."""
     described, side = _described(name), image_size(name)
     if described is None or side is None:
         return None
-    vision, text, joint = described["vision_cfg"], described.get("text_cfg", {}), described["embed_dim"]
-    patch = vision.get("patch_size")
+    text, joint = described.get("text_cfg", {}), described["embed_dim"]
+    vision = _timm_tower(described["vision_cfg"]) or described["vision_cfg"]
+    patch, pool = vision.get("patch_size"), vision.get("pool_weights", 0)
     if not isinstance(vision.get("layers"), int) or not isinstance(patch, int) or "width" not in text:
         return None
     tokens, width, depth = (side // patch) ** 2 + 1, vision["width"], vision["layers"]
     words, channels, blocks = text.get("context_length", 77), text["width"], text["layers"]
-    seen = 12 * depth * width**2 + (3 * patch**2 + tokens + joint) * width  # 12: 4 of attention, 8 of the MLP
-    read = 12 * blocks * channels**2 + (text.get("vocab_size", 49408) + words + joint) * channels
-    return Size(seen + read, tokens * depth * width, words * blocks * channels)
+    seen = (_block_weights(vision) * depth + pool) * width**2 + (3 * patch**2 + tokens + joint) * width
+    read = _block_weights(text) * blocks * channels**2 + (text.get("vocab_size", 49408) + words + joint) * channels
+    return Size(round(seen + read), tokens * depth * width, words * blocks * channels)
+
+
+def _block_weights(tower: Mapping[str, Any]) -> float:
+    """Return the weights of a transformer block over its squared width: 4 of attention, and two layers of its MLP."""
+    return 4 + 2 * float(tower.get("mlp_ratio", 4.0))
+
+
+def _timm_tower(vision: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the description of a transformer that open_clip takes from timm, as it describes its own; else None."""
+    name = str(vision.get("timm_model_name", ""))
+    found = next((TIMM[start] for start in TIMM if name.startswith(start)), None)
+    if found is None:
+        return None
+    layers, width, ratio = found
+    patch = re.search(r"_patch(\d+)", name)
+    tower = {"layers": layers, "width": width, "mlp_ratio": ratio, "patch_size": int(patch[1]) if patch else 16}
+    return tower | ({"pool_weights": _block_weights(tower)} if vision.get("timm_pool") == "map" else {})
 
 
 def _described(name: str) -> dict[str, Any] | None:

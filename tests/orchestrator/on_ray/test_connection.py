@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import open_clip
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError
@@ -140,6 +141,38 @@ def test_a_larger_backbone_a_larger_batch_and_more_frames_take_more_memory():
     one, two, four = (worker_bytes("ViT-B-32", 12, pairs) for pairs in (1, 2, 4))
     assert four - two == 2 * (two - one)
     assert worker_bytes("ViT-B-32", 12, 8, on_gpu=True) == PROCESS + 8 * clip.parameters  # no activations
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),  # of open_clip's model, biases and norms included
+    [
+        ("ViT-bigG-14", 2539567105),
+        ("ViT-B-16-SigLIP2", 375187970),
+        ("ViT-SO400M-14-SigLIP", 877360306),
+        ("ViT-gopt-16-SigLIP2-256", 1871393906),
+        ("PE-Core-T-16-384", 69546113),
+        ("PE-Core-S-16-384", 87188225),
+        ("PE-Core-B-16", 447660545),
+        ("PE-Core-L-14-336", 671138817),
+        ("PE-Core-bigG-14-448", 2419267841),
+        ("EVA01-g-14", 1136435841),
+        ("EVA02-B-16", 149691137),
+        ("EVA02-L-14", 427755457),
+        ("MobileCLIP2-B", 149777153),
+        ("MobileCLIP2-L-14", 427617281),
+    ],
+)
+def test_the_plan_knows_the_size_of_towers_of_other_kinds(name, parameters):
+    size = model_size(name)
+    assert size is not None
+    assert abs(size.parameters / parameters - 1) < 0.004
+    assert worker_bytes(name, 12, 8) > PROCESS + 16 * size.parameters
+
+
+def test_every_siglip_and_pe_tower_has_a_size():
+    names = [name for name in open_clip.list_models() if name.startswith(("PE-Core", "EVA01")) or "SigLIP" in name]
+    assert len(names) > 30
+    assert [name for name in names if model_size(name) is None] == []
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 7, 16])
