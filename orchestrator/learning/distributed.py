@@ -69,12 +69,18 @@ class Workers:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     patient: Any = field(default=None, compare=False)
 
-    def encode_sharded(self, encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
-        """Return `encode(rows)`, computed with the rows split over all workers; every worker gets the whole result."""
+    def encode_sharded(self, encode: Callable[[Any], Tensor], rows: Any, is_for_all: bool = True) -> Tensor:
+        """Return `encode(rows)`, computed with the rows split over all workers.
+
+        Args:
+            is_for_all: every worker gets the result; else rank 0 does, and the others get a tensor without rows.
+        """
         if self.size == 1:
             return encode(rows)
         mine = encode(rows[self.rank :: self.size]) if len(rows) > self.rank else None
-        parts = _parts(mine, self.size, self.patient)
+        parts = _parts(mine, self.size, self.patient, None if is_for_all else self.rank)
+        if not is_for_all and self.rank:
+            return parts[0]
         whole = parts[0].new_empty(len(rows), *parts[0].shape[1:])
         for rank, part in enumerate(parts):
             whole[rank :: self.size] = part
@@ -146,8 +152,8 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int6
 MOST_DIMENSIONS = 6
 
 
-def _parts(mine: Tensor | None, size: int, group: Any = None) -> list[Tensor]:
-    """Gather the rows of all workers on the CPU, in rank order, on every worker.
+def _parts(mine: Tensor | None, size: int, group: Any = None, rank: int | None = None) -> list[Tensor]:
+    """Gather the rows of all workers on the CPU, in rank order.
 
     Type and shape are sent first, then the raw memory; nothing is pickled.
 
@@ -156,6 +162,8 @@ def _parts(mine: Tensor | None, size: int, group: Any = None) -> list[Tensor]:
             zeros to the longest. None: no rows; at least one worker must have some.
         size: number of workers.
         group: process group on the CPU.
+        rank: of this worker, where rank 0 alone gets the rows and the others get one part without rows. None: all get
+            them.
     """
     head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device="cpu")  # dimensions, type, shape
     if mine is not None:
@@ -168,6 +176,12 @@ def _parts(mine: Tensor | None, size: int, group: Any = None) -> list[Tensor]:
     if any(lacking := [most - length for most, length in zip(shape, own.shape)]):  # gloo needs equal shapes
         own = nn.functional.pad(own, [pads for length in reversed(lacking) for pads in (0, length)])
     flat = own.contiguous().view(-1).view(torch.uint8)
+    if rank:
+        dist.gather(flat, None, dst=0, group=group)
+        return [own[:0]]
     buffers = [torch.empty_like(flat) for _ in range(size)]
-    dist.all_gather(buffers, flat, group=group)
+    if rank is None:
+        dist.all_gather(buffers, flat, group=group)
+    else:
+        dist.gather(flat, buffers, dst=0, group=group)
     return [each.view(own.dtype).view(own.shape)[:rows] for each, rows in zip(buffers, known[:, 2].tolist())]

@@ -117,7 +117,8 @@ def caption_features(
     Then every caption is encoded once for each task's videos, and scores are compared unchanged (CTVR, section 4.2).
 
     Args:
-        encode_sharded: encodes captions on all workers instead of this one; see `distributed.Workers.encode_sharded`.
+        encode_sharded: encodes captions on all workers instead of this one, for the one that scores; see
+            `distributed.Workers.encode_sharded`.
     """
     tokens = torch.cat([q.tokens for q in queries])
     tokens = trim_padding(tokens) if method.declared.attends_to_padding else tokens

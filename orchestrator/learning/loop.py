@@ -303,7 +303,7 @@ class Loop:
     def _context(self, index: int, split: str, galleries: Sequence[Tensor]) -> EvaluationContext:
         def encode_sharded(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
             with self._autocast():  # for the towers only: scores are float32
-                return self.workers.encode_sharded(encode, rows)
+                return self.workers.encode_sharded(encode, rows, is_for_all=False)
 
         about = self.config.evaluation, self.workers.device, encode_sharded, self.workers.rank == 0
         return EvaluationContext(self.method, self.data, index, split, galleries, *about)

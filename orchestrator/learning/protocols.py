@@ -47,7 +47,7 @@ class EvaluationContext:
     galleries: Sequence[Tensor]  # on the CPU, (V, ...) of each task so far
     config: EvaluationConfig
     device: torch.device
-    encode_sharded: Callable[[Callable[[Any], Tensor], Any], Tensor]  # encodes on all workers
+    encode_sharded: Callable[[Callable[[Any], Tensor], Any], Tensor]  # encodes on all workers, for the one that scores
     is_scoring: bool  # False on a worker that only encodes
 
 

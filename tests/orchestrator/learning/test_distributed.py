@@ -26,7 +26,8 @@ from ctvr.orchestrator.learning.loss_monitor import EpochMetrics
 def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
     """Run `work` on `size` workers, simulated by threads, and return their results.
 
-    Their `all_gather` rejects unequal shapes, as gloo does, and `all_reduce` supports MIN; there are no others.
+    Their `all_gather` and `gather` reject unequal shapes, as gloo does, and `all_reduce` supports MIN; there are no
+    others.
     """
     me, meet, given = threading.local(), threading.Barrier(size, timeout=60), [torch.empty(0)] * size
 
@@ -38,6 +39,11 @@ def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
         for part, each in zip(parts, given, strict=True):
             part.copy_(each)
         meet.wait()
+
+    def gather(x: Tensor, parts: list[Tensor] | None, dst: int, group: Any = None) -> None:
+        assert dst == 0
+        assert (parts is None) == (me.rank > 0)  # the others have no room for the rows of all
+        all_gather([torch.empty_like(x) for _ in range(size)] if parts is None else parts, x)
 
     def all_reduce(x: Tensor, op: Any) -> None:
         assert op == dist.ReduceOp.MIN
@@ -52,7 +58,7 @@ def on_threads(size: int, work: Callable[[Workers], Any]) -> list[Any]:
     there = {"is_initialized": lambda: True, "get_world_size": lambda: size}
     with (
         ThreadPoolExecutor(size) as pool,
-        mock.patch.multiple(dist, all_gather=all_gather, all_reduce=all_reduce, **there),
+        mock.patch.multiple(dist, all_gather=all_gather, gather=gather, all_reduce=all_reduce, **there),
     ):
         return list(pool.map(run, range(size)))
 
@@ -67,11 +73,12 @@ def test_waits_for_what_one_worker_does_alone_go_over_the_patient_group(monkeypa
             for part in given[0]:
                 part.copy_(given[1])
 
-    for name in ("broadcast_object_list", "all_gather_object", "all_gather", "all_reduce"):
+    for name in ("broadcast_object_list", "all_gather_object", "all_gather", "gather", "all_reduce"):
         monkeypatch.setattr(dist, name, partial(note, name))
     workers = Workers(0, 2, patient="patient")
     workers.broadcast(1)
     workers.encode_sharded(lambda rows: torch.zeros(len(rows)), range(4))
+    workers.encode_sharded(lambda rows: torch.zeros(len(rows)), range(4), is_for_all=False)
     assert {group for _, group in seen} == {"patient"}
     seen.clear()
     workers.all_reduce_mean({"a": 1.0})
@@ -89,6 +96,18 @@ def test_every_worker_gets_the_rows_of_all_bit_for_bit(count, shape, dtype):
             size, lambda workers: workers.encode_sharded(lambda rows: features[list(rows)], range(count))
         )
         assert all(torch.equal(one, features) and one.dtype == dtype for one in found)
+
+
+@pytest.mark.parametrize("count", [7, 6, 2, 1])
+def test_the_worker_that_scores_gets_the_rows_of_all_and_the_others_none(count):
+    features = torch.randn(count, 3, 2, generator=torch.Generator().manual_seed(count))
+    for size in (2, 3):
+        first, *others = on_threads(
+            size,
+            lambda workers: workers.encode_sharded(lambda rows: features[list(rows)], range(count), is_for_all=False),
+        )
+        assert torch.equal(first, features)
+        assert [other.shape for other in others] == [(0, 3, 2)] * (size - 1)
 
 
 def test_words_are_padded_to_the_longest_caption_of_all_workers():
