@@ -127,11 +127,17 @@ def add_cache(commands: Any) -> None:
     check.set_defaults(run=_cache_verify)
     collect = actions.add_parser("gc", help="find and remove objects that no commit, stream or recent sweep needs")
     collect.add_argument("--yes", action="store_true", help="remove the objects; without it, only count them")
-    collect.add_argument(
+    what = collect.add_mutually_exclusive_group()
+    what.add_argument(
         "--older-than",
         type=float,
         metavar="DAYS",
         help="age from which unused objects of streams and runs are removed, except recent sweeps' (default: never)",
+    )
+    what.add_argument(
+        "--losers",
+        metavar="SWEEP",
+        help="remove the weights of a finished sweep's trials, except the best one's; their numbers stay",
     )
     collect.set_defaults(run=_cache_gc)
     for action in (listing, check, collect):
@@ -168,6 +174,8 @@ def _cache_verify(arguments: argparse.Namespace) -> str:
 
 def _cache_gc(arguments: argparse.Namespace) -> str:
     execution = _existing_store(arguments)
-    from ctvr.orchestrator.jobs.cache import collect_garbage
+    from ctvr.orchestrator.jobs.cache import collect_garbage, collect_losers
 
+    if arguments.losers is not None:
+        return collect_losers(execution, arguments.losers, arguments.yes)
     return collect_garbage(execution, arguments.older_than, arguments.yes)

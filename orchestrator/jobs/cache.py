@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,11 +18,13 @@ from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.learning.factory import load_clip
 from ctvr.orchestrator.learning.featurize import Featurize, featurize_here, featurize_stream
 from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.store.gc import DAY, by_kind, find_garbage, remove_garbage
-from ctvr.orchestrator.store.store import Size, size_of
+from ctvr.orchestrator.store.gc import DAY, Garbage, by_kind, find_garbage, find_weights, remove_garbage
+from ctvr.orchestrator.store.store import Size, Store, size_of
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.sweeps.selection import best_trials
 from ctvr.orchestrator.tracking.left import is_left
+from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 SHOWN = 20  # maximum number of listed objects or videos
@@ -151,7 +153,32 @@ def collect_garbage(execution: ExecutionConfig, older_than: float | None = None,
         raise ConfigError(f"--older-than: must be >= 1 day, got {older_than:g}. Write 30.")
     store = execution.existing_store()
     recent = recent_runs(execution.existing_tracker(), older_than) if older_than is not None else set()
-    garbage = find_garbage(store, older_than, recent)
+    return _collect(store, find_garbage(store, older_than, recent), remove)
+
+
+def collect_losers(execution: ExecutionConfig, sweep: str, remove: bool = False) -> str:
+    """Find and, with `remove`, delete the weights of a finished sweep's trials other than the best one.
+
+    All numbers stay, and so do weights that another run shares.
+
+    Raises:
+        ConfigError: if the sweep is unknown or not finished, or has no complete trial.
+    """
+    store, tracker = execution.existing_store(), execution.existing_tracker()
+    best = best_trials(tracker, sweep, 1)[0]
+    parent, runs = tracker.find_sweep(sweep), tracker.find_runs()
+    trials = [run for run in runs if run.tags.get("ctvr.sweep") == sweep]
+    if parent is None or parent.status != "FINISHED" or any(run.status == "RUNNING" for run in trials):
+        raise ConfigError(f"--losers {sweep}: this sweep is not finished. Resume it: ctvr sweep --resume {sweep}")
+    kept = [run for run in runs if run.run_id == best.run_id or run.tags.get("ctvr.best") or run not in trials]
+    return _collect(store, find_weights(store, _commit_keys(trials) - _commit_keys(kept)), remove)
+
+
+def _commit_keys(runs: Iterable[RunRecord]) -> set[str]:
+    return {run.tags.get(tag, "") for run in runs for tag in ("ctvr.commits", "ctvr.result")} - {""}
+
+
+def _collect(store: Store, garbage: Garbage, remove: bool) -> str:
     lines = [_line(kind, size) for kind, size in garbage.by_kind().items()]
     total = size_of(garbage.entries)
     if not total.objects and not garbage.leftovers:

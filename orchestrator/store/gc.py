@@ -102,6 +102,22 @@ def find_garbage(store: Store, older_than: float | None = None, recent: Collecti
     return Garbage(tuple(garbage), entries, store.leftovers(now - DAY), packs)
 
 
+def find_weights(store: Store, runs: Collection[str]) -> Garbage:
+    """Return the weights that commits of `runs` name and no other record does, of any age.
+
+    Their commits stay, so that the numbers can be read; tasks without weights are trained again when a run resumes.
+
+    Args:
+        runs: keys of runs that need not resume.
+    """
+    entries, owners = store.entries(), {f"commits/{key}" for key in runs}
+    records = [entry for entry in entries if entry.name.endswith(JSON) and split_name(entry.name)[0] != PACKS]
+    theirs = [entry for entry in records if _run(entry.name) in owners]
+    freed = _named_by(store, theirs) - _named_by(store, [entry for entry in records if _run(entry.name) not in owners])
+    weights = [entry for entry in entries if entry.name.startswith("weights/") and split_name(entry.name)[1] in freed]
+    return Garbage(tuple(weights), entries)
+
+
 def remove_garbage(store: Store, garbage: Garbage) -> Size:
     """Remove garbage; return what was removed, which is less than was found if a new record names some of it.
 

@@ -5,16 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.cache import build_cache, collect_garbage, list_cache, recent_runs, verify_cache
+from ctvr.orchestrator.jobs.cache import (
+    build_cache,
+    collect_garbage,
+    collect_losers,
+    list_cache,
+    recent_runs,
+    verify_cache,
+)
+from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.store.gc import DAY
 from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.metric_names import GAIN
 from ctvr.orchestrator.tracking.holders import HOLDER, this_process
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
@@ -153,3 +164,66 @@ def test_an_age_lets_commits_go_but_those_of_recent_runs(execution, later, monke
 def test_an_age_of_less_than_a_day_is_refused(execution):
     with pytest.raises(ConfigError, match="--older-than: must be >= 1 day, got 0.5"):
         collect_garbage(execution, 0.5)
+
+
+def weights(store: Store) -> dict[str, set[str]]:
+    """Return the tasks with stored weights of each run."""
+    found: dict[str, set[str]] = {}
+    for key in store.list("weights"):
+        run, _, task = key.partition("/")
+        found.setdefault(run, set()).add(task[:8])
+    return found
+
+
+@pytest.fixture
+def swept(execution: ExecutionConfig, monkeypatch):
+    """A finished sweep of three trials, the second the best; another run has the third's settings."""
+    store = Store.open(execution.runs / "swept")
+    for key in ("one", "two", "three"):
+        for done in (1, 2):
+            weight = torch.full((2,), float(len(key) + done))
+            Commits(store, key).publish({"w": weight}, [weight[None]], RunState(done=done))
+    runs = []
+
+    def record(name: str, key: str, gain: float, sweep: str, status: str = "FINISHED") -> None:
+        tags = {"ctvr.result": key, "ctvr.commits": key, "ctvr.sweep": sweep, "ctvr.complete": "true"}
+        runs.append(RunRecord(name, name, {}, {GAIN: [(2, gain)]}, tags, status, ""))
+
+    for name, gain in (("one", 1.0), ("two", 2.0), ("three", 0.5)):
+        record(f"s-{name}", name, gain, "s")
+    record("elsewhere", "three", 0.5, "other")
+    tracker = SimpleNamespace(
+        parent=RunRecord("p", "s", {}, {}, {}, "FINISHED", ""),
+        find_sweeps=list,
+        find_sweep=lambda name: tracker.parent if name == "s" else None,
+        find_runs=lambda sweep=None, tags=None: [run for run in runs if sweep in (None, run.tags["ctvr.sweep"])],
+    )
+    monkeypatch.setattr(ExecutionConfig, "existing_tracker", lambda self: tracker)
+    monkeypatch.setattr(ExecutionConfig, "existing_store", lambda self: store)
+    return SimpleNamespace(store=store, tracker=tracker)
+
+
+def test_weights_of_trials_that_lost_are_removed_on_demand_and_their_numbers_stay(execution, swept):
+    every, commits = weights(swept.store), swept.store.list("commits")
+    told = collect_losers(execution, "s")
+    assert told.splitlines()[0].split()[:3] == ["weights", "2", "objects"]
+    assert told.endswith("--yes removes them")
+    assert weights(swept.store) == every
+    assert collect_losers(execution, "s", remove=True).splitlines()[-1].split()[:3] == ["removed", "2", "objects"]
+    assert weights(swept.store) == {key: tasks for key, tasks in every.items() if key != "one"}
+    assert swept.store.list("commits") == commits
+    assert collect_losers(execution, "s").startswith("nothing to remove")
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "KILLED", "FAILED"])
+def test_a_sweep_that_goes_on_keeps_all_weights(execution, swept, status):
+    swept.tracker.parent = replace(swept.tracker.parent, status=status)
+    with pytest.raises(
+        ConfigError, match=r"^--losers s: this sweep is not finished\. Resume it: ctvr sweep --resume s"
+    ):
+        collect_losers(execution, "s", remove=True)
+
+
+def test_losers_of_an_unknown_sweep_are_refused(execution, swept):
+    with pytest.raises(ConfigError, match="sweep: 'nope' does not exist"):
+        collect_losers(execution, "nope")

@@ -7,7 +7,7 @@ import pytest
 
 from ctvr.orchestrator.errors import MissingObject
 from ctvr.orchestrator.learning.commits import Commits, RunState
-from ctvr.orchestrator.store.gc import DAY, USES, find_garbage, note_use, remove_garbage
+from ctvr.orchestrator.store.gc import DAY, USES, find_garbage, find_weights, note_use, remove_garbage
 from ctvr.orchestrator.store.store import Store
 
 X = {"features": np.ones((2, 3), np.float32)}
@@ -109,6 +109,17 @@ def test_an_old_record_that_a_young_one_names_is_needed_with_all_that_it_names(s
     assert len(find_garbage(store, older_than=30).entries) == 3
     store.put_json("prefixes", "x", {"task": [f"{A}/task_001"]})
     assert not find_garbage(store, older_than=30).entries
+
+
+def test_weights_of_given_runs_are_found_but_none_that_another_run_took_over(store):
+    for run, done, value in ((A, 1, 1.0), (A, 2, 2.0), (A, 3, 3.0), (B, 1, 4.0)):
+        finish_task(store, run, done, value)
+    store.put_json("commits", f"{C}/task_002", {**store.get_json("commits", f"{A}/task_002"), "reused": 2})
+    garbage = find_weights(store, {A})
+    assert {entry.name.rpartition("-")[0] for entry in garbage.entries} == {f"weights/{A}/task_003"}
+    remove_garbage(store, garbage)
+    assert [Commits(store, run).finished(3) for run in (A, B, C)] == [2, 1, 2]
+    assert Commits(store, A).record(3).done == 3  # the numbers stay
 
 
 def test_a_use_is_noted_once_a_day(store, monkeypatch):
