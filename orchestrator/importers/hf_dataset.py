@@ -212,7 +212,7 @@ def _segment(where: str, row: Row) -> list[float] | None:
     start, end = _cell(row, "start"), _cell(row, "end")
     try:
         return None if start is None and end is None else [float(start), float(end)]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"{where}: start {start!r:.40} and end {end!r:.40} are not two numbers. Write seconds."
         ) from None

@@ -50,6 +50,7 @@ def test_another_ones_folder_is_a_stream_in_the_order_of_its_tasks(tmp_path):
         ([{"text": "a"}], "line 1: file_name is missing"),
         ([{"file_name": "a.mp4"}], "line 1: no caption. Write a column called captions, caption or text"),
         ([one("a"), one("b", start="x", end=1)], "line 2: start 'x' and end 1 are not two numbers"),
+        ([one("a", start=0, end=10**400)], "line 1: start 0 and end 10{39} are not two numbers"),
         ([one("../../a")], "path"),
     ],
 )
