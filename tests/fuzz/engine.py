@@ -186,7 +186,8 @@ def _child(target: Target, place: Place, seed: int, numbers: range, writing: int
     os.dup2(silence, 2)
     judge(target, place.fresh())  # imports what the reader needs, before memory is bounded
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + SPACE
+    most, hard = pages * resource.getpagesize() + SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # `ulimit -v` cannot be raised
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in numbers:
