@@ -28,8 +28,8 @@ NOTE = (
     "R@1, P % re-encoded: the same captions search the index with the oldest P % of the videos of earlier tasks as the "
     "last model encodes them; index re-encoded: all of them. Gap: this less R@1, in points; T1, T2, ...: of the "
     "captions of one task. Brackets: 95 % interval of the gap over test videos and seeds (of one seed: over videos), "
-    "for each cell alone. Gained, lost: captions that are right after or before re-encoding alone. Re-encoding: "
-    "multiply-adds of all old videos. FWT: R@1 of a task in its own gallery just before it is learned, less that of "
+    "for each cell alone. Gained, lost: captions that are right after or before re-encoding alone. GMACs to "
+    "re-encode: of all old videos. FWT: R@1 of a task in its own gallery just before it is learned, less that of "
     "the untrained model, as the mean over tasks. These columns are not compared."
 )
 UNSEEN_NOTE = (
@@ -63,17 +63,17 @@ def age_values(means: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def age_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that a row has: R@1 by share, the gap and that of each task, flips, cost, forward transfer."""
+    """Return the columns that a row has: the gap, R@1 by share, the gap of each task, flips, cost, forward transfer."""
     known = {key for row in rows for key in row.values}
     shares = sorted(int(key[6:]) for key in known if re.fullmatch(r"index_\d+", key))
     tasks = sorted(key for key in known if re.fullmatch(r"gap_\d+", key))
-    found = [Column(f"index_{share}", f"R@1, {share} % re-encoded") for share in shares]
-    found += [COLUMNS[key][0] for key in (FRESH, GAP) if key in known]
+    found = [COLUMNS[key][0] for key in (FRESH, GAP) if key in known]  # first: a screen shows what fits
+    found += [Column(f"index_{share}", f"R@1, {share} % re-encoded") for share in shares]
     found += [Column(key, f"Gap T{int(key[4:])}") for key in tasks if len(tasks) <= MOST_TASKS]
     found += [COLUMNS[key][0] for key in ("index_gained", "index_lost") if key in known]
     if COST in known:
         smallest = min((row.values[COST].mean for row in rows if row.values.get(COST, Value(0)).mean), default=1.0)
-        found.append(Column(COST, "Re-encoding (GMACs)", digits=max(1, 1 - math.floor(math.log10(smallest)))))
+        found.append(Column(COST, "GMACs to re-encode", digits=max(1, 1 - math.floor(math.log10(smallest)))))
     return found + [COLUMNS[key][0] for key in ("fwt",) if key in known] + unseen_columns(rows)
 
 

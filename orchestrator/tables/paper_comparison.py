@@ -42,7 +42,7 @@ PRINTED = {  # columns that papers print besides the usual ones, with our metric
     "replay_mb": (Column("replay_mb", "Replay (MB)", "down", 2), "cost/replay_bytes"),
     "tower_copies": (Column("tower_copies", "Tower copies", "down", 0), "cost/tower_copies"),
     "train_gmacs": (Column("train_gmacs", "GMACs (training)", "down", 0), "cost/train_gmacs"),
-    "reencoded_gmacs": (Column("reencoded_gmacs", "GMACs (re-encoding)", "down", 1), "cost/reencoding_gmacs"),
+    "reencoded_gmacs": (Column("reencoded_gmacs", "GMACs (own re-encoding)", "down", 1), "cost/reencoding_gmacs"),
     "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
 }
 ORACLE = {  # shown if a run measured them; none is bold and none is compared
@@ -129,7 +129,7 @@ def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
         column for key, (column, _) in PRINTED.items() if key in wanted and any(key in row.values for row in rows)
     ]
     means = {each.key: [row.values[each.key].mean for row in rows if each.key in row.values] for each in columns}
-    return [*(replace(each, digits=_digits(each, means[each.key])) for each in columns), *age_columns(rows)]
+    return [*age_columns(rows), *(replace(each, digits=_digits(each, means[each.key])) for each in columns)]
 
 
 def _digits(column: Column, means: Sequence[float]) -> int:
