@@ -58,6 +58,7 @@ METHODS = {
     "lump": "ctvr.methods.lump:LUMP",
     "qdc": "ctvr.methods.qdc:QDC",
     "drift_adapter": "ctvr.methods.drift_adapter:DriftAdapter",
+    "xbt": "ctvr.methods.xbt:XBT",
     "lambda_orthogonality": "ctvr.methods.lambda_orthogonality:LambdaOrthogonality",
     "base_moco": "ctvr.methods.base_moco:BaseMoCo",
     "bmu_moco": "ctvr.methods.bmu_moco:BMUMoCo",

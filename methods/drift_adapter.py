@@ -66,11 +66,12 @@ class DescentConfig:
     decay: float = setting(1e-4, doc="weight decay of the map; ours", later=True)
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or self.decay < 0 or self.steps < 1:
-            raise ValueError(
-                f"lr must be > 0, decay >= 0 and steps >= 1, got {self.lr}, {self.decay} and {self.steps}. Use "
-                "name=procrustes for a map without steps."
-            )
+        if self.lr <= 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}. Use name=procrustes for a map without steps.")
+        if self.steps < 1:
+            raise ValueError(f"steps is a count and must be >= 1, got {self.steps}.")
+        if self.decay < 0:
+            raise ValueError(f"decay must be >= 0, got {self.decay}. Use 0 for none.")
 
     def start(self, width: int) -> Weights:
         raise NotImplementedError

@@ -48,11 +48,11 @@ class BackwardConfig:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
         if self.distance_weight == self.contrastive_weight == 0:
             raise ValueError("distance_weight and contrastive_weight are 0: nothing fits the map. Use one of them.")
-        if self.temperature <= 0 or self.lr <= 0 or self.steps < 1:
-            raise ValueError(
-                f"temperature and lr must be > 0 and steps >= 1, got {self.temperature}, {self.lr} and {self.steps}. "
-                "The defaults are 0.07, 0.001 and 500."
-            )
+        for name, usual in (("temperature", 0.07), ("lr", 0.001)):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}. Use {name}={usual}.")
+        if self.steps < 1:
+            raise ValueError(f"steps is a count and must be >= 1, got {self.steps}.")
 
     def start(self, width: int) -> Weights:
         raise NotImplementedError
@@ -94,11 +94,10 @@ class RelaxedConfig(BackwardConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold < 0 or self.sharpness <= 0:
-            raise ValueError(
-                f"threshold must be >= 0 and sharpness > 0, got {self.threshold} and {self.sharpness}. The paper's "
-                "threshold is 12."
-            )
+        if self.threshold < 0:
+            raise ValueError(f"threshold must be >= 0, got {self.threshold}. The paper's is 12.")
+        if self.sharpness <= 0:
+            raise ValueError(f"sharpness must be > 0, got {self.sharpness}. Use sharpness=10.")
 
     def start(self, width: int) -> Weights:
         return {"matrix": torch.eye(width), "shift": torch.zeros(width)}

@@ -45,6 +45,10 @@ OTHER_PAPERS = {
         "read as its abstract; its maps come from an independent reproduction (batuhanzorbeyzengin/rebasis), which did "
         "not reach the printed recall. No authors' code was found",
     ),
+    "xbt": (
+        "XBT (Jang & Lim, ICCV 2025, arXiv:2405.14715)",
+        "read as its abstract, and as a later paper describes it: our reading. No code was found",
+    ),
     "lambda_orthogonality": (
         "lambda-orthogonality (Ricci et al., NeurIPS 2025, arXiv:2509.16664)",
         "read in a stored translation of its text; the authors' code could not be had. It is about images with classes",

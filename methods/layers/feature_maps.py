@@ -61,6 +61,7 @@ def fit_by_gradient(
     lr: float,
     steps: int,
     decay: float,
+    select: Callable[[Weights, Tensor, Tensor], Tensor] | None = None,
 ) -> Weights:
     """Minimise a loss by AdamW over all pairs at once, and return the weights that are best on held-out pairs.
 
@@ -73,21 +74,23 @@ def fit_by_gradient(
         lr: learning rate.
         steps: at most; the start is a candidate, too.
         decay: weight decay.
+        select: loss on held-out pairs; None: `loss`.
     """
     is_held = torch.arange(len(x), device=x.device) % HELD_OUT == HELD_OUT - 1
     fitted = x[~is_held], y[~is_held]
     chosen = (x[is_held], y[is_held]) if len(x) >= HELD_OUT else fitted
+    select = loss if select is None else select
     with torch.enable_grad():
         now = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
         optimizer = torch.optim.AdamW(list(now.values()), lr=lr, weight_decay=decay)
         best = {name: value.detach().clone() for name, value in now.items()}
-        least = loss(now, *chosen).detach()
+        least = select(now, *chosen).detach()
         for step in range(1, steps + 1):
             optimizer.zero_grad()
             loss(now, *fitted).backward()
             optimizer.step()
             if step % CHECK_EVERY == 0 or step == steps:
-                found = loss(now, *chosen).detach()
+                found = select(now, *chosen).detach()
                 is_better = found < least  # stays on the device: no wait
                 least = torch.where(is_better, found, least)
                 best = {name: torch.where(is_better, now[name].detach(), kept) for name, kept in best.items()}

@@ -25,7 +25,7 @@ ORDER = (
     *("plevu", "vop", "vop_fc", "umt", "umt4clip"),
     *("image_finetune", "image_si", "image_der", "image_lump", "image_bmu_moco", "image_multi_task", "umt_qa"),
     *("image_progressive", "cclip"),
-    *("qdc", "drift_adapter", "lambda_orthogonality", "lpi", "dar", "ctp"),
+    *("qdc", "drift_adapter", "lambda_orthogonality", "lpi", "dar", "ctp", "xbt"),
 )
 
 
