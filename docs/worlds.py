@@ -23,7 +23,7 @@ def main() -> None:
             _, clip, item = made[number]
             frames = clip.scene.render(clip.backward, 4, 64)
             axis.imshow(np.concatenate(frames, axis=1), interpolation="nearest")
-            axis.set_title(item["captions"][0], fontsize=7, pad=2)
+            axis.set_title(item["captions"][0], fontsize=6, pad=2)
             axis.set_xticks([])
             axis.set_yticks([])
         row[0].set_ylabel(worlds.NAMES[index], fontsize=8)

@@ -21,6 +21,7 @@ from ctvr.orchestrator.tables.paper_comparison import (
     CURRENT,
     ORACLE,
     ORACLE_NOTE,
+    OWN,
     PRINTED,
     ROW,
     TABLE_NAME,
@@ -187,6 +188,8 @@ def _row(runs: list[RunRecord]) -> Row:
     names, matrices = shown.names, {name: _matrix(runs, suffix) for name, suffix in shown.matrices.items()}
     if _protocol(first) == "cvlm":
         means |= _per_task(runs)
+    elif _protocol(first) == "ctvr":
+        means |= {key: value for key, value in _per_task(runs).items() if key in (CURRENT, OWN)}
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
     values |= more_values({**means, "cost/seconds_run": mean([seconds_of(run) for run in runs])})
@@ -238,20 +241,23 @@ def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
 
 
 def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
-    """Return, for CVLM, the final R@1 of each task in its own gallery, the loss since it was learned, and `CURRENT`."""
+    """Return the final R@1 of each task in its own gallery, the loss since it was learned, `CURRENT` and `OWN`."""
     found: dict[str, Value] = {}
     learned: list[list[float]] = []  # task -> R@1 of every seed just after it was learned
+    final: list[list[float]] = []  # the same after the last task
     keys = sorted(key for key in runs[0].metrics if re.fullmatch(r"task_\d+/t2v/r1_own", key))
     for index, key in enumerate(keys, start=1):
         task = key.partition("/")[0]
         histories = [dict(run.metrics.get(key, [])) for run in runs]
-        found[f"{task}/r1"] = mean([history.get(len(keys), math.nan) for history in histories])
+        final.append([history.get(len(keys), math.nan) for history in histories])
+        found[f"{task}/r1"] = mean(final[-1])
         learned.append([history.get(index, math.nan) for history in histories])
         if index < len(keys):
             lost = [history.get(index, math.nan) - history.get(len(keys), math.nan) for history in histories]
             found[f"{task}/fr"] = mean(lost)
     if learned:
         found[CURRENT] = mean([sum(of_seed) / len(of_seed) for of_seed in zip(*learned)])
+        found[OWN] = mean([sum(of_seed) / len(of_seed) for of_seed in zip(*final)])
     return found
 
 

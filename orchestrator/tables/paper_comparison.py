@@ -22,7 +22,8 @@ from ctvr.orchestrator.tables.table import Column, Row, Value
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-CURRENT = "stream/t2v/r1_current"  # CVLM: mean R@1 of every task just after it was learned
+CURRENT = "stream/t2v/r1_current"  # mean R@1 of every task in its own gallery, just after it was learned
+OWN = "stream/t2v/r1_own"  # the same after the last task
 ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: a row's name in its table, and a table of the package
 SHARED = "Every row differs from {what} in: {settings}."
 PRINTED = {  # columns that papers print besides the usual ones, with our metric
@@ -30,6 +31,8 @@ PRINTED = {  # columns that papers print besides the usual ones, with our metric
     "gmacs": (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
     "tokens": (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
     "current": (Column("current", "R@1 (current)", "up"), CURRENT),
+    "own": (Column("own", "R@1 (own gallery)", "up"), OWN),
+    "twin": (Column("twin", "Twins", "up"), "stream/t2v/twin"),
     # no paper prints these
     "query_passes": (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),
     "query_gmacs": (Column("query_gmacs", "GMACs (query)", "down", 1), "cost/query_gmacs"),

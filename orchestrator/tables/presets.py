@@ -54,6 +54,8 @@ More = Literal[
     "train_gmacs",
     "reencoded_gmacs",
     "current",
+    "own",
+    "twin",
 ]
 FOLDER = Path(__file__).parent / "table_presets"
 OnStreams = dict[str, dict[str, Any]]  # pattern of a stream's name -> settings
