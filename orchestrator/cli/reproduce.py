@@ -23,7 +23,12 @@ def add_reproduce(commands: Any) -> None:
         help="reproduce a table or figure of a paper, or list them all",
         description="`ctvr reproduce tempme/table2` runs the command that --list prints for this item.",
     )
-    parser.add_argument("item", nargs="?", metavar="PAPER/ITEM", help="table or figure, e.g. tempme/table2")
+    parser.add_argument(
+        "item",
+        nargs="?",
+        metavar="PAPER/ITEM",
+        help="table or figure, e.g. tempme/table2; or claims, those of all papers",
+    )
     parser.add_argument(
         "--list", action="store_true", help="list all tables and figures with their commands, or the reason for none"
     )
@@ -36,6 +41,7 @@ def add_reproduce(commands: Any) -> None:
         "--trials", type=int, metavar="N", help="number of search trials of every row (default: the table's)"
     )
     parser.add_argument("--rows", default="", metavar="ROWS", help="rows to run, comma-separated (default: all)")
+    parser.add_argument("--only", default="", metavar="CLAIMS", help="claims to test, comma-separated (default: all)")
     add_execution_options(parser, resources=True)
     add_verbose(parser)
     add_settings(parser)
@@ -45,9 +51,16 @@ def add_reproduce(commands: Any) -> None:
 
 
 def _reproduce(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.tables.paper_items import find, text
+    from ctvr.orchestrator.tables.paper_items import CLAIMS, find, text
 
+    is_claims = arguments.item == CLAIMS.item
+    if arguments.only and not is_claims:
+        raise ConfigError(f"--only {arguments.only}: applies to claims only. Write: ctvr reproduce claims --only NAME")
     if arguments.list:
+        if is_claims:
+            from ctvr.orchestrator.tables.claims_text import list_text
+
+            return list_text()
         if arguments.item:
             raise ConfigError(f"reproduce: --list lists all items. Omit {arguments.item}.")
         return text()
@@ -56,6 +69,12 @@ def _reproduce(arguments: argparse.Namespace) -> str:
     if arguments.preset:
         raise ConfigError(f"--preset {arguments.preset}: the item determines the preset. Omit it.")
     item = find(arguments.item)
+    if is_claims and arguments.trials:
+        raise ConfigError(f"--trials {arguments.trials}: the rows of claims are not searched. Omit it.")
+    if is_claims and arguments.task_orders != 1:
+        raise ConfigError(f"--task-orders {arguments.task_orders}: claims are compared over seeds. Write --seeds N.")
+    if is_claims and arguments.rows:
+        raise ConfigError(f"--rows {arguments.rows}: the claims determine the rows. Write --only CLAIM.")
     overrides = settings_of(arguments)
     arguments.preset, arguments.direction = item.preset, item.direction
     search = {} if arguments.trials is None else {"trials": arguments.trials}

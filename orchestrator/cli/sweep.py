@@ -266,6 +266,7 @@ def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: 
 def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
     """Build the `TableRequest`; sets `arguments.stream` to the table's stream if none was given."""
     from ctvr.orchestrator.sweeps.preflight import check_table
+    from ctvr.orchestrator.tables.paper_items import CLAIMS
     from ctvr.orchestrator.tables.presets import load_preset, names_table
 
     if arguments.vary and not names_table(arguments.preset):
@@ -282,7 +283,8 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
             raise ConfigError(
                 f"{option}: not applicable, because a table determines its rows. Omit it, or write your own preset."
             )
-    preset = load_preset(arguments.preset).only(split_commas(arguments.rows))
+    preset = _claims(arguments) if arguments.preset == CLAIMS.preset else load_preset(arguments.preset)
+    preset = preset.only(split_commas(arguments.rows))
     seeds = preset.seeds if arguments.seeds is None else arguments.seeds
     preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
     check_table(preset.search, preset.seeds, overrides)
@@ -293,6 +295,14 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     from ctvr.orchestrator.sweeps.table_plan import TableRequest
 
     return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments), arguments.task_orders)
+
+
+def _claims(arguments: argparse.Namespace) -> Any:
+    """Return the table whose rows test the papers' claims (`ctvr reproduce claims`)."""
+    from ctvr.orchestrator.tables.claims import STREAM, chosen, has_images, preset_of
+
+    stream = arguments.stream or STREAM
+    return preset_of(chosen(split_commas(arguments.only), has_images(stream)), stream)
 
 
 def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:

@@ -6,14 +6,20 @@ from collections import Counter
 from pathlib import Path
 
 from ctvr.methods.backbone.load import are_here
+from ctvr.orchestrator.console import format_duration
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.streams.load import BENCHMARKS, is_embedded, load_stream, split_order
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.streams.videos import check_videos, missing_videos
+from ctvr.orchestrator.sweeps.claims import claims_of
 from ctvr.orchestrator.sweeps.table_plan import PlannedTable, TableRequest, plan_table
+from ctvr.orchestrator.tables.build import seconds_of
+from ctvr.orchestrator.tables.claims import names_in
+from ctvr.orchestrator.tables.footnotes import method_of
 from ctvr.orchestrator.tables.paper_items import Item
 from ctvr.orchestrator.tables.paper_numbers import benchmarks
+from ctvr.orchestrator.tables.presets import TablePreset
 
 
 def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> str:
@@ -35,12 +41,44 @@ def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> 
             raise  # an unknown name, or an invalid manifest, which an import cannot mend
         rows = [row.name for row in request.preset.rows]
         lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not available: {error}"]
-        return "\n".join([*lines, "  weights   known when the stream is available"])
+        lines.insert(-1, f"  runs      {_count(len(rows), request.preset.seeds)}")
+        return "\n".join([*lines, "  weights   known when the stream is available", *_claims(request.preset)])
     planned = plan_table(request, execution)
-    lines += _runs(planned)
+    lines += [*_runs(planned), f"  time      {_time(planned, execution)}"]
     lines += ["  videos    " + _videos(stream).replace("\n", "\n            ")]
     lines += [f"  weights   {line}" for line in _weights(planned)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_claims(request.preset)])
+
+
+def _claims(preset: TablePreset) -> list[str]:
+    """Return the claims that a table judges, each with the two rows that it compares."""
+    lines = [f"  claims    {len(preset.claims)}"] if preset.claims else []
+    for claim in claims_of(preset):
+        row, than = names_in(preset, claim)
+        lines.append(f"            {claim.claim}: {row} against {than}, {claim.column} ({claim.asserted})")
+    return lines
+
+
+def _time(planned: PlannedTable, execution: ExecutionConfig) -> str:
+    """Estimate the time of the reruns, one after the other, from the complete runs of this stream."""
+    try:
+        done = execution.existing_tracker().find_runs(stream=planned.stream.name, tags={"ctvr.complete": "true"})
+    except ConfigError:  # no records
+        done = []
+    taken: dict[str, list[float]] = {}
+    for run in done:
+        if not int(run.tags.get("ctvr.reused_tasks") or 0):
+            taken.setdefault(method_of(run), []).append(seconds_of(run))
+    if not taken:
+        first, stream = planned.rows[0].row.method, planned.stream.name
+        return f"unknown: no run of {stream} is recorded here. Run one: ctvr run {first} {stream}"
+    means = {method: sum(each) / len(each) for method, each in taken.items()}
+    usual = sum(means.values()) / len(means)
+    each = [means.get(row.row.method, usual) for row in planned.rows]
+    known = sum(row.row.method in means for row in planned.rows)
+    runs = sum(map(len, taken.values()))
+    text = f"about {format_duration(sum(each) * planned.request.preset.seeds)} one after the other, by {runs} run"
+    return text + f"{'s' * (runs != 1)} of {known} of these {len(each)} rows' methods; other rows as their mean"
 
 
 def _videos(stream: Stream) -> str:
@@ -50,7 +88,7 @@ def _videos(stream: Stream) -> str:
 
 
 def _runs(planned: PlannedTable) -> list[str]:
-    """Describe the number of runs; their time is unknown before a step was measured."""
+    """Describe the rows and the number of runs."""
     rows, seeds = planned.rows, planned.request.preset.seeds
     trials = planned.search.trials * len(planned.searched)
     names = [row.row.name for row in rows]
@@ -59,8 +97,11 @@ def _runs(planned: PlannedTable) -> list[str]:
         lines.append(f"            not on {planned.stream.name}: {', '.join(left)}")
     tasks = len(planned.stream.tasks)
     searched = f"{trials} trials, then " if trials else ""
-    reruns = f"{len(rows)} rows x {seeds} seeds = {len(rows) * seeds} runs"
-    return [*lines, f"  runs      {searched}{reruns} of {tasks} task{'s' * (tasks != 1)}"]
+    return [*lines, f"  runs      {searched}{_count(len(rows), seeds)} of {tasks} task{'s' * (tasks != 1)}"]
+
+
+def _count(rows: int, seeds: int) -> str:
+    return f"{rows} rows x {seeds} seeds = {rows * seeds} runs"
 
 
 def _weights(planned: PlannedTable) -> list[str]:

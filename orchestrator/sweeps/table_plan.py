@@ -106,7 +106,7 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
             raise
         except ConfigError as error:
             raise ConfigError(f"row {row.name}: {error}") from error
-    for row, control in untrained_rows([(each.row, each.experiment) for each in rows]):
+    for row, control in () if preset.claims else untrained_rows([(each.row, each.experiment) for each in rows]):
         place = next(place for place, each in enumerate(rows) if each.row == row)
         rows.insert(place + 1, _plan_row(request, control, stream, search, False, execution))
     return PlannedTable(request, stream, search, _deduplicate(rows) if preset.varies else tuple(rows))

@@ -17,6 +17,7 @@ from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import Capacity, RowPlan, SearchOutcome, TrialPlan, write_plan
 from ctvr.orchestrator.on_ray.tune import can_resume, run_rows
+from ctvr.orchestrator.sweeps.claims import RERUN, judge_table
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of, last_value
 from ctvr.orchestrator.sweeps.confirm import CONFIRMS, candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
@@ -261,7 +262,14 @@ def _rerun(planned: PlannedTable, runs: list[Rerun], execution: ExecutionConfig,
         raise RunsFailed(f"table {name}: no row has a winner, so no table is written. `ctvr ui` shows why.")
     settings = {"rerun_of": name, "seeds": seeds, "rows": len({run.tags["ctvr.place"] for run in runs})}
     again = resume_command(name)
-    return execute_rerun(name, runs, execution, tracker, settings, again, planned.request.direction)
+    preset, stream = planned.request.preset, planned.stream.name
+    try:
+        text = execute_rerun(name, runs, execution, tracker, settings, again, planned.request.direction)
+    except RunsFailed as error:
+        if preset.claims and tracker.find_runs(tags={RERUN: name, "ctvr.complete": "true"}):
+            raise RunsFailed(f"{error}\n{judge_table(name, preset, stream, execution)}") from error
+        raise
+    return f"{text}\n{judge_table(name, preset, stream, execution)}" if preset.claims else text
 
 
 def _failures(rows: list[str]) -> list[str]:

@@ -56,6 +56,9 @@ class Item:
         return (*missing, *([self.note] if self.note else []))
 
 
+CLAIMS = Item(item="claims", shows="headline claims of the papers, tested", preset="claims")  # rows: claims.py
+
+
 @cache
 def read() -> tuple[dict[str, str], tuple[Item, ...]]:
     """Return the papers by their short names, and all items in the order of the file.
@@ -73,6 +76,8 @@ def find(name: str) -> Item:
     Raises:
         ConfigError: if it is unknown or does not run; the message gives the reason.
     """
+    if name == CLAIMS.item:
+        return CLAIMS
     items = {item.item: item for item in read()[1]}
     if owners := [item.item for item in items.values() if item.preset == name]:
         item = closest(name, owners, 0.0)
@@ -95,4 +100,5 @@ def text() -> str:
                 lines.append(f"  {item.item:<24}  {'runs: ' + item.command if item.preset else 'not: ' + item.why}")
                 lines += [f"  {'':<24}    {note}" for note in item.notes]
     runs = sum(bool(item.preset) for item in items)
-    return "\n".join([*lines, "", f"{runs} of {len(items)} tables and figures run."])
+    claims = "The papers' claims: ctvr reproduce claims --list"
+    return "\n".join([*lines, "", claims, f"{runs} of {len(items)} tables and figures run."])

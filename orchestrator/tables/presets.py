@@ -109,6 +109,7 @@ class TablePreset:
     name: str = ""  # of a table of the package; set by `load_preset`
     varies: tuple[str, ...] = ()  # settings of which some rows change exactly one
     columns: tuple[More, ...] = ()  # besides the usual ones
+    claims: tuple[str, ...] = ()  # of claims.json, judged by these rows; set by `claims.preset_of`
 
     def __post_init__(self) -> None:
         names = [row.slug for row in self.rows]

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator import memo
+from ctvr.orchestrator.tables import claims_text
+from ctvr.orchestrator.tables.claims import Result
 from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
 from ctvr.orchestrator.tables.table import Table
@@ -36,6 +38,13 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
             written.append(_publish(folder / f"{name}{suffix}", text.encode()))
         written += _write_figures(table, folder, name)
     return written
+
+
+def write_claims(results: Sequence[Result], stream: str, folder: Path) -> list[Path]:
+    """Write the verdicts on claims as `claims.md` and `claims.json`; each file is written atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    forms = {"md": claims_text.to_markdown(results, stream), "json": claims_text.to_json(results, stream)}
+    return [_publish(folder / f"claims.{suffix}", text.encode()) for suffix, text in forms.items()]
 
 
 def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:

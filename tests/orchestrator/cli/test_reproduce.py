@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -56,6 +57,24 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
     assert "Import the benchmark's files first" in shown
     assert main(["reproduce", "framefusion/table1", "--plan", "--stream", "msrvt-10", *runs]) == 2
     assert "stream: no stream called 'msrvt-10'" in capsys.readouterr().err
+
+
+def test_the_plan_of_the_claims_lists_rows_runs_time_and_claims_and_runs_nothing(stream, tmp_path, capsys):
+    words = ["reproduce", "claims", "--plan", "--runs", str(tmp_path / "runs")]
+    assert main([*words, "--stream", stream, "--only", "clip-dsl,tempme-lora", "--seeds", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "rows      4: CLIP with DSL, zero_shot, tempme, lora\n" in shown
+    assert "4 rows x 2 seeds = 8 runs of 1 task\n" in shown
+    assert "time      unknown: no run of mine is recorded here." in shown
+    assert "clip-dsl: CLIP with DSL against zero_shot, r1 (higher by 4.4)" in shown
+    assert main([*words, "--stream", "msrvtt-10"]) == 0
+    shown = capsys.readouterr().out
+    assert "videos    not available: stream: no stream called 'msrvtt-10'" in shown
+    assert re.search(r"runs      \d+ rows x 3 seeds = \d+ runs\n", shown)
+    assert "framefusion-ffa: framefusion_moe against framefusion_moe:no-ffa, r1 (higher by 1.5)" in shown
+    assert not (tmp_path / "runs" / "mlflow.db").exists()
+    assert main(["reproduce", "claims", "--list"]) == 0
+    assert "framefusion-ffa " in capsys.readouterr().out
 
 
 def test_it_asks_for_what_the_sweep_asks_for(monkeypatch, stream, tmp_path):
@@ -120,6 +139,11 @@ def test_the_list_and_every_mistake_in_one_line(capsys, monkeypatch):
         (["--list", "bmu/table1"], "--list lists all items"),
         (["camoe/fig9"], "camoe/fig9 (a film) does not run: its videos are not public"),
         (["bmu/table1", "--preset", "paper"], "--preset paper: the item determines the preset"),
+        (["bmu/table1", "--only", "bmu-base"], "--only bmu-base: applies to claims only"),
+        (["claims", "--only", "bmu-bas"], "claim 'bmu-bas' does not exist. Did you mean 'bmu-base'"),
+        (["claims", "--rows", "lora"], "--rows lora: the claims determine the rows. Write --only CLAIM."),
+        (["claims", "--task-orders", "4"], "--task-orders 4: claims are compared over seeds. Write --seeds N."),
+        (["claims", "--trials", "2"], "--trials 2: the rows of claims are not searched"),
     ):
         assert main(["reproduce", *words]) == 2
         assert message in capsys.readouterr().err

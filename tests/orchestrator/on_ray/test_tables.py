@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +13,7 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.on_ray.plan import GAIN
 from ctvr.orchestrator.sweeps.resume import resume
 from ctvr.orchestrator.sweeps.table_sweep import TableRequest, sweep_table
+from ctvr.orchestrator.tables.claims import chosen, preset_of
 from ctvr.orchestrator.tables.presets import parse_preset
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000), pytest.mark.usefixtures("two_cpus")]
@@ -64,3 +67,19 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     assert "clip4clip  task" not in said
     assert str(again.value) == text
     assert len(tracker.find_runs(sweep="t-clip4clip")) == 3
+
+
+def test_claims_are_judged_when_their_rows_have_run_and_again_when_the_table_is_resumed(runs, manifest):
+    execution = ExecutionConfig(runs=runs)
+    preset = replace(preset_of(chosen(["clip-dsl"]), manifest), seeds=1)
+    text = sweep_table(TableRequest("c", manifest, preset, {}), execution)
+    assert text.count("1 claim: ") == 1
+    assert "0 not run" in text
+    written = json.loads((execution.runs / "tables" / "c" / "claims.json").read_text())
+    (judged,) = written["claims"]
+    tracker = execution.tracker()
+    for mean, row in zip(judged["means"], ("CLIP with DSL", "zero_shot")):
+        (run,) = tracker.find_runs(tags={"ctvr.rerun_of": "c", "ctvr.row": row})
+        assert run.last("stream/t2v/r1")[1] == pytest.approx(mean)
+    assert judged["improvement"]["value"] == pytest.approx(judged["means"][0] - judged["means"][1])
+    assert resume("c", execution).endswith(text[text.index("claims on small") :])

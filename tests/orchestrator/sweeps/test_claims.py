@@ -1,0 +1,74 @@
+"""Claims are judged by the complete runs of their rows, and a claim without runs says so."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.sweeps import claims
+from ctvr.orchestrator.sweeps.claims import RERUN, judge_claim, judge_table
+from ctvr.orchestrator.tables.claims import chosen, names_in, preset_of
+from ctvr.orchestrator.tables.paper_comparison import ROW
+from ctvr.orchestrator.tables.significance import Ranks
+
+R1, BWF, GMACS = "stream/t2v/r1", "stream/t2v/bwf", "cost/video_gmacs"
+NAMES = ["framefusion-ffa", "framefusion-forgetting", "tempme-gmacs"]
+
+
+def ranks_of(share: float, seed: int) -> Ranks:
+    """Ranks of 400 queries, of which a share is found; the seed changes a few of them."""
+    return Ranks({f"v{i}#0": 1.0 if (i + 7 * seed) % 400 < 400 * share + seed else 2.0 for i in range(400)}, {})
+
+
+@pytest.fixture
+def execution(tmp_path, monkeypatch) -> ExecutionConfig:
+    """Complete runs of the rows of three claims, except FrameFusionMoE without FFA; one run is not complete."""
+    made = ExecutionConfig(runs=tmp_path / "runs")
+    tracker = made.tracker("few")
+    ranks = {}
+    shares = {"framefusion_moe": 0.5, "clip4clip": 0.3, "tempme": 0.3, "lora": 0.3}
+    for row, share in shares.items():
+        for seed in (1, 2, 3):
+            tags = {RERUN: "t", ROW: row, "ctvr.protocol": "ctvr", "ctvr.complete": "true"}
+            settings = {"method": row, "stream": "few", "seed": seed}
+            run = tracker.open_run("few", f"{row}-{seed}", settings, None, tags)
+            forgetting = {"framefusion_moe": 1.0, "clip4clip": 9.0}.get(row, 0.0) + 0.1 * seed
+            last = {R1: 100 * share, BWF: forgetting, GMACS: 6.0 if row == "tempme" else 10.0}
+            tracker.log_history(run, {1: last, 2: last})
+            ranks[run] = ranks_of(share, seed)
+    run = tracker.open_run("few", "left", {"seed": 1}, None, {RERUN: "t", ROW: "framefusion_moe:no-ffa"})
+    monkeypatch.setattr(claims, "read_ranks", lambda tracker, run_id: ranks.get(run_id))
+    return made
+
+
+def test_the_verdicts_of_a_table_are_printed_and_written(execution):
+    shown = judge_table("t", preset_of(chosen(NAMES)), "few", execution)
+    assert "3 claims: 2 holds, 0 does not, 0 undecided, 1 not run" in shown
+    assert "not run (no complete run of framefusion_moe:no-ffa)" in shown
+    folder = execution.runs / "tables" / "t"
+    found = {each["claim"]["claim"]: each for each in json.loads((folder / "claims.json").read_text())["claims"]}
+    assert list(found) == ["framefusion-forgetting", "framefusion-ffa", "tempme-gmacs"]
+    assert found["framefusion-forgetting"]["improvement"]["value"] == pytest.approx(8.0)
+    assert found["framefusion-forgetting"]["seeds"] == 3
+    assert found["tempme-gmacs"]["means"] == [6.0, 10.0]
+    assert found["framefusion-ffa"]["improvement"]["value"] is None
+    assert "| 0.60 x | n/a | holds |" in (folder / "claims.md").read_text()
+
+
+def test_r1_is_compared_query_by_query_over_seeds(execution):
+    (claim,) = chosen(["framefusion-finetuning"])
+    preset = preset_of([claim])
+    tracker = execution.existing_tracker()
+    rows = {name: tracker.find_runs(tags={ROW: name}) for name in names_in(preset, claim)}
+    ranks = {run.run_id: claims.read_ranks(tracker, run.run_id) for found in rows.values() for run in found}
+    result = judge_claim(claim, preset, rows, ranks)
+    assert result.verdict == "holds"
+    assert result.improvement.value == pytest.approx(20.0, abs=0.5)
+    assert 0 < result.detectable < 20
+    assert result.means == (50.0, 30.0)
+    one = judge_claim(claim, preset, {name: found[:1] for name, found in rows.items()}, ranks)
+    assert (one.verdict, one.seeds) == ("undecided", 1)
+    assert math.isinf(one.detectable)
