@@ -117,8 +117,8 @@ def momentum_contrast(new: Pair, keys: Pair, queued: Pair, temperature: float) -
 
 def cross_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
     """Compute L_x: similarities between the modalities (B, B), rows and columns."""
-    logits = (x.text @ x.video.mT / temperature for x in (new, old))
-    return symmetric_distillation(*logits, 1.0) / 2
+    now, before = (x.text @ x.video.mT / temperature for x in (new, old))
+    return symmetric_distillation(now, before, 1.0) / 2
 
 
 def same_topology(new: Pair, old: Pair, temperature: float) -> Tensor:

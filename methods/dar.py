@@ -151,8 +151,8 @@ class DAR(Method):
         clip, c = self.backbone, self.config
         if not self.sets:
             self.prototypes = torch.zeros(2, task.num_tasks, clip.embed_dim, device=clip.logit_scale.device)
-        towers = {"vision": clip.vision, "text": clip.text}
-        made = {name: TowerLoRA(tower, c.places, c.rank, c.alpha) for name, tower in towers.items()}
+        low_rank = (c.places, c.rank, c.alpha)
+        made = {"vision": TowerLoRA(clip.vision, *low_rank), "text": TowerLoRA(clip.text, *low_rank)}
         self.sets.append(nn.ModuleDict(made))
         self._is_fresh = task.index > 0 and c.reuse_above is not None and not self.is_joint
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,8 @@ def weighted_seams(parts: Sequence[tuple[TowerLoRA, float | Tensor]]) -> list[Bl
     found = []
     for adapters in blocks:
         places = {place: [each[place] for each in adapters] for place in adapters[0]}
-        found.append(BlockSeams(**{place: partial(_add, own, factors) for place, own in places.items()}, by_token=True))
+        filled: dict[str, Any] = {place: partial(_add, own, factors) for place, own in places.items()}
+        found.append(BlockSeams(**filled, by_token=True))
     return found
 
 
