@@ -158,7 +158,9 @@ class DAR(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Store the prototypes of the task; every worker sees all of its pairs."""
+        """Store the prototypes of the task, if anything reads them; every worker sees all of its pairs."""
+        if self.config.route == "block" and self.config.reuse_above is None:
+            return
         found = [(self._frozen_videos(batch.frames), self._frozen_texts(batch.tokens)) for batch in loader]
         if found:
             both = [torch.cat(features).mean(dim=0) for features in zip(*found, strict=True)]

@@ -147,11 +147,12 @@ def test_features_of_a_learned_task_never_change_and_neither_does_clip(make):
 
 
 def test_prototypes_are_unit_means_of_frozen_features(make):
-    method = taught(make(), 2)
+    method = taught(make(route="query"), 2)
     for index in range(2):
         mean = method._frozen_texts(pairs_of(index).tokens).mean(dim=0)
         torch.testing.assert_close(method.prototypes[1, index], mean / mean.norm())
     assert not method.prototypes[:, 2:].any()
+    assert not taught(make(), 2).prototypes.any()  # nothing reads them: no pass over the task
 
 
 @pytest.mark.parametrize(("above", "is_copied"), [(0.99, True), (1.1, False), (None, False)])
