@@ -12,7 +12,10 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
 
-HELD = ("reencodes_gallery", "is_transductive", "task_conditioned_text", "attends_to_padding", "normalizes_scores")
+HELD = (
+    *("reencodes_gallery", "is_transductive", "task_conditioned_text", "attends_to_padding", "normalizes_scores"),
+    *("several_text_vectors", "compensates_age"),
+)
 
 
 def of(name: str) -> Capabilities:
