@@ -20,9 +20,15 @@ from ctvr.orchestrator.interpreter import child_environment
 
 def add_table(commands: Any) -> None:
     parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="sweep, rerun (NAME-final-...) or stream to show")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="sweep, rerun (NAME-final-...), stream or streams to show"
+    )
     parser.add_argument("--sweep", metavar="NAME", help="sweep whose runs are shown (a rerun is NAME-final-...)")
-    parser.add_argument("--stream", metavar="NAME", help="stream whose complete runs are shown, without trials")
+    parser.add_argument(
+        "--stream",
+        metavar="NAME",
+        help="stream whose complete runs are shown, without trials; several (NAME,NAME): a figure of their means, too",
+    )
     parser.add_argument(
         "--split",
         choices=("test", "val"),

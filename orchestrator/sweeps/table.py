@@ -41,18 +41,18 @@ def table(
     direction: Direction = "t2v",
     split: str = "",
 ) -> str:
-    """Write and return the table of a sweep's complete runs (or of a stream's complete runs) on one split.
+    """Write and return the table of a sweep's complete runs (or of each stream's complete runs) on one split.
 
     The returned text has aligned columns that fit the terminal; the files have all columns and notes.
     """
     made = made_tables(execution, sweep, stream, direction, split)
     name = sweep or stream or "all"
-    files = write(made, execution.runs.resolve() / "tables" / name)
+    files = write(made, execution.runs.resolve() / "tables" / name.replace(",", "+"))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     folder = os.path.relpath(files[0].parent)
     more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
     models = " ".join(f"--model best-{table.stream}" for table in made[:1])
-    following = f"next: ctvr report {name}{more}\n      ctvr search 'TEXT' {models}{more}"
+    following = f"next: ctvr report {name.partition(',')[0]}{more}\n      ctvr search 'TEXT' {models}{more}"
     return f"{to_text(made, width)}\nwritten: {folder} ({len(files)} files)\n{following}"
 
 
@@ -68,7 +68,7 @@ def made_tables(
     Args:
         execution: the runs folder.
         sweep: name of the sweep whose runs are shown.
-        stream: name of the stream whose runs are shown, except trials and confirmations.
+        stream: name of the stream whose runs are shown, except trials and confirmations; or several, comma-separated.
         direction: retrieval direction.
         split: `test` or `val`; empty: `test` if runs were evaluated on it.
 
@@ -77,6 +77,8 @@ def made_tables(
     """
     if not (sweep or stream):
         raise ConfigError("table: give the name of a sweep or a stream.")
+    if stream and "," in stream:
+        return [made for each in stream.split(",") for made in made_tables(execution, None, each, direction, split)]
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if not runs:

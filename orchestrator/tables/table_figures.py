@@ -104,6 +104,19 @@ def _cost(table: Table) -> list[Panel]:
     return [panel for cost in COSTS for panel in _against(table, cost, "r1", "R@1 (%)")]
 
 
+def mean_cost(tables: Sequence[Table]) -> list[Panel]:
+    """Plot the means over streams of R@1 and trained parameters, for rows of all tables (fig. 5 of StructAlign)."""
+    rows = []
+    for row in tables[0].rows:
+        own = [each for table in tables for each in table.rows if (each.label, each.method) == (row.label, row.method)]
+        if len(own) == len(tables):
+            means = {
+                key: Value(_mean([each.values.get(key, Value()).mean for each in own])) for key in ("r1", "params_m")
+            }
+            rows.append(replace(row, values=means))
+    return _against(replace(tables[0], rows=tuple(rows)), COSTS[0], "r1", f"R@1 (%), mean of {len(tables)} streams")
+
+
 def _pareto(table: Table) -> list[Panel]:
     """Plot R@1 and forgetting against multiply-adds, for a table with that column, with the Pareto front."""
     if not {"gmacs", "bwf"} <= {column.key for column in table.columns}:

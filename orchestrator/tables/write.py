@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ctvr.orchestrator.tables.claims import Result
 from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
 from ctvr.orchestrator.tables.table import Table
-from ctvr.orchestrator.tables.table_figures import drawings, expert_shares
+from ctvr.orchestrator.tables.table_figures import drawings, expert_shares, mean_cost
 
 FORMS = ("png", "pdf")
 
@@ -26,17 +26,22 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
     """Write `<stream>.md|.tex|.csv` and the figures of every table; each file is written atomically.
 
     Returns:
-        The paths: the tables first, then each figure of table_figures.py as PNG and PDF, then two matrices of each row.
+        The paths: the tables first, then each figure of table_figures.py as PNG and PDF, then two matrices of each row;
+        last, of several tables, the figure of means over their streams.
         A figure that shows what its files show already is not drawn again.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for table in [made] if isinstance(made, Table) else made:
+    tables = [made] if isinstance(made, Table) else made
+    for table in tables:
         name = _slug(table.stream)
         for suffix, text in ((".md", to_markdown(table)), (".tex", to_latex(table)), (".csv", to_csv(table))):
             written.append(_publish(folder / f"{name}{suffix}", text.encode()))
-        written += _write_figures(table, folder, name)
+        written += _write_figures(_figures(table, name), folder)
+    if len(tables) > 1 and (panels := mean_cost(tables)):
+        title = f"{', '.join(table.stream for table in tables)}: R@1 against cost (grey: no row beats these)"
+        written += _write_figures([("mean_cost", "draw", panels, title)], folder)
     return written
 
 
@@ -47,9 +52,9 @@ def write_claims(results: Sequence[Result], stream: str, folder: Path) -> list[P
     return [_publish(folder / f"claims.{suffix}", text.encode()) for suffix, text in forms.items()]
 
 
-def _write_figures(table: Table, folder: Path, name: str) -> list[Path]:
+def _write_figures(figures: Iterable[tuple[Any, ...]], folder: Path) -> list[Path]:
     paths = []
-    for stem, draw, *of in _figures(table, name):
+    for stem, draw, *of in figures:
         files = [folder / f"{stem}.{form}" for form in FORMS]
         question = ["figure", draw, json.loads(json.dumps(of, default=_plain))]
         if memo.recall(question) != [_digest(file) for file in files]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.sweeps.table import made_tables
 from ctvr.orchestrator.tables.build import tables
 from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.table import Table
-from ctvr.orchestrator.tables.table_figures import FIGURES, _places, drawings, expert_shares, pareto
+from ctvr.orchestrator.tables.table_figures import FIGURES, _places, drawings, expert_shares, mean_cost, pareto
 from ctvr.orchestrator.tables.write import write
 from tests.orchestrator.tables.test_build import PAPER, cvlm, run
 
@@ -87,6 +90,35 @@ def test_costs_are_drawn_where_rows_differ_and_the_front_is_what_no_row_beats():
     assert {line.label: line.points[0][:2] for line in panel.lines} == {"lwf": (1.0, 20.0), "zscl": (46.8, 30.0)}
     assert panel.front == [(1.0, 20.0), (46.8, 30.0)]
     assert pareto([(2, 5), (1, 4), (3, 5), (1, 3), (4, 9)]) == [(1, 4), (2, 5), (4, 9)]
+
+
+def streams(monkeypatch) -> ExecutionConfig:
+    """Records of two methods on each of two streams, and of a third method on one of them."""
+    records = []
+    for stream, shift in (("msrvtt-10", 0.0), ("actnet-10", 4.0)):
+        for method, r1, weights in (("lwf", 20.0, 100e6), ("lora", 24.0 - 3 * shift, 1e6 + shift * 1e6)):
+            record = run(method, r1=r1 + shift, tags={"ctvr.stream": stream}, stream=stream)
+            record.metrics["cost/trained_parameters"] = [(2, weights)]
+            records.append(record)
+    records.append(run("zscl", r1=90.0))
+
+    def find_runs(stream: str, sweep: None) -> list:
+        return [record for record in records if record.tags["ctvr.stream"] == stream]
+
+    tracker = SimpleNamespace(find_runs=find_runs, download=lambda run_id, name: Path("none"))
+    monkeypatch.setattr(ExecutionConfig, "existing_tracker", lambda self: tracker)
+    return ExecutionConfig()
+
+
+def test_the_mean_over_streams_is_of_the_rows_that_each_stream_has(monkeypatch, tmp_path):
+    made = made_tables(streams(monkeypatch), stream="msrvtt-10,actnet-10")
+    assert [table.stream for table in made] == ["msrvtt-10", "actnet-10"]
+    (panel,) = mean_cost(made)
+    assert {line.label: line.points[0][:2] for line in panel.lines} == {"lwf": (100.0, 22.0), "lora": (3.0, 20.0)}
+    assert panel.front == [(3.0, 20.0), (100.0, 22.0)]
+    assert panel.y == "R@1 (%), mean of 2 streams"
+    assert {"mean_cost.png", "mean_cost.pdf"} <= {path.name for path in write(made, tmp_path / "several")}
+    assert not [path.name for path in write(made[:1], tmp_path / "one") if path.name.startswith("mean")]
 
 
 def test_a_table_may_show_what_rows_cost_and_what_forgetting_that_buys():
