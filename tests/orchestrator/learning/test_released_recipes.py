@@ -93,6 +93,19 @@ def test_originals_have_what_the_first_ones_lacked():
         assert any("memory is written after every step" in line for line in recipe.left_out), name
 
 
+def test_the_originals_of_umt_train_as_its_optimizer_scheduler_and_loader_do():
+    wanted = {
+        "optim.eps": 1e-8,
+        "optim.decay_parameters": "no_vectors",  # the temperature, without a dimension, decays
+        "optim.warmup_from": "zero",
+        "optim.least": 0.01,
+        "data.sampling": "random",
+    }
+    for name in ("umt", "umt_qa"):
+        made = resolve({"method": name, "stream": "any"}, presets=["original"]).settings
+        assert {key: made[key] for key in wanted} == wanted, name
+
+
 # ------------------------------------------------------------------------------------- optimizers
 
 
