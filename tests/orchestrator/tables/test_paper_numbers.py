@@ -113,7 +113,8 @@ def test_published_cvlm_ablations_recompute_or_say_that_they_do_not():
 def test_the_tables_of_one_paper_agree_where_they_print_the_same_model():
     same = [("msrvtt", "tempme", "tempme", {"r1": 46.1}), ("msrvtt", "camoe", "camoe", {"r1": 44.6})]
     for stream, method, row, wanted in same:
-        found = [each for each in published_rows(stream, method=method) if each.row == row]
+        rows = [each for each in published_rows(stream, method=method) if each.row == row]
+        found = [each for each in rows if "backbone.name" not in {**each.recommended, **each.settings}]
         assert len(found) >= 3
         assert all(each.values.items() >= wanted.items() for each in found)
     for stream in STREAMS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def test_a_shipped_table_names_registered_rows_and_a_search_that_exists(name):
     assert search.trials >= 1
     assert preset.stream in RENDERED
     assert parse_preset(json.loads(json.dumps(as_data(preset)))) == preset
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_no_row_is_called_by_a_backbone_that_it_has_not(name):
+    """Rows without the backbone of a setting are also run on streams that recommend another one."""
+    preset = load_preset(name)
+    named = [row for row in preset.rows if re.search(r"ViT-|MetaCLIP|[BL]/1", row.name)]
+    assert [row.name for row in named if row.is_for([preset.stream])] == []
+    assert [row.name for row in named if "backbone.name" not in {*row.settings, *preset.settings}] == []
 
 
 def test_the_shipped_tables_are_complete_and_in_the_papers_order():
