@@ -102,10 +102,17 @@ check_secrets() {
   done
 }
 
-prepare() { # create the folder of videos; install what the files require
+prepare() { # create the folders of videos and of the cache; install what the files require
   [ ! -f "$HOME/.ctvr_env" ] || . "$HOME/.ctvr_env"
+  [ -z "${CTVR_CACHE:-}" ] || make_cache
   [ -z "${CTVR_VIDEOS:-}" ] || mkdir -p "$CTVR_VIDEOS" || fail "node: CTVR_VIDEOS=$CTVR_VIDEOS cannot be made."
   install_package
+}
+
+make_cache() { # a machine's own disks are empty after each start of it, and their mount may be root's
+  mkdir -p "$CTVR_CACHE" 2>/dev/null || {
+    sudo mkdir -p "$CTVR_CACHE" && sudo chown "$(id -u):$(id -g)" "$CTVR_CACHE"
+  } || fail "node: CTVR_CACHE=$CTVR_CACHE cannot be made."
 }
 
 install_package() {

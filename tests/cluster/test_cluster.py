@@ -311,6 +311,33 @@ def test_a_start_brings_back_what_a_machine_had(node: Path) -> None:
     assert re.search(rf"pip install .* -e {re.escape(str(REPOSITORY))} boto3$", asked.read_text(), re.MULTILINE)
 
 
+@pytest.mark.parametrize("is_mounted", [True, False])
+def test_the_cache_is_on_a_machines_own_disks_where_they_are_mounted(
+    node: Path, a100: Cluster, is_mounted: bool
+) -> None:
+    """Their mount is root's, and empty after each start."""
+    programs, disks, made = node / "programs", node / "nvme", node / "by_root"
+    programs.mkdir()
+    disks.mkdir()
+    for name, does in {
+        "mountpoint": f'[ "$2" = {disks} ] && exit {int(not is_mounted)}',
+        "mkdir": f'[ "$2" != {disks}/ctvr_cache ] || exit 1; exec /bin/mkdir "$@"',  # of a user who is not root
+        "sudo": f'echo "$@" >>{made}; if [ "$1" = mkdir ]; then shift; exec /bin/mkdir "$@"; fi',
+    }.items():
+        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
+        (programs / name).chmod(0o755)
+    command = next(word for word in commands(a100, "setup_commands") if "setup.sh node" in word)
+    command = command.replace("~/ctvr_src/cluster/setup.sh", str(SETUP)).replace("/mnt/ctvr", str(node / "mnt"))
+    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "PATH": f"{programs}:{os.environ['PATH']}"}
+    for start in (command.replace("/opt/dlami/nvme", str(disks)), f"bash {SETUP} again"):
+        subprocess.run(["bash", "-c", start], env={"HOME": str(node), **more}, check=True)
+        cache = (disks if is_mounted else node) / "ctvr_cache"
+        assert f"export CTVR_CACHE={cache}\n" in (node / ".ctvr_env").read_text()
+        assert cache.is_dir()
+        assert made.exists() == is_mounted
+        cache.rmdir()
+
+
 @pytest.mark.parametrize(("gpus", "started"), [("0.25", "-d\n"), ("1", ""), ("", "")])
 def test_mps_is_started_where_trials_share_a_gpu(node: Path, gpus: str, started: str) -> None:
     programs, asked = node / "programs", node / "mps"
