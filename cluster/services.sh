@@ -15,6 +15,9 @@
 # password of ~/.mlflow/credentials. The database is on the head's disk, since SQLite breaks on NFS; artifacts go
 # to CTVR_ARTIFACTS (a folder or s3://BUCKET/PREFIX), by default into the shared folder CTVR_RUNS. MLflow's own jobs
 # are off: they are not needed here, and their seven processes took 1.8 GB.
+#
+# CTVR_MLFLOW_DATABASE=postgresql://USER:PASSWORD@HOST/NAME is a database server of yours instead, which keeps its own
+# backups. It holds a password: write it into ~/.ctvr_keys (setup.sh). Only this machine needs the driver, psycopg2.
 set -euo pipefail
 
 own_address() { # of the default route, as Ray finds it; connecting a datagram socket sends nothing
@@ -29,6 +32,7 @@ RUNS=${CTVR_RUNS:-$HOME/runs}
 PORT=${CTVR_MLFLOW_PORT:-5000}
 ADDRESS=${CTVR_HEAD_IP:-$(own_address)}
 DATABASE=$FOLDER/mlflow.db
+RECORDS=${CTVR_MLFLOW_DATABASE:-sqlite:///$DATABASE}
 BACKUPS=${CTVR_BACKUPS:-$RUNS/backup}
 ADDRESS_FILE=${CTVR_SERVICES:-$HOME/.ctvr_services}
 
@@ -42,8 +46,21 @@ answers() {
     2>/dev/null # no proxy: it is this machine
 }
 
+is_server() { # the records are on a database server
+  [ "$RECORDS" != "sqlite:///$DATABASE" ]
+}
+
+check_database() { # the value has a password, so no message shows it
+  is_server || return 0
+  [[ "$RECORDS" == postgresql*://* ]] ||
+    fail "CTVR_MLFLOW_DATABASE: must begin with postgresql://. Omit it for SQLite on this machine."
+  python -c "import psycopg2" 2>/dev/null ||
+    fail "CTVR_MLFLOW_DATABASE: its driver is not installed. Run \`bash cluster/setup.sh add psycopg2-binary~=2.9\`."
+}
+
 configure() {
   umask 077
+  check_database
   mkdir -p "$FOLDER" "$RUNS"
   [ -s "$CREDENTIALS" ] || fail "$CREDENTIALS is missing. Run \`bash cluster/setup.sh secrets\` before \`ray up\`."
   [ -s "$FOLDER/cookie_key" ] || python -c "import secrets; print(secrets.token_hex(32), end='')" >"$FOLDER/cookie_key"
@@ -69,14 +86,14 @@ start() {
     return
   fi
   restore
-  # setsid: the server outlives the ssh connection that `ray up` made
-  MLFLOW_AUTH_CONFIG_PATH="$FOLDER/auth.ini" \
+  # setsid: the server outlives the ssh connection that `ray up` made. Secrets are no arguments, which all users see
+  MLFLOW_BACKEND_STORE_URI="$RECORDS" \
+    MLFLOW_AUTH_CONFIG_PATH="$FOLDER/auth.ini" \
     MLFLOW_AUTH_ADMIN_PASSWORD="$(credential password)" \
     MLFLOW_FLASK_SERVER_SECRET_KEY="$(cat "$FOLDER/cookie_key")" \
     MLFLOW_DISABLE_TELEMETRY=true \
     MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
     setsid nohup python -m mlflow server --app-name basic-auth \
-    --backend-store-uri "sqlite:///$DATABASE" \
     --artifacts-destination "${CTVR_ARTIFACTS:-$RUNS/mlflow-artifacts}" \
     --host "$ADDRESS" --port "$PORT" --workers 2 \
     --allowed-hosts "$ADDRESS:$PORT,localhost:*,127.0.0.1:*" \
@@ -84,7 +101,7 @@ start() {
   echo $! >"$FOLDER/pid"
   for _ in $(seq 300); do
     if answers; then
-      setsid nohup bash "$0" copies >>"$FOLDER/copies.log" 2>&1 </dev/null &
+      if ! is_server; then setsid nohup bash "$0" copies >>"$FOLDER/copies.log" 2>&1 </dev/null & fi
       echo "MLflow started at http://$ADDRESS:$PORT"
       return
     fi
@@ -101,6 +118,7 @@ stop() {
 }
 
 backup() {
+  is_server && echo "the database server of CTVR_MLFLOW_DATABASE keeps its own backups" && return
   mkdir -p "$BACKUPS"
   python - "$DATABASE" "$BACKUPS" <<'END'
 import os, pathlib, sqlite3, sys, time
@@ -120,6 +138,7 @@ END
 }
 
 restore() {
+  ! is_server || return 0
   local newest
   newest=$(find "$BACKUPS" -name 'mlflow-*.db' 2>/dev/null | sort | tail -1) || true
   [ ! -e "$DATABASE" ] && [ -n "$newest" ] || return 0

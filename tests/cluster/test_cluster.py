@@ -469,6 +469,71 @@ def test_the_server_does_not_start_without_its_password(tmp_path: Path) -> None:
     assert ".mlflow/credentials is missing" in done.stderr
 
 
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """Make a home with the password and a `python` whose MLflow server only records how it was started."""
+    (tmp_path / ".mlflow").mkdir()
+    (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\nmlflow_tracking_password = x\n")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"""#!/bin/bash
+case "$*" in
+  *"import psycopg2"*) [ -e {tmp_path}/driver ] ;;
+  *"mlflow server"*) echo "$@" >{tmp_path}/arguments; echo "$MLFLOW_BACKEND_STORE_URI" >{tmp_path}/uri; sleep 3 ;;
+  *urllib*) [ -e {tmp_path}/uri ] ;;
+  *) exec {sys.executable} "$@" ;;
+esac
+""")
+    python.chmod(0o755)
+    return tmp_path
+
+
+def serve(home: Path, word: str, database: str) -> subprocess.CompletedProcess[str]:
+    (home / ".ctvr_env").write_text(f"export CTVR_MLFLOW_DATABASE={database}\n")  # which reads ~/.ctvr_keys
+    more = {"PATH": f"{home}/bin:{os.environ['PATH']}", "CTVR_HEAD_IP": "127.0.0.1", "CTVR_BACKUP_SECONDS": "1"}
+    return script(home, SERVICES, word, **more)
+
+
+def test_records_are_on_a_database_server_if_one_is_named(served: Path) -> None:
+    database = "postgresql://me:secret@db/mlflow"
+    (served / "driver").touch()
+    done = serve(served, "start", database)
+    assert done.returncode == 0, done.stderr
+    assert (served / "uri").read_text() == f"{database}\n"
+    assert "secret" not in (served / "arguments").read_text() + done.stdout + done.stderr
+    assert not (served / "ctvr_mlflow" / "copies.log").exists()  # it keeps its own backups
+    assert "keeps its own backups" in serve(served, "backup", database).stdout
+    assert serve(served, "restore", database).returncode == 0
+    assert not (served / "runs" / "backup").exists()
+    assert serve(served, "stop", database).returncode == 0
+
+
+def test_records_are_in_sqlite_otherwise(served: Path) -> None:
+    assert serve(served, "start", "").returncode == 0
+    assert (served / "uri").read_text() == f"sqlite:///{served}/ctvr_mlflow/mlflow.db\n"
+    ends = time.monotonic() + 30
+    while not (served / "ctvr_mlflow" / "copies.log").exists():
+        assert time.monotonic() < ends, "nothing copies the database"
+        time.sleep(0.05)
+    assert serve(served, "stop", "").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("database", "message"),
+    [
+        ("postgresql://me:secret@db/mlflow", "its driver is not installed. Run `bash cluster/setup.sh add psycopg2-b"),
+        ("mongodb://me:secret@db/mlflow", "must begin with postgresql://"),
+    ],
+)
+def test_a_database_server_that_cannot_be_used_is_refused_without_its_password(
+    served: Path, database: str, message: str
+) -> None:
+    done = serve(served, "start", database)
+    assert done.returncode == 2
+    assert f"CTVR_MLFLOW_DATABASE: {message}" in done.stderr
+    assert "secret" not in done.stderr
+
+
 def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
     import sqlite3
 
