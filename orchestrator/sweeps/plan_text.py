@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchSpace
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchSpace, rungs
 from ctvr.orchestrator.on_ray.search import count_trials, is_grouped
 from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
 from ctvr.orchestrator.sweeps.search_spaces import search_space
@@ -31,12 +31,15 @@ def describe_confirmation(search: SearchConfig) -> str:
     )
 
 
-def describe_scheduler(search: SearchConfig) -> str:
-    """Describe how trials are run and stopped."""
+def describe_scheduler(search: SearchConfig, num_tasks: int) -> str:
+    """Describe how trials of a stream of `num_tasks` tasks are run and stopped."""
     size = f"brackets of {search.bracket_size}"
     if search.brackets_at_once > 1:
         size += f", {search.brackets_at_once} brackets at once"
-    return f"scheduler {search.scheduler} in {size} (points that train the same model are one trial)"
+    text = f"scheduler {search.scheduler} in {size} (points that train the same model are one trial)"
+    if search.scheduler == "halving" and not rungs(search.grace_tasks, search.reduction_factor, num_tasks):
+        text += f", without early stopping: no rung is before the last of {num_tasks} tasks"
+    return text
 
 
 def most_at_once(search: SearchConfig, trials: int, rows: int = 1) -> int:
@@ -88,7 +91,7 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
     at_once = describe_concurrency(room, most_at_once(search, count))
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {trials}, {describe_scheduler(search)}; {at_once}",
+        f"  trials     {trials}, {describe_scheduler(search, len(stream.tasks))}; {at_once}",
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [planned.experiment.run.precision], room.models),
         *batch_lines(execution, [planned.experiment.data.batch_size]),

@@ -286,7 +286,7 @@ def _plan_text(
     if searched:
         budget = f"{search.trials} for each row, {search.trials * len(searched)} in all, by {search.searcher}, "
         most = most_at_once(search, search.trials, len(searched))
-        budget += f"{describe_scheduler(search)}; {describe_concurrency(room, most)}"
+        budget += f"{describe_scheduler(search, len(planned.stream.tasks))}; {describe_concurrency(room, most)}"
     split = searched[0].experiment.evaluation.split if searched else "test"
     runs = expand_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, execution.workers)
     runs = expand_task_orders(runs, request.orders)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,7 @@ from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOu
 from ctvr.orchestrator.on_ray.search import count_trials, grid_points, make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.sweeps import session
-from ctvr.orchestrator.sweeps.plan_text import describe_sweep
+from ctvr.orchestrator.sweeps.plan_text import describe_scheduler, describe_sweep
 from ctvr.orchestrator.sweeps.resume import resume
 from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.sweep import (
@@ -48,6 +49,19 @@ def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, executi
     assert count_trials(planned.search, planned.searched) == 6
     four = plan_sweep(request(few, search={"trials": 4}), execution)
     assert count_trials(four.search, four.searched) == 4
+
+
+@pytest.mark.parametrize(
+    ("search", "tasks", "stops"),
+    [({}, 1, False), ({}, 2, True), ({"grace_tasks": 2}, 2, False), ({"grace_tasks": 2}, 3, True)],
+)
+def test_a_plan_says_if_no_trial_can_be_stopped_early(search, tasks, stops):
+    config = SearchConfig(**search)
+    said = describe_scheduler(config, tasks)
+    assert ("without early stopping" in said) is not stops
+    halving = SuccessiveHalving(Mock(), config, tasks, dict)
+    assert bool(halving.rungs) is stops
+    assert "early stopping" not in describe_scheduler(replace(config, scheduler="none"), tasks)
 
 
 def test_space_varies_only_the_listed_settings_and_space_add_keeps_the_methods_own(few, execution):
