@@ -46,7 +46,8 @@ def to_text(results: Sequence[Result], stream: str) -> str:
     """Return the verdicts as text for a terminal, those of one kind together."""
     lines = [f"claims on {stream}", ""]
     for result in sorted(results, key=lambda result: ORDER.index(result.verdict)):
-        lines.append(f"{_verdict(result):<28}  {result.claim.claim:<32}  {_size(result)}")
+        line = f"{_verdict(result):<28}  {result.claim.claim:<32}  {_size(result)}"
+        lines.append(line + f"; could be seen: {_number(result.detectable)}" * (result.verdict == "undecided"))
     return "\n".join([*lines, "", counts(results)])
 
 

@@ -178,6 +178,7 @@ def test_the_texts_count_the_verdicts_and_hide_no_claim():
         assert f"| `{claim.claim}` |" in written
         assert claim.claim in list_text()
     assert said in shown
+    assert shown.count("; could be seen: 3.2") == 1
     assert said in written
     assert "| 5.00 [4.00, 6.00] p=0.001* | 3.2 | holds |" in written
     data = json.loads(to_json([judge(claims[0], Difference(), math.nan, (math.nan, 1.0), 3)], "worlds-5"))
