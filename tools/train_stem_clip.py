@@ -1,6 +1,6 @@
 """Training of the tiny CLIP that sees shapes and positions: `python -m tools.train_stem_clip --out FOLDER`.
 
-Its image tower is that of `tools.train_tiny_clip` with a convolutional stem. Two stages make it see, in about 400 s of
+Its image tower is that of `tools.train_tiny_clip` with a convolutional stem. Two stages make it see, in about 450 s of
 one core. First linear classifiers on its features name the shape, colour, size, position and place of one thing; the
 things become smaller and the backgrounds busier during the stage. Then CLIP's contrastive loss trains both towers on
 groups of eight pictures that differ in one class of words only, and on clips that differ in the direction of motion
@@ -121,7 +121,8 @@ def learn_to_see(model: CLIP, pool: Pictures, steps: int, bar: Iterator[int]) ->
         known = int(len(pool.images) * min(1.0, 0.2 + step / (0.8 * steps)))
         chosen = torch.randint(known, (32,))
         features = 10 * F.normalize(model.visual(jitter(pool.images[chosen])), dim=-1)
-        weights = dict.fromkeys(CLASSES, 1.0) | {"place": min(1.0, max(0.0, 2.5 * step / steps - 0.5))}  # the easiest
+        weights = dict.fromkeys(CLASSES, 1.0) | {"shape": 2.0}  # the hardest
+        weights["place"] = min(1.0, max(0.0, 2.5 * step / steps - 0.5))  # the easiest
         losses = [w * F.cross_entropy(heads[n](features), pool.labels[n][chosen]) for n, w in weights.items()]
         optimizer.take(torch.stack(losses).mean())
         next(bar)
@@ -220,9 +221,9 @@ def make(folder: Path, first: int, second: int, pool: int, seed: int, progress: 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.train_stem_clip", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--first", type=int, default=2000, help="steps of 32 pictures in the first stage")
-    parser.add_argument("--second", type=int, default=900, help="steps of 128 pictures in the second stage")
-    parser.add_argument("--pool", type=int, default=10000, help="pictures to paint for the first stage")
+    parser.add_argument("--first", type=int, default=3000, help="steps of 32 pictures in the first stage")
+    parser.add_argument("--second", type=int, default=1200, help="steps of 128 pictures in the second stage")
+    parser.add_argument("--pool", type=int, default=15000, help="pictures to paint for the first stage")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
