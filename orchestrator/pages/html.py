@@ -18,9 +18,21 @@ STYLE = """
   background: var(--page); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
 h1 { font-size: 1.5rem; line-height: 1.25 } h2 { font-size: 1.2rem; margin-top: 2rem; border-top: 1px solid var(--line);
   padding-top: 1rem } h3 { font-size: 1rem } small, .soft { color: var(--soft) } code { font-size: .9em }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
+.scroll { overflow-x: auto } .scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--c0) }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
-th:first-child, td:first-child { text-align: left } .best { font-weight: 700 }
+th:first-child, td:first-child { text-align: left } .best { font-weight: 700 } .wrap { white-space: normal;
+  min-width: 7.5rem } table:not(.heat) td:first-child { white-space: normal; min-width: 7rem; max-width: 18rem }
+.all { display: none; font-size: .9rem; padding: .3rem 0 } tr.winner td, tr.winner td:first-child { background:
+  var(--card) }
+@media screen and (max-width: 45rem) { .all { display: block } .table:not(:has(.all :checked)) .more { display: none }
+  th, td { padding: .25rem .3rem } table:not(.heat) td:first-child { min-width: 5rem; max-width: 9rem } }
+.key { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; margin: .3rem 0;
+  font-size: .85rem } .key svg { width: 2.6rem; height: .9rem; vertical-align: middle; margin-right: .4rem }
+@media print { body { max-width: none; padding: 0; font-size: 11px } table { font-size: 9px }
+  th, td { padding: 2px 4px } th { white-space: normal; overflow-wrap: normal } .wrap { min-width: 0 }
+  .all { display: none } table:not(.heat) td:first-child { min-width: 0; max-width: 11rem }
+  .scroll { overflow: visible } .card, figure, tr { break-inside: avoid } * { print-color-adjust: exact } }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap: 1rem }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6rem; margin: 0 }
 .card img { width: 100%; height: auto; border-radius: 4px; display: block } .card p { margin: .4rem 0 0 }
@@ -41,7 +53,7 @@ def page(title: str, body: str) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
+        f"<main>\n<h1>{escape(title)}</h1>\n{body}\n</main>\n</body></html>\n"
     )
 
 

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
 from ctvr.orchestrator.pages.forgetting import ModelHistory, forgetting_explorer
 from ctvr.orchestrator.pages.html import page
 from ctvr.orchestrator.pages.matrix_html import matrices_html
-from ctvr.orchestrator.tables.table import Row, Table, cell, number
+from ctvr.orchestrator.tables.table import Column, Row, Table, cell, number
 from ctvr.orchestrator.tables.table_figures import looks
 
+MAIN = ("r1", "bwf", "fr", "accuracy", "forgetting")  # keys of the columns that a narrow screen shows first
+ARROWS = {"up": " \N{UPWARDS ARROW}", "down": " \N{DOWNWARDS ARROW}", "": ""}
+MEANINGS = {  # beginning of a column's title -> meaning with its unit
+    "R@": "R@k: percent of captions whose own video is among the first k",
+    "MedR": "MedR, MeanR: median and mean rank",
+    "BWF": "BWF: backward forgetting, points of R@1 that earlier tasks have lost in their own galleries",
+    "Params": "Params (M): millions of trained parameters",
+}
+STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # between ticks, in percent
+MARKERS = (  # circle, square, triangle, diamond
+    "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0",
+    "M-3 -3h6v6h-6z",
+    "M0 -4.5L4 3H-4z",
+    "M0 -4.5L4 0L0 4.5L-4 0z",
+)
 DASHES = {"-": "", "--": ' stroke-dasharray="6 3"', ":": ' stroke-dasharray="2 3"', "-.": ' stroke-dasharray="8 3 2 3"'}
 
 
@@ -28,22 +44,56 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
     said = "".join(f"<p><b>{escape(what)}</b><br>{escape(text)}</p>" for what, text in facts)
     parts = [said]
     for table in tables:
-        parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table), matrices_html(table)]
+        parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table)]
     if memories:
         parts.append(forgetting_explorer(memories, names))
+    if tables:
+        parts.append("<h2>Details</h2>")
+    for table in tables:
+        parts += [matrices_html(table), notes_html(table)]
     return page(title, "\n".join(parts))
 
 
 def table_html(table: Table) -> str:
-    """Return the table as HTML with all footnotes below it."""
-    heads = ["Method", *(column.title for column in table.columns), *table.comparison_titles, "Seeds"]
+    """Return the table as HTML with what its columns mean; a narrow screen shows the main columns first."""
+    heads = [_cell("th", "Method")]
+    heads += [_cell("th", f"{c.title}{ARROWS[c.better]}", "" if _is_main(c) else "more") for c in table.columns]
+    heads += [_cell("th", title, "more wrap") for title in table.comparison_titles]
+    heads.append(_cell("th", "Seeds"))
     rows = "".join(_row(table, row) for row in table.rows)
+    meant = [text for start, text in MEANINGS.items() if any(c.title.startswith(start) for c in table.columns)]
+    if any(_wins(table, row) for row in table.rows):
+        meant.append(f"\N{BLACK STAR}: the highest {table.measured} of the compared rows")
+    said = escape("; ".join([*meant, "bold: the best of its column", "\N{PLUS-MINUS SIGN}: sample standard deviation"]))
+    return (
+        '<div class="table"><label class="all"><input type="checkbox"> all columns</label>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="table of {escape(table.heading, quote=True)}">'
+        f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>{rows}</tbody></table></div></div>"
+        f"<p><small>{said}.</small></p>"
+    )
+
+
+def notes_html(table: Table) -> str:
+    """Return all footnotes of a table, folded."""
     notes = [*table.notes, *_marks(table)]
     notes += dict.fromkeys(f"Paper: {row.paper_source}" for row in table.rows if row.paper)
     notes += [f"{row.label}, paper: {mark}" for row in table.rows if row.paper for mark in row.paper_marks]
     listed = "".join(f"<li><small>{escape(note)}</small></li>" for note in notes)
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div><ul>{listed}</ul>'
+    title = f"{len(notes)} notes on the rows of {escape(table.heading)}"
+    return f"<details><summary>{title}</summary><ul>{listed}</ul></details>" if notes else ""
+
+
+def _cell(tag: str, text: str, classes: str = "") -> str:
+    scope = ' scope="col"' if tag == "th" else ""
+    return f"<{tag}{scope}{f' class={chr(34)}{classes}{chr(34)}' if classes else ''}>{escape(text)}</{tag}>"
+
+
+def _is_main(column: Column) -> bool:
+    return column.key in MAIN
+
+
+def _wins(table: Table, row: Row) -> bool:
+    return bool(table.columns) and table.is_best(row, table.columns[0])
 
 
 def _marks(table: Table) -> list[str]:
@@ -56,23 +106,26 @@ def _marks(table: Table) -> list[str]:
 
 
 def _row(table: Table, row: Row) -> str:
-    cells = [f"<td>{escape(row.label)}</td>"]
+    wins = _wins(table, row)
+    cells = [_cell("td", f"{row.label} \N{BLACK STAR}" if wins else row.label)]
     for column in table.columns:
-        best = ' class="best"' if table.is_best(row, column) else ""
-        cells.append(f"<td{best}>{escape(cell(row, column))}</td>")
-    cells += [f"<td>{escape(text)}</td>" for text in (*table.comparison_cells(row), str(len(row.seeds)))]
-    return f"<tr>{''.join(cells)}</tr>{_printed(table, row)}"
+        classes = "best " * table.is_best(row, column) + "more" * (not _is_main(column))
+        cells.append(_cell("td", cell(row, column), classes.strip()))
+    cells += [_cell("td", text, "more wrap") for text in table.comparison_cells(row)]
+    cells.append(_cell("td", str(len(row.seeds))))
+    return f"<tr{' class=winner' * wins}>{''.join(cells)}</tr>{_printed(table, row)}"
 
 
 def _printed(table: Table, row: Row) -> str:
     """Return the paper's numbers for a row as the next line; empty if it prints none."""
     if not row.paper:
         return ""
-    printed = [number(row.paper[c.key], c.digits) if c.key in row.paper else "" for c in table.columns]
-    cells = "".join(
-        f"<td>{escape(text)}</td>" for text in ["paper", *printed, *[""] * len(table.comparison_titles), ""]
-    )
-    return f'<tr class="paper">{cells}</tr>'
+    cells = [_cell("td", "paper")]
+    for column in table.columns:
+        text = number(row.paper[column.key], column.digits) if column.key in row.paper else ""
+        cells.append(_cell("td", text, "" if _is_main(column) else "more"))
+    cells += [_cell("td", "", "more")] * len(table.comparison_titles) + [_cell("td", "")]
+    return f'<tr class="paper">{"".join(cells)}</tr>'
 
 
 def curves_html(table: Table) -> str:
@@ -80,32 +133,59 @@ def curves_html(table: Table) -> str:
     rows = [row for row in table.rows if len(row.curve) > 1]
     if not rows:
         return ""
-    width, height, left, bottom = 420, 250, 40, 30
+    width, height, left, bottom = 460, 270, 48, 44
     steps = sorted({step for row in rows for step, _, _ in row.curve})
-    values = [mean for row in rows for _, mean, _ in row.curve]
-    low, high = min(values), max(max(values), min(values) + 1e-6)
+    ticks = _ticks([mean for row in rows for _, mean, _ in row.curve])
+    low, high = ticks[0], ticks[-1]
 
     def place(step: int, value: float) -> tuple[float, float]:
         x = left + (step - steps[0]) / max(1, steps[-1] - steps[0]) * (width - left - 10)
-        return round(x, 1), round(10 + (high - value) / (high - low) * (height - bottom - 20), 1)
+        return round(x, 1), round(10 + (high - value) / (high - low) * (height - bottom - 10), 1)
 
     parts = []
-    for tick in (low, (low + high) / 2, high):
+    for tick in ticks:
         y = place(steps[0], tick)[1]
-        parts.append(f'<path d="M{left} {y}H{width}" stroke="var(--line)"/><text x="0" y="{y + 4}">{tick:.1f}</text>')
-    parts += [f'<text x="{place(step, low)[0] - 3}" y="{height - 5}">{step}</text>' for step in steps]
+        parts.append(f'<path d="M{left} {y}H{width}" stroke="var(--line)"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>')
+    parts += [
+        f'<text x="{place(step, low)[0]}" y="{height - bottom + 18}" text-anchor="middle">{step}</text>'
+        for step in steps
+    ]
+    middle = (height - bottom) / 2
+    parts.append(f'<text x="{(left + width) / 2}" y="{height - 6}" text-anchor="middle">tasks learned</text>')
+    parts.append(
+        f'<text x="10" y="{middle}" text-anchor="middle" transform="rotate(-90 10 {middle})">'
+        f"{escape(table.measured)} (%)</text>"
+    )
     legend = []
-    for row, (hue, drawn) in zip(rows, looks(rows)):
+    for index, (row, (hue, drawn)) in enumerate(zip(rows, looks(rows))):
         colour, dash = f"var(--c{hue})", DASHES[drawn]
         points = [place(step, mean) for step, mean, _ in row.curve]
         line = " ".join(f"{x},{y}" for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-        parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in points]
-        legend.append(f'<span style="color:{colour}">&#9679;</span> {escape(row.label)}')
+        parts += [_marker(index, x, y, colour) for x, y in points]
+        sample = f'<path d="M0 7H40" stroke="{colour}" stroke-width="2"{dash}/>{_marker(index, 20, 7, colour)}'
+        legend.append(f'<li><svg viewBox="0 0 40 14" aria-hidden="true">{sample}</svg>{escape(row.label)}</li>')
     alt = f"{table.measured} in percent after each task: {', '.join(row.label for row in rows)}"
     return (
         f'<figure><svg viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{escape(alt, quote=True)}">'
-        f"{''.join(parts)}</svg><figcaption><small>{table.measured} (%) after each task: "
-        f"{' &nbsp; '.join(legend)}</small></figcaption></figure>"
+        f"{''.join(parts)}</svg><figcaption><small>{escape(table.measured)} over all videos so far, after each task"
+        f'</small><ul class="key">{"".join(legend)}</ul></figcaption></figure>'
     )
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Return three to six round numbers around values in percent."""
+    low, high = min(values), max(values)
+    step = next(each for each in STEPS if math.ceil(high / each) - math.floor(low / each) <= 5)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    if last - first < 2:
+        last = first + 2
+    return [each * step for each in range(first, last + 1)]
+
+
+def _marker(index: int, x: float, y: float, colour: str) -> str:
+    """Return a marker of the `index`-th row at a place: shapes tell rows apart in grey and in print."""
+    shape = MARKERS[index % len(MARKERS)]
+    return f'<path d="{shape}" transform="translate({x} {y})" fill="{colour}"/>'
