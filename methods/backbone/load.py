@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.metadata
 import json
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.architectures import SHIPPED, UMT
-from ctvr.methods.backbone.checkpoint import ENDINGS, fitted, read_checkpoint
+from ctvr.methods.backbone.checkpoint import ENDINGS, files_of, fitted, read_checkpoint
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
@@ -39,12 +40,9 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
             is not `sha256`.
         FileNotFoundError: if `weights` is a path that does not exist.
     """
-    if sha256 and not is_path(weights):
-        raise ValueError(f"sha256 applies to a file, and weights={weights!r} is not a file. Leave it out.")
+    check_backbone(name, weights, sha256, vocabulary)
     if name in UMT:
         return _umt(name, weights, seed, sha256, vocabulary)
-    if vocabulary:
-        raise ValueError(f"vocabulary={vocabulary!r} is UMT's; {name} has a tokenizer of its own. Leave it out.")
     if name in SHIPPED:
         source, tokenize, mean, std = _tiny_clip(name, weights, seed, sha256)
     else:
@@ -55,11 +53,46 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
     return Clip(source, tokenize, mean, std, name, vision, text).eval()
 
 
+def check_backbone(name: str, weights: str = "openai", sha256: str = "", vocabulary: str = "") -> None:
+    """Refuse a name, tag or missing file before anything is built; the arguments are those of `load_backbone`.
+
+    Raises:
+        ValueError: for an unknown name or tag, or an argument that does not apply.
+        FileNotFoundError: if `weights` is a path that does not exist.
+    """
+    if sha256 and not is_path(weights):
+        raise ValueError(f"sha256 applies to a file, and weights={weights!r} is not a file. Leave it out.")
+    if vocabulary and name not in UMT:
+        raise ValueError(f"vocabulary={vocabulary!r} is UMT's; {name} has a tokenizer of its own. Leave it out.")
+    if name in SHIPPED or name in UMT:
+        known, others = (
+            (["shipped"], "shipped, random or a file") if name in SHIPPED else ([], "its authors' file, or random")
+        )
+    else:
+        known = _tags(name)
+        others = f"random, a file, or one of: {', '.join(known) or 'none'}"
+    if is_path(weights):
+        files_of(expand_path(weights))
+    elif weights not in ("random", *known):
+        raise ValueError(f"{name} has no weights called {weights!r}. Write {others}.")
+
+
+def _tags(name: str) -> list[str]:
+    """Return open_clip's tags of weights for an architecture."""
+    import open_clip  # takes seconds: commands that train nothing load no tower
+
+    if name not in (models := open_clip.list_models()):
+        close = difflib.get_close_matches(name, [*SHIPPED, *UMT, *models], n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(
+            f"no backbone called {name!r}.{hint} Write {', '.join((*SHIPPED, *UMT))} or one of open_clip.list_models()."
+        )
+    return list(open_clip.list_pretrained_tags_by_model(name))
+
+
 def _tiny_clip(
     name: str, weights: str, seed: int, sha256: str
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
-    if weights not in {"shipped", "random"} and not is_path(weights):
-        raise ValueError(f"{name} has no weights called {weights!r}. Write shipped, random or a file.")
     from open_clip import CLIP  # takes seconds: commands that train nothing load no tower
     from open_clip.tokenizer import SimpleTokenizer
 
@@ -85,8 +118,6 @@ def _tiny_clip(
 
 
 def _umt(name: str, weights: str, seed: int, sha256: str, vocabulary: str) -> Clip:
-    if weights != "random" and not is_path(weights):
-        raise ValueError(f"{name} has no weights called {weights!r}. Write its authors' file, or random.")
     state = None if weights == "random" else read_checkpoint(expand_path(weights), sha256, ("vision_encoder.",))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -98,15 +129,7 @@ def _open_clip(
 ) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
     import open_clip
 
-    if name not in open_clip.list_models():
-        raise ValueError(
-            f"no backbone called {name!r}. Write tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16 or one of "
-            "open_clip.list_models()."
-        )
     is_tag = weights != "random" and not is_path(weights)
-    if is_tag and weights not in open_clip.list_pretrained_tags_by_model(name):
-        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none"
-        raise ValueError(f"{name} has no weights called {weights!r}. Write random, a file, or one of: {tags}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -163,7 +163,9 @@ def add_explain(commands: Any) -> None:
         description="`ctvr explain RUN`, `ctvr explain RUN RUN`, or `ctvr explain TABLE ROW COLUMN`, for example "
         "`ctvr explain shapes-5 clip4clip R@1`.",
     )
-    parser.add_argument("key", metavar="KEY", help="name or id of a run, or the first characters of a key")
+    parser.add_argument(
+        "key", metavar="KEY", help="name or id of a run, a method (its newest run), or the first characters of a key"
+    )
     parser.add_argument("other", nargs="?", metavar="KEY", help="second run or key to compare with")
     parser.add_argument(
         "column", nargs="?", metavar="COLUMN", help="with TABLE ROW COLUMN: number of a table whose origin is shown"

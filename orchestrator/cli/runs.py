@@ -16,7 +16,9 @@ def add_runs(commands: Any) -> None:
     parser.set_defaults(run=_list)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     show = actions.add_parser("show", help="show a run: results, files, and the command that repeats it")
-    show.add_argument("name", metavar="RUN", help="name of the run, or 6 or more characters of its id")
+    show.add_argument(
+        "name", metavar="RUN", help="name of the run, 6 or more characters of its id, or a method (its newest run)"
+    )
     add_execution_options(show, folders=("runs",))
     show.set_defaults(run=_show)
     remove = actions.add_parser("rm", help="remove the records of runs")

@@ -92,9 +92,11 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
 
 
 def _key_of(name: str, tracker: Tracker | None) -> str:
-    """Return the key of the run with a name or an id; a word that is neither is taken for a key."""
+    """Return the key of the run with a name or an id, or of a method's newest run; else the word is taken for a key."""
     runs = [] if tracker is None else tracker.find_runs()
     found = [run for run in runs if run.name == name or (len(name) >= 6 and run.run_id.startswith(name.lower()))]
+    if not found:
+        found = [run for run in runs if run.tags.get("ctvr.method") == name and RESULT in run.tags][-1:]
     keys = {run.tags[RESULT] for run in found if RESULT in run.tags}
     if len(keys) == 1:
         return keys.pop()

@@ -53,8 +53,8 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
         return None
     say(FINISHED)
     run, record = found[-1], commits.record(num_tasks)
-    say(next_text(stream, run.run_id, f"{runs_option(execution)}{trust_text()}"))
-    return result_text(run.settings["method"], run.tags["ctvr.split"], stream, record.metrics[-1])
+    text = result_text(run.settings["method"], run.tags["ctvr.split"], stream, record.metrics[-1])
+    return f"{text}\n{next_text(stream, run.run_id, f'{runs_option(execution)}{trust_text()}')}"
 
 
 def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> list[Any] | None:

@@ -18,6 +18,7 @@ from ctvr.orchestrator.jobs.finished import FINISHED, question_of
 from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option, start_text, time_left, warning_of
 from ctvr.orchestrator.learning.commits import RunState
 from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.factory import check_backbone
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, resolve, with_recipe
 from ctvr.orchestrator.learning.run import execute
 from ctvr.orchestrator.streams.load import embedded_settings, load_stream
@@ -47,13 +48,13 @@ def run(
     fresh: bool = False,
     keep_model: bool = False,
 ) -> str:
-    """Train one method over one stream in this process, tracked by MLflow; return its last metrics as text."""
+    """Train one method over one stream in this process, tracked by MLflow; return its results as text."""
     done = train(settings, presets, execution, fresh, keep_model)
     if warning := warning_of(done.experiment, done.record.metrics[-1]):
         say(warning)
-    say(next_text(done.stream, done.run_id, f"{runs_option(execution)}{trust_text()}"))
     split = done.experiment.evaluation.split
-    return result_text(done.experiment.name, split, done.stream, done.record.metrics[-1])
+    found = result_text(done.experiment.name, split, done.stream, done.record.metrics[-1])
+    return f"{found}\n{next_text(done.stream, done.run_id, f'{runs_option(execution)}{trust_text()}')}"
 
 
 def train(
@@ -81,13 +82,15 @@ def train(
     get_method(str(settings.get("method", "")))
     if (recommended := embedded_settings(settings["stream"])) is not None:
         chosen = with_recipe(str(settings["method"]), presets, recommended)
-        resolve(settings, recommended, chosen)  # reports mistakes before videos are rendered
+        check_backbone(resolve(settings, recommended, chosen))  # reports mistakes before videos are rendered
     places = execution.places()
     stream = load_stream(settings["stream"], places.root, places.videos)
     check_domain(str(settings["method"]), stream)
     question = question_of(settings, presets, stream)
     chosen = default_presets(settings["method"], stream, presets)
     experiment = resolve(settings, stream.settings, chosen)
+    if recommended is None:
+        check_backbone(experiment)
     if experiment.run.workers > 1:
         raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
     check_mirror(experiment.tracking.mirror)

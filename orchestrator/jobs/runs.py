@@ -45,7 +45,7 @@ def list_runs(execution: ExecutionConfig, stream: str | None = None, everything:
 
 def _cells(run: RunRecord) -> tuple[str, ...]:
     tags = run.tags
-    state = "complete" if tags.get("ctvr.complete") == "true" else run.status.lower()
+    state = "complete" if is_complete(run) else run.status.lower()
     age = format_duration(max(time.time() - run.started / 1000, 0))
     return (
         run.run_id[:8],
@@ -59,6 +59,11 @@ def _cells(run: RunRecord) -> tuple[str, ...]:
         state,
         run.name,
     )
+
+
+def is_complete(run: RunRecord) -> bool:
+    """Return whether all tasks of a run are finished and recorded."""
+    return run.tags.get("ctvr.complete") == "true"
 
 
 def _measured(run: RunRecord) -> str:
@@ -79,8 +84,10 @@ def _size(folder: Path | None) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def find_record(name: str, tracker: Tracker) -> RunRecord:
+def find_record(name: str, tracker: Tracker, methods: bool = False) -> RunRecord:
     """Return the run with an id (6 or more characters of it) or a name; the newest of a name.
+
+    With `methods`, the name of a method stands for its newest complete run.
 
     Raises:
         ConfigError: if none or several have it.
@@ -89,7 +96,8 @@ def find_record(name: str, tracker: Tracker) -> RunRecord:
     by_id = [run for run in runs if len(name) >= 6 and run.run_id.startswith(name.lower())]
     if len(by_id) > 1:
         raise ConfigError(f"run {name!r}: {len(by_id)} runs have ids that begin so. Give more characters.")
-    if found := by_id or [run for run in runs if run.name == name]:
+    of_method = [run for run in runs if methods and run.tags.get("ctvr.method") == name and is_complete(run)]
+    if found := by_id or [run for run in runs if run.name == name] or of_method:
         return found[-1]
     known = [each for run in runs for each in (run.name, run.run_id[:8])]
     raise ConfigError(f"run {name!r}: does not exist.{suggest(name, known)} `ctvr runs --all` lists all.")
@@ -97,7 +105,7 @@ def find_record(name: str, tracker: Tracker) -> RunRecord:
 
 def show_run(name: str, execution: ExecutionConfig) -> str:
     """Describe one run: state, results, where its files are, and the commands that repeat and explain it."""
-    run = find_record(name, execution.existing_tracker())
+    run = find_record(name, execution.existing_tracker(), methods=True)
     tags, folder = run.tags, run_folder(run)
     cells = dict(zip(HEAD, _cells(run)))
     more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"

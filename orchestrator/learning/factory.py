@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods import METHODS, find_method
+from ctvr.methods.backbone import load
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.backbone.umt import Umt
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
@@ -32,7 +32,22 @@ from ctvr.orchestrator.streams.stream import Stream
 def load_clip(config: BackboneConfig) -> Clip:
     """Load the backbone of a configuration; report errors as ConfigError."""
     try:
-        return load_backbone(config.name, config.weights, sha256=config.sha256, vocabulary=config.vocabulary)
+        return load.load_backbone(config.name, config.weights, sha256=config.sha256, vocabulary=config.vocabulary)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"backbone: {error}") from error
+
+
+def check_backbone(experiment: Experiment) -> None:
+    """Refuse an unknown backbone, tag or weights file of a run on videos, before videos are rendered or decoded.
+
+    Raises:
+        ConfigError: as `load_clip` does.
+    """
+    config = experiment.backbone
+    if find_method(experiment.run.method).domain == "images":
+        return
+    try:
+        load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(f"backbone: {error}") from error
 

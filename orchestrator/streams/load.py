@@ -62,6 +62,9 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     if is_embedded(name):
         return _load_rendered(name, root, render)
     path = Path(name).expanduser()
+    if path.suffix.lower() in (".csv", ".tsv"):
+        words = f"ctvr streams import csv {path.name} --videos FOLDER --name NAME"
+        raise ConfigError(f"stream: {path.name} is a table of captions. Import it first: {words}")
     if name in (others := plugins()) and not (root / "streams" / f"{name}.json").is_file():
         path = _manifest_of_others(others[name])
     if path.suffix != ".json" and len(path.parts) == 1:

@@ -54,12 +54,20 @@ def square(matrix: Matrix) -> np.ndarray:
 
 
 @by_defaults
-def draw_matrices(matrices: Mapping[str, Matrix], title: str = "", counted: str = "R@1") -> Figure:
-    """Draw one panel per matrix, next to each other on one colour scale, with the numbers in the cells."""
+def draw_matrices(
+    matrices: Mapping[str, Matrix],
+    title: str = "",
+    counted: str = "R@1",
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """Draw one panel per matrix, next to each other on one colour scale, with the numbers in the cells.
+
+    `limits`: values of the palest and the darkest colour; None: the smallest and the largest number.
+    """
     figure, panels = new_figure(len(matrices), panel=max(3.4, 0.46 * max(map(len, matrices.values())) + 1.4))
     arrays = {name: square(matrix) for name, matrix in matrices.items()}
     known = np.concatenate([a[np.isfinite(a)] for a in arrays.values()])
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    low, high = limits or ((float(known.min()), float(known.max())) if known.size else (0.0, 1.0))
     high = max(high, low + 1e-6)
     image: Any = None
     for panel, (name, array) in zip(panels, arrays.items()):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits of one batch
+MATRICES = {"matrix_own": "R@1 in each task's own gallery", "matrix_union": "R@1 among all videos so far"}
 REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # permanent errors
 
 
@@ -292,7 +293,10 @@ class Sender:
         folder, _, name = message["name"].rpartition("/")
         with tempfile.TemporaryDirectory() as temporary:
             file = Path(temporary) / f"{name}.png"
-            figures.save(figures.draw_matrices({name: message["matrix"]}), file)
+            tags = self.client.get_run(run_id).data.tags
+            title = " on ".join(filter(None, (tags.get("ctvr.method"), tags.get("ctvr.stream"))))
+            shown = {MATRICES.get(name, name): message["matrix"]}
+            figures.save(figures.draw_matrices(shown, title, limits=(0.0, 100.0)), file)
             self.client.log_artifact(run_id, str(file), folder or None)
 
     def _send_name(self, run_id: str, message: Message) -> None:

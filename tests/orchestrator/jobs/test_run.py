@@ -27,11 +27,13 @@ def execution(runs: Path) -> ExecutionConfig:
 
 def test_a_run_is_recorded_and_goes_on_where_it_ended(execution, manifest, capsys):
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
-    text = run(settings, (), execution)
+    text, found, following = run(settings, (), execution).partition("\nnext: ctvr table small")
     assert text.startswith("clip4clip on small, test videos\n")
     assert "text to video" in text
+    assert found
+    assert "ctvr search " in following
     assert "task 3/3  R@1" in capsys.readouterr().err
-    assert run(settings, (), execution) == text
+    assert run(settings, (), execution).startswith(f"{text}\nnext: ")
     assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
     first, second = execution.tracker().find_runs()
     assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
@@ -116,6 +118,24 @@ def test_a_store_that_cannot_be_written_is_refused_before_videos_are_rendered(tm
     with pytest.raises(ConfigError, match=r"file/store: cannot be written \(Not a directory\)"):
         run({"method": "zero_shot", "stream": "shapes-5"}, (), execution)
     assert not list(execution.runs.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backbone.name": "ViT-B/32"}, "backbone: no backbone called 'ViT-B/32'. Did you mean ViT-B-32?"),
+        ({"backbone.weights": "laion"}, "backbone: tiny-clip has no weights called 'laion'. Write shipped"),
+        ({"backbone.weights": ""}, "backbone: tiny-clip has no weights called ''. Write shipped"),
+        ({"backbone.weights": "./clip.pt"}, "backbone: clip.pt: no such weights file."),
+    ],
+)
+def test_a_wrong_backbone_is_refused_before_videos_are_rendered(tmp_path, monkeypatch, capsys, settings, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        run({"method": "clip4clip", "stream": "shapes-5", **settings}, (), ExecutionConfig(runs=tmp_path / "runs"))
+    assert str(caught.value).startswith(message)
+    assert not list((tmp_path / "runs").glob("shapes*"))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_table_is_of_complete_runs(execution, manifest):

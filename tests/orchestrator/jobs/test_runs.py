@@ -33,6 +33,7 @@ def test_a_run_is_listed_shown_repeated_and_removed(execution):
     assert float(cells[5]) == pytest.approx(record.last("stream/t2v/r1")[1], abs=0.01)
 
     shown = show_run(record.name, execution)
+    assert show_run("zero_shot", execution).splitlines()[0] == shown.splitlines()[0]
     assert record.run_id in shown
     command = shlex.split(re.search(r"repeat +ctvr (.*)", shown)[1])
     assert cli.main(command) == 0
@@ -42,6 +43,9 @@ def test_a_run_is_listed_shown_repeated_and_removed(execution):
 
     store, tracker = execution.existing_store(), execution.existing_tracker()
     assert explain(record.name, store, tracker) == explain(record.tags["ctvr.result"], store, tracker)
+    assert explain("zero_shot", store, tracker) == explain(again.name, store, tracker)
+    with pytest.raises(ConfigError, match="does not exist"):  # a method is not enough to remove a run
+        remove_runs(["zero_shot"], execution)
     with pytest.raises(ConfigError, match=r"no run or key 'zero_shit-seed0'.* Did you mean 'zero_shot-seed0-"):
         explain("zero_shit-seed0", store, tracker)
 

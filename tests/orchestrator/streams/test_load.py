@@ -222,6 +222,14 @@ def test_binary_and_absent_files_are_refused(tmp_path: Path) -> None:
         load_stream(tmp_path / "none.json", tmp_path)
 
 
+def test_a_table_of_captions_is_to_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("video,caption\n")
+    with pytest.raises(
+        ConfigError, match="stream: my.csv is a table of captions. Import it first: ctvr streams import csv"
+    ):
+        load_stream(tmp_path / "my.csv", tmp_path)
+
+
 def test_streams_are_found_by_name_and_unknown_names_get_a_suggestion(manifest: dict[str, Any], tmp_path: Path) -> None:
     write(manifest, tmp_path / "streams" / "holiday.json")
     assert load_stream("holiday", tmp_path).name == "tiny"
