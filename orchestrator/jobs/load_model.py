@@ -17,8 +17,9 @@ from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.factory import TrainedModel, load_trained, restore_from_commits
+from ctvr.orchestrator.learning.gallery_files import read_gallery
 from ctvr.orchestrator.learning.resolve import get_method, named_in, resolve
-from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.retrieval.model import Block, Model
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.manifest import read_json
@@ -49,7 +50,7 @@ def load(name: str, execution: ExecutionConfig) -> Model:
     if os.path.lexists(folder / "model.json"):  # a FIFO or a loop there is refused by its name
         trained = _read(folder)
         _check_searches(name, trained.experiment.run.method)
-        return _make_model(name, trained, execution, None)
+        return _with_gallery(_make_model(name, trained, execution, None), folder)
     run = find_run(name, execution)
     stream = execution.stream_of(run)
     _check_run(name, run)
@@ -191,6 +192,19 @@ def _read(folder: Path) -> TrainedModel:
         raise
     except (ValueError, KeyError, TypeError) as error:  # a missing field of a task, or one of another type
         raise ConfigError(f"model {folder}: {error}. Save the model again.") from error
+
+
+def _with_gallery(model: Model, folder: Path) -> Model:
+    """Give a model the features that were saved with it, next to the paths of its stream if that is here."""
+    if blocks := read_gallery(folder):
+        split, stream = model.trained.experiment.evaluation.split, model.stream
+        here = [] if stream is None else [stream.items(index, split) for index in range(len(stream.tasks))]
+        names = [[item.video for item in items] for items in here]
+        same = names == [[item.video for item in items] for _, items, _ in blocks]
+        model.set_gallery(
+            [Block(here[i] if same else items, rows, i, name) for i, (name, items, rows) in enumerate(blocks)]
+        )
+    return model
 
 
 def _make_model(name: str, trained: TrainedModel, execution: ExecutionConfig, stream: Stream | None) -> Model:

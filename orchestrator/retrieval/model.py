@@ -160,20 +160,25 @@ class Model:
         Raises:
             ConfigError: if the stream is not available.
         """
+        if self._own:
+            return self._own
         if self.stream is None:
             raise ConfigError(
                 f"model {self.name}: its stream {self.trained.experiment.run.stream} is not available. Name the "
                 "videos to search: --gallery FOLDER."
             )
         split, stored = self.trained.experiment.evaluation.split, self.trained.galleries
-        if not self._own:
-            items = [self.stream.items(index, split) for index in range(len(self.stream.tasks))]
-            if [len(each) for each in items] != [len(each) for each in stored]:
-                stored = tuple(self._encode(each) for each in items)
-            names = [task.name for task in self.stream.tasks]
-            parts = zip(items, stored, names)
-            self._own = [Block(each, features, index, name) for index, (each, features, name) in enumerate(parts)]
+        items = [self.stream.items(index, split) for index in range(len(self.stream.tasks))]
+        if [len(each) for each in items] != [len(each) for each in stored]:
+            stored = tuple(self._encode(each) for each in items)
+        names = [task.name for task in self.stream.tasks]
+        parts = zip(items, stored, names)
+        self._own = [Block(each, features, index, name) for index, (each, features, name) in enumerate(parts)]
         return self._own
+
+    def set_gallery(self, blocks: Sequence[Block]) -> None:
+        """Search these videos, by features that were stored with the model; a block for each task."""
+        self._own = list(blocks)
 
     @torch.no_grad()
     def scores(self, texts: Sequence[str], blocks: Sequence[Block]) -> Tensor:
@@ -318,5 +323,5 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
 
 
 def _hit(rank: int, score: float, block: Block, item: Item) -> Hit:
-    path = VideoPlaces(Path("/")).find(item.path)
+    path = item.path and VideoPlaces(Path("/")).find(item.path)  # "": the video is not here
     return Hit(rank, score, item.video, path, item.segment, block.name, item.captions)

@@ -6,12 +6,14 @@ A run's name in MLflow is for display; the tag `ctvr.name` holds the name that o
 from __future__ import annotations
 
 import json
+import platform
 import re
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctvr.methods import find_method
 from ctvr.orchestrator.tracking.internals import KIND, NOTE, TRAINING, VIEW, VIEW_ASKED
 
 if TYPE_CHECKING:
@@ -103,16 +105,24 @@ def _brief(value: Any) -> str:
         return str(value)
 
 
-def write_signature(folder: Path, experiment: Experiment) -> None:
-    """Write the signature of a saved model for MLflow's registry: text in, one score per video out."""
-    import numpy as np
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types.schema import ColSpec, Schema, TensorSpec
+def write_mlmodel(folder: Path, experiment: Experiment) -> None:
+    """Write MLmodel of a saved model; a retriever of videos is a `pyfunc` that `ctvr/pyfunc.py` loads.
 
-    signature = ModelSignature(
-        inputs=Schema([ColSpec("string", "text")]),
-        outputs=Schema([TensorSpec(np.dtype("float32"), (-1, -1), "scores")]),
-    )
+    Its signature: texts in; out, the best videos of each text, a row for each. Parameters: `k`, `folder` of videos.
+    """
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types.schema import ColSpec, ParamSchema, ParamSpec, Schema
+
     settings = experiment.settings
     about = {"method": str(settings["method"]), "backbone": str(settings["backbone.name"]), "load": "ctvr.load(FOLDER)"}
-    Model(flavors={"ctvr": about}, signature=signature).save(str(folder / "MLmodel"))
+    model = Model(flavors={"ctvr": about})
+    if find_method(experiment.run.method).domain == "videos":
+        columns = {"text": "string", "rank": "long", "score": "double", "video": "string", "path": "string"}
+        model.signature = ModelSignature(
+            inputs=Schema([ColSpec("string", "text")]),
+            outputs=Schema([ColSpec(kind, name) for name, kind in columns.items()]),
+            params=ParamSchema([ParamSpec("k", "long", 10), ParamSpec("folder", "string", "")]),
+        )
+        # As `mlflow.pyfunc.add_to_model` does, whose import takes seconds and warns about MLflow's own types
+        model.add_flavor("python_function", loader_module="ctvr.pyfunc", python_version=platform.python_version())
+    model.save(str(folder / "MLmodel"))

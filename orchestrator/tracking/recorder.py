@@ -17,12 +17,13 @@ from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.cost import measure, query_cost
 from ctvr.orchestrator.learning.epoch_timing import training_costs
 from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.gallery_files import save_gallery
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.tracking.left import open_or_take_up
 from ctvr.orchestrator.tracking.mirror import Mirror
-from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_signature
+from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_mlmodel
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 
@@ -41,6 +42,7 @@ class Recorder:
     keep_model: bool = False  # upload the trained model when the stream is learned
     run_id: str = ""
     _context: tuple[Method, StreamData] | None = None
+    _commits: Commits | None = None
     _logged_epochs: int = 0
     _mirror: Mirror | None = None
     _is_closed: bool = False
@@ -49,7 +51,7 @@ class Recorder:
         """Open the MLflow run, and add the results that an earlier process committed."""
         stream = data.stream
         done = commits.finished(len(stream.tasks))
-        self._context = (method, data)
+        self._context, self._commits = (method, data), commits
         tags = {
             "ctvr.method": self.experiment.name,
             "ctvr.result": key,
@@ -152,7 +154,10 @@ class Recorder:
         if self.keep_model:
             with tempfile.TemporaryDirectory() as folder:
                 export_model(method, self.experiment, data, Path(folder) / "model")
-                write_signature(Path(folder) / "model", self.experiment)
+                if data.stream.domain == "videos" and self._commits is not None:
+                    galleries = self._commits.load(num_tasks)[1]
+                    save_gallery(galleries, data.stream, split, Path(folder) / "model")
+                write_mlmodel(Path(folder) / "model", self.experiment)
                 self.tracker.log_artifacts(self.run_id, Path(folder) / "model", into="model")
         self.tracker.set_tags(self.run_id, {"ctvr.complete": "true"})
         self.tracker.close(self.run_id)

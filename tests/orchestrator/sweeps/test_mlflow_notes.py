@@ -17,7 +17,7 @@ from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import CHOICE
 from ctvr.orchestrator.sweeps.selection import best_trials
 from ctvr.orchestrator.tracking.internals import KIND, NOTE, TRAINING
-from ctvr.orchestrator.tracking.mlflow_ui import OUR_VIEW, WIDTH, page_of_runs, short_name, write_signature
+from ctvr.orchestrator.tracking.mlflow_ui import OUR_VIEW, WIDTH, page_of_runs, short_name, write_mlmodel
 
 SPACE = {"method.lr": None, "method.lr_other": None}
 
@@ -63,7 +63,7 @@ def execution(tmp_path_factory) -> ExecutionConfig:
     (execution.runs / "tables/s-final-1").mkdir(parents=True)
     (execution.runs / "tables/s-final-1/few.md").write_text("| Method |\n")
     settings = {"method": "clip4clip", "stream": "few"}
-    write_signature(execution.runs, resolve(settings))
+    write_mlmodel(execution.runs, resolve(settings))
     for seed, choice, r1 in ((2, "searched", 50.0), (1, "searched", 44.0), (1, "recommended", 70.0)):
         tags = {"ctvr.method": "clip4clip", CHOICE: choice, "ctvr.complete": "true", "ctvr.note": "confirmed; ..."}
         run = tracker.open_run("few", f"f-{choice}-{seed}", {**settings, "seed": seed}, final, tags)

@@ -1,0 +1,49 @@
+"""Loader of a saved model for `mlflow.pyfunc.load_model`, which imports this module: MLmodel names it.
+
+MLflow calls `predict` with a table that has a column `text`. Nothing is unpickled: the model's folder has safetensors
+and JSON. The signature of the calls is in `orchestrator/tracking/mlflow_ui.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.retrieval.model import Model
+
+COLUMNS = ("text", "rank", "score", "video", "path")
+DEFAULTS = {"k": 10, "folder": ""}  # those of the signature
+
+
+@dataclass
+class Retriever:
+    """A trained model behind MLflow's `predict`."""
+
+    model: Model
+
+    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
+        """Return the best videos of each text, a row for each: text, rank from 1, score, video, path.
+
+        Args:
+            model_input: data frame with a column `text`.
+            params: `k`, the number of videos per text; `folder`, of videos to search instead of the model's gallery.
+
+        Raises:
+            ConfigError: for an empty text, k < 1, or a folder without videos.
+        """
+        given = {**DEFAULTS, **(params or {})}
+        texts = [str(text) for text in model_input["text"]]
+        found = self.model.search(texts, int(given["k"]), str(given["folder"]) or None)
+        rows = [(text, hit.rank, hit.score, hit.video, hit.path) for text, hits in zip(texts, found) for hit in hits]
+        return importlib.import_module("pandas").DataFrame(rows, columns=list(COLUMNS))
+
+
+def _load_pyfunc(path: str) -> Retriever:
+    """Load the model in a folder; MLflow requires this name. CTVR_RUNS: the runs folder, where its stream may be."""
+    from ctvr.api import load
+
+    return Retriever(load(path, runs=os.environ.get("CTVR_RUNS") or "runs"))
