@@ -92,6 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         lines = [",".join(row) for row in [list(CSV_COLUMNS), *rows]]
         Path("my.csv").write_text("\n".join(lines))
         Path("my.yaml").write_text("method: clip4clip\nstream: shapes-5\n")
+        Path("tiny.yaml").write_text(blocks_of(ROOT / "docs/tutorial.md", "yaml")[0])
         Path("my_method.py").write_text(blocks_of(ROOT / "docs/new-method.md", "python")[0])
         shutil.copy(next(Path("videos").glob("*.mp4")), "clip.mp4")
         np.savez("videos.npz", **{row[0]: np.ones((2, 8)) for row in rows})

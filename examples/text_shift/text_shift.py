@@ -19,9 +19,9 @@ from ctvr.methods.layers.pooling import mean_pool
 
 @dataclass(frozen=True, kw_only=True)
 class TextShiftConfig:
-    """Settings, which `ctvr methods text_shift` prints and a word such as method.lr=0.1 sets."""
+    """Settings, which `ctvr methods text_shift` prints and a word such as method.lr=1e-4 sets."""
 
-    lr: float = setting(1e-2, doc="learning rate of the shift")
+    lr: float = setting(1e-4, doc="learning rate of the shift")
 
 
 class TextShift(Method):

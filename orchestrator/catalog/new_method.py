@@ -12,10 +12,9 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import create_output_dir
 
 MODULE = '''\
-"""CLASS: frozen CLIP with a learned shift of the caption embedding. Replace this method and this line by yours.
+"""CLASS: CLIP of which only the LayerNorms are trained. Replace this method and this line by yours.
 
-q = unit(CLIP(caption) + s),   s (d,) zero at first: the untrained method is zero-shot CLIP
-loss = contrastive + weight * mean(s^2)
+loss = contrastive + weight * |p - p0|^2   (L2-SP, arXiv:1802.01483; p0: the pre-trained values)
 
 `methods/base.py` of ctvr defines the contract; `ctvr check-method NAME:CLASS` checks it.
 Shapes: B pairs, T frames, L text length, d joint embedding.
@@ -37,33 +36,39 @@ from ctvr.methods.layers.pooling import mean_pool
 
 @dataclass(frozen=True, kw_only=True)
 class CLASSConfig:
-    """Settings: method.lr=0.1 sets one, and `ctvr methods NAME:CLASS` prints its doc."""
+    """Settings: method.lr=1e-5 sets one, and `ctvr methods NAME:CLASS` prints its doc."""
 
-    lr: float = setting(1e-2, doc="learning rate of the shift")
-    weight: float = setting(0.1, doc="weight of the penalty on the shift")
+    lr: float = setting(3e-5, doc="learning rate of the LayerNorms; optim.lr_scale of the stream multiplies it")
+    weight: float = setting(1e-3, doc="weight of the squared distance from the pre-trained values")
 
     def __post_init__(self) -> None:
         if not (0 <= self.lr < math.inf and 0 <= self.weight < math.inf):
-            raise ValueError(f"lr and weight must be >= 0, got {self.lr} and {self.weight}. Use 0.01 and 0.1.")
+            raise ValueError(f"lr and weight must be >= 0, got {self.lr} and {self.weight}. Use 3e-5 and 1e-3.")
 
 
 class CLASS(Method):
-    """Frozen CLIP with d trained parameters."""
+    """CLIP with trained LayerNorms."""
 
     Config = CLASSConfig
     PRESETS = {"free": {"method.weight": 0.0}}  # `--preset free`
+    start: Tensor  # (P,) pre-trained values of the P trained numbers
 
     @classmethod
     def capabilities(cls, config: CLASSConfig) -> Capabilities:
-        return Capabilities(uses_all_parameters=True)  # each step gives the shift a gradient
+        return Capabilities(uses_all_parameters=True)  # each step gives every trained parameter a gradient
 
     def __init__(self, config: CLASSConfig, backbone: Clip) -> None:
         super().__init__()
         self.config, self.backbone = config, backbone
-        self.shift = nn.Parameter(torch.zeros(backbone.embed_dim))  # state must be a parameter or a buffer
+        norms = [module for module in backbone.modules() if isinstance(module, nn.LayerNorm)]
+        self.trained = [parameter for norm in norms for parameter in norm.parameters()]
+        self.register_buffer("start", self._values().detach().clone())  # state must be a parameter or a buffer
+
+    def _values(self) -> Tensor:
+        return torch.cat([parameter.flatten() for parameter in self.trained])
 
     def param_groups(self) -> list[ParamGroup]:
-        return [{"name": "shift", "params": [self.shift], "lr": self.config.lr}]
+        return [{"name": "norms", "params": self.trained, "lr": self.config.lr}]  # others are frozen
 
     def encode_video(self, frames: Tensor) -> Tensor:
         """(B, T, 3, H, W) -> (B, d)."""
@@ -71,13 +76,14 @@ class CLASS(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """(B, L) -> (B, d)."""
-        return l2_normalize(self.backbone.text(tokens).float() + self.shift)
+        return l2_normalize(self.backbone.text(tokens).float())
 
     def scale(self) -> Tensor:
         return self.backbone.logit_scale.exp()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return {**super().losses(batch), "small": self.config.weight * self.shift.square().mean()}
+        distance = (self._values() - self.start).square().sum()
+        return {**super().losses(batch), "distance": self.config.weight * distance}
 '''
 
 SPACE = '''\
@@ -86,8 +92,8 @@ SPACE = '''\
 from ray import tune
 
 SPACE = {
-    "method.lr": tune.loguniform(1e-3, 1e-1),
-    "method.weight": tune.choice([0.0, 0.1, 1.0]),
+    "method.lr": tune.loguniform(1e-5, 1e-4),
+    "method.weight": tune.choice([0.0, 1e-3, 1e-2]),
 }
 '''
 
@@ -162,7 +168,7 @@ def new_method(name: str, into: Path = Path()) -> str:
             f"written: {', '.join(str(folder / file) for file in files)}",
             f"next: cd {folder}",
             f"      ctvr check-method {place}",
-            f"      ctvr run --method {place} --stream shapes-5",
-            f"      pip install --no-deps -e .      # then --method {name}, also in sweeps",
+            f"      ctvr run {place} shapes-5",
+            f"      pip install --no-deps -e .      # then `ctvr run {name} shapes-5`, also in sweeps",
         ]
     )

@@ -45,6 +45,12 @@ def add_streams(commands: Any) -> None:
         "--features", action="store_true", help="export the untrained backbone's features of videos and captions"
     )
     exporter.add_argument(
+        "--files",
+        action="store_true",
+        dest="video_files",
+        help="export the video files, for `ctvr streams import csv` and other programs",
+    )
+    exporter.add_argument(
         "--form",
         default="npz",
         metavar="FORM",
@@ -92,12 +98,13 @@ def _streams_export(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.jobs.export import export_stream
 
     what = [name for name in ("frames", "features") if getattr(arguments, name)]
+    what += ["files"] * arguments.video_files
     execution = get_execution(arguments)
     if arguments.hf:
         from ctvr.orchestrator.jobs.export_dataset import export_dataset
 
         if what or settings_of(arguments):
-            raise ConfigError("--hf: exports the videos unchanged. Omit --frames, --features and settings.")
+            raise ConfigError("--hf: exports the videos unchanged. Omit --files, --frames, --features and settings.")
         return export_dataset(arguments.stream, execution, arguments.folder, arguments.license)
     return export_stream(arguments.stream, settings_of(arguments), execution, arguments.folder, arguments.form, what)
 

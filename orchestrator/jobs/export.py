@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from ctvr.orchestrator.data.imported_features import attach_features, frame_sour
 from ctvr.orchestrator.data.prepare import prepare_stream
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.jobs.export_dataset import link_files
 from ctvr.orchestrator.learning.factory import load_clip
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
 from ctvr.orchestrator.streams.captions import cell_of
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
+from ctvr.orchestrator.streams.videos import missing_videos
 
 COLUMNS = ("video", "caption", "category", "split", "task", "path", "start", "end")
-WHAT = ("table", "frames", "features")
+WHAT = ("table", "frames", "features", "files")
 
 
 def export_stream(
@@ -45,6 +48,7 @@ def export_stream(
         form: file format of frames and features, one of FORMS.
         what: parts of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`. frames: (T, H, W, 3)
             uint8 of each video. features: (T, d) of each video and (d,) of each caption by the untrained backbone.
+            files: the videos themselves in `videos`, by whose names `table.csv` then lists them.
 
     Raises:
         ConfigError: for an unknown form, a folder that is not empty, or videos that are missing.
@@ -56,14 +60,26 @@ def export_stream(
         raise ConfigError("--form: parquet cannot store frames. Write npz, npy, pt or h5.")
     places, manifest = execution.places(), find_manifest(name)
     stream = load_stream(manifest, places.root, places.videos, render=False)
+    if "files" in what and (stream.domain == "images" or stream.has_features):
+        kind = "images" if stream.domain == "images" else "features"
+        raise ConfigError(f"--files: stream {stream.name} has {kind} instead of videos. Omit --files.")
     if stream.has_features and "frames" in what:
         raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Omit it.")
     experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
     create_output_dir(out)
     stream = load_stream(manifest, places.root, places.videos)  # renders videos, after all checks
-    lines = [f"{_write_table(stream, out)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
+    names: list[str] = []
+    if "files" in what:
+        if missing := missing_videos(stream):
+            raise ConfigError(f"--files: {len(missing)} videos of {stream.name} are missing, first {missing[0].path}.")
+        rows = link_files([(task, item) for task, _, item in iter_items(stream)], out / "videos", "--files")
+        names = [row["file_name"] for row in rows]
+    lines = [f"{_write_table(stream, out, names)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
+    if names:
+        words = f"{out / 'table.csv'} --videos {out / 'videos'} --name NAME"
+        lines += [f"{len(names)} videos: {out / 'videos'}", f"import them with: ctvr streams import csv {words}"]
     if "frames" not in what and "features" not in what:
-        return lines[0]
+        return "\n".join(lines)
     clip = attach_features(load_clip(experiment.backbone), stream)
     source = frame_source(stream, places.open_store(), experiment.data, clip.image_size)
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")
@@ -97,16 +113,17 @@ def _write_features(data: StreamData, items: list[Item], clip: Any, out: Path, f
     return [*lines, f"import them with: ctvr streams import features {words} --name NAME"]
 
 
-def _write_table(stream: Stream, out: Path) -> int:
-    """Write `table.csv` and `manifest.json`; return the number of captions."""
+def _write_table(stream: Stream, out: Path, names: Sequence[str]) -> int:
+    """Write `table.csv` and `manifest.json`; return the number of captions. `names` are those of exported files."""
     lines = 0
     with (out / "table.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for task, split, item in iter_items(stream):
+        for number, (task, split, item) in enumerate(iter_items(stream)):
             segment = item.segment or ("", "")
+            video = names[number] if names else item.video
             for caption in item.captions:
-                writer.writerow([item.video, cell_of(caption), item.category, split, task.name, item.path, *segment])
+                writer.writerow([video, cell_of(caption), item.category, split, task.name, item.path, *segment])
                 lines += 1
     tasks: list[dict[str, Any]] = []
     for each in stream.tasks:

@@ -57,7 +57,7 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
     try:
         for split in SPLITS:
             items = [(task, item) for task in stream.tasks for item in getattr(task, split)]
-            lines[split] = list(_files(items, out / FOLDERS[split]))
+            lines[split] = list(link_files(items, out / FOLDERS[split], "--hf"))
         for split, rows in lines.items():
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             if rows:
@@ -76,15 +76,19 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
     )
 
 
-def _files(items: list[tuple[StreamTask, Item]], folder: Path) -> Iterator[dict[str, Any]]:
-    """Link or copy each item's video to the folder of its split; yield its line of the metadata."""
+def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) -> Iterator[dict[str, Any]]:
+    """Link or copy each item's video to a folder; yield its line of the metadata, with the name of the file.
+
+    Raises:
+        ConfigError: for a folder of frames in the place of a video; `option` is the one to omit.
+    """
     if items:
         folder.mkdir()
     taken: set[str] = set()
     for task, item in items:
         source = Path(item.path)
         if not source.is_file():
-            raise ConfigError(f"--hf: {item.path} is a folder of frames, not a video. Omit --hf.")
+            raise ConfigError(f"{option}: {item.path} is a folder of frames, not a video. Omit {option}.")
         stem = re.sub(r"[^\w.@-]", "_", item.video).lstrip(".") or "video"
         stem = stem.removesuffix(source.suffix)
         file = next(name for name in _names(stem, source.suffix) if name.casefold() not in taken)

@@ -93,6 +93,31 @@ def test_the_exported_manifest_and_frames_are_the_streams(few, exported):
     assert {array.dtype for array in frames.values()} == {np.dtype("uint8")}
 
 
+def test_exported_files_are_imported_as_the_same_stream(few, tmp_path, capsys):
+    out, runs = tmp_path / "sample", ["--runs", str(tmp_path / "runs")]
+    assert main(["streams", "export", str(few), str(out), "--files", *runs]) == 0
+    said = capsys.readouterr().out
+    (command,) = re.findall(r"ctvr (streams import csv .*) --name NAME", said)
+    assert main([*command.split(), "--name", "again", *runs]) == 0
+    once, again = load_stream(few, tmp_path / "runs"), load_stream("again", tmp_path / "runs")
+    for first, second in zip(once.tasks, again.tasks, strict=True):
+        for split in ("train", "val", "test"):
+            pairs = zip(getattr(first, split), getattr(second, split), strict=True)
+            for ours, theirs in pairs:
+                assert (ours.captions, ours.category) == (theirs.captions, theirs.category)
+                assert digest_file(Path(ours.path)) == digest_file(Path(theirs.path))
+
+
+def test_files_of_a_stream_of_features_are_refused(exported, capsys):
+    made = exported / "out"
+    words = f"table={made / 'table.csv'}", f"features={made / 'features.npz'}"
+    assert import_features(exported, *words, name="bare") == 0
+    capsys.readouterr()
+    assert main(["streams", "export", "bare", str(exported / "no"), "--files", "--runs", str(exported / "runs")]) == 2
+    assert "--files: stream bare has features instead of videos. Omit --files." in capsys.readouterr().err
+    assert not (exported / "no").exists()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_arrays_come_back_from_every_form(form, tmp_path):
     arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "file": np.ones((1, 3), np.float32)}
