@@ -49,6 +49,18 @@ def test_rows_that_train_nothing_have_a_paired_t_test_over_videos():
     assert (found.value, found.low, found.high) == pytest.approx((d.mean(), interval.low, interval.high))
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_more_captions_of_the_same_videos_that_say_the_same_tell_nothing_new(seeds):
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(1, 4, (2, seeds, 50))
+    once = differences([a, b], 0, np.arange(50), fixed=(seeds == 1,) * 2)[1]
+    often = differences([np.repeat(r, 6, axis=1) for r in (a, b)], 0, np.arange(50).repeat(6), fixed=(seeds == 1,) * 2)[
+        1
+    ]
+    assert math.isfinite(once.low)
+    assert (often.value, often.low, often.high, often.p) == pytest.approx((once.value, once.low, once.high, once.p))
+
+
 def test_of_trained_rows_of_one_seed_each_no_interval_is_known():
     found = difference(np.full(9, 1), np.full(9, 2))
     assert (found.value, found.low, found.high, found.p) == (-100.0, -math.inf, math.inf, 1.0)
