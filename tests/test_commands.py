@@ -43,7 +43,7 @@ PLACE = re.compile(r"[A-Z][A-Z_.\-]*$")  # NAME, FILE: the reader's word
 PARSER = make_parser()
 COMMANDS = {action for part in PARSER._subparsers._group_actions for action in part.choices}
 OTHERS = (
-    "aws,bash,brew,cd,curl,docker,export,git,kubectl,pip,python,python3,ray,sbatch,source,squeue,scancel,ssh,"
+    "aws,bash,brew,cd,chmod,curl,docker,echo,export,git,kubectl,pip,python,python3,ray,sbatch,source,squeue,scancel,ssh,"
     "apptainer,tail"
 )
 

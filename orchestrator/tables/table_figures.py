@@ -13,9 +13,8 @@ import numpy as np
 
 from ctvr.orchestrator.tables.curves import OWN, changes
 from ctvr.orchestrator.tables.index_age import reencoding_curve
-from ctvr.orchestrator.tables.setting_diff import of_data
+from ctvr.orchestrator.tables.sensitivity import line_of, sensitivity
 from ctvr.orchestrator.tables.table import Row, Table, Value, competes
-from ctvr.orchestrator.tables.unpublished_settings import at_most
 from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
 from ctvr.orchestrator.tracking.styles import LineName, styles_of
 
@@ -40,8 +39,7 @@ def drawings(table: Table) -> list[Drawing]:
     """Return every figure for which the rows have the numbers."""
     found = [(name, title.replace("R@1", table.measured), make(table)) for name, (title, make) in FIGURES.items()]
     found += [
-        (f"vary_{name.rpartition('.')[2]}", f"sensitivity to {name}", _sensitivity(table, name))
-        for name in table.varies
+        (f"vary_{name.rpartition('.')[2]}", f"sensitivity to {name}", sensitivity(table, name)) for name in table.varies
     ]
     return [each for each in found if each[2]]
 
@@ -60,11 +58,11 @@ def _forgetting(table: Table) -> list[Panel]:
     panels = []
     for task in range(min(2, len(rows[0][1]) - 1)):
         lines = [
-            _line(row, [(t, matrix[t - 1][task]) for t in range(task + 1, len(matrix) + 1)]) for row, matrix in rows
+            line_of(row, [(t, matrix[t - 1][task]) for t in range(task + 1, len(matrix) + 1)]) for row, matrix in rows
         ]
         panels.append(Panel("tasks learned", f"R@1 of task {task + 1} (%)", lines))
     lost = [
-        _line(
+        line_of(
             row,
             [(t, _mean([matrix[i][i] - matrix[t - 1][i] for i in range(t - 1)])) for t in range(2, len(matrix) + 1)],
         )
@@ -78,8 +76,8 @@ def _final(table: Table) -> list[Panel]:
     rows = [(row, row.matrices[OWN]) for row in table.rows if len(row.matrices.get(OWN, ())) > 1]
     if not rows or "fr" not in {column.key for column in table.columns}:
         return []
-    learned = [_line(row, [(t, own[t - 1][t - 1]) for t in range(1, len(own) + 1)]) for row, own in rows]
-    final = [_line(row, list(enumerate(own[-1], start=1))) for row, own in rows]
+    learned = [line_of(row, [(t, own[t - 1][t - 1]) for t in range(1, len(own) + 1)]) for row, own in rows]
+    final = [line_of(row, list(enumerate(own[-1], start=1))) for row, own in rows]
     known = [point[1] for line in (*learned, *final) for point in line.points if math.isfinite(point[1])]
     between = (min(known) - 2, max(known) + 2) if known else None
     return [
@@ -92,7 +90,7 @@ def _plasticity(table: Table) -> list[Panel]:
     """Plot R@1 of every task when it was learned, minus zero-shot's: the diagonal of `changes` for all rows."""
     found = changes(table)
     lines = [
-        _line(row, [(t, after[-1]) for t, after in enumerate(found[row.label], start=1)])
+        line_of(row, [(t, after[-1]) for t, after in enumerate(found[row.label], start=1)])
         for row in table.rows
         if row.label in found
     ]
@@ -148,7 +146,7 @@ def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list
     ]
     if len({round(x, 6) for _, x, _ in known}) < 2:
         return []
-    lines = [_line(row, [(x, cell.mean, cell.std)]) for row, x, cell in known]
+    lines = [line_of(row, [(x, cell.mean, cell.std)]) for row, x, cell in known]
     column = next((each for each in table.columns if each.key == key), table.columns[0])
     front = pareto([(x, sign * cell.mean) for row, x, cell in known if competes(row, column)])
     return [Panel(name, unit, lines, joined=False, scale=scale, front=[(x, sign * y) for x, y in front])]
@@ -241,79 +239,6 @@ def _orders(table: Table) -> list[Panel]:
             ]
             panels.append(Panel("order of tasks", title, lines, joined=False, ticks=ticks))
     return panels
-
-
-def _sensitivity(table: Table, name: str) -> list[Panel]:
-    """Plot the effect of one setting (fig. 8 of CTVR): R@1 and forgetting, for CVLM also FR and HM.
-
-    Rows that differ only in this setting, or in what it bounds or determines, are one line; rows of methods without it
-    are horizontal lines. The vertical line is the recommended value, whose row has the name of its method.
-    """
-    lines = _varied(table, name)
-    if not lines:
-        return []
-    values = sorted({row.settings[name] for rows in lines for row in rows}, key=lambda text: (_number(text), text))
-    places, scale = _places(values)
-    varied = {row.method for rows in lines for row in rows}
-    levels = [row for row in table.rows if row.method not in varied]
-    recommended = {places[row.settings[name]] for rows in lines for row in rows if "=" not in row.label}
-    panels = []
-    for column in table.columns:
-        if column.key not in {"r1", "bwf", "fr", "hm", "current"}:
-            continue
-        drawn = []
-        for rows in lines:
-            cells = [(places[row.settings[name]], row.values.get(column.key, Value())) for row in rows]
-            points = sorted((x, cell.mean, cell.std) for x, cell in cells if math.isfinite(cell.mean))
-            drawn += [Line(rows[0].method, rows[0].method, points)] if points else []
-        beside = [
-            _line(row, [(0, cell.mean, cell.std)]) for row in levels if (cell := row.values.get(column.key, Value()))
-        ]
-        if drawn:
-            ticks = [(places[value], value) for value in values]
-            unit = f"{column.title} (%)" if column.key != "bwf" else "BWF (points)"
-            panels.append(
-                Panel(name, unit, drawn, levels=beside, scale=scale, ticks=ticks, borders=sorted(recommended))
-            )
-    return panels
-
-
-def _varied(table: Table, name: str) -> list[list[Row]]:
-    """Group the rows that differ only in the setting `name`, or in what it bounds or determines."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in table.rows:
-        if name in row.settings:
-            fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
-            if name.startswith("data."):  # settings of a method that follow from its data: method.num_frames
-                fixed |= set(of_data(name.removeprefix("data.")))
-            others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
-            groups.setdefault((row.method, others), []).append(row)
-    return [rows for rows in groups.values() if len({row.settings[name] for row in rows}) > 1]
-
-
-def _places(values: Sequence[str]) -> tuple[dict[str, float], Scale]:
-    """Return the positions of a setting's values: numbers by value, logarithmic if they span a lot, words in a row."""
-    numbers = [_number(value) for value in values]
-    if not all(map(math.isfinite, numbers)):
-        return {value: float(place) for place, value in enumerate(values)}, "linear"
-    is_wide = max(numbers) >= 20 * min((abs(number) for number in numbers if number), default=math.inf)
-    if is_wide and min(numbers) <= 0:
-        return {value: float(place) for place, value in enumerate(values)}, "linear"
-    return dict(zip(values, numbers)), "log" if is_wide else "linear"
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.inf
-
-
-def _line(row: Row, points: Sequence[tuple[float, ...]]) -> Line:
-    """Return a line through points (x, mean) or (x, mean, std)."""
-    return Line(
-        row.label, row.method, [(point[0], point[1], point[2] if len(point) > 2 else math.nan) for point in points]
-    )
 
 
 def _mean(values: Sequence[float]) -> float:

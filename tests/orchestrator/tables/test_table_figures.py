@@ -13,7 +13,7 @@ from ctvr.orchestrator.sweeps.table import made_tables
 from ctvr.orchestrator.tables.build import tables
 from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.table import Table
-from ctvr.orchestrator.tables.table_figures import FIGURES, _places, drawings, expert_shares, mean_cost, pareto
+from ctvr.orchestrator.tables.table_figures import FIGURES, drawings, expert_shares, mean_cost, pareto
 from ctvr.orchestrator.tables.write import write
 from tests.orchestrator.tables.test_build import PAPER, cvlm, run
 
@@ -256,10 +256,3 @@ def test_orders_of_the_tasks_are_one_row_whose_figure_and_footnote_say_how_far_t
     ]
     assert r1.lines[0].points[0][2] == pytest.approx(2**0.5)
     assert bwf.ticks == [(0.0, "own"), (1.0, "1"), (2.0, "2")]
-
-
-def test_values_stand_where_their_numbers_are_or_in_a_row():
-    assert _places(["0.2", "0.4"]) == ({"0.2": 0.2, "0.4": 0.4}, "linear")
-    assert _places(["0.01", "1", "100"])[1] == "log"
-    assert _places(["0.0", "1", "100"]) == ({"0.0": 0.0, "1": 1.0, "100": 2.0}, "linear")
-    assert _places(["mean", "se"]) == ({"mean": 0.0, "se": 1.0}, "linear")
