@@ -17,7 +17,7 @@
 # are off: they are not needed here, and their seven processes took 1.8 GB.
 #
 # CTVR_MLFLOW_DATABASE=postgresql://USER:PASSWORD@HOST/NAME is a database server of yours instead, which keeps its own
-# backups. It holds a password: write it into ~/.ctvr_keys (setup.sh). Only this machine needs the driver, psycopg2.
+# backups. It holds a password: write it into ~/.ctvr_keys (setup.sh). Only this machine needs the driver, psycopg.
 set -euo pipefail
 
 own_address() { # of the default route, as Ray finds it; connecting a datagram socket sends nothing
@@ -52,10 +52,10 @@ is_server() { # the records are on a database server
 
 check_database() { # the value has a password, so no message shows it
   is_server || return 0
-  [[ "$RECORDS" == postgresql*://* ]] ||
+  [[ "$RECORDS" == postgresql://* ]] ||
     fail "CTVR_MLFLOW_DATABASE: must begin with postgresql://. Omit it for SQLite on this machine."
-  python -c "import psycopg2" 2>/dev/null ||
-    fail "CTVR_MLFLOW_DATABASE: its driver is not installed. Run \`bash cluster/setup.sh add psycopg2-binary~=2.9\`."
+  python -c "import psycopg" 2>/dev/null || # SQLAlchemy's driver for postgresql://
+    fail "CTVR_MLFLOW_DATABASE: its driver is not installed. Run \`bash cluster/setup.sh add psycopg[binary]~=3.2\`."
 }
 
 configure() {
