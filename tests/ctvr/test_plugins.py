@@ -95,7 +95,8 @@ def _with_protocol(manifest: Path, name: str) -> Path:
 def test_a_protocol_of_another_package_that_reencodes_is_a_fresh_index_to_the_bit(learned, tmp_path):
     manifest = learned / "small" / "small.json"
     other = _with_protocol(manifest, "fresh_index")
-    places = RunPaths(tmp_path, store=str(learned / "store"))
+    store = str(shutil.copytree(learned / "store", tmp_path / "store"))
+    places = RunPaths(tmp_path, store=store)
     ages = {"evaluation.reencode": (50, 100), "evaluation.reencode_after": "all", "optim.epochs": 1}
 
     def done(method, stream):
@@ -115,7 +116,7 @@ def test_a_protocol_of_another_package_that_reencodes_is_a_fresh_index_to_the_bi
     gaps = [value for found in zero.metrics for name, value in found.items() if "/index/gap" in name or "bwf" in name]
     assert len(gaps) > 4
     assert set(gaps) == {0.0}
-    ctvr.run("zero_shot", other, runs=tmp_path, store=str(learned / "store"))
+    ctvr.run("zero_shot", other, runs=tmp_path, store=store)
     (table,) = made_tables(ExecutionConfig(runs=tmp_path), stream="fresh_index")
     assert any("protocol fresh_index of another package" in mark for mark in table.rows[0].marks)
 
