@@ -221,6 +221,7 @@ def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> lis
 def _today(key: str, run: RunRecord) -> str:
     """Describe whether the code, weights and versions here give the same key for the run's settings and stream."""
     from ctvr.orchestrator.learning.resolve import named_in, resolve  # torch takes seconds to import
+    from ctvr.orchestrator.learning.run_key import OF_PROTOCOL
 
     digest = run.tags.get("ctvr.stream_digest")
     if not digest:
@@ -228,7 +229,9 @@ def _today(key: str, run: RunRecord) -> str:
     try:
         with named_in(f"run {run.name}"):
             experiment = resolve({name: _as_typed(value) for name, value in run.settings.items()})
-        then, stream = _made_of(run), cast(Stream, SimpleNamespace(digest=digest))
+        then = _made_of(run)
+        others = [name.removeprefix(OF_PROTOCOL) for name in then if name.startswith(OF_PROTOCOL)]
+        stream = cast(Stream, SimpleNamespace(digest=digest, protocol=others[0] if others else "ctvr"))
         about = (stream, run.tags.get("ctvr.frames", ""), then.get("device", "cpu"))
         now = experiment.key(*about)
     except (ConfigError, OSError) as error:

@@ -4,6 +4,7 @@
     cost/replay_bytes      pairs in replay buffers: decoded frames (uint8), tokens (int64), and features kept with them
     cost/tower_copies      image towers besides the one that encodes: teachers, former models, momentum encoders
     cost/reencoding_gmacs  multiply-adds (10^9) of videos that the method encoded again over the stream; 0 if none
+    cost/pair_gmacs        multiply-adds (10^9) of a training step for each of its pairs, in a batch of the last task
     cost/train_gmacs       multiply-adds (10^9) of all training steps, forward and backward: those of one batch of the
                            last task for each pair, times the pairs of all epochs; with one worker only
 
@@ -28,13 +29,30 @@ from ctvr.methods.base import Batch, Frozen, Method
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
 from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.learning.commits import RunState
 from ctvr.orchestrator.learning.optimizer import freeze_except
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.unique_videos import Losses
 
 
+def step_costs(method: Method, data: StreamData) -> dict[str, float]:
+    """Return `cost/tower_copies`, and with one worker `cost/pair_gmacs`, after the last task of a trained run.
+
+    They are kept with the record of that task: a run that is resumed after it has neither teachers nor gradients.
+    """
+    if data.stream.domain != "videos" or not method.param_groups():
+        return {}
+    found = {"cost/tower_copies": float(max(0, len(_towers(method)) - 1))}
+    if world_size() == 1:
+        last = len(data.stream.tasks) - 1
+        seen = list(range(last + 1)) if method.declared.trains_on == "seen" else [last]
+        batch = next(data.train_batches(seen, 0, last, 0))
+        found["cost/pair_gmacs"] = _step_gmacs(method, batch) / len(batch.video_ids)
+    return found
+
+
 def budget(
-    method: Method, data: StreamData, split: str, cost: Mapping[str, float], epochs: int, seed: int
+    method: Method, data: StreamData, split: str, cost: Mapping[str, float], record: RunState, seed: int
 ) -> dict[str, float]:
     """Return the metrics of the module docstring.
 
@@ -43,26 +61,26 @@ def budget(
         data: of the run, with or without features of frozen blocks.
         split: the searched one.
         cost: of `cost.measure`: `cost/stored_floats_per_video` and `cost/video_gmacs`.
-        epochs: finished training epochs over the whole stream; 0 trains nothing.
+        record: of the finished run.
         seed: of the run.
     """
     sizes = [data.num_videos(index, split) for index in range(len(data.stream.tasks))]
     reencodes = method.declared.reencodes_gallery or protocol_of(data.stream).reencodes_gallery
     again = sum(sum(sizes[:index]) for index in range(len(sizes))) if reencodes else 0
+    spent = record.metrics[-1] if record.metrics else {}
     found = {
         "cost/index_bytes": 4 * cost["cost/stored_floats_per_video"] * sum(sizes),
         "cost/replay_bytes": float(_replay_bytes(method, data)),
-        "cost/tower_copies": float(max(0, len(_towers(method)) - 1)),
+        "cost/tower_copies": spent.get("cost/tower_copies", 0.0),
         "cost/reencoding_gmacs": again * cost["cost/video_gmacs"],
     }
+    epochs = len(record.training)
     if not epochs:
         return {**found, "cost/train_gmacs": 0.0}
-    if world_size() == 1:
+    if "cost/pair_gmacs" in spent:
         seen = [list(range(t + 1)) if method.declared.trains_on == "seen" else [t] for t in range(len(sizes))]
         each = [sum(data.batch_sizes(tasks, seed, t, 0)) for t, tasks in enumerate(seen)]  # pairs of an epoch
-        batch = next(data.train_batches(seen[-1], seed, len(sizes) - 1, 0))
-        of_pair = _step_gmacs(method, batch) / len(batch.video_ids)
-        found["cost/train_gmacs"] = of_pair * sum(each) * epochs / len(sizes)
+        found["cost/train_gmacs"] = spent["cost/pair_gmacs"] * sum(each) * epochs / len(sizes)
     return found
 
 

@@ -311,7 +311,7 @@ class Loop:
     def _optional(self, done: int, own: Sequence[float] = (), before: Mapping[str, float] | None = None) -> Evaluation:
         """Return what index_age.py measures after `done` tasks; 0: of the untrained model, whose first task began."""
         evaluation, first = self.config.evaluation, self.record.metrics[0] if self.record.metrics else before or {}
-        if not evaluation.measures_more:
+        if not evaluation.measures_more and done < len(self.data.stream.tasks):  # the last task adds costs of a step
             return Evaluation()
         self._seed("optional metrics", done)
         context = self._context(max(done - 1, 0), evaluation.split, self.galleries)

@@ -36,6 +36,7 @@ from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sourc
 from ctvr.orchestrator.streams.protocol_names import plugins
 from ctvr.orchestrator.streams.stream import Stream
 
+OF_PROTOCOL = "code of protocol "  # begins the name of the digest of another package's protocol
 # Content digests replace the names of the stream and of a weights file; activation checkpointing changes no bit
 NON_IDENTITY_SETTINGS = (
     "stream",
@@ -128,7 +129,7 @@ def _of_others(place: str) -> str:
 def protocol_digest(name: str) -> dict[str, str]:
     """Return one digest of the sources of a protocol of another package; empty for one of ours."""
     point = plugins().get(name)
-    return {f"code of protocol {name}": _of_others(point.value)} if point is not None else {}
+    return {OF_PROTOCOL + name: _of_others(point.value)} if point is not None else {}
 
 
 def code_digests(method: str, base: str | None = None) -> dict[str, str]:

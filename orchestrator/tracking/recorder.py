@@ -131,7 +131,7 @@ class Recorder:
         if data.stream.domain == "videos":
             tokens = trim_padding(data.queries(0, split).tokens[:1]).to(data.device)
             cost |= query_cost(method, tokens, num_tasks)
-            cost |= budget(method, data, split, cost, len(record.training), self.experiment.run.seed)
+            cost |= budget(method, data, split, cost, record, self.experiment.run.seed)
         cost |= training_costs(record.timing)
         if not self.experiment.optim.epochs:  # a control without training
             cost["cost/trained_parameters"] = 0.0

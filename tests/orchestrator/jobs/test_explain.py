@@ -45,9 +45,11 @@ def store(folder: Path) -> Store:
 def track(tracker: Tracker, stream: str = DIGEST, **changed: Any) -> str:
     """A tracked run with these settings, as a recorder opens it; returns its key."""
     experiment = resolve({**GIVEN, **{name.replace("__", "."): value for name, value in changed.items()}})
-    key = experiment.key(cast(Stream, SimpleNamespace(digest=stream)))
+    key = experiment.key(cast(Stream, SimpleNamespace(digest=stream, protocol="ctvr")))
     tags = {RESULT: key, "ctvr.stream_digest": stream, "ctvr.commit": "c0ffee", "ctvr.identity": key}
-    tags[PROVENANCE] = canonical(experiment.environment_digests(cast(Stream, SimpleNamespace(digest=stream))))
+    tags[PROVENANCE] = canonical(
+        experiment.environment_digests(cast(Stream, SimpleNamespace(digest=stream, protocol="ctvr")))
+    )
     tracker.open_run("small", f"run-{key[:6]}", experiment.settings, None, tags)
     return key
 
@@ -67,7 +69,7 @@ def test_settings_as_mlflow_keeps_them_give_the_same_key(method):
         experiment = resolve({**GIVEN, "method": method}, None, [preset])
         settings = {name: as_text(value) for name, value in experiment.settings.items()}
         run = SimpleNamespace(name="r", settings=settings, tags={"ctvr.stream_digest": DIGEST})
-        key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST)))
+        key = experiment.key(cast(Stream, SimpleNamespace(digest=DIGEST, protocol="ctvr")))
         assert "give the same key" in _today(key, cast(RunRecord, run)), preset
 
 
