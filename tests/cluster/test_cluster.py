@@ -327,9 +327,10 @@ def test_the_cache_is_on_a_machines_own_disks_where_they_are_mounted(
         (programs / name).write_text(f"#!/bin/bash\n{does}\n")
         (programs / name).chmod(0o755)
     command = next(word for word in commands(a100, "setup_commands") if "setup.sh node" in word)
-    command = command.replace("~/ctvr_src/cluster/setup.sh", str(SETUP)).replace("/mnt/ctvr", str(node / "mnt"))
+    setup = shlex.quote(str(SETUP))
+    command = command.replace("~/ctvr_src/cluster/setup.sh", setup).replace("/mnt/ctvr", str(node / "mnt"))
     more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "PATH": f"{programs}:{os.environ['PATH']}"}
-    for start in (command.replace("/opt/dlami/nvme", str(disks)), f"bash {SETUP} again"):
+    for start in (command.replace("/opt/dlami/nvme", str(disks)), f"bash {setup} again"):
         subprocess.run(["bash", "-c", start], env={"HOME": str(node), **more}, check=True)
         cache = (disks if is_mounted else node) / "ctvr_cache"
         assert f"export CTVR_CACHE={cache}\n" in (node / ".ctvr_env").read_text()
@@ -476,12 +477,13 @@ def served(tmp_path: Path) -> Path:
     (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\nmlflow_tracking_password = x\n")
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
+    home = shlex.quote(str(tmp_path))
     python.write_text(f"""#!/bin/bash
 case "$*" in
-  *"import psycopg2"*) [ -e {tmp_path}/driver ] ;;
-  *"mlflow server"*) echo "$@" >{tmp_path}/arguments; echo "$MLFLOW_BACKEND_STORE_URI" >{tmp_path}/uri; sleep 3 ;;
-  *urllib*) [ -e {tmp_path}/uri ] ;;
-  *) exec {sys.executable} "$@" ;;
+  *"import psycopg2"*) [ -e {home}/driver ] ;;
+  *"mlflow server"*) echo "$@" >{home}/arguments; echo "$MLFLOW_BACKEND_STORE_URI" >{home}/uri; sleep 3 ;;
+  *urllib*) [ -e {home}/uri ] ;;
+  *) exec {shlex.quote(sys.executable)} "$@" ;;
 esac
 """)
     python.chmod(0o755)

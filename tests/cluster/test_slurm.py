@@ -10,6 +10,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -144,7 +145,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 STUBS = {  # the programs that slurm.sbatch calls, except Slurm's own
-    "python": f'exec {sys.executable} "$@"',
+    "python": f'exec {shlex.quote(sys.executable)} "$@"',
     "ray": """
 case "$*" in *--block*) exec sleep 600 ;; esac
 [ -e "$CTVR_RUNS/tried" ] || { touch "$CTVR_RUNS/tried"; exit 1; }""",  # the first start of a head, on a busy node
