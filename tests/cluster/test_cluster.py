@@ -480,7 +480,7 @@ def served(tmp_path: Path) -> Path:
     home = shlex.quote(str(tmp_path))
     python.write_text(f"""#!/bin/bash
 case "$*" in
-  *"import psycopg2"*) [ -e {home}/driver ] ;;
+  *"import psycopg"*) [ -e {home}/driver ] ;;
   *"mlflow server"*) echo "$@" >{home}/arguments; echo "$MLFLOW_BACKEND_STORE_URI" >{home}/uri; sleep 3 ;;
   *urllib*) [ -e {home}/uri ] ;;
   *) exec {shlex.quote(sys.executable)} "$@" ;;
@@ -523,7 +523,10 @@ def test_records_are_in_sqlite_otherwise(served: Path) -> None:
 @pytest.mark.parametrize(
     ("database", "message"),
     [
-        ("postgresql://me:secret@db/mlflow", "its driver is not installed. Run `bash cluster/setup.sh add psycopg2-b"),
+        (
+            "postgresql://me:secret@db/mlflow",
+            "its driver is not installed. Run `bash cluster/setup.sh add psycopg[binary]~=3.2`.",
+        ),
         ("mongodb://me:secret@db/mlflow", "must begin with postgresql://"),
     ],
 )
