@@ -113,7 +113,10 @@ class LPIConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is a count and must be >= 1, got {getattr(self, name)}.")
         if self.depth > self.layers:
-            raise ValueError(f"depth must be <= layers, got {self.depth} and {self.layers}. Use depth={self.layers}.")
+            raise ValueError(
+                f"depth must be <= layers, got {self.depth} and {self.layers}. "
+                f"Use depth={self.layers} or layers={self.depth}."
+            )
         if min(self.align_temperature, self.task_temperature) <= 0:
             found = f"{self.align_temperature} and {self.task_temperature}"
             raise ValueError(f"align_temperature and task_temperature must be > 0, got {found}. Use 0.01 and 0.001.")
