@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from ctvr.methods import METHODS, find_method
+from ctvr.methods.settings import groups_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.commits import MEASURED, Commits
 from ctvr.orchestrator.learning.experiment import GROUPS
@@ -55,12 +56,19 @@ def others(hint: Any, value: Any) -> list[Any]:
 
 
 def hints_of(experiment) -> dict[str, Any]:
-    configs = {group: type(getattr(experiment, group)) for group in GROUPS} | {"method": type(experiment.method)}
+    configs = {group: getattr(experiment, group) for group in GROUPS} | {"method": experiment.method}
     if experiment.base is not None:
-        configs["base"] = type(experiment.base)
-    return {
-        f"{prefix}.{name}": hint for prefix, cls in configs.items() for name, hint in typing.get_type_hints(cls).items()
-    }
+        configs["base"] = experiment.base
+    return {name: hint for prefix, config in configs.items() for name, hint in hints_within(config, prefix).items()}
+
+
+def hints_within(config: Any, prefix: str) -> dict[str, Any]:
+    """Return the types of all settings of a dataclass; those of a group are those of the variant that it holds."""
+    found = {f"{prefix}.{name}": hint for name, hint in typing.get_type_hints(type(config)).items()}
+    for name, variants in groups_of(type(config)).items():
+        of_group = hints_within(getattr(config, name), f"{prefix}.{name}")
+        found |= {**of_group, f"{prefix}.{name}.name": Literal[tuple(variants)]}
+    return found
 
 
 def commits_of(experiment, places) -> list[tuple[Any, ...]]:
