@@ -34,6 +34,7 @@ class Capabilities:
     # Captions
     task_conditioned_text: bool = False  # encodes a caption once for each task whose videos it searches
     attends_to_padding: bool = False  # a caption's feature depends on the length to which it is padded
+    rewrites_captions: bool = False  # the text tower reads other tokens in a step than those of the batch's captions
     text_is_frozen: bool = False  # `encode_text` depends on the caption only, in every task
     several_text_vectors: bool = False  # a caption's feature is several vectors, such as those of its words
     compensates_age: bool = False  # encodes a caption otherwise for videos that an older model has stored
@@ -60,6 +61,7 @@ class Capabilities:
             uses_in_batch_negatives=self.uses_in_batch_negatives and base.uses_in_batch_negatives,
             task_conditioned_text=self.task_conditioned_text or base.task_conditioned_text,
             attends_to_padding=self.attends_to_padding or base.attends_to_padding,
+            rewrites_captions=self.rewrites_captions or base.rewrites_captions,
             several_text_vectors=base.several_text_vectors,
             compensates_age=self.compensates_age or base.compensates_age,
             reencodes_gallery=self.reencodes_gallery or base.reencodes_gallery,

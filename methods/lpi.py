@@ -143,6 +143,7 @@ class LPI(Method):
             joins_tasks=True,
             accumulation="features",
             task_conditioned_text=config.route == "block",
+            rewrites_captions=True,  # as "X .. X caption ."
         )
 
     def __init__(self, config: LPIConfig, backbone: Clip) -> None:

@@ -10,7 +10,7 @@ for each batch:
 A mixed pair counts as the one with the larger share: as that one's video, category and number of words.
 Difference: LUMP writes its memory during training; here pairs enter the reservoir when their task ends, so mixing
 starts with the second task. A mixed caption is encoded for the current task. Retrievers that rewrite captions before
-they read them (methods/camoe.py with sentences=rkw) need mix_level=feature.
+they read them (methods/lpi.py, and methods/camoe.py with sentences=rkw) need mix_level=feature.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
 apart from those of methods that keep features only.
@@ -91,7 +91,13 @@ class LUMP(ReplayStrategy):
     @classmethod
     def check_base(cls, config: LUMPConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
-        if config.mix_level == "input" and base.capabilities(base_config).needs_umt:
+        facts = base.capabilities(base_config)
+        if config.mix_level == "input" and facts.rewrites_captions:
+            raise ValueError(
+                "captions are mixed as they are, and the retriever rewrites them before it reads them. "
+                "Write method.mix_level=feature."
+            )
+        if config.mix_level == "input" and facts.needs_umt:
             raise ValueError(
                 "captions are mixed as they enter CLIP's text tower, and the retriever reads them in its own way. "
                 "Write method.mix_level=feature."

@@ -106,6 +106,7 @@ CAPABILITIES: dict[str, str] = {
     "reads_umt": "needs_umt",
     "reencodes_gallery": "reencodes_gallery",
     "required_num_frames": "required_num_frames",
+    "rewrites_captions": "rewrites_captions",
     "score_caveat": "score_caveat",
     "several_text_vectors": "several_text_vectors",
     "task_conditioned_text": "task_conditioned_text",

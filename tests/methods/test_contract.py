@@ -100,6 +100,7 @@ REFUSED = {
     **{name: {*RETRIEVERS} - MOMENTUM for name in STRATEGIES if name.endswith("_moco")},
     "dsl": {"camoe", *MOMENTUM},  # no contrastive loss of a batch alone
     "ctp": {name for name in RETRIEVERS if find_method(name).score is not Method.score},  # several vectors
+    "lump": {"lpi"},  # it rewrites captions, which are mixed as they are
     "zscl": {"tempme"},  # images are videos of one frame
 }
 

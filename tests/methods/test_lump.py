@@ -1,4 +1,5 @@
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.camoe import CAMoE, CAMoEConfig
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
+from ctvr.methods.lpi import LPI, LPIConfig
 from ctvr.methods.lump import LUMP, LUMPConfig
 from ctvr.methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
 from ctvr.methods.prompt import Prompt, PromptConfig
@@ -147,6 +149,21 @@ def test_a_retriever_that_cannot_be_mixed_so_is_refused(bases, name, level, mess
     method = ready(bases[name], mix_level=level)
     with pytest.raises(ValueError, match=message):
         method.mixed(make_batch(4, 2, seed=5), make_batch(4, 2, seed=6), 0.6)
+
+
+@pytest.mark.parametrize(
+    ("base", "config", "is_refused"),
+    [
+        (LPI, LPIConfig(), True),
+        (CAMoE, CAMoEConfig(sentences="rkw"), True),
+        (CAMoE, CAMoEConfig(sentences="rkw", tasks="sentence"), False),  # its loss reads whole captions
+        (CAMoE, CAMoEConfig(), False),
+    ],
+)
+def test_a_retriever_that_rewrites_captions_is_refused_before_it_is_built(base, config, is_refused):
+    LUMP.check_base(LUMPConfig(mix_level="feature"), base, config)
+    with pytest.raises(ValueError, match="Write method.mix_level=feature") if is_refused else nullcontext():
+        LUMP.check_base(LUMPConfig(), base, config)
 
 
 @pytest.mark.parametrize(
