@@ -6,6 +6,7 @@ one as a subclass of `CTVR` or `CVLM`, by an entry point `ctvr.protocols` (docs/
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -210,6 +211,8 @@ class QA(AccuracyProtocol):
         assert isinstance(sight.data, QuestionData)
         ids = sight.data.answer_ids(answers).to(sight.device)
         best = sight.encode_sharded(partial(self._best, sight, asked, videos, ids), range(len(asked.answers)))
+        if not sight.is_scoring:  # it has no row
+            return math.nan
         return 100 * sum(answers[place] == right for place, right in zip(best.tolist(), asked.answers)) / len(best)
 
     @torch.no_grad()
