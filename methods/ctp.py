@@ -182,7 +182,7 @@ class CTP(Strategy):
         self._former_videos, self._new = VideoFeatureCache(), []
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        if not self.compares(self.config):
+        if self.momentum is None and self.former is None:
             return super().losses(batch)
         encoded = EncodedOnce(self.base, batch)
         terms, c = encoded.losses(), self.config
