@@ -108,7 +108,6 @@ class CCLIPConfig(ScaleConfig):
         "mlp",
         doc="projector h. mlp: two layers, d-2d-d, with ReLU; linear: one layer that begins as the identity",
         unpublished=True,
-        later=True,
     )
     trained: tuple[str, ...] = setting(
         ("text.token_embedding",), doc="parts of CLIP that learn in full, without decay", unpublished=True
