@@ -244,7 +244,7 @@ class CCLIP(Method):
             if former is not None:
                 new = self.projector(videos), self.projector(texts)
                 tie = consolidation(new, former, self.config.temperature, self.config.rows)  # eq. 5
-                terms["consolidation"] = self.config.weight * tie
+                terms["ckc"] = self.config.weight * tie
         return terms
 
     def _former(self, batch: Batch) -> tuple[Tensor, Tensor] | None:

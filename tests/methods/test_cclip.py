@@ -147,12 +147,12 @@ def test_the_first_task_has_no_former_model_and_later_ones_have(make):
     assert set(method.losses(make_batch())) == {"contrastive"}
     learned(method)
     method.begin_task(make_task(1))
-    assert set(method.losses(make_batch())) == {"contrastive", "consolidation"}
+    assert set(method.losses(make_batch())) == {"contrastive", "ckc"}
     assert [group["name"] for group in method.param_groups()] == ["vision", "text", "projector", "clip"]
     untied = make(weight=0.0)
     learned(untied, 2)
     untied.begin_task(make_task(2))
-    assert "consolidation" not in untied.losses(make_batch())
+    assert "ckc" not in untied.losses(make_batch())
 
 
 def test_a_joint_training_has_no_former_model(make):
@@ -167,7 +167,7 @@ def test_the_former_model_neither_moves_nor_gets_a_gradient(make):
     method.begin_task(make_task(1))
     former = weights(method.teacher.module)
     assert torch.equal(former, weights(method.backbone))
-    method.train().losses(make_batch())["consolidation"].backward()
+    method.train().losses(make_batch())["ckc"].backward()
     assert all(p.grad is None for p in method.teacher.module.parameters())
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in method.vision.parameters())
     assert torch.equal(weights(method.teacher.module), former)

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 
+from ctvr.methods.cclip import CCLIP, CCLIPConfig
 from ctvr.methods.ewc import EWC, EWCConfig
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.lora import Lora
@@ -55,6 +56,11 @@ def test_the_term_is_half_the_weight_times_the_weighted_distance(base):
     fisher = getattr(method, "fisher-backbone-vision-proj")
     term = method.losses(make_batch())["consolidation"]
     torch.testing.assert_close(term, 3 * 0.01 * fisher.sum(), rtol=1e-4, atol=1e-9)
+
+
+def test_a_retriever_keeps_its_own_terms(small_clip):
+    method = second_task(make(CCLIP(CCLIPConfig(rank=4), small_clip)))
+    assert set(method.losses(make_batch())) == {"contrastive", "ckc", "consolidation"}
 
 
 def test_a_larger_weight_stays_closer(base):
