@@ -168,11 +168,6 @@ class Gate(nn.Module):
         return gates
 
 
-def _reads_parts(config: CAMoEConfig) -> bool:
-    """Report if the losses read a caption's nouns and verbs apart."""
-    return config.streams == "parts" and config.tasks == "three"
-
-
 class CAMoE(Method):
     """CLIP with fusion, entity and action experts on its frames."""
 
@@ -202,7 +197,7 @@ class CAMoE(Method):
         return Capabilities(
             uses_all_parameters=True,
             uses_in_batch_negatives=False,  # three losses of its own
-            rewrites_captions=_reads_parts(config) and config.sentences == "rkw",
+            rewrites_captions=(config.sentences, config.streams, config.tasks) == ("rkw", "parts", "three"),
             is_transductive=config.revise,
             normalizes_scores=config.revise,
         )
@@ -215,7 +210,7 @@ class CAMoE(Method):
         width = backbone.embed_dim
         self._share = 0.0
         self.gates = nn.ModuleDict({name: Gate(self._aggregation(config.gate), width) for name in gated})
-        needs_words = _reads_parts(config) or (config.search_with != "sentence" and config.streams == "parts")
+        needs_words = config.streams == "parts" and (config.tasks == "three" or config.search_with != "sentence")
         self._keywords = Keywords(backbone, config.auxiliaries) if needs_words else None
         self._encode_part = encoder(config.sentences, config.mask_mode, config.filler)
 
