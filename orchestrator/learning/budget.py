@@ -30,7 +30,6 @@ from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.learning.commits import RunState
-from ctvr.orchestrator.learning.optimizer import freeze_except
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.unique_videos import Losses
 
@@ -113,8 +112,7 @@ def _replay_bytes(method: Method, data: StreamData) -> int:
 
 def _step_gmacs(method: Method, batch: Batch) -> float:
     """Return the multiply-adds (10^9) of one training step, of a copy: the method and random numbers do not change."""
-    trial = copy.deepcopy(method).train()
-    freeze_except(trial, trial.param_groups())
+    trial = copy.deepcopy(method).train()  # what is trained is known from the task before
     losses = Losses(trial)
     devices: Sequence[int] = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices), FlopCounterMode(display=False) as counter:
