@@ -68,7 +68,7 @@ PAPER = Recipe(
         "data.max_tokens": (30, _CONFIG),
     },
     (
-        "masked words, and their distillation by the momentum model: there is no fusion tower",
+        "masked words, and their distillation by the momentum model, which need a fusion tower",
         "DeiT and BERT at the start of the first task; here CLIP",
         "the momentum model moves before the loss, in every forward pass",
         "CTP_ER, whose memory draws by reservoir",

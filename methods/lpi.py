@@ -10,7 +10,7 @@ P[l] (m, D) of layers l = 0, 1, .. (methods/layers/low_rank_prompts.py):
     L = L_contrastive + align_weight L_align + task_weight L_task
 
 Former prompts never change, and neither does CLIP: a stored video keeps its feature, and so does a caption that
-searches the videos of a former task. There is no drift, only a possible error of routing.
+searches the videos of a former task. So nothing drifts; only a route can be wrong.
 
 Our reading, and the release (preset `released`):
 

@@ -35,7 +35,8 @@ FIRST = ("docs/tutorial.md", "README.md", "docs/usage.md", "docs/python.md")  # 
 WHY_NOT = {
     "make .*": "a target of make; those that check or build have jobs of their own in CI",
     r"ctvr sweep( .*)?|ctvr rerun( .*)?|python orchestrator/sweep.py": "Ray: tests/orchestrator/on_ray",
-    "ctvr reproduce ITEM|ctvr reproduce tempme/table2": "Ray, and a table of hours",
+    r"ctvr reproduce (ITEM|\w+/[\w-]+)": "Ray, and a table of hours",
+    "ctvr reproduce claims( --(only|seeds|stream) .*)?": "Ray, and hours: tests/orchestrator/sweeps/test_claims.py",
     "ctvr table (--sweep .*|NAME-final-.*)": "a finished rerun, which takes Ray: tests/orchestrator/on_ray",
     "ctvr cache build .*": "decodes a benchmark, or on a cluster: tests/orchestrator/jobs/test_cache.py",
     "ctvr attach.*|python cluster/.*": "a cluster: tests/cluster",
@@ -44,6 +45,7 @@ WHY_NOT = {
     ".*backbone.weights=openai": "downloads weights",
     "python docs/typed_queries.py .*": "three trained models of the whole embedded stream",
     "ctvr streams export .* --form h5": "h5py",
+    "ctvr cache gc --losers (NAME|SWEEP --yes)": "a finished sweep: tests/orchestrator/jobs/test_cache.py",
     "ctvr ui": "a server that stays until it is stopped",
     "ctvr plot (merges|gates|scores|drift) .*": "runs of their own: tests/orchestrator/jobs/test_plot.py",
     "ctvr (run|search|table|report|plot|check-method|explain|reproduce|rebuild|sync)": "a sentence names the command",
@@ -55,6 +57,9 @@ FILLED = {
     "ITEM": "framefusion/fig8",
     "COMMAND": "search",
     "VIDEO": "videos",
+    "METHOD": "clip4clip",
+    "precision=P": "precision=fp32",
+    "seed=S": "seed=1",
 }
 FILLED_IN = {"ctvr streams check NAME": "mine", "ctvr doctor --stream NAME": "mine", "ctvr report NAME": "shapes-5"}
 
@@ -148,9 +153,10 @@ def test_every_command_of_the_documents_runs_or_says_why_not(place, monkeypatch,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", notebooks.NAMES)
-def test_a_notebook_is_executed_and_keeps_its_outputs_and_no_place(place, monkeypatch, name):
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_a_notebook_is_executed_and_keeps_its_outputs_and_no_place(place, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.startswith(str(place))])
+    monkeypatch.delitem(sys.modules, "my_idea", raising=False)  # of docs/check-method.md
     kept = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
     found = notebooks.execute(copy.deepcopy(kept))
     kinds = [

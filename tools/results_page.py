@@ -165,7 +165,7 @@ def printed(name: str, runs: Path) -> str:
     """Return the page of a sweep's newest table without a reading, below the heading that it has.
 
     Raises:
-        ConfigError: if there is no such sweep or it is not complete.
+        ConfigError: if the sweep does not exist or is not complete.
         ValueError: if its runs are of several commits.
     """
     execution = ExecutionConfig(runs=runs)

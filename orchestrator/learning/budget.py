@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -35,9 +36,11 @@ from ctvr.orchestrator.learning.unique_videos import Losses
 
 
 def step_costs(method: Method, data: StreamData) -> dict[str, float]:
-    """Return `cost/tower_copies`, and with one worker `cost/pair_gmacs`, after the last task of a trained run.
+    """Return `cost/tower_copies`, and with one worker `cost/pair_gmacs`, between a run's last step and its `end_task`.
 
-    They are kept with the record of that task: a run that is resumed after it has neither teachers nor gradients.
+    They are kept with the record of the last task: after it a method may have dropped its teacher, and a resumed run
+    has none. A step is made without activation checkpointing, whose recomputation is not counted. If it does not fit
+    the GPU, `cost/pair_gmacs` is missing.
     """
     if data.stream.domain != "videos" or not method.param_groups():
         return {}
@@ -46,7 +49,8 @@ def step_costs(method: Method, data: StreamData) -> dict[str, float]:
         last = len(data.stream.tasks) - 1
         seen = list(range(last + 1)) if method.declared.trains_on == "seen" else [last]
         batch = next(data.train_batches(seen, 0, last, 0))
-        found["cost/pair_gmacs"] = _step_gmacs(method, batch) / len(batch.video_ids)
+        with suppress(torch.OutOfMemoryError):
+            found["cost/pair_gmacs"] = _step_gmacs(method, batch) / len(batch.video_ids)
     return found
 
 
@@ -116,5 +120,6 @@ def _step_gmacs(method: Method, batch: Batch) -> float:
     losses = Losses(trial)
     devices: Sequence[int] = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices), FlopCounterMode(display=False) as counter:
+        torch.manual_seed(0)  # which experts a step takes is drawn
         torch.stack(list(losses(batch).values())).sum().backward()
     return counter.get_total_flops() / 2e9

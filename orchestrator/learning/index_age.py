@@ -31,7 +31,6 @@ from torch import Tensor
 
 from ctvr.orchestrator.learning import metrics
 from ctvr.orchestrator.learning.aged_ranking import caption_features_for, rank_aged
-from ctvr.orchestrator.learning.budget import step_costs
 from ctvr.orchestrator.learning.evaluate import Evaluation, encode_texts, offsets, rank_features
 from ctvr.orchestrator.learning.ranking import Ranked
 from ctvr.orchestrator.learning.unseen import distractor_metrics, unseen_metrics
@@ -51,8 +50,6 @@ def optional_metrics(
     first: Mapping[str, float],
 ) -> Evaluation:
     """Return what the settings `reencode`, `unlearned_tasks`, `also` and `distractors` ask for after `done` tasks.
-
-    After the last task of a trained run they include the costs of a step (budget.py).
 
     Args:
         context: with the stored galleries.
@@ -75,8 +72,6 @@ def optional_metrics(
         found.metrics.update(unseen_metrics(context, done, first))
     if config.distractors and done == tasks:
         found.metrics.update(distractor_metrics(context))
-    if done == tasks and record.training:
-        found.metrics.update(step_costs(context.method, context.data))
     return found
 
 

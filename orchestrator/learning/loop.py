@@ -23,6 +23,7 @@ from ctvr.methods.base import Batch, Method, Task
 from ctvr.orchestrator.data.batches import StreamData, seed_of
 from ctvr.orchestrator.data.device import Precision, autocast_for
 from ctvr.orchestrator.errors import CommitConflict
+from ctvr.orchestrator.learning.budget import step_costs
 from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.distributed import Workers
 from ctvr.orchestrator.learning.epoch_timing import EpochTimer
@@ -102,18 +103,19 @@ class Loop:
         if done:
             self._resume(done)
         for index in range(done, num_tasks):
-            started = time.monotonic()
-            task = self.data.task(index)
+            started, task = time.monotonic(), self.data.task(index)
             self._begin(task)
             before = Evaluation() if index else self._optional(0)
-            with checkpointing(self.config.optim.activation_checkpointing):  # end_task may compute gradients, too
+            with checkpointing(self.config.optim.activation_checkpointing):
                 self._train(task)
+            costs = step_costs(self.method, self.data) if index + 1 == num_tasks and self.record.training else {}
+            with checkpointing(self.config.optim.activation_checkpointing):  # end_task may compute gradients, too
                 self.method.eval()
                 self._seed("end", index)
                 self.method.end_task(task, self.data.ordered_batches([index]))
             self._store_galleries(task)
             found = self._evaluate(index)
-            found.add(before, self._optional(index + 1, found.own, before.metrics))
+            found.add(before, self._optional(index + 1, found.own, before.metrics), Evaluation(costs))
             self._commit(found, time.monotonic() - started)
             if self.report is not None:
                 self.report(task, self.record, self.record.seconds[-1])
@@ -151,8 +153,7 @@ class Loop:
         return autocast_for(self.config.precision, self.workers.device.type)
 
     def _train(self, task: Task) -> None:
-        optim = self.config.optim
-        groups = self.method.param_groups()
+        optim, groups = self.config.optim, self.method.param_groups()
         parameters = freeze_except(self.method, groups)
         if not parameters or not optim.epochs:
             return
@@ -186,9 +187,7 @@ class Loop:
         if best is not None:
             load_state(self.method, best[1], self._pretrained)
         if optim.carry_momentum:
-            self._momenta = {
-                p: state for p, state in optimizer.state.items() if state.get("momentum_buffer") is not None
-            }
+            self._momenta = {p: s for p, s in optimizer.state.items() if s.get("momentum_buffer") is not None}
 
     def _epoch(
         self,
@@ -311,7 +310,7 @@ class Loop:
     def _optional(self, done: int, own: Sequence[float] = (), before: Mapping[str, float] | None = None) -> Evaluation:
         """Return what index_age.py measures after `done` tasks; 0: of the untrained model, whose first task began."""
         evaluation, first = self.config.evaluation, self.record.metrics[0] if self.record.metrics else before or {}
-        if not evaluation.measures_more and done < len(self.data.stream.tasks):  # the last task adds costs of a step
+        if not evaluation.measures_more:
             return Evaluation()
         self._seed("optional metrics", done)
         context = self._context(max(done - 1, 0), evaluation.split, self.galleries)

@@ -190,6 +190,7 @@ def _open_data(
     places: RunPaths,
 ) -> tuple[StreamData, str]:
     """Load the stream and others that are only searched, decode all frames, and return the digest of these frames."""
+    others = load_others(experiment.evaluation, stream, places)  # a wrong name is refused before anything is decoded
     splits = splits_of(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
     at("the decoding of the stream")
@@ -208,7 +209,7 @@ def _open_data(
     if has_training(experiment) and workers.rank == 0:
         warn_of_long_queues(experiment, data)
     frames, split = frames_digest(stream, source, splits), experiment.evaluation.split
-    if others := load_others(experiment.evaluation, stream, places):
+    if others:
         sources = {name: source_of(each, store, experiment.data, backbone) for name, each in others.items()}
         if workers.rank != 0:
             workers.broadcast(None)

@@ -51,15 +51,14 @@ def load_others(config: EvaluationConfig, stream: Stream, places: RunPaths) -> d
     """Return the streams of `also` by name, and that of the distractors, each as one task of its searched videos.
 
     Raises:
-        ConfigError: for a stream without captions or without the split, and for too few distractors.
+        ConfigError: for an unknown stream, one without captions or without the split, and for too few distractors.
     """
     found = {}
     for written in config.also:
-        other = _searched(load_stream(written, places.root, places.videos), config.split, f"evaluation.also: {written}")
+        other = _searched(written, "evaluation.also", config.split, places)
         found[f"also/{re.sub(r'[^a-zA-Z0-9_.-]', '_', other.name)}"] = other
     if config.distractors:
-        setting = f"evaluation.distractors_from: {config.distractors_from}"
-        other = _searched(load_stream(config.distractors_from, places.root, places.videos), config.split, setting)
+        other = _searched(config.distractors_from, "evaluation.distractors_from", config.split, places)
         items, most = _items(other, config.split), max(config.distractors)
         if len(items) < most:
             raise ConfigError(
@@ -71,11 +70,15 @@ def load_others(config: EvaluationConfig, stream: Stream, places: RunPaths) -> d
     return found
 
 
-def _searched(stream: Stream, split: str, setting: str) -> Stream:
+def _searched(name: str, setting: str, split: str, places: RunPaths) -> Stream:
+    try:
+        stream = load_stream(name, places.root, places.videos)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {str(error).removeprefix('stream: ')}") from error
     if stream.domain != "videos":
-        raise ConfigError(f"{setting} has {stream.domain}. Name a stream of videos with captions.")
+        raise ConfigError(f"{setting}: {name} has {stream.domain}. Name a stream of videos with captions.")
     if not (items := [item for task in range(len(stream.tasks)) for item in stream.items(task, split)]):
-        raise ConfigError(f"{setting} has no videos of the split {split}. Name another stream.")
+        raise ConfigError(f"{setting}: {name} has no videos of the split {split}. Name another stream.")
     return _of_items(stream, split, items)
 
 

@@ -83,7 +83,11 @@ def split_order(name: str) -> tuple[str, int]:
 
 def split_blur(name: str) -> tuple[str, int]:
     """Split `NAME_blurry20` into the stream's name and the percentage of exchanged videos; 0 if none is given."""
-    match = re.fullmatch(r"(.+)_blurry([1-9]\d?)", name)
+    match = re.fullmatch(r"(.+)_blurry(\d+)", name)
+    if match and not 1 <= int(match[2]) <= 99:
+        raise ConfigError(
+            f"stream: {name}: the number after _blurry is a percentage of 1 to 99. Write {match[1]}_blurry20."
+        )
     return (match[1], int(match[2])) if match else (name, 0)
 
 

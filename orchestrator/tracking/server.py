@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -159,9 +160,10 @@ def _remedy(error: Exception, uri: str) -> str:
     text, host = str(error), urlsplit(uri).hostname
     if "Invalid Host header" in text:
         return "Start the server with --allowed-hosts NAME, or use its IP address"
-    if "401" not in text and (proxy := proxy_of(uri)):
+    status = re.search(r"(?<![\w:=./-])40[13](?!\w)", text)  # not a port or an address
+    if not (status and status[0] == "401") and (proxy := proxy_of(uri)):
         return f"The proxy {proxy} was used; to connect to the server directly, add {host} to no_proxy."
-    if "401" in text or "403" in text:
+    if status:
         return "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
     return "Start the server (`make ui`), or unset MLFLOW_TRACKING_URI to record in the runs folder."
 

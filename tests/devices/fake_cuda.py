@@ -98,6 +98,12 @@ class Pretended(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:  # a wrapper has no storage that torch could copy
+            made = self.detach().clone()
+            memo[id(self)] = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
+        return memo[id(self)]  # type: ignore[no-any-return]
+
     def __repr__(self, **given: Any) -> str:
         return f"Pretended({self.host!r})"
 

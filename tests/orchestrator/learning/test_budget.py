@@ -24,8 +24,7 @@ def spent(small_stream, manifest, runs):
         before, state = trained_state(method, PretrainedSnapshot(method)), torch.get_rng_state()
         cost = video_cost(method, next(data.with_features(None).videos(0, "test", [0], 1)))
         cost = {"cost/stored_floats_per_video": float(cost.stored), "cost/video_gmacs": cost.macs / 1e9}
-        again = step_costs(method, data) if done.record.training else {}
-        assert again.items() <= done.record.metrics[-1].items()  # kept with the last task, for a resumed run
+        step_costs(method, data)
         found = budget(method, data, "test", cost, done.record, 0)
         after = trained_state(method, PretrainedSnapshot(method))
         assert before.keys() == after.keys()
@@ -50,9 +49,10 @@ def test_what_a_method_keeps_and_computes_besides_one_model_is_counted(spent, sm
 
 
 def test_a_teacher_is_a_copy_and_joint_training_pays_for_all_tasks_so_far(spent, small_stream):
-    plain, taught, joint = (spent(name) for name in ("clip4clip", "lwf", "upper_bound"))
-    assert taught["cost/tower_copies"] == 1
-    assert taught["cost/train_gmacs"] > plain["cost/train_gmacs"]
+    plain, taught, joint, moved = (spent(name) for name in ("clip4clip", "lwf", "upper_bound", "qdc"))
+    for found in (taught, moved):  # qdc drops its teacher at the end of a task
+        assert found["cost/tower_copies"] == 1
+        assert found["cost/train_gmacs"] > plain["cost/train_gmacs"]
     sizes = [len(task.test) for task in small_stream.tasks]
     again = sum(sum(sizes[:index]) for index in range(len(sizes)))
     gmacs = joint["cost/reencoding_gmacs"] / again

@@ -154,7 +154,7 @@ def test_weights_without_a_gradient_are_looked_for_where_a_method_may_have_some(
 
 @pytest.fixture
 def group_of_one(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone: DDP itself runs, and there is no one to wait for."""
+    """A process group of this process alone: DDP itself runs, without another process to wait for."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield
     dist.destroy_process_group()

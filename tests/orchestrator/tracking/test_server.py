@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.tracking import server
 from ctvr.orchestrator.tracking.server import check, default_uri, ui_command
 
 
@@ -29,6 +30,20 @@ def test_a_server_that_is_down_is_one_line_with_a_remedy(monkeypatch, free_port)
     assert "connection refused" in message
     assert "Start the server" in message
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("HTTPConnectionPool(host='127.0.0.1', port=51401): Connection refused", "Start the server"),
+        ("Failed to establish a connection to http://10.0.0.403:40100/api/2.0", "Start the server"),
+        ("API request to endpoint /api/2.0/mlflow failed with error code 401 != 200", "MLFLOW_TRACKING_USERNAME"),
+        ("403 Client Error: Forbidden for url: http://head:5000/api", "MLFLOW_TRACKING_USERNAME"),
+    ],
+)
+def test_a_port_is_not_a_status_of_http(text, advice, monkeypatch):
+    monkeypatch.setattr(server, "proxy_of", lambda uri: "")
+    assert advice in server._remedy(Exception(text), "http://head:5000")
 
 
 def test_a_folder_of_files_is_refused_with_the_sqlite_form():
