@@ -51,11 +51,12 @@ def draw(panels: Sequence[Panel], title: str) -> Figure:
     """Draw panels (at most three in a row) with one legend on the right."""
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure, places = new_figure(
-        columns, panel=3.9 * rows, width=(4.3 if columns > 1 else 5.2) * columns + 2.2, rows=rows
-    )
     shown = [line for panel in panels for line in (*panel.lines, *panel.levels)]
     styles = styles_of(list(dict.fromkeys((line.label, line.method) for line in shown)))
+    names = [wrapped(label) for label, _ in styles]
+    of_legend = max(1, -(-sum(name.count("\n") + 1 for name in names) // (20 * rows)))
+    width = (4.3 if columns > 1 else 5.2) * columns + 2.2 * of_legend
+    figure, places = new_figure(columns, panel=3.9 * rows, width=width, rows=rows)
     for panel, place in zip(panels, places):
         for line in panel.lines:
             _line(place, panel, line, styles[line.label, line.method])
@@ -68,8 +69,9 @@ def draw(panels: Sequence[Panel], title: str) -> Figure:
     levels = {(level.label, level.method) for panel in panels for level in panel.levels}
     joined = any(panel.joined for panel in panels)
     handles = [_handle(style, joined, is_level=row in levels) for row, style in styles.items()]
-    names = [wrapped(label) for label, _ in styles]
-    figure.legend(handles, names, fontsize=8, frameon=False, loc="outside right upper", handlelength=3.2)
+    figure.legend(
+        handles, names, fontsize=8, frameon=False, loc="outside right upper", handlelength=3.2, ncols=of_legend
+    )
     return figure
 
 

@@ -25,3 +25,16 @@ def test_settings_of_a_matplotlibrc_change_no_figure(figure, form):
     with matplotlib.rc_context(HOSTILE):  # what a matplotlibrc of the current folder sets
         assert in_form(FIGURES[figure](), form) == expected
         assert matplotlib.rcParams["font.size"] == 60  # the user's own figures keep their settings
+
+
+@pytest.mark.parametrize("count", [3, 24, 60])
+def test_every_row_of_a_figure_is_in_the_legend(count):
+    lines = [Line(f"row {number}", "lwf", [(1, number, 0.1), (2, 3, 0.1)]) for number in range(count)]
+    figure = draw([Panel("x", "y", lines)], "title")
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box, page = legend.get_window_extent(), figure.bbox
+    assert page.x0 <= box.x0 < box.x1 <= page.x1
+    assert page.y0 <= box.y0 < box.y1 <= page.y1
+    (panel,) = figure.axes
+    assert panel.get_window_extent().width > 0.4 * panel.get_window_extent().height
