@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Capabilities
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 Placement = Literal["after_mlp", "beside_mlp", "after_attention"]
 
@@ -33,8 +33,7 @@ class AdapterConfig(AdaptedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bottleneck < 1:
-            raise ValueError(f"bottleneck must be >= 1, got {self.bottleneck}.")
+        require(self, ">= 1", "bottleneck")
 
 
 class Bottleneck(nn.Module):

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Task
-from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever, check_start
+from ctvr.methods.families.momentum import PAPER, SHAPES, START_HINT, MomentumConfig, MomentumRetriever
 from ctvr.methods.layers.replay.momentum import Momentum, ema_update, reverse_ema_update
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class BMUEnsembleConfig(MomentumConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_start(self.method_start_task)
+        require(self, ">= 1", "method_start_task", hint=START_HINT)
         weights = self.ensemble_weights
         if min(weights) < 0 or not math.isclose(sum(weights), 1, abs_tol=1e-6):
             raise ValueError(

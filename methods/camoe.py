@@ -33,7 +33,7 @@ from ctvr.methods.layers.language.sentences import Keywords, MaskMode, Strategy,
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.losses.dual_softmax import Gain, Reduction, dual_softmax, revise
 from ctvr.methods.layers.transfer import to_device
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 STREAMS = ("sentence", "entity", "action")
 Stream = Literal["sentence", "entity", "action"]
@@ -92,15 +92,9 @@ class CAMoEConfig:
     lr_experts: float = setting(1e-4, doc="learning rate of experts and gate")
 
     def __post_init__(self) -> None:
-        for name in ("num_frames", "se_reduction"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
-        for name in ("temperature", "test_temperature"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}. The authors use 1000, and 1 at test.")
-        for name in ("lr", "lr_experts", "filler"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+        require(self, ">= 1", "num_frames", "se_reduction")
+        require(self, "> 0", "temperature", "test_temperature", hint="The authors use 1000, and 1 at test.")
+        require(self, ">= 0", "lr", "lr_experts", "filler")
 
 
 # "Implementation Details": 16 frames, Adam; batch size, epochs and length of the warm-up are printed nowhere:

@@ -50,7 +50,7 @@ from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.parameter_groups import parts
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 from ctvr.methods.layers.tower_lora import Place, TowerLoRA
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 Rows = Literal["stacked", "joined"]
 _BOTH = "both re-implementations"
@@ -115,19 +115,13 @@ class CCLIPConfig(ScaleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lr", "lr_text", "weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave it out.")
-        if self.rank < 1:
-            raise ValueError(f"rank must be >= 1, got {self.rank}. The paper uses 16.")
+        require(self, ">= 0", "lr", "lr_text", "weight", hint="Use 0 to leave it out.")
+        require(self, ">= 1", "rank", hint="The paper uses 16.")
         if not self.places:
             raise ValueError("places is empty. Name some of q, k, v, out, fc and proj.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is a rate in [0, 1), got {self.dropout}. Use 0 for none.")
-        if not 0 <= self.merge <= 1:
-            raise ValueError(f"merge is a share in [0, 1], got {self.merge}. Use 1 to merge in full.")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}. The paper's code is said to use 0.07.")
+        require(self, "in [0, 1)", "dropout", hint="Use 0 for none.")
+        require(self, "in [0, 1]", "merge", hint="Use 1 to merge in full.")
+        require(self, "> 0", "temperature", hint="The paper's code is said to use 0.07.")
 
 
 def consolidation(

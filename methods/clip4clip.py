@@ -26,7 +26,7 @@ from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 
 # The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers
 ORIGINAL = Recipe(
@@ -106,14 +106,10 @@ class Clip4ClipConfig(ScaleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 for the zero-shot model.")
-        if self.lr_head < 0:
-            raise ValueError(f"lr_head must be >= 0, got {self.lr_head}.")
-        if self.sim_layers < 1:
-            raise ValueError(f"sim_layers must be >= 1, got {self.sim_layers}. Use sim_header=meanP for none.")
-        if self.sim_eps is not None and self.sim_eps <= 0:
-            raise ValueError(f"sim_eps must be > 0, got {self.sim_eps}. CLIP4Clip's code uses 1e-12.")
+        require(self, ">= 0", "lr", hint="Use lr=0 for the zero-shot model.")
+        require(self, ">= 0", "lr_head")
+        require(self, ">= 1", "sim_layers", hint="Use sim_header=meanP for none.")
+        require(self, "> 0", "sim_eps", hint="CLIP4Clip's code uses 1e-12.")
         if self.mask_missing and self.reducer.joins_frames:
             raise ValueError(
                 f"mask_missing leaves frames out, which reducer.name={self.reducer.name} joins. Write "

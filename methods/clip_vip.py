@@ -30,7 +30,7 @@ from ctvr.methods.backbone.clip import Attention, Clip, TokenState, VisionTower,
 from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.layers.global_tokens import attend, block_of_video
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 # src/configs/msrvtt_retrieval/msrvtt_retrieval_vip_base_32.json, which starts from post-pre-trained weights
 _FILE = "msrvtt_retrieval_vip_base_32.json"
@@ -101,14 +101,10 @@ class CLIPViPConfig(ScaleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lr_scale is not None and self.lr_scale < 0:
-            raise ValueError(f"lr_scale must be >= 0, got {self.lr_scale}. Use none for the rate of the rest.")
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
-        if self.num_proxies < 0:
-            raise ValueError(f"num_proxies must be >= 0, got {self.num_proxies}. Use 0 for the class token alone.")
-        if self.temporal_size is not None and self.temporal_size < 1:
-            raise ValueError(f"temporal_size counts time embeddings and must be >= 1, got {self.temporal_size}.")
+        require(self, ">= 0", "lr_scale", hint="Use none for the rate of the rest.")
+        require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
+        require(self, ">= 0", "num_proxies", hint="Use 0 for the class token alone.")
+        require(self, ">= 1", "temporal_size")
 
 
 def between(size: int, num_frames: int, device: torch.device) -> Tensor:

@@ -32,14 +32,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ctvr.methods.base import Batch, Capabilities, Frozen, Method, Recipe, Task
-from ctvr.methods.families.momentum import check_momentum
+from ctvr.methods.families.momentum import MOMENTUM_HINT
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import distillation
 from ctvr.methods.layers.losses.distillation import EncodedOnce, backbone_of, symmetric_distillation
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.methods.layers.replay.queues import KeyQueue, Pair
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 _CONFIG, _MODEL = "configs/base_seqF.yaml", "models/clip_pretrain.py"
 PAPER = Recipe(
@@ -93,16 +93,10 @@ class CTPConfig:
     queue_size: int = setting(1024, doc="keys in a queue; it begins with random unit vectors")
 
     def __post_init__(self) -> None:
-        for name in ("momentum_weight", "cross_weight", "same_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
-        if min(self.temperature, self.topology_temperature) <= 0:
-            found = f"{self.temperature} and {self.topology_temperature}"
-            raise ValueError(f"temperature and topology_temperature must be > 0, got {found}. The release uses 0.07.")
-        if self.queue_size < 1:
-            raise ValueError(f"queue_size must be >= 1, got {self.queue_size}. The release uses 1024.")
-        check_momentum("m", self.m)
-        check_momentum("m_first", self.m_first)
+        require(self, ">= 0", "momentum_weight", "cross_weight", "same_weight", hint="Use 0 to leave the term out.")
+        require(self, "> 0", "temperature", "topology_temperature", hint="The release uses 0.07.")
+        require(self, ">= 1", "queue_size", hint="The release uses 1024.")
+        require(self, "in [0, 1]", "m", "m_first", hint=MOMENTUM_HINT)
 
 
 def momentum_contrast(new: Pair, keys: Pair, queued: Pair, temperature: float) -> Tensor:

@@ -37,7 +37,7 @@ from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup,
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.layers.tower_lora import Place, TowerLoRA, weighted_seams
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 Tower = Literal["vision", "text"]
 _TABLE = "tables 9 and 10"
@@ -92,16 +92,12 @@ class DARConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 for the zero-shot model.")
-        if self.rank < 1:
-            raise ValueError(f"rank must be >= 1, got {self.rank}. The paper uses 8.")
+        require(self, ">= 0", "lr", hint="Use lr=0 for the zero-shot model.")
+        require(self, ">= 1", "rank", hint="The paper uses 8.")
         if not self.places:
             raise ValueError("places is empty. Name some of q, k, v, out, fc and proj.")
-        if self.margin < 0:
-            raise ValueError(f"margin must be >= 0, got {self.margin}. Use 0 to mix no sets.")
-        if self.tau <= 0:
-            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. Use 0.07.")
+        require(self, ">= 0", "margin", hint="Use 0 to mix no sets.")
+        require(self, "> 0", "tau", hint="Use 0.07.")
 
 
 def mixture(scores: Tensor, margin: float, tau: float) -> Tensor:

@@ -32,7 +32,7 @@ from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import backbone_of
 from ctvr.methods.layers.replay.buffer import Policy
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 # `der` on Split CIFAR-10 with 500 images
 ORIGINAL = Recipe(
@@ -68,8 +68,7 @@ class DERConfig(ReplayConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha < 0:
-            raise ValueError(f"alpha must be >= 0, got {self.alpha}. Use 0 to train `{self.base}` alone.")
+        require(self, ">= 0", "alpha", hint=f"Use 0 to train `{self.base}` alone.")
 
 
 class DER(ReplayStrategy):

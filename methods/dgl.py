@@ -38,7 +38,7 @@ from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, Recipe
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.global_tokens import block_of_video
 from ctvr.methods.layers.transformer_block import new_block, passed
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 # scripts/msrvtt.sh uses the transformer; the linear ones are of LSMDC and ActivityNet (VATEX: 5e-3)
 _SHARED = {
@@ -111,12 +111,9 @@ class DGLConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
-        if self.num_prompts < 1:
-            raise ValueError(f"num_prompts must be >= 1, got {self.num_prompts}. Write method=zero_shot for none.")
-        if self.num_frames < 1:
-            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
+        require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
+        require(self, ">= 1", "num_prompts", hint="Write method=zero_shot for none.")
+        require(self, ">= 1", "num_frames")
 
 
 class LinearPrompts(nn.Module):

@@ -29,7 +29,7 @@ from torch import Tensor
 from ctvr.methods.base import Batch, Override
 from ctvr.methods.families.compensation import MapLink, QueryCompensation
 from ctvr.methods.layers.feature_maps import Weights, diagonal_scale, fit_by_gradient, procrustes, start_weights
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,7 @@ class ProcrustesConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.ridge < 0:
-            raise ValueError(f"ridge must be >= 0, got {self.ridge}. Use 0 for the plain least squares.")
+        require(self, ">= 0", "ridge", hint="Use 0 for the plain least squares.")
 
     def start(self, width: int) -> Weights:
         return {"matrix": torch.eye(width)}
@@ -66,12 +65,9 @@ class DescentConfig:
     decay: float = setting(1e-4, doc="weight decay of the map; ours", later=True)
 
     def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}. Use name=procrustes for a map without steps.")
-        if self.steps < 1:
-            raise ValueError(f"steps is a count and must be >= 1, got {self.steps}.")
-        if self.decay < 0:
-            raise ValueError(f"decay must be >= 0, got {self.decay}. Use 0 for none.")
+        require(self, "> 0", "lr", hint="Use name=procrustes for a map without steps.")
+        require(self, ">= 1", "steps")
+        require(self, ">= 0", "decay", hint="Use 0 for none.")
 
     def start(self, width: int) -> Weights:
         raise NotImplementedError
@@ -97,8 +93,7 @@ class LowRankConfig(DescentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1:
-            raise ValueError(f"rank counts columns and must be >= 1, got {self.rank}.")
+        require(self, ">= 1", "rank")
 
     def start(self, width: int) -> Weights:
         rank = min(self.rank, width)
@@ -118,8 +113,7 @@ class MlpConfig(DescentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hidden < 1:
-            raise ValueError(f"hidden counts numbers and must be >= 1, got {self.hidden}.")
+        require(self, ">= 1", "hidden")
 
     def start(self, width: int) -> Weights:
         inner = start_weights("inner", (width, self.hidden), width**-0.5)
@@ -149,11 +143,8 @@ class DriftAdapterConfig:
     video_weight: float = setting(0.0, doc="weight of QDC's distillation of videos; the paper has none", later=True)
 
     def __post_init__(self) -> None:
-        for name in ("query_weight", "video_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
-        if self.pairs < 1:
-            raise ValueError(f"pairs is a count and must be >= 1, got {self.pairs}.")
+        require(self, ">= 0", "query_weight", "video_weight", hint="Use 0 to leave the term out.")
+        require(self, ">= 1", "pairs")
 
 
 class Adapter(MapLink):

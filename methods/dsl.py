@@ -19,7 +19,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce
 from ctvr.methods.layers.losses.dual_softmax import Gain, Reduction, dual_softmax, revise
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,8 @@ class DSLConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "test_temperature"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}. The authors use 1000, and 1 at test.")
-        if self.weight < 0:
-            raise ValueError(f"weight must be >= 0, got {self.weight}. Use loss=false to leave the loss alone.")
+        require(self, "> 0", "temperature", "test_temperature", hint="The authors use 1000, and 1 at test.")
+        require(self, ">= 0", "weight", hint="Use loss=false to leave the loss alone.")
 
 
 class DSL(Strategy):

@@ -22,7 +22,7 @@ from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import uneven_rows, world_size
 from ctvr.methods.layers.replay.buffer import join
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 # `er` on Split CIFAR-10 with 500 images: the code that DER's authors published
 ORIGINAL = Recipe(
@@ -54,8 +54,7 @@ class ERRingConfig(ReplayConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ratio < 0:
-            raise ValueError(f"ratio must be >= 0, got {self.ratio}. Use 1 for as many memory pairs as new ones.")
+        require(self, ">= 0", "ratio", hint="Use 1 for as many memory pairs as new ones.")
 
 
 class ERRing(ReplayStrategy):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, Capabilities, Method, Task
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.losses.contrastive import contrastive
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,8 @@ class EWCConfig:
     decay: float = setting(1.0, doc="gamma; 1: equal weights for all tasks, as in eq. 3", unpublished=True)
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError(f"weight must be >= 0, got {self.weight}. Use weight=0 to train `{self.base}` alone.")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must be in [0, 1], got {self.decay}. Use 1 to keep all tasks alike.")
+        require(self, ">= 0", "weight", hint=f"Use weight=0 to train `{self.base}` alone.")
+        require(self, "in [0, 1]", "decay", hint="Use 1 to keep all tasks alike.")
 
 
 class EWC(Strategy):

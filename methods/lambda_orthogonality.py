@@ -27,7 +27,7 @@ from ctvr.methods.base import Override, l2_normalize
 from ctvr.methods.families.compensation import MapLink, QueryCompensation
 from ctvr.methods.layers.feature_maps import Weights, fit_by_gradient, orthogonality_penalty, rotation
 from ctvr.methods.layers.losses.contrastive import contrastive
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +43,12 @@ class BackwardConfig:
     steps: int = setting(500, doc="steps of the map, each over all pairs; ours", unpublished=True, later=True)
 
     def __post_init__(self) -> None:
-        for name in ("distance_weight", "contrastive_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
+        require(self, ">= 0", "distance_weight", "contrastive_weight", hint="Use 0 to leave the term out.")
         if self.distance_weight == self.contrastive_weight == 0:
             raise ValueError("distance_weight and contrastive_weight are 0: nothing fits the map. Use one of them.")
-        for name, usual in (("temperature", 0.07), ("lr", 0.001)):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}. Use {name}={usual}.")
-        if self.steps < 1:
-            raise ValueError(f"steps is a count and must be >= 1, got {self.steps}.")
+        require(self, "> 0", "temperature", hint="Use temperature=0.07.")
+        require(self, "> 0", "lr", hint="Use lr=0.001.")
+        require(self, ">= 1", "steps")
 
     def start(self, width: int) -> Weights:
         raise NotImplementedError
@@ -94,10 +90,8 @@ class RelaxedConfig(BackwardConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold < 0:
-            raise ValueError(f"threshold must be >= 0, got {self.threshold}. The paper's is 12.")
-        if self.sharpness <= 0:
-            raise ValueError(f"sharpness must be > 0, got {self.sharpness}. Use sharpness=10.")
+        require(self, ">= 0", "threshold", hint="The paper's is 12.")
+        require(self, "> 0", "sharpness", hint="Use sharpness=10.")
 
     def start(self, width: int) -> Weights:
         return {"matrix": torch.eye(width), "shift": torch.zeros(width)}
@@ -133,8 +127,7 @@ class LambdaOrthogonalityConfig:
     pairs: int = setting(4096, doc="captions that a map is fitted to, at most", unpublished=True, later=True)
 
     def __post_init__(self) -> None:
-        if self.pairs < 1:
-            raise ValueError(f"pairs is a count and must be >= 1, got {self.pairs}.")
+        require(self, ">= 1", "pairs")
 
 
 class LambdaOrthogonality(QueryCompensation):

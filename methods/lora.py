@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Capabilities, Override, Recipe
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, AdaptedClip, AdaptedConfig, JointLoRA
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 # ToMe has no training of its own: its README patches a trained ViT. LoRA at its start leaves CLIP unchanged.
 TOME = Recipe(
@@ -53,8 +53,7 @@ class LoraConfig(AdaptedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1:
-            raise ValueError(f"rank must be >= 1, got {self.rank}.")
+        require(self, ">= 1", "rank")
 
 
 class Lora(AdaptedClip):

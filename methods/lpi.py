@@ -43,7 +43,7 @@ from ctvr.methods.layers.deep_prompts import insert
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.low_rank_prompts import LowRankPrompts, alignment, k_means, nearest_task, relatedness
 from ctvr.methods.layers.pooling import mean_pool
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 _RELEASE = "Kelvin-ywc/LPI@92e5800"
 _CONFIG = "retrieval/configs/lpi/coco_lpi.json"
@@ -106,22 +106,16 @@ class LPIConfig:
     double_sigmoid: bool = setting(False, doc="second sigmoid in the loss over similar tasks, as released", exact=True)
 
     def __post_init__(self) -> None:
-        for name in ("lr", "align_weight", "task_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave it out.")
-        for name in ("num_prompts", "rank", "layers", "depth", "centres"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is a count and must be >= 1, got {getattr(self, name)}.")
+        require(self, ">= 0", "lr", "align_weight", "task_weight", hint="Use 0 to leave it out.")
+        require(self, ">= 1", "num_prompts", "rank", "layers", "depth", "centres")
         if self.depth > self.layers:
             raise ValueError(
                 f"depth must be <= layers, got {self.depth} and {self.layers}. "
                 f"Use depth={self.layers} or layers={self.depth}."
             )
-        if min(self.align_temperature, self.task_temperature) <= 0:
-            found = f"{self.align_temperature} and {self.task_temperature}"
-            raise ValueError(f"align_temperature and task_temperature must be > 0, got {found}. Use 0.01 and 0.001.")
-        if not -1 <= self.similar_above <= 1:
-            raise ValueError(f"similar_above is a cosine in [-1, 1], got {self.similar_above}. The release uses 0.4.")
+        require(self, "> 0", "align_temperature", hint="Use 0.01.")
+        require(self, "> 0", "task_temperature", hint="Use 0.001.")
+        require(self, "in [-1, 1]", "similar_above", hint="The release uses 0.4.")
 
 
 class LPI(Method):

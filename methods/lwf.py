@@ -28,7 +28,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 ORIGINAL = Recipe(
     "Thunderbeee/ZSCL@b96e714",
@@ -66,12 +66,8 @@ class LwFConfig:
     first_task: bool = setting(True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts")
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError(
-                f"weight must be >= 0, got {self.weight}. Use weight=0 to train `{self.base}` without distillation."
-            )
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}. The papers use 2.")
+        require(self, ">= 0", "weight", hint=f"Use weight=0 to train `{self.base}` without distillation.")
+        require(self, "> 0", "temperature", hint="The papers use 2.")
 
 
 class LwF(Strategy):

@@ -23,7 +23,7 @@ from ctvr.methods.families.strategy import Strategy, momentum_base
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import distillation
 from ctvr.methods.layers.replay.queues import Pair
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,8 @@ class LwFMoCoConfig:
     # queue_kl: over the pair's own key and the queue, seen alike by both. feature_l2: ||q - q*||^2 in both modalities
 
     def __post_init__(self) -> None:
-        if self.alpha < 0:
-            raise ValueError(f"alpha must be >= 0, got {self.alpha}. Use 0 to train `{self.base}` alone.")
-        if self.tau <= 0:
-            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. Use 0.07, the retriever's own.")
+        require(self, ">= 0", "alpha", hint=f"Use 0 to train `{self.base}` alone.")
+        require(self, "> 0", "tau", hint="Use 0.07, the retriever's own.")
 
 
 class LwFMoCo(Strategy):

@@ -48,7 +48,7 @@ from ctvr.methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
 from ctvr.methods.layers.experts import Router, RoutingRecorder, check_top_k
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.pooling import mean_pool
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 SCALE = 0.1  # factor of an expert's output, in both codes
 _SCRIPT = "mtil/scripts/train/train_full_shot_router11_experts22_1000iters.sh"
@@ -88,15 +88,11 @@ class MoEAdapterConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}.")
+        require(self, ">= 0", "lr")
         check_top_k(self.top_k, self.num_experts)
-        if self.bottleneck < 1:
-            raise ValueError(f"bottleneck must be >= 1, got {self.bottleneck}. The paper uses 64.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
-        if self.frozen_per_task < 0:
-            raise ValueError(f"frozen_per_task must be >= 0, got {self.frozen_per_task}. Use 0 to freeze no expert.")
+        require(self, ">= 1", "bottleneck", hint="The paper uses 64.")
+        require(self, "in [0, 1)", "dropout")
+        require(self, ">= 0", "frozen_per_task", hint="Use 0 to freeze no expert.")
 
 
 class Expert(nn.Module):

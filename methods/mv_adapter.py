@@ -37,7 +37,7 @@ from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.missing_frames import frames_there
 from ctvr.methods.layers.mv_adapters import FACTOR, TextAdapter, Tying, VideoAdapter
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 _CONFIG = "the configuration of MSRVTT"
 ORIGINAL = Recipe(
@@ -88,21 +88,15 @@ class MVAdapterConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("lr", "lr_bias"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to train none of these.")
-        if self.heads < 1:
-            raise ValueError(f"heads must be >= 1, got {self.heads}. Use 2.")
+        require(self, ">= 0", "lr", "lr_bias", hint="Use 0 to train none of these.")
+        require(self, ">= 1", "heads", hint="Use 2.")
         if self.bottleneck < 1 or self.bottleneck % self.heads:
             raise ValueError(
                 f"bottleneck must be a multiple of heads, got {self.bottleneck} and {self.heads}. Use 64 and 2."
             )
-        if self.tied < 0:
-            raise ValueError(f"tied counts blocks and must be >= 0, got {self.tied}. Use 0 for none.")
-        if self.num_frames < 1:
-            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
-        if self.num_words < 3:
-            raise ValueError(f"num_words must be >= 3 (start, a word, end), got {self.num_words}. The paper has 32.")
+        require(self, ">= 0", "tied", hint="Use 0 for none.")
+        require(self, ">= 1", "num_frames")
+        require(self, ">= 3", "num_words", hint="The paper has 32.")
 
 
 class MVAdapter(Method):

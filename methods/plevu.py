@@ -30,7 +30,7 @@ from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Recipe, l
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.replay.mixup import last_end
 from ctvr.methods.layers.transformer_block import new_block, passed
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 _COMMAND = "the documented command of HMDB51"
 ORIGINAL = Recipe(
@@ -85,15 +85,10 @@ class PLEVUConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
-        if min(self.prefix, self.postfix, self.layers) < 0:
-            found = f"{self.prefix}, {self.postfix} and {self.layers}"
-            raise ValueError(f"prefix, postfix and layers count and must be >= 0, got {found}. Use 0 for none.")
-        if min(self.heads, self.num_frames) < 1:
-            raise ValueError(f"heads and num_frames must be >= 1, got {self.heads} and {self.num_frames}.")
-        if self.tau <= 0:
-            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. The release uses 0.07.")
+        require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
+        require(self, ">= 0", "prefix", "postfix", "layers", hint="Use 0 for none.")
+        require(self, ">= 1", "heads", "num_frames")
+        require(self, "> 0", "tau", hint="The release uses 0.07.")
 
 
 class PLEVU(Method):

@@ -20,7 +20,7 @@ from torch import nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip
 from ctvr.methods.families.tempme_family import PAPER, RELEASED, SHAPES, Adaptation, AdaptedClip, AdaptedConfig
 from ctvr.methods.layers.deep_prompts import drop, insert
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,7 @@ class PromptConfig(AdaptedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_prompts < 1:
-            raise ValueError(f"num_prompts must be >= 1, got {self.num_prompts}. Write method=zero_shot for none.")
+        require(self, ">= 1", "num_prompts", hint="Write method=zero_shot for none.")
 
 
 class Prompts(Adaptation):

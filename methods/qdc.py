@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ctvr.methods.base import Batch, Override, Recipe, l2_normalize
 from ctvr.methods.families.compensation import Link, QueryCompensation, row_of
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 _CONFIG = "configs/train/contrastive_finetune_inc_2.yaml"
 RELEASED = Recipe(
@@ -83,9 +83,7 @@ class QDCConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("query_weight", "video_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
+        require(self, ">= 0", "query_weight", "video_weight", hint="Use 0 to leave the term out.")
 
 
 class Drift(Link):

@@ -60,6 +60,32 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": facts})
 
 
+def require(config: object, bound: str, *names: str, hint: str = "") -> None:
+    """Refuse settings outside a bound, in `__post_init__`; a setting of None passes.
+
+    Args:
+        config: the Config that has the settings.
+        bound: ">= NUMBER", "> NUMBER", or "in " and an interval: "in [0, 1)".
+        names: settings to check.
+        hint: remedy, the end of the message.
+
+    Raises:
+        ValueError: for the first one outside, with its name, the bound, its value and the hint.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not _is_within(value, bound):
+            raise ValueError(f"{name} must be {bound}, got {value}. {hint}".rstrip())
+
+
+def _is_within(value: float, bound: str) -> bool:
+    if bound.startswith("in "):
+        low, high = (float(limit) for limit in bound[4:-1].split(","))
+        return low < value < high or (value == low and bound[3] == "[") or (value == high and bound[-1] == "]")
+    kind, limit = bound.split()
+    return value > float(limit) or (value == float(limit) and kind == ">=")
+
+
 def group(variants: Mapping[str, type], default: str, *, doc: str, later: bool = False) -> Any:
     """Declare a field of a Config dataclass that holds one of several dataclasses.
 

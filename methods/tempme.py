@@ -31,7 +31,7 @@ from ctvr.methods.families.tempme_family import (
     JointLoRA,
 )
 from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS, ReducerConfig
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,8 @@ class TempMeConfig(AdaptedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1:
-            raise ValueError(f"rank must be >= 1, got {self.rank}.")
-        if self.lr_clip < 0:
-            raise ValueError(f"lr_clip must be >= 0, got {self.lr_clip}.")
+        require(self, ">= 1", "rank")
+        require(self, ">= 0", "lr_clip")
 
 
 _B16 = {"method.reducer.r": 10, "method.reducer.keep_cross": 60, "method.reducer.keep_intra": 80}

@@ -40,7 +40,7 @@ from ctvr.methods.layers.losses.matching import matching, negative_weights, shar
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.transfer import to_device
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 
 _RETRIEVAL = "recipe file of MSR-VTT (9k), B/16-25M"
 OUT = -100.0  # the score of a pair that is not among the best
@@ -107,12 +107,9 @@ class UmtConfig:
     num_words: int = setting(32, doc="tokens of a caption, including [CLS]")
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}.")
-        if self.rerank < 0:
-            raise ValueError(f"rerank counts pairs and must be >= 0, got {self.rerank}. Use 0 to rank by s alone.")
-        if self.num_words < 2:
-            raise ValueError(f"num_words must be >= 2 (start, a word), got {self.num_words}. The paper has 32.")
+        require(self, ">= 0", "lr")
+        require(self, ">= 0", "rerank", hint="Use 0 to rank by s alone.")
+        require(self, ">= 2", "num_words", hint="The paper has 32.")
         if self.attends == "video" and self.reducer.name != "none":
             raise ValueError(f"reducer.name={self.reducer.name} merges tokens of frames apart. Write attends=frame.")
 

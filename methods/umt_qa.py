@@ -38,7 +38,7 @@ from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 from ctvr.methods.umt import original
 
 _QUESTIONS = "recipe file of MSRVTT-QA, B/16-17M"
@@ -71,16 +71,11 @@ class UmtQAConfig:
     answer_words: int = setting(5, doc="tokens of an answer, including [CLS] and [SEP]")
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}.")
-        for name, least, of in (
-            ("answers", 1, "1500"),
-            ("k", 1, "128"),
-            ("num_words", 2, "25"),
-            ("answer_words", 2, "5"),
-        ):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}. The paper has {of}.")
+        require(self, ">= 0", "lr")
+        require(self, ">= 1", "answers", hint="The paper has 1500.")
+        require(self, ">= 1", "k", hint="The paper has 128.")
+        require(self, ">= 2", "num_words", hint="The paper has 25.")
+        require(self, ">= 2", "answer_words", hint="The paper has 5.")
         if self.attends == "video" and self.reducer.name != "none":
             raise ValueError(f"reducer.name={self.reducer.name} merges tokens of frames apart. Write attends=frame.")
 

@@ -37,7 +37,7 @@ from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, l2_nor
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.deep_prompts import Seam, drop, insert
 from ctvr.methods.layers.replay.mixup import last_end
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,10 @@ class VoPConfig:
     readout: Literal["end", "past_end"] = setting("end", doc="caption token that is the feature; past_end: as released")
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 to train nothing.")
-        if min(self.num_prompts, self.lstm_width) < 1:
-            found = f"{self.num_prompts} and {self.lstm_width}"
-            raise ValueError(f"num_prompts and lstm_width must be >= 1, got {found}. Use 8 and 768.")
-        if min(self.prefix, self.suffix, self.video_blocks) < 0:
-            found = f"{self.prefix}, {self.suffix} and {self.video_blocks}"
-            raise ValueError(f"prefix, suffix and video_blocks count and must be >= 0, got {found}. Use 0 for none.")
+        require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
+        require(self, ">= 1", "num_prompts", hint="Use 8.")
+        require(self, ">= 1", "lstm_width", hint="Use 768.")
+        require(self, ">= 0", "prefix", "suffix", "video_blocks", hint="Use 0 for none.")
 
 
 class ContextPrompts(nn.Module):

@@ -32,7 +32,7 @@ from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.methods.layers.transfer import to_device
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 _AT_ONCE = 250  # sentences encoded together
 _SCRIPT = "mtil/scripts/lwf_vr.sh"
@@ -77,14 +77,9 @@ class VRLwFConfig:
     first_task: bool = setting(True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts")
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError(
-                f"weight must be >= 0, got {self.weight}. Use weight=0 to train `{self.base}` without distillation."
-            )
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}. CTVR uses 2.")
-        if self.sentences < 1 or self.length < 1:
-            raise ValueError(f"sentences and length must be >= 1, got {self.sentences} and {self.length}.")
+        require(self, ">= 0", "weight", hint=f"Use weight=0 to train `{self.base}` without distillation.")
+        require(self, "> 0", "temperature", hint="CTVR uses 2.")
+        require(self, ">= 1", "sentences", "length")
 
 
 class VRLwF(Strategy):

@@ -32,7 +32,7 @@ from ctvr.methods.base import Override, l2_normalize
 from ctvr.methods.families.compensation import MapLink, QueryCompensation
 from ctvr.methods.layers.feature_maps import Weights, fit_by_gradient, start_weights
 from ctvr.methods.layers.losses.distillation import backbone_of
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 from ctvr.methods.vr_lwf import draw_sentences
 
 _AT_ONCE = 250  # sentences encoded together
@@ -58,14 +58,9 @@ class XBTConfig:
     steps: int = setting(500, doc="steps of the projection, each over all texts", unpublished=True, later=True)
 
     def __post_init__(self) -> None:
-        for name in ("noise", "sentences"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 for none.")
-        for name in ("pairs", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is a count and must be >= 1, got {getattr(self, name)}.")
-        if self.lr <= 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}. Use lr=0.001.")
+        require(self, ">= 0", "noise", "sentences", hint="Use 0 for none.")
+        require(self, ">= 1", "pairs", "steps")
+        require(self, "> 0", "lr", hint="Use lr=0.001.")
 
 
 class Projection:

@@ -28,7 +28,7 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Capabilities, Method, ParamGroup, Recipe, Task
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 # The command of MSR-VTT-9k
 ORIGINAL = Recipe(
@@ -75,11 +75,8 @@ class XPoolConfig(ScaleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lr", "lr_head"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to train none of it.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}. The paper uses 0.3.")
+        require(self, ">= 0", "lr", "lr_head", hint="Use 0 to train none of it.")
+        require(self, "in [0, 1)", "dropout", hint="The paper uses 0.3.")
 
 
 class Pooling(nn.Module):

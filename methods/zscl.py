@@ -36,7 +36,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import deal, gather, world_size
 from ctvr.methods.layers.losses.distillation import backbone_of, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.reference import ReferenceSet, load_reference
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 _AT_ONCE = 250  # texts encoded together
 _SCRIPT = "mtil/scripts/ZSCL.sh"
@@ -88,16 +88,10 @@ class ZSCLConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("weight", "l2"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave the term out.")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}. The paper uses 2.")
-        if self.average_every < 0:
-            raise ValueError(f"average_every counts steps, got {self.average_every}. Use 0 to average nothing.")
-        for name in ("reference_images", "reference_frames", "reference_texts"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} is a count and must be >= 1, got {getattr(self, name)}.")
+        require(self, ">= 0", "weight", "l2", hint="Use 0 to leave the term out.")
+        require(self, "> 0", "temperature", hint="The paper uses 2.")
+        require(self, ">= 0", "average_every", hint="Use 0 to average nothing.")
+        require(self, ">= 1", "reference_images", "reference_frames", "reference_texts")
 
 
 class ZSCL(Strategy):

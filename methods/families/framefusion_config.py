@@ -8,7 +8,7 @@ from typing import Literal
 from ctvr.methods.layers.experts import check_top_k
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.temporal import FFAInit
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +123,11 @@ class FrameFusionMoEConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta weighs two losses and must lie in [0, 1], got {self.beta}. Use 0.6, or 0 for none.")
-        for name in (name for name in ("num_experts", "rank") if getattr(self, name) < 1):
-            raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use use_tame=false for no experts.")
+        require(self, "in [0, 1]", "beta", hint="Use 0.6, or 0 for none.")
+        require(self, ">= 1", "num_experts", "rank", hint="Use use_tame=false for no experts.")
         check_top_k(self.top_k, self.num_experts)
-        if self.ffa_layers < 0:
-            raise ValueError(f"ffa_layers counts blocks and must be >= 0, got {self.ffa_layers}. Use 0 for no FFA.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
+        require(self, ">= 0", "ffa_layers", hint="Use 0 for no FFA.")
+        require(self, "in [0, 1)", "dropout")
         if self.ffa_init == "zero_out" and not self.ffa_output:
             raise ValueError("ffa_init=zero_out starts from an output projection of zero; set ffa_output=true.")
-        for name in ("lr_text", "lr_vision", "lr_other", "lr_text_first", "lr_vision_first", "lr_other_first"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
+        require(self, ">= 0", "lr_text", "lr_vision", "lr_other", "lr_text_first", "lr_vision_first", "lr_other_first")

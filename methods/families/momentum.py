@@ -32,7 +32,7 @@ from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.replay.momentum import Encoders, Momentum, Negatives, TextPool, momentum_contrast
 from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.layers.transfer import to_device
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 MOCO_UNPUBLISHED = ("optim.weight_decay", "optim.warmup", "data.num_frames")  # of every row of BMU-MoCo's paper
 # Section 4.1 and, where the paper does not specify (optimizer, weight decay, which caption), our assumption.
@@ -53,6 +53,9 @@ PAPER: dict[str, Any] = {
 # 1440 keys would be 5 to 22 epochs of it, and are a small part of one epoch in the paper
 SHAPES: dict[str, Any] = {"method.lr": 4e-6, "method.queue_size": 32}
 SHAPES_WRAPPED: dict[str, Any] = {"base.lr": 4e-6, "base.queue_size": 32}
+# Remedies of errors
+MOMENTUM_HINT = "The paper uses 0.99; 1 changes nothing."
+START_HINT = "Use 1 for all tasks, 2 as the paper's tables."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +77,10 @@ class MomentumConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}. Use lr=0 for the zero-shot model.")
-        if self.tau <= 0:
-            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. The paper uses 0.07.")
-        if self.queue_size < 1:
-            raise ValueError(f"queue_size must be >= 1, got {self.queue_size}. The paper uses 1440.")
-        check_momentum("m", self.m)
+        require(self, ">= 0", "lr", hint="Use lr=0 for the zero-shot model.")
+        require(self, "> 0", "tau", hint="The paper uses 0.07.")
+        require(self, ">= 1", "queue_size", hint="The paper uses 1440.")
+        require(self, "in [0, 1]", "m", hint=MOMENTUM_HINT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +94,8 @@ class ReviewConfig(MomentumConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_momentum("m_hat", self.m_hat)
-        check_start(self.method_start_task)
-
-
-def check_momentum(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} is a share in [0, 1], got {value}. The paper uses 0.99; 1 changes nothing.")
-
-
-def check_start(task: int) -> None:
-    if task < 1:
-        raise ValueError(f"method_start_task counts from 1, got {task}. Use 1 for all tasks, 2 as the paper's tables.")
+        require(self, "in [0, 1]", "m_hat", hint=MOMENTUM_HINT)
+        require(self, ">= 1", "method_start_task", hint=START_HINT)
 
 
 class MomentumRetriever(Method):

@@ -15,7 +15,7 @@ from ctvr.methods.base import Batch, Capabilities, Method, PairSource, ParamGrou
 from ctvr.methods.capabilities import neutral
 from ctvr.methods.families.momentum import MomentumRetriever
 from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 class Strategy(Method):
@@ -118,8 +118,7 @@ class ReplayConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.buffer_size < 0:
-            raise ValueError(f"buffer_size counts pairs and must be >= 0, got {self.buffer_size}. Use 0 for no replay.")
+        require(self, ">= 0", "buffer_size", hint="Use 0 for no replay.")
 
 
 class ReplayStrategy(Strategy):

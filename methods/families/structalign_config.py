@@ -8,7 +8,7 @@ from typing import Literal
 from ctvr.methods.layers.experts import check_top_k
 from ctvr.methods.layers.losses.etf import Head
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +93,9 @@ class StructAlignConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("lambda1", "lambda2", "pair_weight", "prototype_weight", "lr", "lr_first", "lr_other"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}. Use 0 to leave its term out.")
-        if self.tau2 <= 0 or (self.tau is not None and self.tau <= 0):
-            raise ValueError(f"tau and tau2 are temperatures and must be > 0, got {self.tau} and {self.tau2}.")
+        weights = ("lambda1", "lambda2", "pair_weight", "prototype_weight")
+        require(self, ">= 0", *weights, "lr", "lr_first", "lr_other", hint="Use 0 to leave its term out.")
+        require(self, "> 0", "tau2", "tau")
         check_top_k(self.top_k, self.num_experts)
         for name in ("swap_heads", "pair_weight"):
             if getattr(self, name) and self.pseudo != "clip":

@@ -27,7 +27,7 @@ from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS, ReducerConfig, SearchedDiffRateConfig
 from ctvr.methods.layers.reduction.diffrate_search import DiffRateSearch
 from ctvr.methods.layers.reduction.reducers import combine, make_reducer
-from ctvr.methods.settings import group, setting
+from ctvr.methods.settings import group, require, setting
 
 # Section 4.1 of the paper and, where it does not specify, the scripts of the released code. Frames and words belong to
 # the data set: 12 and 32 of MSRVTT and LSMDC (here, and the default), 64 and 64 of ActivityNet and DiDeMo (the tables).
@@ -60,8 +60,7 @@ class AdaptedConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise ValueError(f"lr must be >= 0, got {self.lr}.")
+        require(self, ">= 0", "lr")
 
 
 class Adaptation(nn.Module):

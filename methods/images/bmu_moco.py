@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task
-from ctvr.methods.families.momentum import check_momentum, check_start
+from ctvr.methods.families.momentum import MOMENTUM_HINT, START_HINT
 from ctvr.methods.images.siamese import FIRST, SECOND, make_projector
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.replay.momentum import Negatives, ema_update, lerp_, momentum_contrast, reverse_ema_update
 from ctvr.methods.layers.replay.queues import KeyQueue, Pair
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,9 @@ class ImageBMUConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.tau <= 0:
-            raise ValueError(f"tau is a temperature and must be > 0, got {self.tau}. The paper uses 0.07.")
-        check_momentum("m", self.m)
-        check_momentum("m_hat", self.m_hat)
-        check_start(self.method_start_task)
+        require(self, "> 0", "tau", hint="The paper uses 0.07.")
+        require(self, "in [0, 1]", "m", "m_hat", hint=MOMENTUM_HINT)
+        require(self, ">= 1", "method_start_task", hint=START_HINT)
 
 
 class Encoder(nn.Module):

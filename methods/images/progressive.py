@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, ParamGroup, Task
 from ctvr.methods.images.resnet import ResNet18, make_stage
 from ctvr.methods.images.siamese import Siamese, SiameseStrategy
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,7 @@ class ImageProgressiveConfig:
     alpha: float = setting(0.1, doc="upper bound of the random initial factors of former columns' outputs")
 
     def __post_init__(self) -> None:
-        if self.alpha <= 0:
-            raise ValueError(f"alpha must be > 0, or no column would read another; got {self.alpha}. Use 0.1.")
+        require(self, "> 0", "alpha", hint="Use 0.1: with 0 no column would read another.")
 
 
 class Adaptor(nn.Module):

@@ -22,7 +22,7 @@ from ctvr.methods.base import Batch
 from ctvr.methods.images import views
 from ctvr.methods.images.buffer import ImageBuffer
 from ctvr.methods.images.siamese import FIRST, PLAIN, SECOND, Siamese, SiameseStrategy
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> augmented and normalised
 
@@ -44,10 +44,8 @@ class ImageReplayConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.alpha <= 0:
-            raise ValueError(f"alpha must be > 0, got {self.alpha}. The release has 0.4.")
-        if self.rows < 1:
-            raise ValueError(f"rows counts images and must be >= 1, got {self.rows}. The release has 256.")
+        require(self, "> 0", "alpha", hint="The release has 0.4.")
+        require(self, ">= 1", "rows", hint="The release has 256.")
 
 
 class ImageReplay(SiameseStrategy):

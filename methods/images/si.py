@@ -21,7 +21,7 @@ from torch.nn.utils import parameters_to_vector
 
 from ctvr.methods.base import Batch, Task
 from ctvr.methods.images.siamese import Siamese, SiameseStrategy
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,9 @@ class ImageSIConfig:
     clip: float = setting(1.0, doc="largest absolute value in a gradient")
 
     def __post_init__(self) -> None:
-        if self.strength < 0 or self.rate < 0:
-            raise ValueError(f"strength and rate must be >= 0, got {self.strength} and {self.rate}. Use 0.4 and 0.03.")
-        if self.clip <= 0:
-            raise ValueError(f"clip must be > 0, got {self.clip}. The release has 1.")
+        require(self, ">= 0", "strength", hint="The release has 0.4.")
+        require(self, ">= 0", "rate", hint="The release has 0.03.")
+        require(self, "> 0", "clip", hint="The release has 1.")
 
 
 class ImageSI(SiameseStrategy):

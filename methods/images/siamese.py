@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames` (B, 3, 3, H, W)
 
@@ -34,13 +34,9 @@ class SiameseConfig:
     lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True)
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.bottleneck < 1:
-            raise ValueError(
-                f"width and bottleneck count numbers and must be >= 1, got {self.width} and {self.bottleneck}. "
-                "The release has 2048 and 512."
-            )
-        if self.off_diagonal < 0:
-            raise ValueError(f"off_diagonal must be >= 0, got {self.off_diagonal}. The paper has 0.005.")
+        require(self, ">= 1", "width", hint="The release has 2048.")
+        require(self, ">= 1", "bottleneck", hint="The release has 512.")
+        require(self, ">= 0", "off_diagonal", hint="The paper has 0.005.")
 
 
 def simsiam(p1: Tensor, p2: Tensor, z1: Tensor, z2: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +21,12 @@ class ScaleConfig:
     max_scale: float = setting(200.0, doc="upper bound of 1 / temperature after each step")
 
     def __post_init__(self) -> None:
-        if self.max_scale < 1:
-            raise ValueError(f"max_scale must be >= 1, got {self.max_scale}. CLIP uses 100.")
+        require(self, ">= 1", "max_scale", hint="CLIP uses 100.")
         if not 0 <= self.min_scale <= self.max_scale:
             raise ValueError(
                 f"min_scale must lie between 0 and max_scale={self.max_scale}, got {self.min_scale}. Use 0 for none."
             )
-        if self.start_scale is not None and not 0 < self.start_scale < math.inf:
-            raise ValueError(f"start_scale is 1 / temperature and must be > 0, got {self.start_scale}. CLIP's is 100.")
+        require(self, "in (0, inf)", "start_scale", hint="CLIP's is 100.")
 
 
 def set_scale(clip: Clip, config: ScaleConfig) -> None:

@@ -32,6 +32,7 @@ from ctvr import Batch, Method, setting
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Capabilities, ParamGroup, l2_normalize
 from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.settings import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,8 @@ class CLASSConfig:
     weight: float = setting(1e-3, doc="weight of the squared distance from the pre-trained values")
 
     def __post_init__(self) -> None:
-        if not (0 <= self.lr < math.inf and 0 <= self.weight < math.inf):
-            raise ValueError(f"lr and weight must be >= 0, got {self.lr} and {self.weight}. Use 3e-5 and 1e-3.")
+        require(self, "in [0, inf)", "lr", hint="Use 3e-5.")
+        require(self, "in [0, inf)", "weight", hint="Use 1e-3.")
 
 
 class CLASS(Method):

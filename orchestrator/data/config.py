@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,6 @@ class DataConfig:
         return "segments" if self.sampling == "random" else self.sampling
 
     def __post_init__(self) -> None:
-        for name in ("num_frames", "image_size", "batch_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
-        if self.max_tokens is not None and self.max_tokens < 2:
-            raise ValueError(f"max_tokens counts a caption's two ends and must be >= 2, got {self.max_tokens}.")
-        if self.prefetch_threads is not None and self.prefetch_threads < 0:
-            raise ValueError(f"prefetch_threads must be >= 0, got {self.prefetch_threads}. Use 0 to read in line.")
+        require(self, ">= 1", "num_frames", "image_size", "batch_size")
+        require(self, ">= 2", "max_tokens")
+        require(self, ">= 0", "prefetch_threads", hint="Use 0 to read in line.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +62,8 @@ class EvaluationConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "query_chunk", "knn_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} counts items and must be >= 1, got {getattr(self, name)}.")
-        if self.knn_share is not None and not 0 < self.knn_share <= 1:
-            raise ValueError(
-                f"knn_share is a share of a task's training images in (0, 1], got {self.knn_share}. "
-                "Use 0.02, or none for `knn_k`."
-            )
+        require(self, ">= 1", "batch_size", "query_chunk", "knn_k")
+        require(self, "in (0, 1]", "knn_share", hint="Use 0.02, or none for `knn_k`.")
         if self.patience is not None and (self.patience < 1 or self.select == "last"):
             raise ValueError(
                 f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "
@@ -83,8 +77,7 @@ class EvaluationConfig:
             raise ValueError(f"distractors lists numbers of videos >= 1, got {wrong[0]}. Use 100,1000.")
         if self.distractors and not self.distractors_from:
             raise ValueError("distractors needs the stream of their videos. Add evaluation.distractors_from=STREAM.")
-        if self.patience_start < 0:
-            raise ValueError(f"patience_start counts epochs and must be >= 0, got {self.patience_start}. Use 0.")
+        require(self, ">= 0", "patience_start", hint="Use 0.")
 
     @property
     def measures_more(self) -> bool:

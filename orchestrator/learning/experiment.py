@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ctvr.methods import CONFIGURATIONS, find_method
 from ctvr.methods.capabilities import Capabilities, capabilities_of
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision
@@ -59,9 +59,7 @@ class RunConfig:
     threads: int = setting(1, doc="torch threads on a CPU")
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}. Use 1.")
+        require(self, ">= 1", "workers", "threads", hint="Use 1.")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a whole number from 0 to {2**32 - 1}, got {self.seed}. Write seed=1.")
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ctvr.methods.base import Decay, ParamGroup
 from ctvr.methods.layers.experts import drop_unchosen
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 from ctvr.orchestrator.learning.custom_optimizers import AdamWHF, BertAdam
 
 # The factor of every peak rate at step k = 0, 1, .. of K after W warm-up steps; docs/recipes.md lists who uses which.
@@ -88,34 +88,22 @@ class OptimConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise ValueError(f"epochs must be >= 0, got {self.epochs}. Use 0 to train nothing.")
+        require(self, ">= 0", "epochs", hint="Use 0 to train nothing.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), got {self.betas}. Use 0.9,0.999.")
-        if not self.eps > 0:
-            raise ValueError(f"eps must be > 0, got {self.eps}. Use 1e-6.")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be a number >= 0, got {self.weight_decay}. Use 0 for none.")
-        if not 0 <= self.lr_scale < math.inf:
-            raise ValueError(f"lr_scale must be >= 0, got {self.lr_scale}. Use 1 for the method's own rates.")
-        if not 0 <= self.least <= 1:
-            raise ValueError(f"least is a share of the peak rate in [0, 1], got {self.least}. Use 0 for none.")
+        require(self, "> 0", "eps", hint="Use 1e-6.")
+        require(self, "in [0, inf)", "weight_decay", hint="Use 0 for none.")
+        require(self, "in [0, inf)", "lr_scale", hint="Use 1 for the method's own rates.")
+        require(self, "in [0, 1]", "least", hint="Use 0 for none.")
         if not math.isfinite(self.num_cycles):
             raise ValueError(f"num_cycles must be finite, got {self.num_cycles}. Use 0.5 to go down once.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}. Use 0.")
-        if not 0 <= self.final_lr < math.inf:
-            raise ValueError(f"final_lr must be >= 0, got {self.final_lr}. Use 0.")
+        require(self, "in [0, 1)", "momentum", hint="Use 0.")
+        require(self, "in [0, inf)", "final_lr", hint="Use 0.")
         if self.carry_momentum and self.name != "sgd":
             raise ValueError(f"carry_momentum keeps the moments of sgd, not of {self.name}. Write optim.name=sgd.")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup is a fraction of the steps in [0, 1), got {self.warmup}. Use 0.1 for 10 %.")
-        if self.grad_clip is not None and self.grad_clip <= 0:
-            raise ValueError(f"grad_clip must be > 0, got {self.grad_clip}. Use none to clip nothing.")
-        if self.accumulation_steps < 1:
-            raise ValueError(
-                f"accumulation_steps counts batches per step and must be >= 1, got {self.accumulation_steps}."
-            )
+        require(self, "in [0, 1)", "warmup", hint="Use 0.1 for 10 %.")
+        require(self, "> 0", "grad_clip", hint="Use none to clip nothing.")
+        require(self, ">= 1", "accumulation_steps")
 
 
 def make_optimizer(

@@ -136,8 +136,8 @@ def test_captions_may_be_averaged_over_tokens(make, batch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"m": 1.5}, "m is a share in"),
-        ({"tau": 0}, "tau is a temperature and must be > 0, got 0"),
+        ({"m": 1.5}, "m must be in"),
+        ({"tau": 0}, "tau must be > 0, got 0"),
         ({"queue_size": 0}, "queue_size must be >= 1, got 0"),
         ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
     ],

@@ -156,8 +156,8 @@ def test_a_review_keeps_the_parameters_of_the_optimizer(make):
     ("settings", "message"),
     [
         ({"use_local": False, "use_global": False}, "no encoder makes keys"),
-        ({"m_hat": -0.1}, "m_hat is a share in"),
-        ({"method_start_task": 0}, "method_start_task counts from 1, got 0"),
+        ({"m_hat": -0.1}, "m_hat must be in"),
+        ({"method_start_task": 0}, "method_start_task must be >= 1, got 0"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

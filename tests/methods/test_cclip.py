@@ -227,9 +227,9 @@ def test_training_moves_adapters_and_trained_parts_alone(make):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"merge": 1.5}, r"merge is a share in \[0, 1\], got 1.5"),
+        ({"merge": 1.5}, r"merge must be in \[0, 1\], got 1.5"),
         ({"rank": 0}, "rank must be >= 1, got 0"),
-        ({"dropout": 1.0}, r"dropout is a rate in \[0, 1\), got 1.0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
         ({"weight": -1.0}, "weight must be >= 0, got -1.0"),
         ({"places": ()}, "places is empty. Name some of q, k, v"),

@@ -181,7 +181,7 @@ def test_the_printed_parameters_are_these(proxies, frames, total):
     [
         ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
         ({"num_proxies": -1}, "num_proxies must be >= 0, got -1"),
-        ({"temporal_size": 0}, "temporal_size counts time embeddings"),
+        ({"temporal_size": 0}, "temporal_size must be >= 1"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

@@ -159,8 +159,8 @@ def test_a_score_of_several_numbers_is_refused(small_clip):
     ("settings", "message"),
     [
         ({"weight": -1.0}, "weight must be >= 0, got -1"),
-        ({"kappa_teacher": 0.0}, "must be > 0, got 0.2 and 0.0"),
-        ({"buffer_size": -1}, "buffer_size counts pairs and must be >= 0, got -1"),
+        ({"kappa_teacher": 0.0}, "kappa_teacher must be > 0, got 0.0. Co2L uses 0.01"),
+        ({"buffer_size": -1}, "buffer_size must be >= 0, got -1"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

@@ -112,7 +112,7 @@ def test_a_retriever_without_queues_is_refused(small_clip):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"weight": -1.0}, "weight must be >= 0"), ({"kappa": 0.0}, "must be > 0, got 0.0 and 0.01")],
+    [({"weight": -1.0}, "weight must be >= 0"), ({"kappa": 0.0}, "kappa must be > 0, got 0.0")],
 )
 def test_wrong_settings_say_what_to_write(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -189,9 +189,9 @@ def test_neither_copy_gets_a_gradient(make):
     ("settings", "message"),
     [
         ({"cross_weight": -1.0}, "cross_weight must be >= 0, got -1.0. Use 0 to leave the term out"),
-        ({"temperature": 0.0}, "temperature and topology_temperature must be > 0, got 0.0"),
+        ({"temperature": 0.0}, "^temperature must be > 0, got 0.0"),
         ({"queue_size": 0}, "queue_size must be >= 1, got 0"),
-        ({"m": 1.5}, r"m is a share in \[0, 1\], got 1.5"),
+        ({"m": 1.5}, r"m must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

@@ -177,7 +177,7 @@ def test_equal_data_start_as_a_copy_above_the_threshold_alone(make, above, is_co
     [
         ({"rank": 0}, "rank must be >= 1, got 0"),
         ({"margin": -0.1}, "margin must be >= 0, got -0.1. Use 0"),
-        ({"tau": 0.0}, "tau is a temperature and must be > 0, got 0.0"),
+        ({"tau": 0.0}, "tau must be > 0, got 0.0"),
         ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
         ({"places": ()}, "places is empty. Name some of q, k, v"),
     ],

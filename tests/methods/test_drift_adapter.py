@@ -191,10 +191,10 @@ def test_the_fit_leaves_the_retriever_and_the_random_numbers_alone(base, kind):
     ("settings", "message"),
     [
         ({"ridge": -1.0}, r"ridge must be >= 0, got -1\.0\. Use 0"),
-        ({"kind": "low_rank", "rank": 0}, "rank counts columns and must be >= 1, got 0"),
-        ({"kind": "mlp", "hidden": 0}, "hidden counts numbers and must be >= 1, got 0"),
+        ({"kind": "low_rank", "rank": 0}, "rank must be >= 1, got 0"),
+        ({"kind": "mlp", "hidden": 0}, "hidden must be >= 1, got 0"),
         ({"kind": "mlp", "lr": 0.0}, "lr must be > 0, got 0.0. Use name=procrustes"),
-        ({"pairs": 0}, "pairs is a count and must be >= 1, got 0"),
+        ({"pairs": 0}, "pairs must be >= 1, got 0"),
     ],
 )
 def test_values_without_a_meaning_are_refused(settings, message):

@@ -383,7 +383,7 @@ def test_a_resumed_run_continues_identically():
         ({"top_k": 11}, "top_k chooses among num_experts=10 experts, got 11. Use top_k=10, or more experts."),
         ({"top_k": 0}, "num_experts=10 experts, got 0. Use top_k=1"),
         ({"ffa_layers": -1}, "Use 0 for no FFA"),
-        ({"dropout": 1.0}, "dropout must lie in"),
+        ({"dropout": 1.0}, "dropout must be in"),
         ({"ffa_init": "zero_out", "ffa_output": False}, "ffa_output=true"),
         ({"lr_text": -1.0}, "lr_text must be >= 0"),
     ],

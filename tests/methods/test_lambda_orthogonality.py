@@ -154,8 +154,8 @@ def test_a_stream_turns_its_captions_back():
         (lambda: RelaxedConfig(threshold=-1.0), r"threshold must be >= 0, got -1\.0\. The paper's is 12"),
         (lambda: StrictConfig(distance_weight=0.0), "nothing fits the map. Use one of them"),
         (lambda: StrictConfig(contrastive_weight=-1.0), "contrastive_weight must be >= 0, got -1.0. Use 0"),
-        (lambda: StrictConfig(steps=0), "steps is a count and must be >= 1, got 0"),
-        (lambda: LambdaOrthogonalityConfig(pairs=0), "pairs is a count and must be >= 1, got 0"),
+        (lambda: StrictConfig(steps=0), "steps must be >= 1, got 0"),
+        (lambda: LambdaOrthogonalityConfig(pairs=0), "pairs must be >= 1, got 0"),
     ],
 )
 def test_values_without_a_meaning_are_refused(make, message):

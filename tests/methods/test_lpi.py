@@ -278,10 +278,10 @@ def test_a_long_caption_loses_words_and_keeps_its_end(make):
     ("settings", "message"),
     [
         ({"depth": 10}, "depth must be <= layers, got 10 and 9"),
-        ({"rank": 0}, "rank is a count and must be >= 1, got 0"),
-        ({"align_temperature": 0.0}, "align_temperature and task_temperature must be > 0, got 0.0"),
+        ({"rank": 0}, "rank must be >= 1, got 0"),
+        ({"align_temperature": 0.0}, "align_temperature must be > 0, got 0.0. Use 0.01"),
         ({"task_weight": -1.0}, "task_weight must be >= 0, got -1.0"),
-        ({"similar_above": 2.0}, r"similar_above is a cosine in \[-1, 1\], got 2.0"),
+        ({"similar_above": 2.0}, r"similar_above must be in \[-1, 1\], got 2.0"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

@@ -170,7 +170,7 @@ def test_a_retriever_that_rewrites_captions_is_refused_before_it_is_built(base, 
     ("settings", "message"),
     [
         ({"alpha": 0.0}, "must be > 0, got 0.0"),
-        ({"buffer_size": -1}, "buffer_size counts pairs and must be >= 0, got -1"),
+        ({"buffer_size": -1}, "buffer_size must be >= 0, got -1"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

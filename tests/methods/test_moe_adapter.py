@@ -212,7 +212,7 @@ def test_the_added_parameters_are_these(tasks, total):
         ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
         ({"top_k": 30}, "top_k chooses among num_experts=22 experts, got 30"),
         ({"bottleneck": 0}, "bottleneck must be >= 1, got 0"),
-        ({"dropout": 1.0}, "dropout must lie"),
+        ({"dropout": 1.0}, "dropout must be in"),
         ({"frozen_per_task": -1}, "frozen_per_task must be >= 0, got -1. Use 0"),
     ],
 )

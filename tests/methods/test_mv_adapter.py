@@ -229,7 +229,7 @@ def test_multiply_adds_are_what_torch_counts(small_clip):
     [
         ({"lr_bias": -1.0}, "lr_bias must be >= 0"),
         ({"bottleneck": 9}, "bottleneck must be a multiple of heads, got 9 and 2"),
-        ({"tied": -1}, "tied counts blocks and must be >= 0"),
+        ({"tied": -1}, "tied must be >= 0"),
         ({"num_frames": 0}, "num_frames must be >= 1"),
         ({"num_words": 2}, "num_words must be >= 3"),
     ],

@@ -153,9 +153,9 @@ def test_the_loss_is_of_both_directions_or_of_videos_over_captions(small_clip):
     ("settings", "message"),
     [
         ({"lr": -1.0}, "lr must be >= 0"),
-        ({"postfix": -1}, "prefix, postfix and layers count"),
-        ({"heads": 0}, "heads and num_frames must be >= 1"),
-        ({"tau": 0.0}, "tau is a temperature"),
+        ({"postfix": -1}, "postfix must be >= 0, got -1. Use 0 for none"),
+        ({"heads": 0}, "heads must be >= 1, got 0"),
+        ({"tau": 0.0}, "tau must be > 0"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

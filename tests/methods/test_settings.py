@@ -4,7 +4,15 @@ from dataclasses import MISSING, dataclass, fields
 
 import pytest
 
-from ctvr.methods.settings import group, groups_of, setting, settings_of, unpublished, variants_with_settings
+from ctvr.methods.settings import (
+    group,
+    groups_of,
+    require,
+    setting,
+    settings_of,
+    unpublished,
+    variants_with_settings,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +79,23 @@ def test_a_group_holds_its_default_variant_and_the_facts_of_all():
     assert facts["layer.name"].doc == "kind of layer"
     assert groups_of(Grouped) == {"layer": VARIANTS}
     assert list(variants_with_settings(VARIANTS)) == [(Ranked, ("ranked", "ranked_too"))]
+
+
+@pytest.mark.parametrize(
+    ("bound", "inside", "outside"),
+    [
+        (">= 0", [0, 0.1, float("inf")], [-1e-9, float("nan")]),
+        ("> 0", [1e-9, 5], [0, -1, float("nan")]),
+        ("in [0, 1)", [0, 0.5], [1, -0.1, float("nan")]),
+        ("in (0, 100]", [1, 100], [0, 101]),
+        ("in [-1, 1]", [-1, 0, 1], [-1.1, 1.1]),
+        ("in [0, inf)", [0, 1e9], [float("inf"), -1]),
+    ],
+)
+def test_require_refuses_a_setting_outside_its_bound(bound, inside, outside):
+    for rank in [None, *inside]:
+        require(Parent(rank=rank), bound, "lr", "rank")
+    for rank in outside:
+        with pytest.raises(ValueError) as refused:
+            require(Parent(rank=rank), bound, "lr", "rank", hint="Use 8.")
+        assert str(refused.value) == f"rank must be {bound}, got {rank}. Use 8."

@@ -366,7 +366,7 @@ def test_trained_parameters_are_the_33_9_million_of_the_paper():
     ("settings", "message"),
     [
         ({"lambda1": -1.0}, "lambda1 must be >= 0, got -1.0"),
-        ({"tau2": 0.0}, "temperatures and must be > 0"),
+        ({"tau2": 0.0}, "tau2 must be > 0"),
         ({"num_experts": 1}, "top_k chooses among num_experts=1 experts, got 2. Use top_k=1"),
         ({"swap_heads": True}, "swap_heads needs pseudo=clip"),
         ({"pair_weight": 0.5, "pseudo": "shared"}, "pair_weight needs pseudo=clip: pseudo=shared draws elsewhere"),

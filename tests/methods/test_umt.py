@@ -149,7 +149,7 @@ def test_at_full_size_it_costs_what_its_tower_does():
     ("settings", "message"),
     [
         ({"lr": -1.0}, "lr must be >= 0"),
-        ({"rerank": -1}, "rerank counts pairs .* Use 0 to rank by s alone"),
+        ({"rerank": -1}, "rerank must be >= 0, .* Use 0 to rank by s alone"),
         ({"num_words": 1}, "num_words must be >= 2"),
         ({"reducer": reducer_config("tome")}, "Write attends=frame"),
     ],

@@ -179,8 +179,8 @@ def test_tokens_and_the_generators_multiply_adds_are_counted(small_clip):
     ("settings", "message"),
     [
         ({"lr": -1.0}, "lr must be >= 0"),
-        ({"num_prompts": 0}, "num_prompts and lstm_width must be >= 1, got 0 and 768"),
-        ({"suffix": -1}, "prefix, suffix and video_blocks count"),
+        ({"num_prompts": 0}, "num_prompts must be >= 1, got 0. Use 8"),
+        ({"suffix": -1}, "suffix must be >= 0, got -1"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

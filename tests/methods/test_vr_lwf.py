@@ -154,7 +154,7 @@ def test_tvr_plus_cl_starts_a_task_with_equal_student_and_teacher(small_clip):
     [
         ({"weight": -1.0}, "weight must be >= 0, got -1.0"),
         ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
-        ({"sentences": 0}, "sentences and length must be >= 1, got 0 and 10"),
+        ({"sentences": 0}, "sentences must be >= 1, got 0"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

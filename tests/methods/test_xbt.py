@@ -114,7 +114,7 @@ def test_random_sentences_are_added_to_the_captions(base):
     ("settings", "message"),
     [
         ({"noise": -0.1}, r"noise must be >= 0, got -0\.1\. Use 0 for none\."),
-        ({"pairs": 0}, "pairs is a count and must be >= 1, got 0"),
+        ({"pairs": 0}, "pairs must be >= 1, got 0"),
         ({"lr": 0.0}, "lr must be > 0, got 0.0. Use lr=0.001"),
     ],
 )

@@ -188,7 +188,7 @@ def test_the_printed_parameters_are_these():
     ("settings", "message"),
     [
         ({"lr_head": -1.0}, "lr_head must be >= 0, got -1.0"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"max_scale": 0.5}, "max_scale must be >= 1, got 0.5"),
     ],
 )

@@ -164,8 +164,8 @@ def test_the_state_is_the_retrievers_alone(make, base):
         ({"weight": -1.0}, "weight must be >= 0, got -1.0. Use 0 to leave the term out"),
         ({"l2": -1.0}, "l2 must be >= 0, got -1.0"),
         ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
-        ({"average_every": -1}, "average_every counts steps, got -1. Use 0"),
-        ({"reference_texts": 0}, "reference_texts is a count and must be >= 1, got 0"),
+        ({"average_every": -1}, "average_every must be >= 0, got -1. Use 0"),
+        ({"reference_texts": 0}, "reference_texts must be >= 1, got 0"),
     ],
 )
 def test_wrong_settings_say_what_to_write(settings, message):

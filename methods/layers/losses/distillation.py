@@ -28,7 +28,7 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Frozen, Method
 from ctvr.methods.layers.losses.contrastive import distillation
 from ctvr.methods.layers.patching import patched
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 def symmetric_distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -102,13 +102,9 @@ class RelationConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError(f"weight must be >= 0, got {self.weight}. Use 0 for no relation distillation.")
-        if min(self.kappa, self.kappa_teacher) <= 0:
-            raise ValueError(
-                f"kappa and kappa_teacher are temperatures and must be > 0, got {self.kappa} and {self.kappa_teacher}. "
-                "Co2L uses 0.2 and 0.01."
-            )
+        require(self, ">= 0", "weight", hint="Use 0 for no relation distillation.")
+        require(self, "> 0", "kappa", hint="Co2L uses 0.2.")
+        require(self, "> 0", "kappa_teacher", hint="Co2L uses 0.01.")
 
 
 def kept_across(new: Tensor, old: Tensor, config: RelationConfig) -> Tensor:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "diffrate", "testa"]
 
@@ -44,8 +44,7 @@ class ToMeConfig(ReducerConfig):
 
     def __post_init__(self) -> None:
         _check_counts("r", self.r, "merge nothing within frames")
-        if not -1 <= self.inflection <= 1:
-            raise ValueError(f"inflection must lie in [-1, 1], got {self.inflection}. Use 0 for one r in every block.")
+        require(self, "in [-1, 1]", "inflection", hint="Use 0 for one r in every block.")
         if isinstance(self.r, tuple) and self.inflection:
             raise ValueError(f"r={','.join(map(str, self.r))}: with inflection, r is one number.")
 
@@ -85,12 +84,8 @@ class TempMeReducerConfig(ReducerConfig):
 
     def __post_init__(self) -> None:
         _check_counts("r", self.r, "merge nothing within frames")
-        if self.num_frames < 1:
-            raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
-        for name in ("keep_cross", "keep_intra"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 100:
-                raise ValueError(f"{name} is a percentage in 1..100, got {value}. Write {name}=100 to merge nothing.")
+        require(self, ">= 1", "num_frames")
+        require(self, "in (0, 100]", "keep_cross", "keep_intra", hint="Write 100 to merge nothing.")
         _check_rising("clip_blocks", self.clip_blocks)
         if self.clip_groups and (min(self.clip_groups) < 2 or self.num_frames % math.prod(self.clip_groups)):
             raise ValueError(
@@ -110,8 +105,7 @@ class EViTConfig(ReducerConfig):
 
     def __post_init__(self) -> None:
         _check_rising("stages", self.stages)
-        if not 0 < self.keep_rate <= 1:
-            raise ValueError(f"keep_rate is a share in (0, 1], got {self.keep_rate}. Write keep_rate=1 to keep all.")
+        require(self, "in (0, 1]", "keep_rate", hint="Write keep_rate=1 to keep all.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +117,7 @@ class AnnealedEViTConfig(EViTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.anneal_from < 0 or self.anneal_steps < 0:
-            raise ValueError(f"anneal_from and anneal_steps count steps, got {self.anneal_from}, {self.anneal_steps}.")
+        require(self, ">= 0", "anneal_from", "anneal_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +169,11 @@ class SearchedDiffRateConfig(DiffRateConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.search_step < 1 or (self.search_macs is not None and self.search_macs <= 0):
-            raise ValueError(f"search_macs and search_step must be > 0, got {self.search_macs}, {self.search_step}.")
+        require(self, ">= 1", "search_step")
+        require(self, "> 0", "search_macs")
         if self.search_macs is not None and self.prune_to:
             raise ValueError("search_macs finds prune_to and merge_to; leave one of both out.")
-        if self.lr_rates < 0:
-            raise ValueError(f"lr_rates must be >= 0, got {self.lr_rates}.")
+        require(self, ">= 0", "lr_rates")
         if self.search_macs is None and self.lr_rates != SearchedDiffRateConfig.lr_rates:
             raise ValueError("lr_rates is the rate of a search; write search_macs too, or leave it out.")
 
@@ -214,8 +206,7 @@ class TESTAConfig(ReducerConfig):
         _check_counts("r", self.r, "merge nothing within frames")
         _check_counts("r_frames", self.r_frames, "keep all frames")
         _check_rising("stages", self.stages)
-        if self.temporal_rank < 1:
-            raise ValueError(f"temporal_rank must be >= 1, got {self.temporal_rank}.")
+        require(self, ">= 1", "temporal_rank")
 
 
 REDUCERS: dict[str, type[ReducerConfig]] = {

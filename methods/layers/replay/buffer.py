@@ -52,7 +52,7 @@ class ReplayBuffer(nn.Module):
     def __init__(self, capacity: int, policy: Policy = "ring", quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__()
         if capacity < 0:
-            raise ValueError(f"buffer_size counts pairs and must be >= 0, got {capacity}. Use 0 for no replay.")
+            raise ValueError(f"buffer_size must be >= 0, got {capacity}. Use 0 for no replay.")
         self.capacity, self.policy, self.quota = capacity, policy, quota
         self.source: PairSource | None = None
         self._known: tuple[list[tuple[Tensor, int]], Tensor, Tensor] | None = None

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import TextTower, TokenState
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.patching import patched
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,7 @@ class MixingConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.alpha <= 0:
-            raise ValueError(f"alpha shapes Beta(alpha, alpha) and must be > 0, got {self.alpha}. LUMP uses 0.4.")
+        require(self, "> 0", "alpha", hint="LUMP uses 0.4.")
 
 
 def sample_lambda(alpha: float) -> float:

@@ -99,5 +99,5 @@ def test_the_global_encoder_counts_in_the_loss_from_the_first_task_of_the_method
 
 
 def test_bad_settings_are_one_line():
-    with pytest.raises(ValueError, match="m_hat is a share in"):
+    with pytest.raises(ValueError, match="m_hat must be in"):
         ImageBMUConfig(m_hat=1.2)

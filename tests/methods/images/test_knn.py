@@ -24,5 +24,5 @@ def test_neighbours_may_be_a_share_of_the_bank():
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.5])
 def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(ValueError, match="knn_share is a share .* Use 0.02, or none"):
+    with pytest.raises(ValueError, match="knn_share must be in .* Use 0.02, or none"):
         EvaluationConfig(knn_share=share)

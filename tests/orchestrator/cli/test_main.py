@@ -98,7 +98,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["sweep", "--space", "method.beta"], "--space: 'method.beta' is not name=VALUE,VALUE"),
         (["sweep", "--space", "bta=1,2"], "bta: no such setting. Write method.beta=1."),
         (["sweep", "--space", "method.beta=a,b"], "method.beta: is not a number (got 'a'). Write method.beta="),
-        (["sweep", "--space", "method.beta=0.1,7"], "beta weighs two losses and must lie in [0, 1], got 7"),
+        (["sweep", "--space", "method.beta=0.1,7"], "beta must be in [0, 1], got 7"),
         (["sweep", "--space", "seed=1,2"], "seed: not applicable"),
         (["sweep", "--baselines", "lwf:nope"], "preset: lwf has none called 'nope'"),
         (["sweep", "--budget-hours", "-1"], "--budget-hours: must be > 0 and < 10000, got -1"),

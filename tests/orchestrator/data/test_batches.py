@@ -149,7 +149,7 @@ def test_captions_are_cut_with_their_end_kept(data):
         assert not after[kept + 1 :].any()
     batch = next(data.train_batches([0], seed=0, task=0, epoch=0))
     assert int(batch.tokens.argmax(dim=1).max()) <= 4
-    with pytest.raises(ValueError, match="max_tokens counts a caption's two ends and must be >= 2, got 1"):
+    with pytest.raises(ValueError, match="max_tokens must be >= 2, got 1"):
         DataConfig(max_tokens=1)
 
 

@@ -127,9 +127,9 @@ def test_a_tensor_handed_over_twice_or_from_elsewhere_is_refused():
     ("settings", "message"),
     [
         ({"epochs": -1}, "epochs must be >= 0, got -1"),
-        ({"warmup": 1.5}, "warmup is a fraction"),
+        ({"warmup": 1.5}, "warmup must be in"),
         ({"grad_clip": 0.0}, "grad_clip"),
-        ({"momentum": 1.0}, "momentum must lie in"),
+        ({"momentum": 1.0}, "momentum must be in"),
     ],
 )
 def test_settings_out_of_range_say_what_to_write(settings, message):

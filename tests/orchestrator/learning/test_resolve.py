@@ -61,7 +61,7 @@ def test_complete_settings_resolve_to_themselves():
         ({"method": "upper_bound", "stream": "s", "base.lr": -1}, r"^base\.lr must be >= 0, got -1.0. Use base.lr=0"),
         (
             {"method": "zero_shot", "stream": "s", "evaluation.query_chunk": 0},
-            "evaluation.query_chunk counts items and must be >= 1",
+            "evaluation.query_chunk must be >= 1",
         ),
         ({"method": "upper_bound", "stream": "s", "method.base": "x"}, "method: no method called 'x'"),
         (

@@ -124,7 +124,7 @@ def test_the_least_value_is_the_teachers_entropy():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"weight": -1.0}, "weight must be >= 0, got -1"), ({"kappa": 0.0}, "must be > 0, got 0.0 and 0.01")],
+    [({"weight": -1.0}, "weight must be >= 0, got -1"), ({"kappa": 0.0}, "kappa must be > 0, got 0.0. Co2L uses 0.2")],
 )
 def test_wrong_settings_say_what_to_write(settings, message):
     with pytest.raises(ValueError, match=message):

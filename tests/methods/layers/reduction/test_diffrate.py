@@ -70,7 +70,7 @@ def test_a_search_trains_rates_alone_in_the_first_task_and_ends_near_its_target(
 def test_what_a_search_cannot_mean_is_refused():
     with pytest.raises(ValueError, match="search_macs finds prune_to and merge_to; leave one of both out"):
         reducer_config("diffrate", search_macs=3.0, prune_to=(17, 9), merge_to=(17, 9))
-    with pytest.raises(ValueError, match="search_macs and search_step must be > 0, got 0.0, 4"):
+    with pytest.raises(ValueError, match="search_macs must be > 0, got 0.0"):
         reducer_config("diffrate", search_macs=0.0)
     with pytest.raises(ValueError, match="lr_rates is the rate of a search; write search_macs too"):
         reducer_config("diffrate", lr_rates=0.1)

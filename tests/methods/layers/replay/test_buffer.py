@@ -194,5 +194,5 @@ def test_joined_batches_are_padded_to_one_length():
 
 
 def test_a_negative_capacity_is_refused():
-    with pytest.raises(ValueError, match="buffer_size counts pairs and must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="buffer_size must be >= 0, got -1"):
         ReplayBuffer(-1)
