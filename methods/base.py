@@ -74,8 +74,12 @@ class Method(Hooks):
         raise NotImplementedError(f"{type(self).__name__} must define encode_text(tokens, task).")
 
     def scale(self) -> Tensor:
-        """Return the factor exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar."""
-        raise NotImplementedError(f"{type(self).__name__} must define scale().")
+        """Return the factor exp(logit_scale) = 1 / temperature of the contrastive loss, a scalar; by default CLIP's."""
+        clip: Any = getattr(self, "backbone", None)
+        if clip is None:
+            raise NotImplementedError(f"{type(self).__name__} must define scale(), or keep CLIP as self.backbone.")
+        scale: Tensor = clip.logit_scale.exp()
+        return scale
 
     @neutral
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -325,9 +325,6 @@ class CAMoE(Method):
                 found |= {f"{name}/{expert}": share for expert, share in zip(STREAMS, shares.unbind())}
         return found
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     def normalize_scores(self, scores: Tensor) -> Tensor:
         return self._revised(scores, dim=0)
 

@@ -224,9 +224,6 @@ class CCLIP(Method):
     def separable_encoders(self) -> SeparableEncoders | str:
         return SeparableEncoders(self, ("pooled_video", "pooled_text"))
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     # -------------------------------------------------------------------------------------- losses
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -178,9 +178,6 @@ class Clip4Clip(Method):
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         return l2_normalize(self.backbone.text(tokens))
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         videos = gather(batch.video_ids) if self.config.mask_same_video else None
         return {"contrastive": self.info_nce(batch, self.config.loss_reduction, videos)}

@@ -208,9 +208,6 @@ class CLIPViP(Method):
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         return l2_normalize(self.backbone.text(tokens))
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         return {"contrastive": self.info_nce(batch, self.config.loss_reduction)}
 

@@ -216,9 +216,6 @@ class DAR(Method):
 
     # -------------------------------------------------------------------------------------- losses
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         if self._is_fresh and torch.is_grad_enabled():
             self._start_from_similar(batch)

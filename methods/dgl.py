@@ -248,6 +248,3 @@ class DGL(Method):
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         text = self.source()[1][: len(self.backbone.text.blocks)]
         return l2_normalize(self.backbone.text(tokens, [around_words(prompts) for prompts in text]))
-
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()

@@ -250,9 +250,6 @@ class LPI(Method):
 
     # -------------------------------------------------------------------------------------- losses
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         terms, c = super().losses(batch), self.config
         if c.align_weight:

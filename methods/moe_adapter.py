@@ -286,9 +286,6 @@ class MoEAdapter(Method):
         """Declare the encoders stateful: experts count the videos and captions that choose them."""
         return SeparableEncoders(self, is_stateful=True)
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     def _seams(
         self, mixtures: nn.ModuleList, task: int, gate: Literal["class", "sot", "eot"]
     ) -> list[BlockSeams] | None:

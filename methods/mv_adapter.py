@@ -165,6 +165,3 @@ class MVAdapter(Method):
     def _text(self, adapter: Any, y: Tensor, output: Tensor, state: TokenState) -> Tensor:
         added: Tensor = adapter(output, self._shared(state.layer, len(self.text)))
         return output + added
-
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()

@@ -205,9 +205,6 @@ class VoP(Method):
         behind = torch.where(place == self.columns - 1, a + b, a)
         return x[:, place + (a + b if self.config.readout == "past_end" else behind)]
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
 
 def _joined(prompts: Tensor, is_first: bool, x: Tensor, state: TokenState) -> Tensor:
     """Join prompts (P, D) and videos (B, P + T*N, D), or frames (B*T, N, D) in the first block of videos."""

@@ -211,8 +211,5 @@ class XPool(Method):
                     parts.append(self.pooling.cosines(asked, unit, k, v))
             return torch.cat(parts).mT
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     def after_step(self) -> None:
         bound_scale(self.backbone, self.config)

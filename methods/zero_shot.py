@@ -45,6 +45,3 @@ class ZeroShot(Method):
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         return l2_normalize(self.backbone.text(tokens))
-
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()

@@ -43,9 +43,6 @@ class TextShift(Method):
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         return l2_normalize(self.backbone.text(tokens).float() + self.shift)
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
 
 def manifest() -> str:
     """Where the manifest of the stream `two_colours` lies."""

@@ -174,6 +174,3 @@ class AdaptedClip(Method):
 
     def after_step(self) -> None:
         self.reducer.after_step()
-
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()

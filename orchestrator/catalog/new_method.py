@@ -79,9 +79,6 @@ class CLASS(Method):
         """(B, L) -> (B, d)."""
         return l2_normalize(self.backbone.text(tokens).float())
 
-    def scale(self) -> Tensor:
-        return self.backbone.logit_scale.exp()
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         distance = (self._values() - self.start).square().sum()
         return {**super().losses(batch), "distance": self.config.weight * distance}
