@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -36,6 +37,7 @@ __all__ = [
     "make_small_clip",
     "make_task",
     "reducer_config",
+    "refusals",
     "tokenize",
 ]
 
@@ -45,6 +47,17 @@ def reducer_config(name: str = "none", **settings: Any) -> ReducerConfig:
     cls = TRAINED_REDUCERS[name]
     known = {key: value for key, value in settings.items() if key != "num_frames" or hasattr(cls, key)}
     return cls(name=name, **known)  # type: ignore[arg-type]
+
+
+def refusals(config: type, *cases: tuple[dict[str, Any], str]) -> Callable[..., None]:
+    """Make the test that each case's settings are refused with its message, a regular expression."""
+
+    @pytest.mark.parametrize(("settings", "message"), cases)
+    def test(settings: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            config(**settings)
+
+    return test
 
 
 def awake(method: AnyMethod) -> AnyMethod:

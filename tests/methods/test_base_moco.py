@@ -6,7 +6,7 @@ import torch
 from ctvr.methods.base import Batch
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.layers.replay.momentum import Encoders
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import step, train_stream, train_task, weights
 
 
@@ -133,15 +133,10 @@ def test_captions_may_be_averaged_over_tokens(make, batch):
     assert torch.equal(method.encode_text(batch.tokens), Encoders(method.encoders.clip, "avg").text(batch.tokens))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"m": 1.5}, "m must be in"),
-        ({"tau": 0}, "tau must be > 0, got 0"),
-        ({"queue_size": 0}, "queue_size must be >= 1, got 0"),
-        ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    BaseMoCoConfig,
+    ({"m": 1.5}, "m must be in"),
+    ({"tau": 0}, "tau must be > 0, got 0"),
+    ({"queue_size": 0}, "queue_size must be >= 1, got 0"),
+    ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        BaseMoCoConfig(**settings)

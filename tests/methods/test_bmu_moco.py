@@ -5,7 +5,7 @@ import torch
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.bmu_moco import BMUMoCo, BMUMoCoConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import step, train_stream, weights
 
 ROWS = [
@@ -152,14 +152,9 @@ def test_a_review_keeps_the_parameters_of_the_optimizer(make):
     assert [id(p) for group in method.param_groups() for p in group["params"]] == before
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"use_local": False, "use_global": False}, "no encoder makes keys"),
-        ({"m_hat": -0.1}, "m_hat must be in"),
-        ({"method_start_task": 0}, "method_start_task must be >= 1, got 0"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    BMUMoCoConfig,
+    ({"use_local": False, "use_global": False}, "no encoder makes keys"),
+    ({"m_hat": -0.1}, "m_hat must be in"),
+    ({"method_start_task": 0}, "method_start_task must be >= 1, got 0"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        BMUMoCoConfig(**settings)

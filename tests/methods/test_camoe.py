@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from ctvr.methods.camoe import STREAMS, CAMoE, CAMoEConfig, FrameAttention, SqueezeExcitation
 from ctvr.methods.layers.losses.contrastive import contrastive
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import step, train_stream, weights
 
 VOCABULARY = ("man", "plays", "a", "dog", "red", "guitar", "sings", "in", "kitchen", "slowly")  # ids 1.. in turns
@@ -234,17 +234,12 @@ def test_at_the_papers_size_the_added_weights_are_a_hundredth_of_clip():
     assert sum(p.numel() for p in excitation.parameters()) == 16 * 8 + 8 + 8 * 16 + 16
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_frames": 0}, "num_frames must be >= 1, got 0"),
-        ({"temperature": 0.0}, "temperature must be > 0, got 0.0. The authors use 1000"),
-        ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    CAMoEConfig,
+    ({"num_frames": 0}, "num_frames must be >= 1, got 0"),
+    ({"temperature": 0.0}, "temperature must be > 0, got 0.0. The authors use 1000"),
+    ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        CAMoEConfig(**settings)
 
 
 @pytest.mark.parametrize("preset", CAMoE.PRESETS)

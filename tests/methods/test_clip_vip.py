@@ -6,7 +6,7 @@ import torch
 from ctvr.methods.backbone.clip import TokenState, record_tokens
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig, VideoProxies, between
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, refusals
 from tests.methods.steps import train_stream
 
 PROXIES, FRAMES, PATCHES = 2, 3, 16
@@ -176,14 +176,9 @@ def test_the_printed_parameters_are_these(proxies, frames, total):
     assert 151_277_313 + sum(p.numel() for p in added.parameters()) == total
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
-        ({"num_proxies": -1}, "num_proxies must be >= 0, got -1"),
-        ({"temporal_size": 0}, "temporal_size must be >= 1"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    CLIPViPConfig,
+    ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
+    ({"num_proxies": -1}, "num_proxies must be >= 0, got -1"),
+    ({"temporal_size": 0}, "temporal_size must be >= 1"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        CLIPViPConfig(**settings)

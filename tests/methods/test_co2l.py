@@ -7,7 +7,7 @@ from ctvr.methods import co2l
 from ctvr.methods.co2l import Co2L, Co2LConfig, Features
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
-from tests.methods.conftest import THREE, make_batch, make_task
+from tests.methods.conftest import THREE, make_batch, make_task, refusals
 from tests.methods.steps import train_stream, train_task, weights
 
 
@@ -155,14 +155,9 @@ def test_a_score_of_several_numbers_is_refused(small_clip):
         second_task(method).losses(make_batch(4, 2, seed=5))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"weight": -1.0}, "weight must be >= 0, got -1"),
-        ({"kappa_teacher": 0.0}, "kappa_teacher must be > 0, got 0.0. Co2L uses 0.01"),
-        ({"buffer_size": -1}, "buffer_size must be >= 0, got -1"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    Co2LConfig,
+    ({"weight": -1.0}, "weight must be >= 0, got -1"),
+    ({"kappa_teacher": 0.0}, "kappa_teacher must be > 0, got 0.0. Co2L uses 0.01"),
+    ({"buffer_size": -1}, "buffer_size must be >= 0, got -1"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Co2LConfig(**settings)

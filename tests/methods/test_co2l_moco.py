@@ -8,7 +8,7 @@ from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.co2l_moco import Co2LMoCo, Co2LMoCoConfig
 from ctvr.methods.layers.replay.queues import Pair
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import train_stream, train_task
 
 
@@ -110,10 +110,8 @@ def test_a_retriever_without_queues_is_refused(small_clip):
         Co2LMoCo(Co2LMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"weight": -1.0}, "weight must be >= 0"), ({"kappa": 0.0}, "kappa must be > 0, got 0.0")],
+test_wrong_settings_say_what_to_write = refusals(
+    Co2LMoCoConfig,
+    ({"weight": -1.0}, "weight must be >= 0"),
+    ({"kappa": 0.0}, "kappa must be > 0, got 0.0"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Co2LMoCoConfig(**settings)

@@ -11,7 +11,7 @@ import torch
 from ctvr.methods.ctp import CTP, CTPConfig, cross_topology, follow, momentum_contrast, same_topology
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.replay.queues import KeyQueue, Pair
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import begin, moved, step, train_stream, weights
 
 MODELS = ("student", "reference", "momentum")
@@ -185,15 +185,10 @@ def test_neither_copy_gets_a_gradient(make):
     assert all(p.grad is None for copied in (method.former, method.momentum) for p in copied.module.parameters())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"cross_weight": -1.0}, "cross_weight must be >= 0, got -1.0. Use 0 to leave the term out"),
-        ({"temperature": 0.0}, "^temperature must be > 0, got 0.0"),
-        ({"queue_size": 0}, "queue_size must be >= 1, got 0"),
-        ({"m": 1.5}, r"m must be in \[0, 1\], got 1.5"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    CTPConfig,
+    ({"cross_weight": -1.0}, "cross_weight must be >= 0, got -1.0. Use 0 to leave the term out"),
+    ({"temperature": 0.0}, "^temperature must be > 0, got 0.0"),
+    ({"queue_size": 0}, "queue_size must be >= 1, got 0"),
+    ({"m": 1.5}, r"m must be in \[0, 1\], got 1.5"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        CTPConfig(**settings)

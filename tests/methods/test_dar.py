@@ -13,7 +13,7 @@ from ctvr.methods.base import Batch
 from ctvr.methods.dar import DAR, DARConfig, mixture
 from ctvr.methods.layers.tower_lora import weighted_seams
 from ctvr.orchestrator.learning.cost import sizes_only
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import train_task
 
 
@@ -172,16 +172,11 @@ def test_equal_data_start_as_a_copy_above_the_threshold_alone(make, above, is_co
     assert all(torch.equal(method.sets[0].state_dict()[name], value) for name, value in former.items())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rank": 0}, "rank must be >= 1, got 0"),
-        ({"margin": -0.1}, "margin must be >= 0, got -0.1. Use 0"),
-        ({"tau": 0.0}, "tau must be > 0, got 0.0"),
-        ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
-        ({"places": ()}, "places is empty. Name some of q, k, v"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    DARConfig,
+    ({"rank": 0}, "rank must be >= 1, got 0"),
+    ({"margin": -0.1}, "margin must be >= 0, got -0.1. Use 0"),
+    ({"tau": 0.0}, "tau must be > 0, got 0.0"),
+    ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
+    ({"places": ()}, "places is empty. Name some of q, k, v"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        DARConfig(**settings)

@@ -12,7 +12,7 @@ from ctvr.methods.base import l2_normalize
 from ctvr.methods.dgl import DGL, DGLConfig, UnifiedPrompts, around_words
 from ctvr.orchestrator.learning.cost import estimate, trained_parameters
 from ctvr.orchestrator.learning.optimizer import lr_factor, make_optimizer, set_learning_rates
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, refusals
 from tests.methods.released import FIXTURES, Compared, Weights, floats, pairs, read, tiny_clip
 from tests.orchestrator.learning.test_released_recipes import optim_of
 
@@ -205,17 +205,12 @@ def test_tokens_of_a_video_are_logged(small_clip):
     assert states[0].log == [(1, 2 + 3 * 19, 2 + 3 * 19)] * 4
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": -1.0}, "lr must be >= 0"),
-        ({"num_prompts": 0}, "num_prompts must be >= 1, got 0"),
-        ({"num_frames": 0}, "num_frames must be >= 1"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    DGLConfig,
+    ({"lr": -1.0}, "lr must be >= 0"),
+    ({"num_prompts": 0}, "num_prompts must be >= 1, got 0"),
+    ({"num_frames": 0}, "num_frames must be >= 1"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        DGLConfig(**settings)
 
 
 def test_a_text_tower_takes_prompts_of_the_first_image_blocks_and_may_not_be_the_deeper_one(small_clip):

@@ -11,7 +11,7 @@ import torch
 from ctvr.methods.layers.low_rank_prompts import LowRankPrompts, alignment, k_means, nearest_task, relatedness
 from ctvr.methods.lpi import LPI, LPIConfig
 from ctvr.orchestrator.learning.cost import sizes_only
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.released import pairs, tiny_clip
 from tests.methods.steps import train_stream, train_task
 
@@ -274,16 +274,11 @@ def test_a_long_caption_loses_words_and_keeps_its_end(make):
     assert method._written(short)[0].tolist() == [98, *[word] * 4, 7, stop, 99, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"depth": 10}, "depth must be <= layers, got 10 and 9"),
-        ({"rank": 0}, "rank must be >= 1, got 0"),
-        ({"align_temperature": 0.0}, "align_temperature must be > 0, got 0.0. Use 0.01"),
-        ({"task_weight": -1.0}, "task_weight must be >= 0, got -1.0"),
-        ({"similar_above": 2.0}, r"similar_above must be in \[-1, 1\], got 2.0"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    LPIConfig,
+    ({"depth": 10}, "depth must be <= layers, got 10 and 9"),
+    ({"rank": 0}, "rank must be >= 1, got 0"),
+    ({"align_temperature": 0.0}, "align_temperature must be > 0, got 0.0. Use 0.01"),
+    ({"task_weight": -1.0}, "task_weight must be >= 0, got -1.0"),
+    ({"similar_above": 2.0}, r"similar_above must be in \[-1, 1\], got 2.0"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        LPIConfig(**settings)

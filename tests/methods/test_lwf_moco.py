@@ -7,7 +7,7 @@ from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.lwf_moco import LwFMoCo, LwFMoCoConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import distilled_by_hand, moved, train_stream, train_task, weights
 
 KINDS = ["inbatch_kl", "queue_kl", "feature_l2"]
@@ -85,12 +85,11 @@ def test_a_retriever_without_queues_is_refused(small_clip):
         LwFMoCo(LwFMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"), [({"alpha": -1.0}, "alpha must be >= 0, got -1.0"), ({"tau": 0.0}, "must be > 0, got 0.0")]
+test_wrong_settings_say_what_to_write = refusals(
+    LwFMoCoConfig,
+    ({"alpha": -1.0}, "alpha must be >= 0, got -1.0"),
+    ({"tau": 0.0}, "must be > 0, got 0.0"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        LwFMoCoConfig(**settings)
 
 
 def test_the_distillation_of_a_moved_student_is_the_mean_of_both_directions_by_hand(make):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -12,7 +11,7 @@ from ctvr.methods.layers.mv_adapters import TextAdapter, VideoAdapter
 from ctvr.methods.mv_adapter import MVAdapter, MVAdapterConfig
 from ctvr.orchestrator.learning.cost import estimate, trained_parameters, video_cost
 from ctvr.orchestrator.learning.optimizer import make_optimizer
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, refusals
 from tests.methods.released import FIXTURES, Weights, floats, pairs, read, tiny_clip
 from tests.orchestrator.learning.test_released_recipes import optim_of
 
@@ -224,16 +223,11 @@ def test_multiply_adds_are_what_torch_counts(small_clip):
     assert video_cost(method, frames).macs * 2 + readout + factors == counter.get_total_flops() // 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr_bias": -1.0}, "lr_bias must be >= 0"),
-        ({"bottleneck": 9}, "bottleneck must be a multiple of heads, got 9 and 2"),
-        ({"tied": -1}, "tied must be >= 0"),
-        ({"num_frames": 0}, "num_frames must be >= 1"),
-        ({"num_words": 2}, "num_words must be >= 3"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    MVAdapterConfig,
+    ({"lr_bias": -1.0}, "lr_bias must be >= 0"),
+    ({"bottleneck": 9}, "bottleneck must be a multiple of heads, got 9 and 2"),
+    ({"tied": -1}, "tied must be >= 0"),
+    ({"num_frames": 0}, "num_frames must be >= 1"),
+    ({"num_words": 2}, "num_words must be >= 3"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        MVAdapterConfig(**settings)

@@ -9,7 +9,7 @@ from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig
 from ctvr.methods.layers.losses.distillation import EncodedOnce
 from ctvr.methods.lwf import LwF, LwFConfig
 from ctvr.methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import (
     begin,
     distilled_by_hand,
@@ -149,17 +149,12 @@ def test_tvr_plus_cl_starts_a_task_with_equal_student_and_teacher(small_clip):
     assert largest_gradient(method) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"weight": -1.0}, "weight must be >= 0, got -1.0"),
-        ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
-        ({"sentences": 0}, "sentences must be >= 1, got 0"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    VRLwFConfig,
+    ({"weight": -1.0}, "weight must be >= 0, got -1.0"),
+    ({"temperature": 0.0}, "temperature must be > 0, got 0.0"),
+    ({"sentences": 0}, "sentences must be >= 1, got 0"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        VRLwFConfig(**settings)
 
 
 def test_sentences_longer_than_a_caption_are_refused(make):

@@ -10,7 +10,7 @@ import torch
 from ctvr.methods.base import Batch, l2_normalize
 from ctvr.methods.families.compensation import MapLink
 from ctvr.methods.xbt import XBT, Projection, XBTConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 from tests.methods.steps import begin, moved, train_stream
 
 KINDS = ["linear", "mlp"]
@@ -110,14 +110,9 @@ def test_random_sentences_are_added_to_the_captions(base):
     assert len(seen[-1]) == 306
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"noise": -0.1}, r"noise must be >= 0, got -0\.1\. Use 0 for none\."),
-        ({"pairs": 0}, "pairs must be >= 1, got 0"),
-        ({"lr": 0.0}, "lr must be > 0, got 0.0. Use lr=0.001"),
-    ],
+test_values_without_a_meaning_are_refused = refusals(
+    XBTConfig,
+    ({"noise": -0.1}, r"noise must be >= 0, got -0\.1\. Use 0 for none\."),
+    ({"pairs": 0}, "pairs must be >= 1, got 0"),
+    ({"lr": 0.0}, "lr must be > 0, got 0.0. Use lr=0.001"),
 )
-def test_values_without_a_meaning_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        XBTConfig(**settings)

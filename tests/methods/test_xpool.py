@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import ctvr.methods.xpool as xpool
 from ctvr.methods.xpool import Pooling, XPool, XPoolConfig
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, refusals
 
 
 @pytest.fixture
@@ -184,14 +184,9 @@ def test_the_printed_parameters_are_these():
     assert 151_277_313 + sum(p.numel() for p in head.parameters()) == 152_593_665
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr_head": -1.0}, "lr_head must be >= 0, got -1.0"),
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"max_scale": 0.5}, "max_scale must be >= 1, got 0.5"),
-    ],
+test_wrong_settings_say_what_to_write = refusals(
+    XPoolConfig,
+    ({"lr_head": -1.0}, "lr_head must be >= 0, got -1.0"),
+    ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    ({"max_scale": 0.5}, "max_scale must be >= 1, got 0.5"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        XPoolConfig(**settings)

@@ -16,6 +16,7 @@ from ctvr.orchestrator.learning.optimizer import (
     make_optimizer,
     set_learning_rates,
 )
+from tests.methods.conftest import refusals
 
 
 def factors(steps: int = 100, **settings) -> list[float]:
@@ -123,15 +124,10 @@ def test_a_tensor_handed_over_twice_or_from_elsewhere_is_refused():
         freeze_except(module, [ParamGroup(name="g", params=[torch.nn.Parameter(torch.ones(1))], lr=1.0)])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epochs": -1}, "epochs must be >= 0, got -1"),
-        ({"warmup": 1.5}, "warmup must be in"),
-        ({"grad_clip": 0.0}, "grad_clip"),
-        ({"momentum": 1.0}, "momentum must be in"),
-    ],
+test_settings_out_of_range_say_what_to_write = refusals(
+    OptimConfig,
+    ({"epochs": -1}, "epochs must be >= 0, got -1"),
+    ({"warmup": 1.5}, "warmup must be in"),
+    ({"grad_clip": 0.0}, "grad_clip"),
+    ({"momentum": 1.0}, "momentum must be in"),
 )
-def test_settings_out_of_range_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        OptimConfig(**settings)

@@ -15,7 +15,7 @@ from ctvr.methods.layers.losses.distillation import (
     kept_within,
     symmetric_distillation,
 )
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, refusals
 
 
 def test_equal_answers_cost_nothing_and_others_cost_the_same_either_way_round():
@@ -122,10 +122,8 @@ def test_the_least_value_is_the_teachers_entropy():
     assert kept_across(unit_vectors() @ unit_vectors().mT, old, EQUAL) > entropy
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"weight": -1.0}, "weight must be >= 0, got -1"), ({"kappa": 0.0}, "kappa must be > 0, got 0.0. Co2L uses 0.2")],
+test_wrong_settings_say_what_to_write = refusals(
+    RelationConfig,
+    ({"weight": -1.0}, "weight must be >= 0, got -1"),
+    ({"kappa": 0.0}, "kappa must be > 0, got 0.0. Co2L uses 0.2"),
 )
-def test_wrong_settings_say_what_to_write(settings, message):
-    with pytest.raises(ValueError, match=message):
-        RelationConfig(**settings)
