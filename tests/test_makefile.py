@@ -45,7 +45,7 @@ def test_torch_without_cuda_is_installed_with_the_other_pins(venv):
     assert "nvidia-" not in pins
 
 
-def test_where_it_cannot_be_reached_one_line_says_so_and_the_pinned_build_is_installed(venv):
+def test_an_unreachable_build_is_one_line_and_the_pinned_one_is_installed(venv):
     printed, asked = set_up(venv, "cpu", "no")
     assert printed.startswith("setup: torch's build for cpu cannot be reached, so the pinned build")
     assert len(printed.splitlines()) == 2

@@ -79,7 +79,7 @@ def test_a_write_within_which_a_process_dies_is_cut_short(tmp_path):
     assert torn.stat().st_size < whole.stat().st_size
 
 
-def test_a_file_that_was_named_without_being_synced_is_cut_short_whenever_its_writer_dies(tmp_path, monkeypatch):
+def test_a_file_renamed_before_sync_is_cut_when_its_writer_dies(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_write_and_sync", lambda path, buffers, mode: path.write_bytes(b"".join(buffers)))
     assert die_at(tmp_path, 5, "before") == -signal.SIGKILL  # long after the first record got its name
     assert names(tmp_path) == ["a.json", "b.json"]

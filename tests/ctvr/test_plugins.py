@@ -178,7 +178,7 @@ def test_a_name_of_ours_wins_and_what_is_no_method_is_one_line(tmp_path, monkeyp
         assert str(caught.value).startswith(message)
 
 
-def test_a_record_of_an_earlier_version_names_our_classes_unless_the_user_has_such_a_module(tmp_path, monkeypatch):
+def test_an_old_record_means_our_class_unless_the_user_has_the_module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry and not (Path(entry) / "methods").exists()])
     assert methods.place_of("ctvr.methods.lwf:LwF") == "ctvr.methods.lwf:LwF"

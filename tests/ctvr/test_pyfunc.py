@@ -92,7 +92,7 @@ def test_a_folder_of_videos_is_searched(kept, alone):
         model.predict(pandas.DataFrame({"text": QUERIES}), params={"k": 0})
 
 
-def test_a_gallery_that_does_not_fit_is_refused_and_a_folder_without_one_is_asked_for_videos(alone):
+def test_a_model_without_a_matching_gallery_is_refused(alone):
     text = json.loads((alone / VIDEOS).read_text())
     (alone / VIDEOS).write_text(json.dumps(text[:1]))
     with pytest.raises(ConfigError, match=f"{VIDEOS}: does not fit {FEATURES}"):

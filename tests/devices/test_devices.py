@@ -120,7 +120,7 @@ def test_a_wait_and_an_operator_that_does_not_repeat_are_seen(on_gpu):
     assert free(report) == ["upsample_linear1d_backward.default"]
 
 
-def test_the_measurements_for_a_gpu_time_the_loop_and_name_the_lines_at_which_it_waits(child):
+def test_gpu_measurements_time_the_loop_and_name_lines_that_wait(child):
     row = child.submit(bench, "framefusion_moe").result()
     assert min(row.step_ms, row.videos_per_second, row.encoded_per_second) > 0
     places = {place.partition(":")[0]: count for place, count in row.waits.items()}

@@ -73,9 +73,7 @@ def record_with(manifest: str, stream: Any, runs: Path, tracker: Tracker, during
     return execute(made.experiment, RunPaths(runs), report=report, on_ready=made.ready).record
 
 
-def test_a_server_that_is_killed_in_a_run_and_again_in_the_replay_has_everything_once(
-    server, runs, manifest, small_stream
-):
+def test_a_server_killed_in_a_run_and_its_replay_has_all_once(server, runs, manifest, small_stream):
     tracker = Tracker(server.uri, runs)
     record = record_with(manifest, small_stream, runs, tracker, lambda index: server.kill() if index == 1 else None)
     assert tracker.outbox.pending()

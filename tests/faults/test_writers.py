@@ -178,7 +178,7 @@ def revive(manifest: str, root: Path, at: At, differs: bool = False) -> None:
 
 
 @pytest.mark.parametrize("folder", ["gallery", "commits", "reads"])
-def test_a_zombie_with_other_numbers_that_wakes_up_within_its_commit_ends_with_those_that_won(runs, manifest, folder):
+def test_a_late_writer_in_its_commit_ends_with_the_winners_numbers(runs, manifest, folder):
     """Also before its first commit: that of the heir stands there by then, without the weights of an old task."""
     revive(manifest, runs, lambda call: f"/store/{folder}/" in call.target, differs=True)
 

@@ -86,7 +86,7 @@ def test_each_row_of_table_2_has_a_preset():
         assert {name: preset[f"method.{name}"] for name in row(*switches)} == row(*switches)
 
 
-def test_the_global_encoders_cross_the_boundary_untouched_and_the_local_ones_start_anew(make):
+def test_a_task_keeps_the_global_encoders_and_resets_the_local_ones(make):
     method = make()
     train_stream(method, tasks=1)
     before, queue = weights(method.global_.encoders), method.global_.queue.video.clone()

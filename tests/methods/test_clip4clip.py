@@ -53,7 +53,7 @@ def test_all_of_clip_is_handed_over_once(small_clip):
         assert (id(small_clip.logit_scale) in ids) == is_trained
 
 
-def test_frozen_parts_are_not_handed_over_and_the_temperature_begins_where_it_is_told(small_clip):
+def test_frozen_parts_have_no_group_and_start_scale_is_the_first_scale(small_clip):
     method = make(small_clip, frozen=("vision.conv1", "text.token_embedding", "vision.blocks.0"), start_scale=50.0)
     handed = {id(p) for group in method.param_groups() for p in group["params"]}
     left = {name for name, p in small_clip.named_parameters() if id(p) not in handed}

@@ -102,7 +102,7 @@ def test_an_items_similarity_to_itself_does_not_count():
     torch.testing.assert_close(same_topology(new, old, 0.07), (by_hand[0] + by_hand[1]) / 2, rtol=1e-4, atol=1e-6)
 
 
-def test_turning_both_towers_together_leaves_the_topology_and_not_the_contrast_with_old_keys():
+def test_turning_both_towers_keeps_the_topology_and_changes_the_contrast():
     """The terms do not keep an index."""
     new, old, keys, former = (pair(seed) for seed in range(4))
     torch.manual_seed(9)

@@ -114,7 +114,7 @@ def test_the_route_of_an_item_depends_on_it_alone(make):
         assert not torch.allclose(method.encode_video(batch.frames), videos, atol=1e-4)
 
 
-def test_without_mixing_an_item_has_the_features_of_the_task_whose_prototype_is_nearest(make):
+def test_without_mixing_the_nearest_prototype_chooses_the_features(make):
     method = taught(make(route="query", margin=0.0), 3)
     batch = make_batch(6, 2, seed=3)
     with torch.no_grad():

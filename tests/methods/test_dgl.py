@@ -213,7 +213,7 @@ test_wrong_settings_say_what_to_write = refusals(
 )
 
 
-def test_a_text_tower_takes_prompts_of_the_first_image_blocks_and_may_not_be_the_deeper_one(small_clip):
+def test_a_text_tower_takes_the_first_image_prompts_and_is_not_deeper(small_clip):
     text, vision = small_clip.text.blocks, small_clip.vision.blocks
     small_clip.text.blocks = text[:3]
     method, tokens = make(small_clip), make_batch(2, 1).tokens

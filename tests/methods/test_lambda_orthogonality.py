@@ -112,7 +112,7 @@ def test_a_strict_map_recovers_a_rotation_and_keeps_every_product():
     assert torch.equal((new @ videos.mT).argsort(dim=1)[:, -1], (mapped @ made(videos, 0).mT).argsort(dim=1)[:, -1])
 
 
-def test_a_smaller_lambda_keeps_the_map_nearer_to_an_orthogonal_one_and_a_larger_one_fits_better():
+def test_a_smaller_lambda_is_more_orthogonal_and_fits_worse():
     new = unit(200)
     old = new @ (turn(scale=0.3) * torch.linspace(0.4, 1.6, 6))
     near = [fitted(RelaxedConfig(threshold=at, lr=0.02), new, old) for at in (0.0, 1e3)]

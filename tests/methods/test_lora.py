@@ -40,7 +40,7 @@ def test_gradients_are_those_of_the_folded_weights(small_clip):
 
 
 @pytest.mark.parametrize("name", ["tome", "tome_shared"])
-def test_as_tome_r_patches_of_every_frame_go_in_every_block_and_nothing_more_is_trained(small_clip, name):
+def test_as_tome_r_patches_leave_each_block_and_lora_alone_is_trained(small_clip, name):
     method = Lora(LoraConfig(reducer=reducer_config(name, r=3)), small_clip)
     with record_tokens() as states, torch.no_grad():
         method.encode_video(make_batch(2, 3).frames)

@@ -254,7 +254,7 @@ def test_distances_to_centres_are_l1():
     assert nearest_task(torch.zeros(1, 2), keys).tolist() == [1]
 
 
-def test_the_alignment_is_least_where_layers_agree_and_a_row_without_others_is_finite():
+def test_alignment_is_least_where_layers_agree_and_finite_for_one_row():
     a = torch.eye(4)[:, :, None].expand(-1, -1, 3)
     assert alignment(a, a, 0.1) < 1e-4 < alignment(a, a.roll(1, 0), 0.1)
     rows = torch.randn(2, 5)

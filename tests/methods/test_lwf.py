@@ -89,7 +89,7 @@ def test_the_teacher_is_the_model_at_the_end_of_the_previous_task(make):
     assert torch.equal(weights(method.teacher.module), after_first)
 
 
-def test_the_papers_cross_entropy_is_ours_plus_the_teachers_entropy_with_the_same_gradient():
+def test_the_papers_loss_is_ours_plus_the_teachers_entropy():
     torch.manual_seed(0)
     teacher, student = 20 * torch.randn(5, 7), (20 * torch.randn(5, 7)).requires_grad_()
 

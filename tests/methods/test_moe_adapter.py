@@ -142,7 +142,7 @@ def test_a_task_keeps_the_experts_that_it_used_most(mixture):
     assert mixture.frozen.tolist() == [False, True, True, True, False]  # expert 3 again counts as its own
 
 
-def test_of_experts_used_alike_the_lower_numbers_are_kept_and_of_those_nobody_used_none(mixture):
+def test_ties_keep_the_lower_experts_and_unused_ones_are_not_kept(mixture):
     mixture.used = torch.tensor([0, 7, 7, 7, 0])
     mixture.freeze_most_used()
     assert mixture.frozen.tolist() == [False, True, True, False, False]

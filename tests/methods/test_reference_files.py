@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 FILES = json.loads(Path(__file__).with_name("reference_files.json").read_text())
 
 
-def test_the_tests_that_are_named_for_a_reference_file_read_it_or_the_fixture_made_of_it():
+def test_tests_listed_for_a_reference_file_read_it_or_its_fixture():
     texts: dict[str, str] = {}
     for file, entry in FILES.items():
         assert set(entry) in ({"unread"}, {"tests"}, {"tests", "through"}), file

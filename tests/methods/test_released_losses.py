@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         return nn.functional.normalize(self.fc(self.bn(self.lin(x)).relu()), dim=-1)
 
 
-def test_keys_and_queue_of_an_encoder_with_batch_normalisation_equal_the_released_ones(compared):
+def test_keys_and_queue_with_batch_normalisation_equal_the_released_ones(compared):
     file = {name.removeprefix("moco/"): value for name, value in read(FIXTURES / "losses_released.npz").items()}
     query = Encoder()
     nn.utils.vector_to_parameters(file["start_k"], query.parameters())

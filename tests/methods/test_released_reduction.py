@@ -150,7 +150,7 @@ def gradients(method: Lora, io: Weights, kind: str) -> list[tuple[torch.Tensor, 
 # -------------------------------------------------------------------------------------- DiffRate
 
 
-def test_diffrates_merge_is_the_plain_mean_of_the_release_and_its_sizes_grow_by_similarity(compared):
+def test_diffrates_merge_is_the_released_mean_and_sizes_grow(compared):
     """OpenGVLab/DiffRate: 12 ranked tokens, of which the last 4 join the first 8, the class token aside."""
     file = floats(read(FIXTURES / "diffrate_merge.npz"))
     x, metric, size = (file[name][:, 1:] for name in ("x", "metric", "size"))

@@ -124,7 +124,7 @@ def steps_equal(compared, released: Weights, method: ReplayStrategy, name: str, 
         compared(name, "steps", parameters_to_vector(base.parameters()), released[f"{key}/after{step}"])
 
 
-def test_the_pull_of_consolidated_weights_equals_the_released_one_in_value_and_gradient(compared, released):
+def test_the_pull_of_ewc_equals_the_released_value_and_gradient(compared, released):
     """`ewc_on` has no half before its sum: e_lambda = 0.7 is a weight of 1.4. Its Fisher matrix is taken as given."""
     base = Network()
     method = EWC(EWCConfig(weight=2 * 0.7), base)

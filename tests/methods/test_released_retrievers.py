@@ -339,7 +339,7 @@ def clip_vip_blocks_equal(compared, method: CLIPViP, video: torch.Tensor, io: We
             compared("clip_vip", "forward", found, io[f"hidden{layer}"])
 
 
-def test_clip_vips_first_tokens_and_last_blocks_equal_the_released_code_with_their_gradients(compared):
+def test_clip_vips_tokens_blocks_and_gradients_equal_the_released_code(compared):
     file = read(FIXTURES / "clip_vip_released.npz")
     method, every = clip_vip(floats(floats(file, "state/"), "clipmodel.")), slice(None, None, 7)
     tower, before = method.backbone.vision, []

@@ -402,7 +402,7 @@ def test_released_teacher_is_zero_shot_clip_for_ever(small_clip, batch):
     assert method.losses(second())["crp"] > 0.1
 
 
-def test_released_heads_are_never_trained_and_pseudo_pairs_have_no_gradient_for_the_rest(small_clip):
+def test_released_heads_are_never_trained_and_pseudo_pairs_train_nothing(small_clip):
     method = released(small_clip)
     method.begin_task(make_task(0))
     method.end_task(make_task(0), [make_batch(seed=1)])

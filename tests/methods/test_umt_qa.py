@@ -53,7 +53,7 @@ def test_ranked_answers_and_the_loss_equal_the_released_code(shared, compared):
     compared("umt_qa", "loss", method.losses(batch)["answer"], alone, 2e-5)
 
 
-def test_the_loss_of_a_batch_is_the_mean_of_its_questions_and_trains_all_but_the_heads_of_retrieval(made):
+def test_the_loss_is_the_mean_of_questions_and_trains_no_retrieval_head(made):
     method = made()
     batch = replace(make_batch(4, 3), answers=ANSWERS)
     loss = method.losses(batch)["answer"]

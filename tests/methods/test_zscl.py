@@ -259,7 +259,7 @@ def projections_equal(compared, clip, file, when):
         compared("zscl", "steps", ours, file[f"run/{when}/{theirs}"])
 
 
-def test_snapshots_begin_where_the_setting_says_and_the_warning_says_what_was_learned(make):
+def test_snapshots_begin_as_set_and_a_warning_says_what_was_learned(make):
     first, late = make(weight=0.0, average_every=100, average_from="first"), make(weight=0.0, average_every=100)
     method = begin(first).train()
     start = weights(method.base)

@@ -92,7 +92,7 @@ def test_decoders_and_renderers_execute_no_file_of_the_present_folder(canaries, 
     assert render_files(tmp_path / "made", [clip for clip, _ in plan(0)[:16]], workers=2, progress=False)
 
 
-def test_the_users_pythonpath_stays_and_its_empty_entries_do_not_mean_the_present_folder(monkeypatch, tmp_path):
+def test_pythonpath_stays_and_empty_entries_are_not_the_present_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(tmp_path / "mine"), "relative"]))
     monkeypatch.chdir(tmp_path)
     entries = child_environment()["PYTHONPATH"].split(os.pathsep)
@@ -151,7 +151,7 @@ def test_a_folder_whose_files_have_the_names_of_our_folders_breaks_nothing(resea
     assert learned.stdout.startswith("methods:Mine on small, test videos\n")
 
 
-def test_a_file_that_hides_the_package_from_the_script_of_a_sweep_is_named_in_one_line(tmp_path):
+def test_a_file_that_hides_the_package_from_sweep_py_is_named(tmp_path):
     script = tmp_path / "sweep.py"  # where `ray submit` puts it
     script.write_text((ROOT / "orchestrator" / "sweep.py").read_text())
     (tmp_path / "theirs").mkdir()

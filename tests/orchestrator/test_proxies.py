@@ -72,7 +72,7 @@ def test_every_library_of_ours_asks_this_machine_directly(proxy):
     assert proxy_of("http://127.1.2.3:5000") == ""
 
 
-def test_mlflow_is_asked_directly_here_and_a_proxy_that_answers_for_a_server_is_named(proxy):
+def test_mlflow_is_asked_without_a_proxy_and_an_answering_proxy_is_named(proxy):
     from ctvr.orchestrator.tracking.server import check
 
     with Server(200) as here:

@@ -38,7 +38,5 @@ def holds(method: str, setting: str, value: float) -> bool:
         ("zscl", "method.l2", (0.0, 1.0)),  # the paper, the command
     ],
 )
-def test_ranges_hold_what_the_releases_use_and_what_float32_needs_in_the_place_of_float16_rates(
-    method, setting, values
-):
+def test_ranges_hold_released_values_and_rates_that_suit_float32(method, setting, values):
     assert all(holds(method, setting, value) for value in values)

@@ -110,7 +110,7 @@ def test_a_piece_knows_nothing_of_those_behind_it_nor_of_pads_of_the_question(de
 
 
 @torch.no_grad()
-def test_an_answers_first_piece_counts_twice_and_only_the_likeliest_beginnings_are_scored(decoder):
+def test_first_pieces_count_twice_and_only_likely_starts_are_scored(decoder):
     states, there = torch.randn(2, 3, 32), torch.ones(2, 3, dtype=torch.int64)
     answers = torch.tensor([[1, 9, 2, 0], [1, 10, 2, 0], [1, 9, 30, 2], [1, 11, 50, 2]])
     likely = decoder(answers, states[:1], there[:1]).log_softmax(dim=-1)

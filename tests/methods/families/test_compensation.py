@@ -116,7 +116,7 @@ class Words(Method):
         return torch.zeros(len(tokens), 3, 4)
 
 
-def test_captions_of_several_vectors_are_refused_when_they_are_declared_and_when_they_are_found():
+def test_captions_of_several_vectors_are_refused():
     assert Capabilities(several_text_vectors=True) != Capabilities()
     structalign = find_method("structalign")
     with pytest.raises(ValueError, match=r"maps the one vector of a caption, .* Write method\.base=clip4clip\."):

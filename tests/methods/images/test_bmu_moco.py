@@ -73,7 +73,7 @@ def test_a_task_starts_the_local_encoder_anew_and_leaves_the_global_one():
 
 
 @pytest.mark.parametrize(("m_hat", "task"), [(0.8, 1), (1.0, 1), (0.8, 0)])
-def test_the_way_between_both_encoders_shrinks_by_m_and_by_m_hat_where_there_is_a_review(m_hat, task):
+def test_the_distance_of_both_encoders_shrinks_by_m_and_m_hat(m_hat, task):
     method = made(use_global=False, m=0.9, m_hat=m_hat)
     method.begin_task(make_task(task))
     shift(method)

@@ -154,7 +154,7 @@ def steps(released: Weights, name: str, compared: Compared) -> None:
             held("steps", kept if name == "der" else kept[:, 0, 0], told[f"step{step}/buffer_logits"][: len(kept)])
 
 
-def test_a_memory_keeps_and_draws_what_the_released_one_does_and_goes_on_where_it_was_saved(released):
+def test_a_memory_keeps_draws_and_resumes_as_released(released):
     for seed, offered, room in ((0, 200, 20), (1, 60, 7)):
         memory, places = ImageBuffer(room, seed), released[f"buffers/reservoir/seed{seed}_N{offered}_M{room}/index"]
         numbers = torch.arange(offered)

@@ -41,7 +41,7 @@ def test_experts_count_every_caption_that_is_trained_on_once(small_clip, cls):
         assert told(method) == {}
 
 
-def test_sums_over_parts_of_unlike_size_are_those_of_the_whole_on_any_number_of_workers(monkeypatch):
+def test_sums_over_uneven_parts_equal_the_whole_for_any_workers(monkeypatch):
     torch.manual_seed(0)
     layer, x, eot = LoRAExperts(4, 2, 2, 1.0, 8, 8).train(), torch.randn(7, 3, 8), torch.arange(7) % 3
 

@@ -151,7 +151,7 @@ supervisor.report_exit(*((0,) if life else (1, "s3://b: is away. Try later.", Tr
     )
 
 
-def test_a_full_disk_and_a_store_that_is_away_are_the_parents_matter_in_a_child_alone(tmp_path, monkeypatch, capsys):
+def test_a_child_leaves_a_full_disk_or_lost_store_to_its_parent(tmp_path, monkeypatch, capsys):
     for error in (OSError(errno.ENOSPC, "No space left on device"), StoreError("s3://b: is away.")):
 
         def fail(arguments: object, error: Exception = error) -> str:
@@ -169,9 +169,7 @@ def test_a_full_disk_and_a_store_that_is_away_are_the_parents_matter_in_a_child_
     assert "Free some space and run again" in capsys.readouterr().err
 
 
-def test_an_mlflow_server_that_goes_away_is_waited_for_and_one_that_never_answered_is_a_mistake(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_lost_mlflow_server_is_waited_for_and_a_wrong_one_is_not(tmp_path, monkeypatch, capsys):
     def fail(arguments: object) -> str:
         preflight(Namespace(runs=tmp_path, store="", videos=None), None)
         return ""

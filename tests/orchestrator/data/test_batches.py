@@ -121,7 +121,7 @@ def test_batches_have_the_contracts_shapes(data):
     assert batch.frames.abs().max() <= 2.0 + 1e-6  # (x - 0.5) / 0.25
 
 
-def test_places_of_a_video_that_has_no_more_frames_are_zeros_behind_the_normalisation(data, small_stream, runs):
+def test_missing_frames_are_zeros_after_the_normalisation(data, small_stream, runs):
     config = DataConfig(num_frames=4, batch_size=4, sampling="one_per_second", augment="crop_flip")
     source = FrameSource(RunPaths(runs).open_store(), config, 64)
     other = StreamData(

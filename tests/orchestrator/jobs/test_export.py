@@ -130,7 +130,7 @@ def test_arrays_come_back_from_every_form(form, tmp_path):
     assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
 
 
-def test_a_shard_of_another_program_is_read_by_its_keys_and_what_cannot_be_is_one_line(tmp_path):
+def test_a_foreign_shard_is_read_by_its_keys_or_refused_in_one_line(tmp_path):
     def shard(name, *members):
         with tarfile.open(tmp_path / name, "w") as archive:
             for member, data in members:
@@ -210,7 +210,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     assert not list((exported / "runs").glob("shapes-*"))
 
 
-def test_an_exported_model_finds_what_the_run_finds_and_its_card_says_what_was_measured(learned, tmp_path, capsys):
+def test_an_exported_model_ranks_as_the_run_and_its_card_has_metrics(learned, tmp_path, capsys):
     out, runs = tmp_path / "model", ["--runs", str(learned)]
     assert main(["export", "hf", str(out), "--model", "framefusion_moe", *runs]) == 0
     (run,) = ExecutionConfig(runs=learned).tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})

@@ -210,9 +210,7 @@ def test_an_untrained_network_forgets_nothing_by_the_k_that_stays(method, manife
     assert untrained.record.metrics[-1]["stream/knn/forgetting_fixed"] == 0
 
 
-def test_votes_of_all_tasks_are_by_the_number_of_tasks_so_far_and_by_the_number_of_the_settings(
-    manifest, tmp_path, monkeypatch
-):
+def test_votes_count_the_tasks_so_far_and_the_number_of_the_settings(manifest, tmp_path, monkeypatch):
     asked, votes = [], knn.votes
 
     def noted(test, bank, labels, k, classes):

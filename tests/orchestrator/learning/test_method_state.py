@@ -41,7 +41,7 @@ def test_only_what_changed_is_kept_and_comes_back():
         assert torch.equal(a, b)
 
 
-def test_weights_of_the_backbone_are_not_copied_and_trained_ones_are_kept_whatever_has_written_to_them():
+def test_backbone_weights_are_not_copied_and_trained_ones_are_kept():
     method = Clip4Clip(Clip4ClipConfig(), make_small_clip())
     pretrained = PretrainedSnapshot(method)
     state = method.state_dict()

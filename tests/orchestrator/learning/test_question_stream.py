@@ -87,7 +87,7 @@ def test_a_run_that_was_killed_equals_one_that_was_not(manifest, whole, tmp_path
 
 
 @torch.no_grad()
-def test_the_matrices_count_equal_words_among_the_answers_of_the_task_and_of_all_so_far(manifest, whole):
+def test_matrices_count_equal_answers_of_the_task_and_of_all_so_far(manifest, whole):
     result, root = whole
     data = data_at(manifest, root)
     assert data.candidates([0]) == ("red", "train")  # 4 of each: as they came
@@ -123,7 +123,7 @@ class ByVideo:
         return videos % len(answers)
 
 
-def test_each_question_is_asked_of_its_own_video_and_no_answer_of_a_later_task_is_ranked(manifest, whole):
+def test_a_question_has_its_own_video_and_no_later_answer_is_ranked(manifest, whole):
     data, answers = data_at(manifest, whole[1]), {}
     galleries = [torch.tensor([[0], [1], [0]]), torch.tensor([[0], [1], [2]])]  # (V, 1)
     for task, sizes in ((0, [2]), (1, [2, 3, 2, 3])):

@@ -98,7 +98,7 @@ def test_no_more_than_a_tile_is_scored_at_once_and_none_twice_that_fits(monkeypa
     assert len(asked) == 20
 
 
-def test_both_directions_agree_with_the_released_codes_where_videos_have_several_captions(compared):
+def test_both_directions_agree_with_the_releases_for_several_captions(compared):
     released = json.loads(Path(__file__).with_name("released_metrics.json").read_text())
     found = whole(torch.tensor(released["captions_x_videos"]), torch.tensor(released["target"]))
     for direction, ranks in (("t2v", found.to_videos), ("v2t", found.videos)):

@@ -54,7 +54,7 @@ def test_a_planted_fault_is_caught(cls, check, message):
 
 
 @pytest.mark.slow
-def test_a_number_that_counts_under_other_settings_is_tried_under_them_and_one_that_nothing_takes_is_named():
+def test_a_number_is_tried_where_it_counts_and_an_unused_one_is_named():
     assert check_settings_matter(Subject.of(place("Switched"))) == (
         "lr, weight, size, places, sizes; no other value was accepted for: blocks"
     )

@@ -135,7 +135,7 @@ def test_memory_that_others_take_is_waited_for_and_counted_apart(plan, monkeypat
     assert greedy.max_failures == 3
 
 
-def test_failures_count_since_the_last_finished_task_and_what_would_come_again_has_one_more_attempt(plan):
+def test_failures_count_per_task_and_a_repeated_one_has_one_attempt(plan):
     watcher, failing = TrialMonitor(plan, 1, 3, 1), trial("a")
     failing.max_failures = failures_of_process(plan)
     failing.num_failures = 2
@@ -230,7 +230,7 @@ def test_nodes_that_join_are_used_and_nodes_that_leave_are_not_waited_for(plan, 
         assert limiter.max_concurrent == limit
 
 
-def test_an_autoscaler_is_asked_for_the_trials_that_are_left_and_in_the_end_for_nothing(plan, cluster):
+def test_an_autoscaler_is_asked_for_the_remaining_trials_alone(plan, cluster):
     room = ConcurrencyController(plan, SimpleNamespace(max_concurrent=2), most=3)
     for seconds, left in [(0, 8), (20, 8), (40, 2), (60, 2), (110, 2)]:
         cluster.now = float(seconds)
@@ -257,7 +257,7 @@ def test_the_watcher_says_when_there_is_more_room(plan, cluster, capsys):
 # ------------------------------------------------------------------------------------------------------- brackets
 
 
-def test_stretches_of_a_trial_are_one_trial_to_the_reader_and_a_stopped_one_is_closed(plan, capsys, monkeypatch):
+def test_segments_of_a_trial_read_as_one_and_a_stopped_one_is_closed(plan, capsys, monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.on_ray.callbacks.time.monotonic", lambda: 0.0)
     create_store(plan.tracking_uri, Path(plan.root), "stream")
     tracker = Tracker(plan.tracking_uri, Path(plan.root))

@@ -252,7 +252,7 @@ def test_ray_that_starts_too_slowly_is_started_again_and_then_given_up_in_one_li
     assert all(options["include_dashboard"] for options in tries)  # without it stopped trials leak their workers
 
 
-def test_workers_get_what_cuda_reads_before_it_starts_and_no_process_that_nobody_needs(monkeypatch):
+def test_workers_get_cudas_variables_and_no_needless_process(monkeypatch):
     for name in ("CUBLAS_WORKSPACE_CONFIG", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"):
         monkeypatch.delenv(name, raising=False)
     made = connection.worker_environment()

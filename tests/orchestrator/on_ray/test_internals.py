@@ -87,7 +87,7 @@ def test_what_objects_of_ray_keep_is_there():
 
 
 @pytest.mark.parametrize(("status", "expected"), [("PENDING", ["RUNNING"]), ("RUNNING", ["RUNNING"])])
-def test_a_process_that_dies_is_one_failure_of_its_trial_also_where_it_was_just_handed_to_it(status, expected):
+def test_a_process_that_dies_is_one_failure_of_its_new_trial(status, expected):
     dedupe_actor_deaths()
     loop, process, trial, failed = object.__new__(TuneController), MagicMock(), _Trial(status), []
     vars(loop).update(
@@ -194,7 +194,7 @@ def test_an_error_is_taken_from_memory_and_its_file_is_not_loaded(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_leases_of_several_drivers_stand_side_by_side_until_each_is_withdrawn_or_ends(two_cpus):
+def test_leases_of_several_drivers_stay_until_each_is_withdrawn_or_ends(two_cpus):
     import ray
     from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
         get_or_create_autoscaling_coordinator,

@@ -101,7 +101,7 @@ def decisions(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("at_once", [0, 2, 3])
 @pytest.mark.parametrize("scheduler", ["halving", "none"])
-def test_the_same_search_decides_and_suggests_the_same_whatever_arrives_first_and_however_much_fits(scheduler, at_once):
+def test_a_search_decides_alike_for_any_order_of_results_and_any_room(scheduler, at_once):
     search = SearchConfig(trials=14, bracket_size=5, scheduler=scheduler, brackets_at_once=at_once)
     found = []
     for room, seed in [(1, 0), (2, 1), (3, 2), (16, 3)]:
@@ -133,7 +133,7 @@ def test_a_wave_is_suggested_from_the_ones_before_it_told_in_the_order_of_number
 
 
 @pytest.mark.parametrize("at_once", [2, 3])
-def test_with_several_brackets_at_once_each_is_suggested_from_those_that_ended_before_it_may_begin(at_once):
+def test_a_bracket_is_suggested_from_brackets_that_ended_before_it(at_once):
     search = SearchConfig(trials=20, bracket_size=4, brackets_at_once=at_once)
     made = halving(search)
     run({"": made}, 7, 1)
@@ -358,7 +358,7 @@ def executions(search: SearchConfig, room: int, seed: int) -> tuple[list[tuple[A
     return decisions(made), cluster.outcome("", 0.0).tasks, len(made.trials) - sum(trained.values())
 
 
-def test_a_search_of_24_trials_is_staged_by_itself_and_saves_30_percent_whatever_fits_at_once():
+def test_a_search_of_24_trials_is_grouped_and_saves_30_percent():
     assert [SearchConfig(trials=trials).searcher for trials in (8, 16)] == ["tpe", "grouped_tpe"]  # make sweep has 8
     found = [executions(SearchConfig(trials=24), room, seed) for room, seed in [(1, 0), (2, 1), (8, 2), (24, 3)]]
     assert all(each == found[0] for each in found)
@@ -401,7 +401,7 @@ def test_groups_partition_the_trials_and_points_tried_first_lead(first: int):
 # ------------------------------------------------------------------------------- points that train the same model
 
 
-def test_equal_settings_are_one_trial_and_a_space_without_another_point_ends_the_search():
+def test_equal_settings_are_one_trial_and_an_exhausted_space_ends():
     space = SearchSpace({"method.layers": tune.choice([1, 2, 4]), "method.lr": tune.choice([1e-6])}, {}, {})
 
     def clipped(point: Mapping[str, Any]) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def test_a_killed_trial_goes_on_from_its_last_task_to_the_same_numbers(two_cpus,
     assert_equals_an_unbroken_run(execution.runs, {**plan.settings, **settings}, manifest, tmp_path)
 
 
-def test_two_workers_train_one_model_on_the_batches_of_one_though_one_of_them_is_killed(two_cpus, execution, manifest):
+def test_two_workers_train_as_one_though_one_of_them_is_killed(two_cpus, execution, manifest):
     plan = replace(plan_of(execution, manifest, "two"), workers=2)
     assert run_killed(plan, {"seed": 3}, execution.runs, "worker").complete == 1
     (run,) = execution.tracker().find_runs(sweep="two")
@@ -262,9 +262,7 @@ def assert_closed(found: dict[str, str], answers: dict[str, int]) -> None:
     assert 401 in answers.values()  # of the dashboard; what gives metrics to anybody on this machine answers 200
 
 
-def test_a_driver_that_is_killed_one_without_raylet_and_one_that_is_interrupted_end_with_the_same_numbers(
-    execution, manifest, tmp_path, started
-):
+def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, manifest, tmp_path, started):
     """Without its raylet the second sweep continues by itself.
 
     None of it is reachable from a network: every socket of the last command is checked twice a second.

@@ -69,7 +69,7 @@ def test_every_row_is_searched_and_rerun_and_a_row_that_fails_does_not_end_the_t
     assert len(tracker.find_runs(sweep="t-clip4clip")) == 3
 
 
-def test_claims_are_judged_when_their_rows_have_run_and_again_when_the_table_is_resumed(runs, manifest):
+def test_claims_are_judged_after_their_rows_and_again_on_resume(runs, manifest):
     execution = ExecutionConfig(runs=runs)
     preset = replace(preset_of(chosen(["clip-dsl"]), manifest), seeds=1)
     text = sweep_table(TableRequest("c", manifest, preset, {}), execution)

@@ -16,7 +16,7 @@ from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.tracking.styles import style_of
 
 
-def test_a_query_is_lost_if_it_was_first_after_its_own_task_and_is_not_after_the_last():
+def test_a_query_is_lost_if_first_after_its_task_and_not_at_the_end():
     history = [
         {"a": 1.0, "b": 2.0},
         {"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0},

@@ -110,7 +110,7 @@ def test_a_bucket_is_not_listed_for_every_object_that_is_missing(tmp_path, monke
     assert listed == ["packs/frames"]
 
 
-def test_a_damaged_pack_is_removed_whole_and_its_objects_are_made_again_by_themselves(store, caplog):
+def test_a_damaged_pack_is_removed_and_its_objects_are_made_again(store, caplog):
     fill(store)
     entry = next(e for e in packs(store) if e.name.endswith(".safetensors"))
     data = bytearray(store._objects.read(entry.name))

@@ -284,7 +284,7 @@ def test_a_server_that_is_away_is_one_line(tmp_path, monkeypatch):
     assert time.monotonic() - started < 30
 
 
-def test_a_server_that_goes_away_is_one_line_and_its_objects_are_there_when_it_is_back(tmp_path, monkeypatch):
+def test_a_lost_server_is_one_line_and_its_objects_come_back(tmp_path, monkeypatch):
     folder, port = tmp_path / "buckets", a_port()
     (folder / "bucket").mkdir(parents=True)
     use(f"http://127.0.0.1:{port}", monkeypatch)

@@ -62,7 +62,7 @@ def confirm(execution, lr, r1):
         add(execution, f"confirm-{lr}-{seed}", lr, r1 + seed / 10, seed, VAL, **{"ctvr.confirms": "s"})
 
 
-def test_the_best_moves_when_validation_videos_say_so_and_not_for_a_higher_test_score(execution):
+def test_the_best_moves_by_validation_videos_and_not_by_the_test_score(execution):
     confirm(execution, "1e-6", 20.0), confirm(execution, "1e-5", 22.0), confirm(execution, "1e-4", 60.0)
     first, lucky, better = (
         add(execution, f"final-{lr}", lr, r1) for lr, r1 in (("1e-6", 30), ("1e-5", 90), ("1e-4", 40))

@@ -45,9 +45,7 @@ def test_only_the_splits_that_a_run_reads_are_decoded(execution, manifest, small
     assert prepare_run(resolve(best, small_stream.settings), other).decoded == 3 * 3  # val, to choose on
 
 
-def test_the_curve_is_the_one_that_a_run_on_a_cpu_looks_for_and_is_left_to_runs_elsewhere(
-    execution, manifest, small_stream, monkeypatch
-):
+def test_the_curve_is_that_of_a_run_on_a_cpu_and_left_to_other_runs(execution, manifest, small_stream, monkeypatch):
     """A run on a GPU has another key: there, `curve=False`."""
     experiment = resolve({"method": "zero_shot", "stream": manifest, "precision": "bf16"}, small_stream.settings)
     store = execution.places().open_store()

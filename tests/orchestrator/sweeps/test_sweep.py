@@ -264,7 +264,7 @@ def test_more_blocks_than_the_tower_has_are_not_searched(few, execution):
     assert asked.space["method.ffa_layers"].categories == [3, 4]
 
 
-def test_no_pair_is_drawn_that_the_method_refuses_and_points_of_one_model_are_one_trial(few, execution):
+def test_refused_points_are_not_drawn_and_equal_models_are_one_trial(few, execution):
     fixed = plan_sweep(request(few, method="framefusion_moe", overrides={"method.num_experts": "2"}), execution)
     assert fixed.space["method.top_k"].categories == [1, 2]
     words = (f"{name}={value}" for name, value in fixed.recommended.items() if name != "method.top_k")

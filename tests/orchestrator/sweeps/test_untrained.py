@@ -35,7 +35,7 @@ def test_beside_zero_shot_clip_every_row_that_starts_elsewhere_has_a_control():
         assert not has_training(resolved(control))
 
 
-def test_a_table_without_the_reference_has_no_controls_and_a_listed_one_is_not_doubled():
+def test_a_table_has_controls_of_its_reference_once():
     assert untrained_rows(planned("clip4clip", "xpool")) == []
     assert untrained_rows(planned("zero_shot", "xpool", "xpool:untrained")) == []
 

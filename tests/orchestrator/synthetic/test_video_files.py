@@ -110,7 +110,7 @@ def test_processes_that_render_at_once_do_not_disturb_each_other(tmp_path, clips
 
 
 @pytest.mark.slow
-def test_several_workers_render_what_one_renders_for_a_script_that_does_not_guard_itself(tmp_path):
+def test_several_workers_render_as_one_for_an_unguarded_script(tmp_path):
     clips = [clip for clip, _ in shapes.plan(0)[:20]]
     one = render_files(tmp_path / "one", clips, workers=1, progress=False)
     script = tmp_path / "script.py"

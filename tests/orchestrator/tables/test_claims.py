@@ -58,7 +58,7 @@ def _mean(value: float | list[float]) -> float:
     return value[0] if isinstance(value, list) else value
 
 
-def test_every_claim_names_a_paper_and_two_rows_of_one_table_and_all_papers_have_claims():
+def test_a_claim_names_a_paper_and_two_rows_and_every_paper_has_one():
     assert len({claim.claim for claim in CLAIMS}) == len(CLAIMS) > 40
     assert {claim.paper for claim in CLAIMS} == set(PAPERS) - {"new"}
     for claim in CLAIMS:

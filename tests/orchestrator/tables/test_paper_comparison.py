@@ -48,7 +48,7 @@ def printed(table: str, row: str, stream: str) -> PublishedRow:
 
 
 @pytest.mark.parametrize(("table", "row", "stream", "values"), PRINTED)
-def test_a_row_of_a_papers_table_has_its_numbers_and_loses_them_with_one_other_setting(table, row, stream, values):
+def test_a_papers_row_loses_its_numbers_with_one_other_setting(table, row, stream, values):
     own = printed(table, row, stream)
     (made,) = tables([run(own)], papers_of=papers_of, direction="both")
     assert {key: made.rows[0].paper[key].mean for key in values} == values
@@ -61,7 +61,7 @@ def test_a_row_of_a_papers_table_has_its_numbers_and_loses_them_with_one_other_s
     assert f"differs from its paper's row on {stream} in: optim.lr_scale 3.0 (paper 1.0)" in made.rows[0].marks
 
 
-def test_every_printed_row_that_runs_here_is_found_without_the_table_that_it_was_run_for():
+def test_every_printed_row_that_runs_here_is_found_by_its_settings():
     streams = ("msrvtt-10", "actnet-20", "cvlm", "msrvtt", "lsmdc")
     rows = [row for name in published_tables() for stream in streams for row in published_rows(stream, name)]
     rows = [row for row in rows if row.method]
@@ -80,7 +80,7 @@ def test_an_ablation_that_was_run_alone_has_the_number_of_its_settings():
     assert [found.paper["r1"].mean for found in tables([run(full)], papers_of=papers_of)[0].rows] == [26.25]
 
 
-def test_off_its_benchmark_a_row_has_no_numbers_and_what_all_rows_differ_in_is_said_once():
+def test_off_its_benchmark_a_row_has_no_numbers_and_one_shared_note():
     names = ("framefusion_moe:no-ffa", "framefusion_moe")
     records = [run(printed("ctvr-table2", name, "msrvtt-10"), **{"optim.epochs": 4}) for name in names]
     records[1].settings["optim.lr_scale"] = "50.0"
@@ -96,7 +96,7 @@ def test_off_its_benchmark_a_row_has_no_numbers_and_what_all_rows_differ_in_is_s
     assert to_csv(made).count("optim.epochs 4 (paper 20)") == 2
 
 
-def test_rows_of_one_name_and_other_settings_are_told_apart_and_a_papers_columns_are_shown():
+def test_rows_of_one_name_are_told_apart_with_their_papers_columns():
     row = printed("tempme-table2", "tempme", "msrvtt")
     (made,) = tables([run(row), run(row, **{"data.batch_size": 4})], papers_of=papers_of)
     assert [found.label for found in made.rows] == ["tempme (data.batch_size=128)", "tempme (data.batch_size=4)"]

@@ -81,7 +81,7 @@ MEASURED_ON = (*STREAMS, "cvlm", "msrvtt", "activitynet", "didemo", "lsmdc", "ms
 
 
 @pytest.mark.parametrize("table", published_tables())
-def test_every_row_of_an_ablation_table_is_run_by_a_row_of_its_preset_or_says_that_none_does(table):
+def test_every_ablation_row_is_run_by_its_preset_or_says_why_not(table):
     rows = [row for stream in MEASURED_ON for row in published_rows(stream, table)]
     assert {row.row for row in rows} - {""} == {row.name for row in load_preset(table).rows if not row.control}
     assert {row.mark for row in rows if not row.row} <= {"not implemented here"}

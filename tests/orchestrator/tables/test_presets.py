@@ -220,7 +220,7 @@ def resolved(table, stream, settings):
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_row_of_a_table_is_a_run_of_its_own_on_the_embedded_stream_and_the_papers(name):
+def test_every_row_is_its_own_run_on_embedded_and_published_streams(name):
     table = load_preset(name)
     published = {stream: rows[0].recommended for stream in SETTINGS if (rows := published_rows(stream, name))}
     named = MAIN.get(name, published)

@@ -173,7 +173,7 @@ def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
     assert "geometry" not in drawn(run())
 
 
-def test_the_loss_of_learned_and_of_other_pairs_is_the_sum_of_its_terms_in_every_epoch():
+def test_losses_of_learned_and_other_pairs_are_sums_of_their_terms():
     """A term that only a later task has counts from there on, and does not shift the epochs."""
     records = [run("camoe"), run("camoe", seed=1), run("clip4clip")]
     for seed, record in enumerate(records):  # two seeds of one row, and another row
@@ -235,7 +235,7 @@ def test_a_line_joins_the_rows_that_differ_in_one_setting_alone():
     assert [x for x, _, _ in told["vary_num_frames"][0].lines[0].points] == [6.0, 12.0]
 
 
-def test_orders_of_the_tasks_are_one_row_whose_figure_and_footnote_say_how_far_they_are_apart():
+def test_task_orders_are_one_row_with_their_spread_in_figure_and_note():
     content = {"ctvr.stream_content": "c"}
     records = [
         run("lwf", seed, r1 + seed, {**content, **PAPER, "ctvr.stream_digest": stream}, stream=stream)

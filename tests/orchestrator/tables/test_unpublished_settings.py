@@ -26,7 +26,7 @@ def test_a_row_of_two_published_parts_reads_the_strategys_space():
     assert unpublished("tvr_plus_cl") == unpublished("vr_lwf")
 
 
-def test_a_row_that_does_not_follow_its_papers_words_says_so_and_one_that_does_is_silent():
+def test_a_row_says_where_it_departs_from_its_papers_words():
     settings = {"method": "structalign", "method.pseudo": "inputs", "method.lr": "3e-06"}
     assert departures(settings).endswith("in: method.pseudo inputs (paper shared)")
     assert departures({**settings, "method.pseudo": "shared"}) == departures({"method": "lwf"}) == ""

@@ -72,7 +72,7 @@ def test_a_run_that_names_nobody_cannot_be_judged(tags):
 
 
 @pytest.mark.parametrize(("first", "gone"), [("pid:[2]", True), ("pid:[9]", False)])
-def test_after_a_restart_of_the_machine_its_processes_are_gone_but_not_those_of_containers(monkeypatch, first, gone):
+def test_a_restart_ends_processes_of_the_machine_and_not_of_containers(monkeypatch, first, gone):
     monkeypatch.setattr(holders, "_FIRST_NAMESPACE", first)
     monkeypatch.setattr(holders, "_place", lambda: ("host", "machine", "now", "pid:[2]"))
     assert is_gone(other(boot="before")) is gone

@@ -8,7 +8,7 @@ from ctvr.methods.lora import Lora, LoraConfig
 from tests.methods.conftest import reducer_config
 
 
-def test_patches_that_nothing_looks_at_weigh_nothing_and_the_fused_token_trains_the_attention(small_clip):
+def test_unattended_patches_weigh_nothing_and_fusion_trains_attention(small_clip):
     """EViT: which patch is kept follows the places of the patches, and f carries a gradient to what chose."""
     reducer, vision = EViT(4, 17, (1,), 0.5), small_clip.vision
     frames, order = torch.randn(1, 2, 3, 32, 32), torch.randperm(16)

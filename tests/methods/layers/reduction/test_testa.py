@@ -20,7 +20,7 @@ def encode(clip, reducer, frames):
         return clip.vision(frames, reducer.seams())
 
 
-def test_places_that_agree_vote_like_one_and_the_smallest_of_equally_frequent_values_wins():
+def test_equal_votes_count_once_and_ties_go_to_the_smallest_value():
     keys = torch.randn(3, 1, 9, 8)
     voted, alone = plan_frames(keys.expand(3, 5, 9, 8), 3), plan_bipartite(keys[:, 0], 3, protected=0)
     assert torch.equal(voted.target, alone.target)
@@ -29,7 +29,7 @@ def test_places_that_agree_vote_like_one_and_the_smallest_of_equally_frequent_va
     assert torch.equal(most_frequent(torch.arange(12.0).reshape(1, 4, 3).flip(1)), torch.arange(3.0)[None])
 
 
-def test_frames_that_are_alike_everywhere_go_before_those_that_are_equal_in_one_place():
+def test_frames_alike_everywhere_merge_before_those_equal_in_one_place():
     here = torch.eye(6)  # what a place shows in six frames
     here[3] = torch.tensor([0.0, 0.0, 0.9, 0.4, 0.0, 0.0])
     there = here.clone()
@@ -37,7 +37,7 @@ def test_frames_that_are_alike_everywhere_go_before_those_that_are_equal_in_one_
     assert plan_frames(torch.stack([here, there])[None], 1).moved.tolist() == [[2]]
 
 
-def test_merging_frames_that_are_equal_loses_nothing_and_every_frame_keeps_its_embedding(small_clip):
+def test_merging_equal_frames_loses_nothing_and_keeps_embeddings(small_clip):
     """The gate is closed: only merging could change anything. Frames leave their order, embeddings do not."""
     twins = torch.randn(2, 3, 3, 32, 32).repeat_interleave(2, dim=1)
     reducer = made(small_clip, r=0, stages=(0, 1), r_frames=(2, 1))
