@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Method, Override, Recipe
+from ctvr.methods.base import Batch, Override, Recipe
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER
 from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
@@ -88,9 +88,6 @@ class DER(ReplayStrategy):
     @classmethod
     def compares(cls, config: DERConfig) -> bool:
         return config.alpha > 0 and config.target == "similarities"
-
-    def __init__(self, config: DERConfig, base: Method) -> None:
-        super().__init__(config, base)
 
     def kept_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.base.encode_video(batch.frames).float(), self._texts(batch)

@@ -103,9 +103,6 @@ class LUMP(ReplayStrategy):
                 "Write method.mix_level=feature."
             )
 
-    def __init__(self, config: LUMPConfig, base: Method) -> None:
-        super().__init__(config, base)
-
     def separable_encoders(self) -> SeparableEncoders | str:
         if self.config.mix_level == "input":
             return "with method.mix_level=input captions are mixed within the text tower, a whole batch at once"

@@ -21,6 +21,7 @@ from ctvr.orchestrator.method_checks.subject import (
     TASKS,
     Subject,
     batches_of,
+    equal,
     features,
     learn,
     store_gallery,
@@ -140,7 +141,7 @@ def check_resume(subject: Subject) -> None:
             ) from error
         resumed.eval()
         for done in range(index):
-            if not _equal(features(unbroken, done), features(resumed, done)):
+            if not equal(features(unbroken, done), features(resumed, done)):
                 raise ContractViolation(f"resumed after task {index}, features differ: {_LOST}")
         galleries.append(_same_step(unbroken, resumed, index))
         saved = copy.deepcopy(trained_state(resumed, pretrained))
@@ -162,10 +163,6 @@ def _same_step(unbroken: Method, resumed: Method, index: int) -> Tensor:
         )
     if differing := [key for key in mine if not torch.equal(mine[key], others[key])]:
         raise ContractViolation(f"{where} ends with different values of {differing[0]}: {_LOST}")
-    if not _equal([*features(unbroken, index), stored[1]], [*features(resumed, index), stored[0]]):
+    if not equal([*features(unbroken, index), stored[1]], [*features(resumed, index), stored[0]]):
         raise ContractViolation(f"{where} ends with different features: {_LOST}")
     return stored[0]
-
-
-def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(some, others))

@@ -16,7 +16,7 @@ from torch import Tensor
 from ctvr.methods.base import Batch, Method
 from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.method_state import clone_trained_state
-from ctvr.orchestrator.method_checks.subject import FRAMES, TASKS, Subject, features, learn, store_gallery
+from ctvr.orchestrator.method_checks.subject import FRAMES, TASKS, Subject, equal, features, learn, store_gallery
 from ctvr.orchestrator.method_checks.tiny_models import RegeneratedPairs, make_batch
 
 
@@ -46,10 +46,10 @@ def check_leakage(subject: Subject) -> None:
     copies = [stored[0].clone()]
     for index in range(1, TASKS):
         _after(method, index, shown, stored)
-        if not _same(copies, stored):
+        if not equal(copies, stored):
             raise ContractViolation(f"task {index + 1} writes into the stored features of an earlier task's videos")
         copies.append(stored[-1].clone())
-    if not _same(before, _after(subject.make(), 0, SeenPairs(), [])):
+    if not equal(before, _after(subject.make(), 0, SeenPairs(), [])):
         raise ContractViolation(
             "a new method learns the first task differently after another method has learned later tasks: it depends "
             "on a variable of a class or a module, or on a random number without torch's seed"
@@ -102,15 +102,11 @@ def _after(method: Method, index: int, shown: SeenPairs, stored: list[Tensor]) -
     return [*found, method.score(found[1], found[0])]
 
 
-def _same(some: list[Tensor], others: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(some, others))
-
-
 def _is_idle(method: Method) -> None:
     """Check that an evaluation changes nothing, so that a task may be evaluated twice, or not at all."""
     state, first = clone_trained_state(method), features(method, 0)
     method.normalize_scores(method.score(first[1], first[0]))
-    if not _same(first, features(method, 0)):
+    if not equal(first, features(method, 0)):
         raise ContractViolation(
             "encoding the same videos and captions again gives different features: an evaluation changes the method"
         )

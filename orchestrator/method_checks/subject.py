@@ -149,3 +149,8 @@ def features(method: Method, task: int) -> list[Tensor]:
 def gallery(method: Method, index: int) -> Tensor:
     """Return the searched videos of a task (V, ...) as they are stored."""
     return method.encode_video(make_batch(5, FRAMES, seed=77 + index).frames).float()
+
+
+def equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Report whether tensors are the same, pair by pair and to the bit."""
+    return all(torch.equal(a, b) for a, b in zip(some, others))

@@ -15,9 +15,9 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from ctvr.orchestrator.store.remote import RemoteObjects
 from ctvr.orchestrator.store.serialization import Arrays, check, pack, pack_json, unpack, unpack_json
 
 log = logging.getLogger(__name__)
+Unpacked = TypeVar("Unpacked")
 
 _LISTED_HERE = 1000  # objects; listing a local folder is fast, but it also contains frames of other streams
 _ASKED_SINGLY = 50  # objects; a page of a listing has 1000
@@ -207,15 +208,7 @@ class Store:
             MissingObject: as `get`.
         """
         name = object_name(kind, key, JSON)
-        for _ in range(2):  # a transfer error may have damaged the first read
-            try:
-                return unpack_json(name, self._objects.read(name))
-            except FileNotFoundError:
-                raise MissingObject(kind, key) from None
-            except CorruptObject as error:
-                problem = error
-        self._remove_damaged(self._objects, name, problem)
-        raise MissingObject(kind, key)
+        return self._unpacked(kind, key, name, lambda data: unpack_json(name, data))
 
     def find_json(self, name: str) -> Any:
         """Return the value of an object by its name in `entries`; None if it is damaged, gone or foreign (and kept)."""
@@ -326,10 +319,12 @@ class Store:
         return files is None or files.is_unchanged(f"{kind}/{key}{ARRAYS}", stamp)
 
     def _fetch(self, kind: str, key: str, name: str) -> tuple[bytes, Arrays]:
+        return self._unpacked(kind, key, name, lambda data: (data, unpack(name, np.frombuffer(data, np.uint8))))
+
+    def _unpacked(self, kind: str, key: str, name: str, unpacked: Callable[[bytes], Unpacked]) -> Unpacked:
         for _ in range(2):  # a transfer error may have damaged the first read
             try:
-                data = self._objects.read(name)
-                return data, unpack(name, np.frombuffer(data, np.uint8))
+                return unpacked(self._objects.read(name))
             except FileNotFoundError:
                 raise MissingObject(kind, key) from None
             except CorruptObject as error:
