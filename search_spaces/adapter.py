@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "adapter"}
 SPACE = {
     "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
     "method.bottleneck": tune.choice([8, 16, 64]),  # 8 gives the printed 0.26 M parameters

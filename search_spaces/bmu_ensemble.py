@@ -4,7 +4,7 @@ from ray import tune
 
 from ctvr.search_spaces import MOCO
 
-FIXED = {"method": "bmu_ensemble", **MOCO}
+FIXED = MOCO
 SPACE = {
     "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may want less
     "method.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999, 1.0]),  # eq. 8; the paper uses 0.99

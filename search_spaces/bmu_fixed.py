@@ -4,7 +4,7 @@ from ray import tune
 
 from ctvr.search_spaces import MOCO
 
-FIXED = {"method": "bmu_fixed", **MOCO}
+FIXED = MOCO
 SPACE = {
     "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may want less
     "method.m_hat": tune.choice(

@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "camoe"}
 SPACE = {
     # Both towers; the paper uses 1e-7, as CLIP4Clip's code does with float16 weights (docs/protocol.md)
     "method.lr": tune.loguniform(3e-8, 1e-4),

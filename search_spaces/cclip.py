@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "cclip"}
 SPACE = {
     "method.lr": tune.loguniform(3e-6, 3e-4),  # six of the paper's eight data sets: 3e-5
     "method.lr_text": tune.loguniform(3e-5, 3e-3),  # ten times the image tower's: 3e-4

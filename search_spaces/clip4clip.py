@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "clip4clip"}
 SPACE = {
     # CTVR's released default is 1e-6. CLIP4Clip's 1e-7 is a rate of float16 weights, which moves float32 ones far less
     # (docs/protocol.md): what it did may lie further up

@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "clip_vip"}
 SPACE = {
     "method.lr": tune.loguniform(1e-7, 1e-5),  # the paper uses 1e-6
     "method.num_proxies": tune.choice([1, 3, 4, 8]),  # CTVR uses 4, the original 3 in addition to the class token

@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "co2l", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256
     "method.buffer_policy": tune.choice(

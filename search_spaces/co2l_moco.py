@@ -4,7 +4,7 @@ from ray import tune
 
 from ctvr.search_spaces import MOCO, WRAPPED_MOCO
 
-FIXED = {"method": "co2l_moco", "method.base": "base_moco", **MOCO}
+FIXED = {"method.base": "base_moco", **MOCO}
 SPACE = {
     "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
     # Co2L's code uses 1 with a loss times T / 0.07, which is 0.28 with base_moco's sum of two directions

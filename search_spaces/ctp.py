@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "ctp", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.momentum_weight": tune.choice([0.0, 0.1, 1.0]),  # 1
     "method.cross_weight": tune.loguniform(0.1, 10.0),  # 1

@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "dar"}
 SPACE = {
     "method.lr": tune.loguniform(1e-5, 1e-3),  # the paper uses 1e-4
     "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8

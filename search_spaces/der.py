@@ -4,7 +4,7 @@ from ray import tune
 
 from ctvr.search_spaces import MOCO, WRAPPED_MOCO
 
-FIXED = {"method": "der", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256
     "method.alpha": tune.loguniform(0.05, 10.0),  # our default is 0.5; DER's own weigh class scores

@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "dgl"}
 SPACE = {
     "method.lr": tune.loguniform(2e-4, 2e-2),  # released: 1e-2, 5e-3; transformer 2e-3
     "method.num_prompts": tune.choice([2, 4, 8]),  # released: 4

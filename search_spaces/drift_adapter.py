@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "drift_adapter", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.map.name": tune.choice(["procrustes", "low_rank", "mlp"]),  # the paper has all three
     "method.center": tune.choice([False, True]),  # the paper does not centre

@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "dsl", "method.base": "clip4clip", "method.search": False}
+FIXED = {"method.base": "clip4clip", "method.search": False}
 SPACE = {
     "method.temperature": tune.loguniform(10.0, 3000.0),  # unpublished; the authors' code uses 1000
     "method.gain": tune.choice(["batch", "one"]),  # batch in the code, one in the paper's equations

@@ -4,7 +4,7 @@ from ray import tune
 
 from ctvr.search_spaces import MOCO, WRAPPED_MOCO
 
-FIXED = {"method": "er_ring", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.buffer_size": tune.choice([64, 256, 1024]),  # pairs; our default is 256
     "method.ratio": tune.choice([0.5, 1.0, 2.0]),  # our default is 1, as in the original

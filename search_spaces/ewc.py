@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "ewc", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.weight": tune.loguniform(1.0, 1e5),  # lambda of eq. 3; the paper uses 400 for Atari games
     "method.decay": tune.choice([0.5, 0.9, 1.0]),  # eq. 3 of the paper has none: 1

@@ -6,7 +6,6 @@ A search begins with the defaults, which are the paper's for MSRVTT. Imported AC
 
 from ray import tune
 
-FIXED = {"method": "framefusion_moe"}
 SPACE = {
     "method.lr_text": tune.loguniform(1e-6, 2e-5),  # the paper uses 4e-6 (MSRVTT), 6e-6 (ACTNET)
     "method.lr_vision": tune.loguniform(1e-6, 2e-5),  # the same

@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "image_bmu_moco"}
 SPACE = {
     "method.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),
     "method.m_hat": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),

@@ -2,9 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "image_der", "method.base": "image_finetune"}
-SPACE = {
-    "method.alpha": tune.loguniform(0.04, 4.0),
-    "base.lr": tune.loguniform(3e-3, 0.3),
-}
+FIXED = {"method.base": "image_finetune"}
+SPACE = {"method.alpha": tune.loguniform(0.04, 4.0), "base.lr": tune.loguniform(3e-3, 0.3)}
 METRIC, MODE = "stream/knn/accuracy", "max"

@@ -2,8 +2,5 @@
 
 from ray import tune
 
-FIXED = {"method": "image_finetune"}
-SPACE = {
-    "method.lr": tune.loguniform(3e-3, 0.3),
-}
+SPACE = {"method.lr": tune.loguniform(3e-3, 0.3)}
 METRIC, MODE = "stream/knn/accuracy", "max"

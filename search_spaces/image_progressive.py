@@ -2,8 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "image_progressive", "method.base": "image_finetune"}
-SPACE = {
-    "base.lr": tune.loguniform(3e-3, 0.3),
-}
+FIXED = {"method.base": "image_finetune"}
+SPACE = {"base.lr": tune.loguniform(3e-3, 0.3)}
 METRIC, MODE = "stream/knn/accuracy", "max"

@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "lambda_orthogonality", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.map.threshold": tune.choice([0.0, 1.0, 3.0, 12.0]),  # lambda; the paper's is 12, for 512 numbers
     "method.map.sharpness": tune.choice([1.0, 10.0]),  # alpha; unpublished

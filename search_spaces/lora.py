@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "lora"}
 SPACE = {
     "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
     "method.rank": tune.choice([4, 8, 16, 32]),  # the paper uses 8

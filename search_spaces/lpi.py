@@ -3,7 +3,6 @@
 from ray import tune
 
 FIXED = {
-    "method": "lpi",
     "optim.name": "sgd",
     "optim.momentum": 0.9,
     "optim.weight_decay": 2e-4,

@@ -4,7 +4,7 @@ from ray import tune
 
 from ctvr.search_spaces import MOCO, WRAPPED_MOCO
 
-FIXED = {"method": "lump_moco", "method.base": "base_moco", **MOCO}
+FIXED = {"method.base": "base_moco", **MOCO}
 SPACE = {
     "method.buffer_size": tune.choice([64, 256, 1024, 10_000]),  # the paper uses 10,000
     "method.alpha": tune.choice([0.1, 0.2, 0.4, 1.0]),  # LUMP's code uses 0.4

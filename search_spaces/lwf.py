@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "lwf", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.weight": tune.loguniform(0.01, 10.0),  # lambda_o; unpublished for CTVR, LwF and ZSCL use 1
     "method.temperature": tune.choice([1.0, 2.0, 4.0]),  # T of eq. 3; the papers use 2

@@ -4,7 +4,7 @@ from ray import tune
 
 from ctvr.search_spaces import MOCO, WRAPPED_MOCO
 
-FIXED = {"method": "lwf_moco", "method.base": "base_moco", **MOCO}
+FIXED = {"method.base": "base_moco", **MOCO}
 SPACE = {
     "method.alpha": tune.choice([0.1, 0.5, 1.0, 2.0, 5.0]),  # our default is 1
     "method.tau": tune.choice([0.07, 0.14]),  # the retriever's, and twice as much as T = 2 would

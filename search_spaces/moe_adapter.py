@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "moe_adapter"}
 SPACE = {
     "method.lr": tune.loguniform(1e-6, 1e-2),  # MoE-Adapters uses 1e-3 for classes; unpublished for retrieval
     "method.num_experts": tune.choice([10, 22, 40]),  # the original uses 22, which gives the printed 59.8 M parameters

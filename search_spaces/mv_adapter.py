@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "mv_adapter"}
 SPACE = {
     # 5e-6 and 1e-7 are rates of float16 weights, which move float32 ones far less (docs/protocol.md)
     "method.lr": tune.loguniform(5e-6, 5e-3),

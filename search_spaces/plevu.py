@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "plevu"}
 SPACE = {
     "method.lr": tune.loguniform(1e-5, 1e-2),  # its documented command: 1e-4; the default of its code: 1e-3
     "method.prefix": tune.choice([0, 4, 8, 16]),  # its documented command: 16

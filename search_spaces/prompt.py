@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "prompt"}
 SPACE = {
     "method.lr": tune.loguniform(1e-4, 1e-2),  # TempMe's section 4.1 uses 6e-4; prompts often want more
     "method.num_prompts": tune.choice([2, 5, 10]),  # 5 gives the printed 0.08 M parameters

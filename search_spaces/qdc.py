@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "qdc", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.query_weight": tune.choice([0.0, 0.1, 1.0, 10.0]),  # the code uses 1; 0 is the paper's FT + QDC
     "method.video_weight": tune.choice([0.0, 0.1, 1.0, 10.0]),  # the code uses 1

@@ -7,7 +7,6 @@ searches the place where pseudo features are drawn: preset `released` needs `cli
 
 from ray import tune
 
-FIXED = {"method": "structalign"}
 SPACE = {
     "method.lambda1": tune.loguniform(0.01, 1.0),  # eq. 18; paper 0.1, studied in fig. 6
     "method.lambda2": tune.loguniform(1.0, 100.0),  # eq. 18; paper 10

@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "umt"}
 SPACE = {
     "method.lr": tune.loguniform(1e-6, 1e-4),  # released: 1e-5; 2e-5 and 6e-5 for questions
     "method.hard_negatives": tune.choice([True, False]),  # released: true

@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "umt_qa"}
 SPACE = {
     "method.lr": tune.loguniform(1e-6, 1e-4),  # released: 2e-5 for MSRVTT-QA, 6e-5 for MSVD-QA
     "optim.weight_decay": tune.choice([0.0, 0.02, 0.2]),  # released: 0.02

@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "vop"}
 SPACE = {
     "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe: 6e-4
     "method.num_prompts": tune.choice([4, 8, 16]),  # released: 8

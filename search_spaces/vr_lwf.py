@@ -5,7 +5,7 @@ Sentences, length and weight are those of LwF-VR in ZSCL's repository.
 
 from ray import tune
 
-FIXED = {"method": "vr_lwf", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.weight": tune.loguniform(0.03, 10.0),  # unpublished; the repository uses 1
     "method.temperature": tune.choice([1.0, 2.0, 4.0]),  # T; CTVR uses 2

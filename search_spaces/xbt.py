@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "xbt", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.projection": tune.choice(["linear", "mlp"]),  # unpublished
     "method.noise": tune.choice([0.0, 0.01, 0.02, 0.05, 0.1]),  # unpublished; 0 is a plain regression

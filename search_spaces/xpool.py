@@ -2,7 +2,6 @@
 
 from ray import tune
 
-FIXED = {"method": "xpool"}
 SPACE = {
     "method.lr": tune.loguniform(1e-7, 1e-5),  # the paper uses 1e-6
     "method.lr_head": tune.loguniform(1e-6, 1e-4),  # the paper uses 1e-5, on MSR-VTT-9k 3e-5

@@ -2,6 +2,5 @@
 
 from ray import tune
 
-FIXED = {"method": "zero_shot"}
 SPACE = {"method.frame_norm": tune.choice(["none", "l2"])}  # CTVR averages raw frame features
 METRIC, MODE = "stream/t2v/r1_gain", "max"  # its gain over itself is 0

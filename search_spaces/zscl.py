@@ -2,7 +2,7 @@
 
 from ray import tune
 
-FIXED = {"method": "zscl", "method.base": "clip4clip"}
+FIXED = {"method.base": "clip4clip"}
 SPACE = {
     "method.weight": tune.loguniform(0.03, 10.0),  # ZSCL uses 1
     "method.temperature": tune.choice([1.0, 2.0, 4.0]),  # T; both papers use 2

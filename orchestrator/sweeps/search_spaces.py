@@ -23,7 +23,7 @@ from ctvr.orchestrator.learning.resolve import configured, get_method, presets_o
 from ctvr.orchestrator.on_ray.plan import GAIN, SEARCHED
 from ctvr.orchestrator.streams.stream import Stream
 
-_DEFAULT_METRIC = {"METRIC": GAIN, "MODE": "max"}
+_DEFAULTS: dict[str, Any] = {"FIXED": {}, "METRIC": GAIN, "MODE": "max"}
 
 
 def method_text(name: str) -> str:
@@ -175,7 +175,7 @@ def _search_file(method: str) -> dict[str, Any]:
         raise ConfigError(
             f"method: {method} has no search space (search_spaces/{method}.py). Use `ctvr run`."
         ) from error
-    return {**_DEFAULT_METRIC, **vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
+    return {**_DEFAULTS, **vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
 
 
 def _plugin_search_space(method: str) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _plugin_search_space(method: str) -> dict[str, Any]:
                 f"method: the search space {name} of {method} cannot be imported ({error}). Correct it."
             ) from error
         module = own or inspect  # has no SPACE
-    found = {"FIXED": {}, **_DEFAULT_METRIC, **renamed.search_space(vars(module))}
+    found = {**_DEFAULTS, **renamed.search_space(vars(module))}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(
             f"method: {method} has no search space. Write {name} with SPACE (see search_spaces/), or give --space."

@@ -1,7 +1,5 @@
 """Ranges contain the values of the released codes. They are read as text: importing Ray Tune takes seconds."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every search space names settings that exist and holds the paper's value inside every range."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import fields
 
@@ -41,7 +39,7 @@ def test_the_space_fits_the_method_and_holds_the_papers_values(name):
     assert set(module.SPACE) <= known
     first = search_space(name)[2]
     assert first_point(module.SPACE, first) == first, "a search begins with it"
-    assert set(module.FIXED) <= known | {"method", "stream"}
+    assert set(search_space(name)[0]) <= known
     for setting, domain in module.SPACE.items():
         assert isinstance(domain, Domain)
         value = first[setting]
@@ -67,18 +65,17 @@ def test_every_point_of_the_space_is_a_legal_configuration(name):
     for _ in range(5):
         point = {setting: domain.sample(random_state=chance) for setting, domain in module.SPACE.items()}
         point = within(point, upper_bounds(name))
-        resolve({**module.FIXED, "method": name, "stream": "shapes-5", **point})
-    resolve({**module.FIXED, "method": name, "stream": "shapes-5", **search_space(name)[2]})
+        resolve({**search_space(name)[0], "method": name, "stream": "shapes-5", **point})
+    resolve({**search_space(name)[0], "method": name, "stream": "shapes-5", **search_space(name)[2]})
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_unpublished_or_departs_from_the_paper_is_a_setting(name):
-    module = importlib.import_module(f"ctvr.search_spaces.{name}")
-    known = resolve({**module.FIXED, "method": name, "stream": "shapes-5"}).settings
+    known = resolve({**search_space(name)[0], "method": name, "stream": "shapes-5"}).settings
     assert set(unpublished(name)) <= set(known)
     for setting, words in deviations(name).items():
         assert str(known[setting]) != words  # or there is nothing to say
-        resolve({**module.FIXED, "method": name, "stream": "shapes-5", setting: words})
+        resolve({**search_space(name)[0], "method": name, "stream": "shapes-5", setting: words})
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -93,7 +90,7 @@ def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name)
         config = track_reads(build(cls.Config, {**frames, **given}, prefix), prefix, reads)
         return cls(config, make(config.base, "base") if cls.wraps else make_small_clip())
 
-    method = make(name, "method", **({"base": module.FIXED["method.base"]} if find_method(name).wraps else {}))
+    method = make(name, "method", **({"base": search_space(name)[0]["method.base"]} if find_method(name).wraps else {}))
     seen = []
     for index in range(2):
         learn(method, index, 1)
@@ -121,5 +118,5 @@ def test_a_search_space_names_only_values_that_differ_from_the_defaults(name):
     owner = CONFIGURATIONS.get(name, (name, ""))[0]
     module = importlib.import_module(f"ctvr.search_spaces.{owner}")
     own = {**vars(module), **getattr(module, "CONFIGURATIONS", {}).get(name, {})}
-    defaults = resolve({**own["FIXED"], "method": name, "stream": "shapes-5"}).settings
+    defaults = resolve({**own.get("FIXED", {}), "method": name, "stream": "shapes-5"}).settings
     assert [setting for setting, value in own.get("PAPER", {}).items() if defaults[setting] == value] == []
