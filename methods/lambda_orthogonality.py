@@ -80,9 +80,7 @@ class RelaxedConfig(BackwardConfig):
 
     name: Literal["relaxed"] = "relaxed"
     threshold: float = setting(
-        12.0,
-        doc="lambda, eq. 6: free distance from orthogonal matrices; the paper's, for 512 numbers",
-        later=True,
+        12.0, doc="lambda, eq. 6: free distance from orthogonal matrices; the paper's, for 512 numbers", later=True
     )
     sharpness: float = setting(
         10.0, doc="alpha, eq. 6: slope of the sigmoid at the threshold", unpublished=True, later=True

@@ -46,8 +46,7 @@ _NAMED = (
     re.compile(rf"((?<![\w.-]){_KEY}:\s)(?=\S*\d)(?=\S*[a-z])[\w+][\w+/.=~-]{{7,}}", re.IGNORECASE),
     re.compile(rf"({_KEY}%3d)(?:(?!%26)[^\s&\"'<>])+", re.IGNORECASE),  # in an address within an address
     re.compile(
-        rf"((?<![\w-]){_KEY}(?:=|(?:\\+[\"'])?\s*:\s)(\\*[\"'])(?!{_PLAIN}\2))(?:(?!\2|\n).){{6,}}(?=\2)",
-        re.IGNORECASE,
+        rf"((?<![\w-]){_KEY}(?:=|(?:\\+[\"'])?\s*:\s)(\\*[\"'])(?!{_PLAIN}\2))(?:(?!\2|\n).){{6,}}(?=\2)", re.IGNORECASE
     ),
     re.compile(r"(\bpass(?:word|wd)\s+(?:is\s+)?[\"']?)(?=\S*\d)(?=\S*[a-z])[^\s\"'<>]{6,}", re.IGNORECASE),
     re.compile(rf"(\b{_HEADER}digest\s+)(?:=\s?\"[^\"\n]*\"|\\.|[^\"'\n\\])+", re.IGNORECASE),

@@ -62,11 +62,7 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("search", "--in"): "--gallery",
     ("sweep", "--code"): "--expect-sources",
 }  # (command, or * for all, old option or OPTION=VALUE) -> new one
-COMMANDS: dict[str, str] = {
-    "conform": "check-method",
-    "look": "plot",
-    "page": "report",
-}
+COMMANDS: dict[str, str] = {"conform": "check-method", "look": "plot", "page": "report"}
 HOOKS: dict[str, str] = {
     "AT_MOST": "UPPER_BOUNDS",
     "BLOCKS": "DEPTHS",

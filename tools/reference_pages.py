@@ -142,8 +142,8 @@ def paper_page(paper: str) -> str:
     lines = [f"# {title}", "", HEAD, "", "## Tables and figures", "", *table_head(("item", "shows", "runs"))]
     for item in read_items()[1]:
         if item.item.partition("/")[0] == paper:
-            told = "; ".join([f"`{item.command}`" if item.preset else f"no: {item.why}", *item.notes])
-            lines.append(row_line((f"`{item.item}`", item.shows, told)))
+            cell = "; ".join([f"`{item.command}`" if item.preset else f"no: {item.why}", *item.notes])
+            lines.append(row_line((f"`{item.item}`", item.shows, cell)))
     for name in METHODS_OF_PAPER[paper]:
         lines += ["", f"## {name}", "", f"Description: [methods.md](../methods.md#{name})."]
         lines += _recipes(name)
@@ -222,10 +222,10 @@ def papers_page() -> str:
         lines += ["", f"## {title}", "", "| item | shows | runs |", "|---|---|---|"]
         for item in items:
             if item.item.partition("/")[0] == paper:
-                told = "; ".join([f"`{item.command}`" if item.preset else f"no: {item.why}", *item.notes])
-                lines.append(f"| `{item.item}` | {item.shows} | {told} |")
+                cell = "; ".join([f"`{item.command}`" if item.preset else f"no: {item.why}", *item.notes])
+                lines.append(f"| `{item.item}` | {item.shows} | {cell} |")
     lines += ["", "## Methods of other papers", "", *table_head(("method", "paper", "what could be read"))]
-    lines += [row_line((f"[`{name}`](methods.md#{name})", *told)) for name, told in OTHER_PAPERS.items()]
+    lines += [row_line((f"[`{name}`](methods.md#{name})", *cell)) for name, cell in OTHER_PAPERS.items()]
     return "\n".join(lines) + "\n"
 
 

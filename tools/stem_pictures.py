@@ -59,9 +59,9 @@ class Thing:
     def draw(rng: Generator, **fixed: int) -> Thing:
         return Thing(**{name: int(rng.integers(len(values))) for name, values in CLASSES.items()} | fixed)
 
-    def words(self, told: set[str]) -> str:
+    def words(self, named: set[str]) -> str:
         """Describe it by words of these classes, in a fixed order."""
-        said = {name: CLASSES[name][getattr(self, name)] if name in told else "" for name in CLASSES}
+        said = {name: CLASSES[name][getattr(self, name)] if name in named else "" for name in CLASSES}
         shape, place = said["shape"] or "thing", f"on {said['place']}" if said["place"] else ""
         return " ".join(f"a {said['size']} {said['colour']} {shape} {said['position']} {place}".split())
 
@@ -133,23 +133,23 @@ def make_group(rng: Generator, name: str) -> tuple[list[Pixels], list[str]]:
     else:
         values = rng.permutation(len(CLASSES[name]))[:GROUP]
         things = [Thing(**fixed | {name: int(value)}) for value in values]
-    told = {name, *(each for each in CLASSES if rng.random() < 0.6), *(["shape"] if name == "size" else [])}
+    named = {name, *(each for each in CLASSES if rng.random() < 0.6), *(["shape"] if name == "size" else [])}
     other, nearby = None, ""
     if rng.random() < 0.5:
         across = [(base.position + step) % 9 for step in (3, 4, 5, 6)]
         other = Thing.draw(rng, size=0, position=pick(rng, across))
         nearby = f" near {other.words({'shape', 'colour'})}" if rng.random() < 0.6 else ""
     pictures = [paint(t, rng, pick(rng, (0.2, 0.25)), 0.15, other) for t in things]
-    place = f" on {CLASSES['place'][base.place]}" if nearby and "place" in told and name != "place" else ""
+    place = f" on {CLASSES['place'][base.place]}" if nearby and "place" in named and name != "place" else ""
     if nearby and name != "place":
-        told.discard("place")
-    return pictures, [with_articles(f"{t.words(told)}{nearby}{place}") for t in things]
+        named.discard("place")
+    return pictures, [with_articles(f"{t.words(named)}{nearby}{place}") for t in things]
 
 
 def make_clips(rng: Generator) -> tuple[list[list[Pixels]], list[str]]:
     """Draw a thing that moves left, up and closer, and six captions, of these clips and of their reversals."""
     thing = Thing.draw(rng)
-    told = {each for each in CLASSES if rng.random() < 0.5 and each not in ("size", "position", "place")} | {"shape"}
+    named = {each for each in CLASSES if rng.random() < 0.5 and each not in ("size", "position", "place")} | {"shape"}
     clips, captions = [], []
     for axis, directions in enumerate(worlds.MOVES):
         scenery = background(list(BACKGROUNDS)[thing.place], rng, IMAGE_SIZE)
@@ -162,7 +162,7 @@ def make_clips(rng: Generator) -> tuple[list[list[Pixels]], list[str]]:
             draw(frames[-1], Sprite(sprite.shape, sprite.x, sprite.y, radius, sprite.colour, sprite.angle))
         clips.append(frames)
         verb = pick(rng, ("moves ", "goes ", "", "is moving "))
-        captions += [with_articles(f"{thing.words(told)} {verb}{direction}") for direction in directions]
+        captions += [with_articles(f"{thing.words(named)} {verb}{direction}") for direction in directions]
     return clips, captions
 
 

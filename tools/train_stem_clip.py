@@ -173,8 +173,8 @@ def word_accuracy(model: CLIP, tokenizer: SimpleTokenizer, count: int = HELD_OUT
     videos = torch.cat([model.encode_image(tiny.normalise(part), normalize=True) for part in images.split(250)])
     found = {}
     for name, values in CLASSES.items():
-        told = [Thing(**vars(t) | {name: value}).words(set(CLASSES)) for t in things for value in range(len(values))]
-        tokens = tokenizer([with_articles(text) for text in told])
+        shown = [Thing(**vars(t) | {name: value}).words(set(CLASSES)) for t in things for value in range(len(values))]
+        tokens = tokenizer([with_articles(text) for text in shown])
         texts = torch.cat([encode_text(model, part) for part in tokens.split(500)]).unflatten(0, (count, -1))
         chosen = (texts @ videos[:, :, None])[..., 0].argmax(dim=1)
         right = chosen == torch.tensor([getattr(t, name) for t in things])

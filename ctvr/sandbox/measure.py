@@ -65,11 +65,11 @@ def measure(means: str = "all") -> Measured:
         )
     lines = done.stdout.splitlines()
     try:
-        told = json.loads(lines[0])
+        report = json.loads(lines[0])
     except (IndexError, ValueError):
         raise OSError(f"the child ended with status {done.returncode}: {done.stderr.strip()[-200:]}") from None
     ran = (PROGRAMS,) if _RAN in lines[1:] else ()
-    return Measured(Isolation(**told["isolation"]), (*told["open"], *ran))
+    return Measured(Isolation(**report["isolation"]), (*report["open"], *ran))
 
 
 def main() -> int:

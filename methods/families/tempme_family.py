@@ -119,9 +119,7 @@ class AdaptedClip(Method):
     @classmethod
     def capabilities(cls, config: AdaptedConfig) -> Capabilities:
         return Capabilities(
-            accumulation="features",
-            uses_all_parameters=True,
-            required_num_frames=config.reducer.required_num_frames,
+            accumulation="features", uses_all_parameters=True, required_num_frames=config.reducer.required_num_frames
         )
 
     def __init__(self, config: AdaptedConfig, backbone: Clip, adaptation: Adaptation) -> None:

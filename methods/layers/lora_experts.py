@@ -27,14 +27,7 @@ class LoRAExperts(UsageCounter):
     """
 
     def __init__(
-        self,
-        num_experts: int,
-        top_k: int,
-        rank: int,
-        alpha: float,
-        in_width: int,
-        out_width: int,
-        dropout: float = 0.0,
+        self, num_experts: int, top_k: int, rank: int, alpha: float, in_width: int, out_width: int, dropout: float = 0.0
     ) -> None:
         """Build `num_experts` experts of `rank`, of which each caption uses `top_k`.
 

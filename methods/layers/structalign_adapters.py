@@ -81,10 +81,7 @@ class LoRAAdapters(nn.Module):
 
     def groups(self, index: int) -> dict[str, list[nn.Parameter]]:
         """Return the parameters that task `index` trains."""
-        return {
-            "text": list(self.text.parameters()),
-            "vision": [*self.vision.parameters(), *self.reducer.parameters()],
-        }
+        return {"text": list(self.text.parameters()), "vision": [*self.vision.parameters(), *self.reducer.parameters()]}
 
 
 class TaskAwareAdapters(nn.Module):

@@ -34,11 +34,7 @@ def add_completion(commands: Any, make_parser: Callable[[], argparse.ArgumentPar
 
 
 def script(
-    shell: str,
-    parser: argparse.ArgumentParser,
-    methods: Sequence[str],
-    streams: Sequence[str],
-    presets: Sequence[str],
+    shell: str, parser: argparse.ArgumentParser, methods: Sequence[str], streams: Sequence[str], presets: Sequence[str]
 ) -> str:
     """Return the completion script for a shell of INSTALL."""
     import shtab

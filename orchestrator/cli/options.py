@@ -58,10 +58,7 @@ def add_execution_options(
         help="number of cluster nodes to wait for (default: %(default)s)",
     )
     group.add_argument(
-        "--local-cpus",
-        type=int,
-        metavar="N",
-        help="logical CPUs of a cluster started on this machine (default: all)",
+        "--local-cpus", type=int, metavar="N", help="logical CPUs of a cluster started on this machine (default: all)"
     )
     storage = os.environ.get("CTVR_STORAGE") or None
     group.add_argument(

@@ -47,11 +47,7 @@ _SIDE, _GAP, _LINE, _COLUMNS = (
 
 
 def frames(
-    path: Path,
-    num_frames: int = 12,
-    start: float | None = None,
-    end: float | None = None,
-    out: Path | None = None,
+    path: Path, num_frames: int = 12, start: float | None = None, end: float | None = None, out: Path | None = None
 ) -> str:
     """Decode `num_frames` frames of a video, or of each video of a folder, in child processes; return a report.
 

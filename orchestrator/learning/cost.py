@@ -158,10 +158,7 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
     with FlopCounterMode(display=False) as counter:
         method.encode_text(tokens, 0)
     method.train(training)
-    return {
-        "cost/query_passes": float(passes),
-        "cost/query_gmacs": passes * counter.get_total_flops() / 2 / 1e9,
-    }
+    return {"cost/query_passes": float(passes), "cost/query_gmacs": passes * counter.get_total_flops() / 2 / 1e9}
 
 
 def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, float]:

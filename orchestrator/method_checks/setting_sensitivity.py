@@ -217,8 +217,8 @@ def _traced(made: Subject) -> Trace | None:
 def trace(method: Method) -> Trace:
     """Return digests of all results of two tasks: losses, weights, features, scores, and the method's declarations."""
     known = method.declared
-    told = [known.trains_on, known.reencodes_gallery, known.task_conditioned_text, method.max_frames]
-    found = [repr(told)]
+    facts = [known.trains_on, known.reencodes_gallery, known.task_conditioned_text, method.max_frames]
+    found = [repr(facts)]
     for index in range(2):
         found.append(repr(learn(method, index)))
         groups = method.param_groups()

@@ -33,10 +33,7 @@ FEW = 64  # videos that this machine decodes before a job on all nodes has start
 
 
 def decode_on_nodes(
-    source: FrameSource,
-    items: Sequence[Item],
-    workers: int = 0,
-    progress: Callable[[int], object] | None = None,
+    source: FrameSource, items: Sequence[Item], workers: int = 0, progress: Callable[[int], object] | None = None
 ) -> tuple[int, Broken]:
     """Decode as `FrameSource.decode_missing`, on the cluster. `workers`: maximal number at once; 0 uses every CPU.
 
@@ -87,10 +84,7 @@ def _decoder(name: str) -> Decoder:
 
 
 def decode_on_cluster(
-    source: FrameSource,
-    items: Sequence[Item],
-    workers: int = 0,
-    progress: Callable[[int], object] | None = None,
+    source: FrameSource, items: Sequence[Item], workers: int = 0, progress: Callable[[int], object] | None = None
 ) -> tuple[int, Broken]:
     """Decode as `decode_on_nodes` if several nodes can decode; else on this machine only.
 

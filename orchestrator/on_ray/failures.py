@@ -36,10 +36,7 @@ def is_oom_kill(error: BaseException) -> bool:
 
 
 # Errors in settings, data or code: equal in every attempt
-_MISTAKES = (
-    *(ValueError, TypeError, AttributeError, NotImplementedError),
-    *(ImportError, NameError, SyntaxError),
-)
+_MISTAKES = (*(ValueError, TypeError, AttributeError, NotImplementedError), *(ImportError, NameError, SyntaxError))
 # torch's messages, as a plain RuntimeError, about errors in the program: tensors on two devices or of two dtypes, and
 # an operator without a deterministic kernel
 _FAULTS = ("on the same device", "same dtype", "expected scalar type", "does not have a deterministic implementation")

@@ -60,8 +60,8 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
     except Exception as error:
         attach_traceback(error)
         redact_error(error)  # Ray writes it to its logs
-        if told := _of_a_hang(error, pulse):
-            raise told from error
+        if hang := _of_a_hang(error, pulse):
+            raise hang from error
         raise
     finally:
         pulse.close()
@@ -165,9 +165,7 @@ def run_distributed(work: TrialWork, callbacks: list[Any]) -> None:
         train_loop_config={"work": work},
         backend_config=_backend(plan),
         scaling_config=ScalingConfig(
-            num_workers=plan.workers,
-            use_gpu=plan.gpus_per_worker > 0,
-            resources_per_worker=worker_resources(plan),
+            num_workers=plan.workers, use_gpu=plan.gpus_per_worker > 0, resources_per_worker=worker_resources(plan)
         ),
         run_config=RunConfig(
             name=work.name,

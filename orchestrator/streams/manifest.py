@@ -258,8 +258,8 @@ def _parse_item(
 ) -> Item:
     has_id = isinstance(value, dict) and isinstance(value.get("video"), str)
     where = f"{where}: video {value['video']!r}" if has_id else f"{where}: item no. {number}"
-    has_images, told = protocol == "ucl", FIELDS.get(protocol, (("captions",), ("segment", "twin")))
-    item = reader.object(value, where, ("video", "path", "category", *told[0]), told[1])
+    has_images, fields = protocol == "ucl", FIELDS.get(protocol, (("captions",), ("segment", "twin")))
+    item = reader.object(value, where, ("video", "path", "category", *fields[0]), fields[1])
     category = reader.text(item["category"], f"{where}: category")
     if category not in categories:
         hint = suggest(category, categories).strip()

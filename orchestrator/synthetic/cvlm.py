@@ -273,22 +273,22 @@ def _plan(seed: int) -> tuple[tuple[int, str, Clip, dict[str, Any]], ...]:
 
 def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str, Clip, dict[str, Any]]]:
     """Yield the clips of one category; no caption occurs twice in it, in any split."""
-    source, told = DATA_SETS[data_set], set[str]()
+    source, used = DATA_SETS[data_set], set[str]()
     category = _category(source, source.actions[action])
     for split, (key, count) in SPLITS.items():
         for number in range(count):
             backward = number % 2 == 1
             rng = np.random.default_rng([seed, 100 + data_set, action, key, number])
-            take, captions = _new_take(data_set, action, backward, rng, told)
+            take, captions = _new_take(data_set, action, backward, rng, used)
             name = f"{category.replace('/', '_')}_{number:02d}"
             item = {"video": f"{split}_{name}", "category": category, "captions": captions, "twin": None}
             yield split, Clip(f"{split}/{name}.mp4", take, backward), item
 
 
 def _new_take(
-    data_set: int, action: int, backward: bool, rng: Generator, told: set[str]
+    data_set: int, action: int, backward: bool, rng: Generator, used: set[str]
 ) -> tuple[Shot, tuple[str, ...]]:
-    """Draw a clip with as many captions as its data set has, none of them in `told`, to which they are added."""
+    """Draw a clip with as many captions as its data set has, none of them in `used`, to which they are added."""
     wanted = DATA_SETS[data_set].captions
     for _ in range(1000):
         take = draw_shot(data_set, action, rng)
@@ -297,7 +297,7 @@ def _new_take(
             captions.setdefault(take.caption(backward, rng))
             if len(captions) == wanted:
                 break
-        if len(captions) == wanted and told.isdisjoint(captions):
-            told.update(captions)
+        if len(captions) == wanted and used.isdisjoint(captions):
+            used.update(captions)
             return take, tuple(captions)
     raise RuntimeError(f"no new clip of {_category(DATA_SETS[data_set], DATA_SETS[data_set].actions[action])}")

@@ -30,8 +30,8 @@ def render_questions(root: Path, seed: int = 0, videos: bool = True) -> dict[str
                 del item["twin"]
                 scene = scenes[item["path"].partition("/")[2]]
                 assert isinstance(scene, Scene)
-                told = asked(scene)
-                item["captions"], item["answers"] = list(told), list(told.values())
+                questions = asked(scene)
+                item["captions"], item["answers"] = list(questions), list(questions.values())
     return manifest | {"name": NAME, "protocol": "qa", "settings": dict(SETTINGS)}
 
 

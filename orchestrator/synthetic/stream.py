@@ -97,13 +97,7 @@ def render_stream(
                 if item["category"] == category and clip.path.startswith(f"{split}/")
             ]
         tasks.append(task)
-    return {
-        "format": 1,
-        "name": f"shapes-{num_tasks}",
-        "protocol": "ctvr",
-        "tasks": tasks,
-        "settings": dict(SETTINGS),
-    }
+    return {"format": 1, "name": f"shapes-{num_tasks}", "protocol": "ctvr", "tasks": tasks, "settings": dict(SETTINGS)}
 
 
 def probe_clips(
@@ -167,9 +161,9 @@ def _new_scene(
     for attempt in range(1000):
         scene = draw_scene(category, np.random.default_rng([*key, attempt]))
         things = (scene.main.colour, scene.main.shape, scene.other.colour, scene.other.shape)
-        told = [scene.captions[backward] for backward in directions]
-        if things not in seen and captions.isdisjoint(told):
+        texts = [scene.captions[backward] for backward in directions]
+        if things not in seen and captions.isdisjoint(texts):
             seen.add(things)
-            captions.update(told)
+            captions.update(texts)
             return scene
     raise RuntimeError(f"no new scene of {CATEGORIES[category].name} in 1000 attempts")

@@ -108,12 +108,12 @@ def _part(index: int) -> str:
 @lru_cache(maxsize=64)
 def plan(index: int, dials: Dials, seed: int) -> tuple[tuple[str, Clip, dict[str, Any]], ...]:
     """Return (split, clip, item without its path) of every clip of a world."""
-    told: set[str] = set()
-    return tuple((split, *made) for split in DRAWN for made in _plan_split(index, split, dials, seed, told))
+    used: set[str] = set()
+    return tuple((split, *made) for split in DRAWN for made in _plan_split(index, split, dials, seed, used))
 
 
 def _plan_split(
-    index: int, split: str, dials: Dials, seed: int, told: set[str]
+    index: int, split: str, dials: Dials, seed: int, used: set[str]
 ) -> Iterator[tuple[Clip, dict[str, Any]]]:
     """Yield the clips of a split; adds their captions to the set and repeats none of it."""
     key, count = DRAWN[split]
@@ -122,7 +122,7 @@ def _plan_split(
     more = joined("", dials)  # other dials are other videos
     for number in range(count - twins):
         directions = (False, True) if number < twins else (number % 2 == 1,)
-        scene, captions = _new_scene([seed, 200 + index, key, number], index, directions, dials, told)
+        scene, captions = _new_scene([seed, 200 + index, key, number], index, directions, dials, used)
         stems = [f"{split}_{number:04d}{'fb'[backward]}" for backward in directions]
         names = [f"{NAMES[index]}_{stem}{more}" for stem in stems]
         for backward, stem, name, twin, text in zip(directions, stems, names, names[::-1], captions):
@@ -136,14 +136,14 @@ def _plan_split(
 
 
 def _new_scene(
-    key: list[int], index: int, directions: tuple[bool, ...], dials: Dials, told: set[str]
+    key: list[int], index: int, directions: tuple[bool, ...], dials: Dials, used: set[str]
 ) -> tuple[Scene, list[str]]:
     """Draw the first scene of this key whose captions are new; twins have the same words except the direction."""
     for attempt in range(2000):
         seeds = [*key, attempt]
         scene = draw_scene(index, dials, np.random.default_rng(seeds))
         captions = [caption(scene, backward, dials, np.random.default_rng([*seeds, 1])) for backward in directions]
-        if told.isdisjoint(captions):
-            told.update(captions)
+        if used.isdisjoint(captions):
+            used.update(captions)
             return scene, captions
     raise RuntimeError(f"no new scene of {NAMES[index]} in 2000 attempts")

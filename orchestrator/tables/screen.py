@@ -47,11 +47,11 @@ def _text(table: Table, width: int) -> str:
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(wide) for cell, wide in zip(line[1:], widths[1:]))]).rstrip()
         for line in lines
     ]
-    told = [note for note in table.notes if _is_shown(note)]
-    told += [f"[{sign}] {text}" for sign, text in feet.all()]
+    footnotes = [note for note in table.notes if _is_shown(note)]
+    footnotes += [f"[{sign}] {text}" for sign, text in feet.all()]
     if any(cell.endswith("#") for line in lines[1:] for cell in line[1:]):
-        told.insert(0, "# the best of its column")
-    notes, left = _fitting(told, width)
+        footnotes.insert(0, "# the best of its column")
+    notes, left = _fitting(footnotes, width)
     left += sum(not _is_shown(note) for note in [*table.notes, *dict.fromkeys(m for r in table.rows for m in r.marks)])
     more = [f"{len(dropped)} columns ({', '.join(dropped)})"] if dropped else []
     more += [f"{left} notes"] if left else []

@@ -93,11 +93,11 @@ def await_lock(file: Path, seconds: float = WAIT_SECONDS) -> None:
     """
     if not file.exists():
         return
-    end, told = time.monotonic() + seconds, False
+    end, is_reported = time.monotonic() + seconds, False
     while _is_locked(file):
-        if not told:
+        if not is_reported:
             log.warning("tracking: another process has locked %s; waiting, at most %.0f s", file, seconds)
-            told = True
+            is_reported = True
         if time.monotonic() > end:
             raise ConfigError(
                 f"tracking {file}: another process has kept it locked for {seconds:.0f} s. Wait for that process or "

@@ -68,21 +68,21 @@ class EventLog:
         Invalid lines are skipped but stay in the file; `bad` lists them with their reasons.
         """
         files = [path for path in sorted(self.folder.glob("*.jsonl")) if path.is_file() and is_id(path.stem)]
-        told = {path.stem: list(self._records(path)) for path in files}
-        names: dict[str, set[str]] = {name: {name} for name in told}
-        for name, messages in told.items():
+        records = {path.stem: list(self._records(path)) for path in files}
+        names: dict[str, set[str]] = {name: {name} for name in records}
+        for name, messages in records.items():
             for other in {message["run_id"] for message in messages if message["op"] == IS}:
                 joined = names[name] | names.get(other, {other})
                 names.update(dict.fromkeys(joined, joined))
         found = []
         for group in {id(group): group for group in names.values()}.values():
-            messages = sorted((m for name in group for m in told.get(name, ())), key=lambda m: float(m["at"]))
+            messages = sorted((m for name in group for m in records.get(name, ())), key=lambda m: float(m["at"]))
             messages = [message for message in messages if message["op"] != IS]
             first = next((message for message in messages if message["op"] == "open"), None)
             if first is not None:  # it comes first, even if a clock was set back
                 messages = [first, *(message for message in messages if message is not first)]
             elif messages:
-                name = next(iter(sorted(group & told.keys())))
+                name = next(iter(sorted(group & records.keys())))
                 self.bad.append(f"{self.folder / name}.jsonl: no line opens this run, so it cannot be rebuilt")
             found.append((group, messages))
         return sorted((each for each in found if each[1]), key=lambda each: float(each[1][0]["at"]))

@@ -55,10 +55,7 @@ def square(matrix: Matrix) -> np.ndarray:
 
 @by_defaults
 def draw_matrices(
-    matrices: Mapping[str, Matrix],
-    title: str = "",
-    counted: str = "R@1",
-    limits: tuple[float, float] | None = None,
+    matrices: Mapping[str, Matrix], title: str = "", counted: str = "R@1", limits: tuple[float, float] | None = None
 ) -> Figure:
     """Draw one panel per matrix, next to each other on one colour scale, with the numbers in the cells.
 

@@ -4,8 +4,6 @@ Exit status: 0 nothing differs, 1 something does, 2 bad usage. The last line on 
 same seed and number are the same: `--only NUMBER` repeats one of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics
@@ -68,75 +66,78 @@ def _cases(names: str | None) -> tuple[str, ...]:
 
 def kill_engine(folder: Path, kills: int, seed: int, only: int | None, cases: Sequence[str]) -> tuple[str, list[str]]:
     """Kill runs without Ray `kills` times; the summary and the differences found."""
-    from tests.chaos.engine import Engine, Told
+    from tests.chaos.engine import Engine, Outcome
 
     engine = Engine(folder, seed, tuple(cases))
     engine.prepare()
     for method, run in engine.unbroken.items():
         say(f"{method}: unbroken run {run.seconds:.2f} s, {run.calls['away']} durable calls, digest {run.digest[:12]}")
-    stories: list[Told] = []
+    stories: list[Outcome] = []
     hits, number, started = 0, only or 0, time.monotonic()
     while hits < kills and (only is None or not stories):
         begun = time.monotonic()
-        told = engine.tell(engine.story(number), kills - hits)
-        told.seconds = time.monotonic() - begun
-        stories.append(told)
-        hits += len(told.kills)
-        for problem in told.wrong:
-            say(f"story {number} ({told.story}): {problem}. Again: --engine --seed {seed} --only {number}")
+        outcome = engine.tell(engine.story(number), kills - hits)
+        outcome.seconds = time.monotonic() - begun
+        stories.append(outcome)
+        hits += len(outcome.kills)
+        for problem in outcome.wrong:
+            say(f"story {number} ({outcome.story}): {problem}. Again: --engine --seed {seed} --only {number}")
         number += 1
         if number % 25 == 0:
             say(f"{number} runs, {hits} kills, {sum(bool(t.wrong) for t in stories)} mismatches")
     for case in cases:
-        of = [told for told in stories if told.story.method == case]
-        hit, bad = sum(len(told.kills) for told in of), sum(bool(told.wrong) for told in of)
-        say(f"{case}: {hit} kills, {bad} mismatches, {len(of)} runs, {sum(told.seconds for told in of):.0f} s")
+        of = [outcome for outcome in stories if outcome.story.method == case]
+        hit, bad = sum(len(outcome.kills) for outcome in of), sum(bool(outcome.wrong) for outcome in of)
+        say(f"{case}: {hit} kills, {bad} mismatches, {len(of)} runs, {sum(outcome.seconds for outcome in of):.0f} s")
     where = Counter("at random moments" if k.call is None else f"{k.when} a write" for t in stories for k in t.kills)
-    recovery = [seconds for told in stories for seconds in told.recovery]
+    recovery = [seconds for outcome in stories for seconds in outcome.recovery]
     parts = [
         f"{hits} kills",
-        f"{sum(bool(told.wrong) for told in stories)} mismatches",
+        f"{sum(bool(outcome.wrong) for outcome in stories)} mismatches",
         f"{len(stories)} runs",
         ", ".join(f"{count} {what}" for what, count in sorted(where.items())),
-        f"{sum(told.recomputed for told in stories)} tasks begun again",
+        f"{sum(outcome.recomputed for outcome in stories)} tasks begun again",
         recovery_text(recovery),
         f"{time.monotonic() - started:.0f} s",
     ]
-    return "chaos: " + ", ".join(parts), [problem for told in stories for problem in told.wrong]
+    return "chaos: " + ", ".join(parts), [problem for outcome in stories for problem in outcome.wrong]
 
 
 def kill_sweeps(
     folder: Path, kills: int, seed: int, only: int | None, workers: int = 1, is_core: bool = False
 ) -> tuple[str, list[str]]:
     """Do as `kill_engine`, with nested sweeps on a separate Ray cluster."""
-    from tests.chaos.sweeps import OF_RAY, VICTIMS, Sweeps, Told
+    from tests.chaos.sweeps import OF_RAY, VICTIMS, Outcome, Sweeps
 
-    sweeps, told = Sweeps(folder, seed, workers, OF_RAY if is_core else VICTIMS), list[Told]()
+    sweeps, outcomes = Sweeps(folder, seed, workers, OF_RAY if is_core else VICTIMS), list[Outcome]()
     hits, number, kind = 0, only or 0, "--core" if is_core else "--ray"
     try:
         sweeps.prepare()
         say(f"unbroken sweep: {sweeps.seconds:.0f} s, {len(sweeps.commits)} commits, {len(sweeps.metrics)} metrics")
         started = time.monotonic()
-        while hits < kills and (only is None or not told):
-            told.append(sweeps.tell(number, sweeps.kills(number)[: kills - hits]))
-            hits += len(told[-1].kills)
-            victims = ", ".join(kill.victim for kill in told[-1].kills)
-            say(f"sweep {number}: {told[-1].seconds:.0f} s, killed: {victims}; {recovery_text(told[-1].recovery)}")
-            for problem in told[-1].wrong:
+        while hits < kills and (only is None or not outcomes):
+            outcomes.append(sweeps.tell(number, sweeps.kills(number)[: kills - hits]))
+            hits += len(outcomes[-1].kills)
+            victims = ", ".join(kill.victim for kill in outcomes[-1].kills)
+            say(
+                f"sweep {number}: {outcomes[-1].seconds:.0f} s, killed: {victims}; "
+                f"{recovery_text(outcomes[-1].recovery)}"
+            )
+            for problem in outcomes[-1].wrong:
                 say(f"sweep {number}: {problem}. Again: {kind} --seed {seed} --only {number}")
             number += 1
     finally:
         sweeps.close()
-    who = Counter(kill.victim for each in told for kill in each.kills)
+    who = Counter(kill.victim for each in outcomes for kill in each.kills)
     parts = [
         f"{hits} kills",
-        f"{sum(bool(each.wrong) for each in told)} mismatches",
-        f"{len(told)} sweeps",
+        f"{sum(bool(each.wrong) for each in outcomes)} mismatches",
+        f"{len(outcomes)} sweeps",
         ", ".join(f"{count} {victim}" for victim, count in sorted(who.items())),
-        recovery_text([seconds for each in told for seconds in each.recovery]),
+        recovery_text([seconds for each in outcomes for seconds in each.recovery]),
         f"{time.monotonic() - started:.0f} s",
     ]
-    return "chaos: " + ", ".join(parts), [problem for each in told for problem in each.wrong]
+    return "chaos: " + ", ".join(parts), [problem for each in outcomes for problem in each.wrong]
 
 
 def recovery_text(seconds: Iterable[float]) -> str:

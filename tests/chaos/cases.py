@@ -1,7 +1,5 @@
 """The runs that are killed: a method, settings that make it hard to resume, and the stream that it learns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

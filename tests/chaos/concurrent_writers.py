@@ -157,8 +157,8 @@ def _metrics_of_the_winner(engine: Engine, story: Story, home: Path) -> Iterator
     expected: Points = {point: None if is_time(point) else value for point, (value, _) in read}
     if len(runs := stored_runs(home)) != 1:
         yield f"MLflow has {len(runs)} runs of one key"
-    told = stored_metrics(home, once="distinct value").items()
-    yield from compare(expected, {point: (value, 1 if is_time(point) else n) for point, (value, n) in told})
+    metrics = stored_metrics(home, once="distinct value").items()
+    yield from compare(expected, {point: (value, 1 if is_time(point) else n) for point, (value, n) in metrics})
 
 
 def _read_again(home: Path, manifest: Path, story: Story, uri: str, folder: Path) -> None:

@@ -6,8 +6,6 @@ sha256 over all matrices, metrics, losses, ranks, galleries and final weights, t
 and the list of trained tasks (a task with a commit is never trained again).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time
@@ -47,7 +45,7 @@ LIFE_SECONDS = 300.0  # a life that takes longer hangs
 
 
 @dataclass
-class Told:
+class Outcome:
     """Result of one story."""
 
     story: Story
@@ -154,14 +152,14 @@ class Engine:
             return Story(number, method, "sqlite", is_cold, tuple(kills[:1]), is_contested=True)
         return Story(number, method, tracked, is_cold, tuple(kills))
 
-    def tell(self, story: Story, room: int) -> Told:
+    def tell(self, story: Story, room: int) -> Outcome:
         """Live a story to its end with at most `room` kills, and compare."""
-        told, home = Told(story), self._home(story)
+        outcome, home = Outcome(story), self._home(story)
         if story.is_contested:
-            told.kills, told.wrong = contest(self, story, home, room)
-            if not told.wrong:
+            outcome.kills, outcome.wrong = contest(self, story, home, room)
+            if not outcome.wrong:
                 shutil.rmtree(home)
-            return told
+            return outcome
         seen: dict[str, tuple[int, int]] = {}  # commit -> inode and time, as it was first found
         trained: Counter[int] = Counter()
         planned = iter(story.kills[:room])
@@ -171,33 +169,33 @@ class Engine:
             delay = None if kill is None or kill.call is not None else kill.part * self.unbroken[story.method].seconds
             is_dead, ended = _one_life(home, self.manifest, story, kill, delay)
             events = read_events(home)
-            told.wrong += _check_life(home, events, seen, trained)
+            outcome.wrong += _check_life(home, events, seen, trained)
             if died is not None and events:
                 done = [at for what, _, at in events if what in ("task", "end") and at > died]
                 if done:
-                    told.recovery.append(done[0] - died)
+                    outcome.recovery.append(done[0] - died)
                     died = None
             if is_dead:
                 assert kill is not None
-                told.kills.append(kill)
+                outcome.kills.append(kill)
                 died = ended
                 continue
             break
-        told.recomputed = sum(trained.values()) - TASKS
-        told.wrong += self._check_end(story, home, told)
-        if not told.wrong:
+        outcome.recomputed = sum(trained.values()) - TASKS
+        outcome.wrong += self._check_end(story, home, outcome)
+        if not outcome.wrong:
             shutil.rmtree(home)
-        return told
+        return outcome
 
-    def _check_end(self, story: Story, home: Path, told: Told) -> Iterator[str]:
+    def _check_end(self, story: Story, home: Path, outcome: Outcome) -> Iterator[str]:
         if not (home / "digest").is_file():
             yield f"the run failed: {last_line(home / 'log')}"
             return
         expected = self.unbroken[story.method]
         if (home / "digest").read_text() != expected.digest:
             yield "the digest differs from the unbroken run's"
-        if not 0 <= told.recomputed <= len(told.kills):
-            yield f"{told.recomputed} tasks were begun again after {len(told.kills)} kills"
+        if not 0 <= outcome.recomputed <= len(outcome.kills):
+            yield f"{outcome.recomputed} tasks were begun again after {len(outcome.kills)} kills"
         yield from (f"damaged object: {name}" for name, problem in Store.open(home / "store").verify() if problem)
         if story.tracked == "back":
             run_child(flush, home)

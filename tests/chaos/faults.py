@@ -5,8 +5,6 @@ died while it was written). A file that was renamed before it was synced also en
 of the machine would lose its bytes. The same n is the same place in every run of the same settings.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

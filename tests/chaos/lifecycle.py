@@ -4,8 +4,6 @@ It adds three files to the run's own: `events` has a line for each task that beg
 once the end is reached, and `log` holds the output.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import multiprocessing
@@ -117,7 +115,7 @@ def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, fold
         uri: of MLflow, if not the story's.
         folder: of the events, if not `home`.
     """
-    told = folder or home
+    log = folder or home
     case = case_of(story.method)
     manifest = manifest.with_name(case.stream)
     stream = load_stream(manifest, home)
@@ -130,7 +128,7 @@ def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, fold
 
         def noted(tasks: Any, seed: int, task: int, *rest: Any) -> Any:
             if task not in begun:  # not each epoch
-                note(told, "train", task)
+                note(log, "train", task)
             begun.add(task)
             return batches(tasks, seed, task, *rest)
 
@@ -138,14 +136,14 @@ def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, fold
         recorder.ready(key, method, data, commits)
 
     def report(task: Any, record: RunState, seconds: float) -> None:
-        note(told, "task", task.index)
+        note(log, "task", task.index)
         recorder.report(task, record, seconds)
 
     result = execute(experiment, places, report=report, on_ready=ready)
     if result.resumed == len(stream.tasks):
         recorder.complete(result.record)
     galleries = Commits(places.open_store(), result.key).galleries(len(stream.tasks))
-    note(told, "end", 0)
+    note(log, "end", 0)
     return digest_of_run(result.record, result.method, galleries)
 
 

@@ -7,8 +7,6 @@ missed. Two things are compared with an unkilled sweep: the commits of all tasks
 galleries, matrices, metrics, ranks), and every metric of every trial in MLflow, exactly once.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -61,7 +59,7 @@ class Kill:
 
 
 @dataclass
-class Told:
+class Outcome:
     """Result of one sweep."""
 
     number: int
@@ -99,11 +97,11 @@ class Sweeps:
         create_store(f"sqlite:///{self.folder / 'mlflow.db'}", self.folder, "small")
         self.server.start()
         self.server.await_answer()
-        told = self.tell(-1, ())
-        if told.wrong:
-            raise RuntimeError(f"the sweep that nobody kills failed: {told.wrong[0]}")
+        outcome = self.tell(-1, ())
+        if outcome.wrong:
+            raise RuntimeError(f"the sweep that nobody kills failed: {outcome.wrong[0]}")
         self.commits, self.metrics = self._commits(-1), self._metrics(-1)
-        self.seconds = told.seconds
+        self.seconds = outcome.seconds
         for kind in ("frames", "commits"):  # later sweeps find the videos decoded and the zero-shot curve there
             for path in (self._runs(-1) / "store" / kind).iterdir():
                 if kind == "frames" or path.name.startswith("zero-"):
@@ -124,9 +122,9 @@ class Sweeps:
 
     # ------------------------------------------------------------------------------------ one sweep
 
-    def tell(self, number: int, kills: tuple[Kill, ...]) -> Told:
+    def tell(self, number: int, kills: tuple[Kill, ...]) -> Outcome:
         """Run a sweep to its end with the planned kills, and compare."""
-        told, runs = Told(number), self._runs(number)
+        outcome, runs = Outcome(number), self._runs(number)
         if (self.folder / "ready").is_dir():
             shutil.copytree(self.folder / "ready", runs / "store")
         watch = Watch(runs)
@@ -139,7 +137,7 @@ class Sweeps:
             if self.sweep.poll() is not None:
                 break
             if self._kill(kill, self.sweep):
-                told.kills.append(kill)
+                outcome.kills.append(kill)
                 if kill.victim != "server":  # no trial waits for it
                     died.append(time.monotonic())
                 if kill.victim in FILES:  # a sweep that Ray's end stops twice without a task between gives up
@@ -149,13 +147,13 @@ class Sweeps:
                     self.server.await_answer()
                     self.sweep = self._start(number, resume=True)
         wait_for(partial(self._has_ended_or_reached, watch, TRIALS * TASKS))
-        told.seconds = time.monotonic() - started
+        outcome.seconds = time.monotonic() - started
         watch.stop()
         self.server.start()
         self.server.await_answer()
-        told.recovery = [seconds for moment in died if (seconds := watch.recovery(moment)) is not None]
-        told.wrong = [*watch.wrong, *self._check(number, self.sweep.returncode, told.kills)]
-        return told
+        outcome.recovery = [seconds for moment in died if (seconds := watch.recovery(moment)) is not None]
+        outcome.wrong = [*watch.wrong, *self._check(number, self.sweep.returncode, outcome.kills)]
+        return outcome
 
     def close(self) -> None:
         """End all processes."""

@@ -1,7 +1,5 @@
 """Every run that is killed can be started, and the faults that it should meet can happen in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

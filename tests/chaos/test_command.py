@@ -1,7 +1,5 @@
 """`make chaos`: one line for a bad argument, the count in the last line, and an exit status that shows differences."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.chaos import __main__

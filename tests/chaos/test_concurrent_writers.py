@@ -1,7 +1,5 @@
 """Two drivers on one key leave one trajectory, and one without the check of parents is found."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -42,12 +40,12 @@ def test_two_drivers_with_other_numbers_leave_one_trajectory(engine, tmp_path):
 
 @pytest.mark.parametrize("part", [0.0, 0.9])  # the commit of the first task, and of the second
 def test_a_task_whose_commit_was_trained_again_meanwhile_is_refused(engine, part):
-    told = engine.tell(contested(DAMAGE + 20 * int(part > 0), part), 9)
-    assert told.wrong == []
-    assert len(told.kills) == 1
+    outcome = engine.tell(contested(DAMAGE + 20 * int(part > 0), part), 9)
+    assert outcome.wrong == []
+    assert len(outcome.kills) == 1
 
 
 def test_without_the_check_of_parents_numbers_are_mixed_and_that_is_found(engine, monkeypatch):
     monkeypatch.setattr(Commits, "_is_of_another", lambda self, parent, done: False)
-    told = engine.tell(contested(DAMAGE + 40, 0.0), 9)
-    assert "task 2 does not go on from the commit of task 1: two drivers' numbers are mixed" in told.wrong
+    outcome = engine.tell(contested(DAMAGE + 40, 0.0), 9)
+    assert "task 2 does not go on from the commit of task 1: two drivers' numbers are mixed" in outcome.wrong

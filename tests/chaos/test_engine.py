@@ -1,7 +1,5 @@
 """Killing the engine reports no fault in the present code, and reports planted faults."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -76,18 +74,18 @@ def late(engine: Engine, tracked: Tracked = "away") -> tuple[Kill, ...]:
 @pytest.mark.parametrize("tracked", ["away", "back", "sqlite"])
 def test_a_run_killed_at_calls_and_moments_equals_the_unbroken_one(engine, tracked):
     kills = (Kill(call=30, when="within"), Kill(call=20, when="after"), Kill(part=0.3))
-    told = engine.tell(Story({"away": 0, "back": 1, "sqlite": 2}[tracked], METHOD, tracked, False, kills), 9)
-    assert told.wrong == []
-    assert told.kills[:2] == list(kills[:2])
-    assert 0 <= told.recomputed <= len(told.kills)
-    assert len(told.recovery) >= 1
+    outcome = engine.tell(Story({"away": 0, "back": 1, "sqlite": 2}[tracked], METHOD, tracked, False, kills), 9)
+    assert outcome.wrong == []
+    assert outcome.kills[:2] == list(kills[:2])
+    assert 0 <= outcome.recomputed <= len(outcome.kills)
+    assert len(outcome.recovery) >= 1
 
 
 @pytest.mark.slow
 def test_a_run_that_must_decode_first_is_killed_while_it_does(engine):
-    told = engine.tell(Story(3, METHOD, "away", True, (Kill(call=9, when="before"),)), 9)
-    assert told.wrong == []
-    assert len(told.kills) == 1
+    outcome = engine.tell(Story(3, METHOD, "away", True, (Kill(call=9, when="before"),)), 9)
+    assert outcome.wrong == []
+    assert len(outcome.kills) == 1
 
 
 @pytest.mark.slow
@@ -99,15 +97,15 @@ def test_weights_that_a_restart_changes_are_found(engine, monkeypatch):
         return {name: value + 1e-3 for name, value in weights.items()}, galleries
 
     monkeypatch.setattr(commits.Commits, "load", lose_a_bit)
-    told = engine.tell(Story(4, METHOD, "away", False, late(engine)), 9)
-    assert "the digest differs from the unbroken run's" in told.wrong
+    outcome = engine.tell(Story(4, METHOD, "away", False, late(engine)), 9)
+    assert "the digest differs from the unbroken run's" in outcome.wrong
 
 
 @pytest.mark.slow
 def test_a_task_that_is_trained_twice_is_found(engine, monkeypatch):
     monkeypatch.setattr(commits.Commits, "finished", lambda self, num_tasks: 0)
-    told = engine.tell(Story(5, METHOD, "away", False, late(engine)), 9)
-    assert any("has a commit and was trained again" in problem for problem in told.wrong)
+    outcome = engine.tell(Story(5, METHOD, "away", False, late(engine)), 9)
+    assert any("has a commit and was trained again" in problem for problem in outcome.wrong)
 
 
 @pytest.mark.slow
@@ -118,8 +116,8 @@ def test_a_commit_that_is_written_over_is_found(engine, monkeypatch):
 
     monkeypatch.setattr(commits.Commits, "finished", lambda self, num_tasks: 0)
     monkeypatch.setattr(Store, "create_json", overwrite)
-    told = engine.tell(Story(6, METHOD, "away", False, late(engine)), 9)
-    assert any("was written again" in problem for problem in told.wrong)
+    outcome = engine.tell(Story(6, METHOD, "away", False, late(engine)), 9)
+    assert any("was written again" in problem for problem in outcome.wrong)
 
 
 @pytest.mark.slow
@@ -127,11 +125,11 @@ def test_metrics_that_are_lost_or_doubled_are_found(engine, monkeypatch):
     with monkeypatch.context() as patch:
         add = Outbox.add
         patch.setattr(Outbox, "add", lambda self, run, record: record["op"] == "metrics" or add(self, run, record))
-        told = engine.tell(Story(7, METHOD, "away", False, ()), 9)
-    assert "metric stream/t2v/r1 1 is lost" in told.wrong
+        outcome = engine.tell(Story(7, METHOD, "away", False, ()), 9)
+    assert "metric stream/t2v/r1 1 is lost" in outcome.wrong
     monkeypatch.setattr(Sender, "_history", lambda self, run_id, key: {})
-    told = engine.tell(Story(8, METHOD, "sqlite", False, late(engine, "sqlite")), 9)
-    assert any("is there 2 times" in problem for problem in told.wrong)
+    outcome = engine.tell(Story(8, METHOD, "sqlite", False, late(engine, "sqlite")), 9)
+    assert any("is there 2 times" in problem for problem in outcome.wrong)
 
 
 def skip_the_sync(patch: pytest.MonkeyPatch) -> None:
@@ -178,5 +176,5 @@ def test_planted_faults_of_the_engine_are_found(engine, monkeypatch, number, met
     """Only a kill in between reveals a commit that comes too early: lives end at one call after another."""
     plant(monkeypatch)
     kills = tuple(Kill(call=call, when="after") for call in range(20, 32, 2))
-    told = engine.tell(Story(number, method, "away", False, kills), 9)
-    assert told.wrong
+    outcome = engine.tell(Story(number, method, "away", False, kills), 9)
+    assert outcome.wrong

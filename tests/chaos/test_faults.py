@@ -1,7 +1,5 @@
 """The same call is reached in every run, and a process that is to die there is gone at once."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

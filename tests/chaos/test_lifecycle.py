@@ -1,7 +1,5 @@
 """A killed run is read back: its digest, its stream, and its waiting and stored metrics."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +8,7 @@ import torch
 
 from ctvr.orchestrator.learning.commits import RunState
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
-from tests.chaos.lifecycle import (
-    NOWHERE,
-    digest_of_run,
-    note,
-    read_events,
-    run_child,
-    stored_metrics,
-    waiting_metrics,
-)
+from tests.chaos.lifecycle import NOWHERE, digest_of_run, note, read_events, run_child, stored_metrics, waiting_metrics
 
 
 def test_the_digest_holds_numbers_and_tensors_but_no_times():

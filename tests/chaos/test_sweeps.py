@@ -1,7 +1,5 @@
 """The kills of a sweep are the same for the same seed; processes are found by their titles."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.chaos.__main__ import main

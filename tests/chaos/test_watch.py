@@ -1,7 +1,5 @@
 """Processes are found by their titles; commits are noted as they appear, and reported if they change."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Observation of a sweep from outside while its processes are killed, and the MLflow server that it reports to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

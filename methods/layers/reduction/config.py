@@ -143,8 +143,7 @@ class DiffRateConfig(ReducerConfig):
 
     name: Literal["diffrate"] = "diffrate"
     prune_to: tuple[int, ...] = setting(
-        (),
-        doc="K_p of every block, including the class token; (): the released MAE-B 11.5 for a B/16, else ours",
+        (), doc="K_p of every block, including the class token; (): the released MAE-B 11.5 for a B/16, else ours"
     )
     merge_to: tuple[int, ...] = setting((), doc="K_m of every block, as prune_to")
     proportional: bool = setting(True, doc="attention in proportion to the number of patches in a token")
@@ -161,8 +160,7 @@ class SearchedDiffRateConfig(DiffRateConfig):
     """DiffRate whose schedule may be searched in the first task."""
 
     search_macs: float | None = setting(
-        None,
-        doc="target of a search of rates, in 10^9 multiply-adds a frame; it trains rates only, in the first task",
+        None, doc="target of a search of rates, in 10^9 multiply-adds a frame; it trains rates only, in the first task"
     )
     search_step: int = setting(4, doc="patches between two candidates of the search", exact=True)
     lr_rates: float = setting(0.01, doc="learning rate of the search, DiffRate's")

@@ -128,12 +128,7 @@ def accept(score: Tensor, partner: Tensor, r: int, tokens: int, protected: int) 
     ranking = score.argsort(dim=-1, descending=True, stable=True)
     leaving, staying = ranking[:, :r], ranking[:, r:].sort(dim=-1).values
     kept = torch.cat(
-        [
-            position[:protected].expand(groups, -1),
-            even + 2 * staying,
-            position[odd::2].expand(groups, -1),
-        ],
-        dim=1,
+        [position[:protected].expand(groups, -1), even + 2 * staying, position[odd::2].expand(groups, -1)], dim=1
     )
     return MergePlan(kept, even + 2 * leaving, protected + staying.shape[1] + partner.gather(1, leaving))
 
