@@ -1,7 +1,5 @@
 """The small backbone and its pairs as fixtures; they are those of `ctvr check-method`."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -36,6 +34,7 @@ __all__ = [
     "make_batch",
     "make_small_clip",
     "make_task",
+    "maker",
     "reducer_config",
     "refusals",
     "tokenize",
@@ -58,6 +57,16 @@ def refusals(config: type, *cases: tuple[dict[str, Any], str]) -> Callable[..., 
             config(**settings)
 
     return test
+
+
+def maker(cls: type[AnyMethod], inner: Any, **defaults: Any) -> Callable[..., AnyMethod]:
+    """Return a function of settings that builds a method around a copy of `inner`, a backbone or a retriever."""
+
+    def make(**settings: Any) -> AnyMethod:
+        torch.manual_seed(0)
+        return cls(cls.Config(**{**defaults, **settings}), copy.deepcopy(inner))  # type: ignore[call-arg]
+
+    return make
 
 
 def awake(method: AnyMethod) -> AnyMethod:

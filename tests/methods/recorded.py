@@ -6,8 +6,6 @@ these numbers in every clone, too. They are not the authors' outputs: the weight
     python -m tests.methods.recorded      # writes fixtures/recorded.json again, after a change that is meant
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Sequence

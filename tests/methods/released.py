@@ -3,8 +3,6 @@
 The weights of ZSCL's and MoE-Adapters' reference models are numbers of a recipe (`seeded`), so that no file holds them.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections import Counter

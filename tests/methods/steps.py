@@ -1,7 +1,5 @@
 """A few training steps as the loop takes them, for tests of whole methods."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Strategies around a table of features: what a model says of a caption is read, so that a test can choose it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

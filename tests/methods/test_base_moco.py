@@ -1,21 +1,16 @@
-import copy
-
 import pytest
 import torch
 
 from ctvr.methods.base import Batch
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.layers.replay.momentum import Encoders
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import step, train_stream, train_task, weights
 
 
 @pytest.fixture
 def make(small_clip):
-    def make(**settings) -> BaseMoCo:
-        return BaseMoCo(BaseMoCoConfig(**{"queue_size": 10, **settings}), copy.deepcopy(small_clip))
-
-    return make
+    return maker(BaseMoCo, small_clip, queue_size=10)
 
 
 def test_the_first_step_has_no_negatives_and_the_second_learns(make):

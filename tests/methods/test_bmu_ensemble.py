@@ -5,16 +5,13 @@ import torch
 
 from ctvr.methods.bmu_ensemble import BMUEnsemble, BMUEnsembleConfig
 from ctvr.methods.bmu_moco import BMUMoCo, BMUMoCoConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import train_stream, train_task, weights
 
 
 @pytest.fixture
 def make(small_clip):
-    def make(**settings) -> BMUEnsemble:
-        return BMUEnsemble(BMUEnsembleConfig(queue_size=10, **settings), copy.deepcopy(small_clip))
-
-    return make
+    return maker(BMUEnsemble, small_clip, queue_size=10)
 
 
 @pytest.fixture

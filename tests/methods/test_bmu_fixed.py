@@ -4,17 +4,14 @@ import pytest
 import torch
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
-from ctvr.methods.bmu_fixed import BMUFixed, BMUFixedConfig
-from tests.methods.conftest import make_batch, make_task
+from ctvr.methods.bmu_fixed import BMUFixed
+from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import train_stream, train_task, weights
 
 
 @pytest.fixture
 def make(small_clip):
-    def make(**settings) -> BMUFixed:
-        return BMUFixed(BMUFixedConfig(queue_size=10, **settings), copy.deepcopy(small_clip))
-
-    return make
+    return maker(BMUFixed, small_clip, queue_size=10)
 
 
 def test_the_first_task_is_base_moco(make, small_clip):

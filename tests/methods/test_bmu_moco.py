@@ -5,7 +5,7 @@ import torch
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.bmu_moco import BMUMoCo, BMUMoCoConfig
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import step, train_stream, weights
 
 ROWS = [
@@ -20,11 +20,7 @@ ROWS = [
 
 @pytest.fixture
 def make(small_clip):
-    def make(**settings) -> BMUMoCo:
-        known = {"queue_size": 10, "method_start_task": 1, **settings}
-        return BMUMoCo(BMUMoCoConfig(**known), copy.deepcopy(small_clip))
-
-    return make
+    return maker(BMUMoCo, small_clip, queue_size=10, method_start_task=1)
 
 
 @pytest.fixture

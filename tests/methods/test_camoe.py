@@ -1,12 +1,10 @@
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ctvr.methods.camoe import STREAMS, CAMoE, CAMoEConfig, FrameAttention, SqueezeExcitation
 from ctvr.methods.layers.losses.contrastive import contrastive
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import step, train_stream, weights
 
 VOCABULARY = ("man", "plays", "a", "dog", "red", "guitar", "sings", "in", "kitchen", "slowly")  # ids 1.. in turns
@@ -29,11 +27,7 @@ class Readable:
 
 @pytest.fixture
 def make(readable_clip):
-    def make(**settings) -> CAMoE:
-        torch.manual_seed(0)
-        return CAMoE(CAMoEConfig(**settings), copy.deepcopy(readable_clip))
-
-    return make
+    return maker(CAMoE, readable_clip)
 
 
 def sentence(*ids: int) -> torch.Tensor:
@@ -91,9 +85,9 @@ def test_what_each_expert_counts_in_training_is_told_and_sums_to_one(make):
         method = make(gates=gates).train()
         assert method.batch_metrics() == {}
         method.losses(make_batch(4))
-        told = method.batch_metrics()
-        assert sorted({name.partition("/")[0] for name in told}) == streams
-        assert sum(float(told[f"gate/{stream}"]) for stream in ("sentence", "entity", "action")) == pytest.approx(1)
+        metrics = method.batch_metrics()
+        assert sorted({name.partition("/")[0] for name in metrics}) == streams
+        assert sum(float(metrics[f"gate/{stream}"]) for stream in ("sentence", "entity", "action")) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])

@@ -1,7 +1,5 @@
 """C-CLIP: the numbers of its sheet, the merge, and the tie to the former model."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -16,17 +14,13 @@ from ctvr.methods.layers.tower_lora import weight_at
 from ctvr.methods.upper_bound import UpperBound, UpperBoundConfig
 from ctvr.orchestrator.learning.cost import sizes_only
 from ctvr.orchestrator.learning.optimizer import OptimConfig, make_optimizer
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import train_stream, train_task, weights
 
 
 @pytest.fixture
 def make(small_clip):
-    def make(**settings) -> CCLIP:
-        torch.manual_seed(0)
-        return CCLIP(CCLIPConfig(**{"rank": 4, "alpha": 8.0, "dropout": 0.0, **settings}), copy.deepcopy(small_clip))
-
-    return make
+    return maker(CCLIP, small_clip, rank=4, alpha=8.0, dropout=0.0)
 
 
 def features(method: Method) -> torch.Tensor:

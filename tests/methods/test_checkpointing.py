@@ -1,7 +1,5 @@
 """Checkpointed activations (methods/backbone/blocks.py) change no bit of any method's step, and are not kept."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

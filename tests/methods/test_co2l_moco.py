@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +6,7 @@ from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.co2l_moco import Co2LMoCo, Co2LMoCoConfig
 from ctvr.methods.layers.replay.queues import Pair
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import train_stream, train_task
 
 
@@ -19,10 +17,7 @@ def base(small_clip):
 
 @pytest.fixture
 def make(base):
-    def make(**settings) -> Co2LMoCo:
-        return Co2LMoCo(Co2LMoCoConfig(**{"buffer_size": 6, **settings}), copy.deepcopy(base))
-
-    return make
+    return maker(Co2LMoCo, base, buffer_size=6)
 
 
 def unit_pair(rows: int = 6) -> Pair:

@@ -1,7 +1,5 @@
 """Rows of tables that are a method and a preset: their names work wherever a method's does."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Contract of every entry of METHODS with the training loop (methods/base.py)."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -1,9 +1,5 @@
 """CTP: its terms equal its authors' code, and what they keep and do not keep."""
 
-from __future__ import annotations
-
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +7,7 @@ import torch
 from ctvr.methods.ctp import CTP, CTPConfig, cross_topology, follow, momentum_contrast, same_topology
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.replay.queues import KeyQueue, Pair
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import begin, moved, step, train_stream, weights
 
 MODELS = ("student", "reference", "momentum")
@@ -19,11 +15,7 @@ MODELS = ("student", "reference", "momentum")
 
 @pytest.fixture
 def make(base):
-    def make(**settings) -> CTP:
-        torch.manual_seed(0)
-        return CTP(CTPConfig(**{"queue_size": 10, **settings}), copy.deepcopy(base))
-
-    return make
+    return maker(CTP, base, queue_size=10)
 
 
 # ------------------------------------------------------------------------------- the released code

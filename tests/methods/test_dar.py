@@ -1,7 +1,5 @@
 """DAR: the worked example of its routing, and its promises about stored videos."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -13,17 +11,13 @@ from ctvr.methods.base import Batch
 from ctvr.methods.dar import DAR, DARConfig, mixture
 from ctvr.methods.layers.tower_lora import weighted_seams
 from ctvr.orchestrator.learning.cost import sizes_only
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import train_task
 
 
 @pytest.fixture
 def make(small_clip):
-    def make(**settings) -> DAR:
-        torch.manual_seed(0)
-        return DAR(DARConfig(**{"rank": 4, "alpha": 8.0, **settings}), copy.deepcopy(small_clip))
-
-    return make
+    return maker(DAR, small_clip, rank=4, alpha=8.0)
 
 
 def pairs_of(task: int) -> Batch:

@@ -1,7 +1,5 @@
 """Drift-Adapter: the toy of its definitions, which we computed from them, and the invariants of its maps."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,4 +1,3 @@
-import copy
 import math
 
 import pytest
@@ -7,16 +6,13 @@ import torch
 from ctvr.methods.dsl import DSL, DSLConfig
 from ctvr.methods.layers.losses.dual_softmax import revise
 from ctvr.methods.xpool import XPool, XPoolConfig
-from tests.methods.conftest import make_batch
+from tests.methods.conftest import make_batch, maker
 from tests.methods.steps import train_stream, weights
 
 
 @pytest.fixture
 def make(base):
-    def make(**settings) -> DSL:
-        return DSL(DSLConfig(**settings), copy.deepcopy(base))
-
-    return make
+    return maker(DSL, base)
 
 
 def test_with_neither_loss_nor_search_it_is_the_retriever(make, base):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -111,11 +109,7 @@ def test_adapters_sit_at_the_named_end_and_fit_any_depth(small_clip, count, plac
 
 def test_odd_blocks_ask_the_next_frame_where_directions_alternate(small_clip):
     method = make(small_clip, ffa_direction="alternate", ffa_layers=3, ffa_placement="deepest")
-    assert {name: block.direction for name, block in method.ffa.items()} == {
-        "1": "next",
-        "2": "previous",
-        "3": "next",
-    }
+    assert {name: block.direction for name, block in method.ffa.items()} == {"1": "next", "2": "previous", "3": "next"}
     assert {block.direction for block in make(small_clip).ffa.values()} == {"previous"}
 
 
@@ -425,13 +419,7 @@ def released_clip(state: dict[str, torch.Tensor]) -> Clip:
     source = open_clip.CLIP(
         embed_dim=32,
         quick_gelu=True,
-        vision_cfg={
-            "layers": num_blocks(state),
-            "width": 64,
-            "head_width": 16,
-            "patch_size": 8,
-            "image_size": 32,
-        },
+        vision_cfg={"layers": num_blocks(state), "width": 64, "head_width": 16, "patch_size": 8, "image_size": 32},
         text_cfg={
             "context_length": 77,
             "vocab_size": 512,

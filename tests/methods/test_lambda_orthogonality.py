@@ -1,7 +1,5 @@
 """Lambda-orthogonality: the toy of its definitions, computed by us from eq. 2 to 6, and the invariants of its maps."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

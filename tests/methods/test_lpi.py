@@ -1,7 +1,5 @@
 """LPI: equal to its authors' code, and its promises about stored videos."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -11,7 +9,7 @@ import torch
 from ctvr.methods.layers.low_rank_prompts import LowRankPrompts, alignment, k_means, nearest_task, relatedness
 from ctvr.methods.lpi import LPI, LPIConfig
 from ctvr.orchestrator.learning.cost import sizes_only
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.released import pairs, tiny_clip
 from tests.methods.steps import train_stream, train_task
 
@@ -134,11 +132,7 @@ def test_the_loss_over_tasks_equals_the_released_function(shared, file, compared
 
 @pytest.fixture
 def make(small_clip):
-    def make(**settings) -> LPI:
-        torch.manual_seed(0)
-        return LPI(LPIConfig(**settings), copy.deepcopy(small_clip))
-
-    return make
+    return maker(LPI, small_clip)
 
 
 def features(method: LPI, task: int) -> torch.Tensor:

@@ -167,7 +167,5 @@ def test_a_retriever_that_rewrites_captions_is_refused_before_it_is_built(base, 
 
 
 test_wrong_settings_say_what_to_write = refusals(
-    LUMPConfig,
-    ({"alpha": 0.0}, "must be > 0, got 0.0"),
-    ({"buffer_size": -1}, "buffer_size must be >= 0, got -1"),
+    LUMPConfig, ({"alpha": 0.0}, "must be > 0, got 0.0"), ({"buffer_size": -1}, "buffer_size must be >= 0, got -1")
 )

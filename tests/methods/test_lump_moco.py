@@ -1,12 +1,10 @@
-import copy
-
 import pytest
 import torch
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
-from tests.methods.conftest import make_batch, make_task
+from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import train_stream
 
 LEVELS = ["input", "feature"]
@@ -19,10 +17,7 @@ def base(small_clip):
 
 @pytest.fixture
 def make(base):
-    def make(**settings) -> LUMPMoCo:
-        return LUMPMoCo(LUMPMoCoConfig(**{"buffer_size": 6, **settings}), copy.deepcopy(base))
-
-    return make
+    return maker(LUMPMoCo, base, buffer_size=6)
 
 
 def second_task(method: LUMPMoCo) -> LUMPMoCo:

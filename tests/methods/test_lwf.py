@@ -8,7 +8,7 @@ from ctvr.methods.clip4clip import Clip4Clip
 from ctvr.methods.layers.losses.distillation import EncodedOnce, symmetric_distillation
 from ctvr.methods.lwf import LwF, LwFConfig
 from ctvr.methods.xpool import XPool, XPoolConfig
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import distilled_by_hand, gradient_of, moved, train_stream, train_task, weights
 
 KINDS = ["video", "each", "pair"]
@@ -16,10 +16,7 @@ KINDS = ["video", "each", "pair"]
 
 @pytest.fixture
 def make(base):
-    def make(**settings) -> LwF:
-        return LwF(LwFConfig(**settings), copy.deepcopy(base))
-
-    return make
+    return maker(LwF, base)
 
 
 def second_task(method):

@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 
@@ -7,7 +5,7 @@ from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.lwf_moco import LwFMoCo, LwFMoCoConfig
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import distilled_by_hand, moved, train_stream, train_task, weights
 
 KINDS = ["inbatch_kl", "queue_kl", "feature_l2"]
@@ -20,10 +18,7 @@ def base(small_clip):
 
 @pytest.fixture
 def make(base):
-    def make(**settings) -> LwFMoCo:
-        return LwFMoCo(LwFMoCoConfig(**settings), copy.deepcopy(base))
-
-    return make
+    return maker(LwFMoCo, base)
 
 
 def second_task(method: LwFMoCo) -> LwFMoCo:

@@ -1,7 +1,5 @@
 """Query drift compensation: its equations, its invariants, and the authors' outputs (dipamgoswami/QDC@7491b19)."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

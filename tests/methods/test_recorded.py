@@ -1,7 +1,5 @@
 """Every method computes what it computed when its code was equal to the authors'."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

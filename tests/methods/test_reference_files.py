@@ -1,7 +1,5 @@
 """Every output of the authors' codes is read by some test, in full or as an extract, or has a reason why not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@ retriever whose own loss is the supervised one of the present rows. With the str
 where ours has a mean of the present ones.
 """
 
-from __future__ import annotations
-
 import json
 
 import torch

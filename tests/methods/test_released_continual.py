@@ -3,8 +3,6 @@
 The weights are numbers of a recipe (tests/methods/released.py).
 """
 
-from __future__ import annotations
-
 import json
 
 import torch
@@ -46,10 +44,7 @@ def test_distillation_equals_the_released_program_in_value_and_gradient(compared
     for key, method in names.items():
         base, tokens = retriever(moved=True), file[texts[key]]
         taught, scale = old("encode_text", tokens), base.scale()
-        for who, features in (
-            ("student", base.encode_video(shown[key])),
-            ("teacher", old("encode_video", shown[key])),
-        ):
+        for who, features in (("student", base.encode_video(shown[key])), ("teacher", old("encode_video", shown[key]))):
             compared(method, "forward", features @ taught.mT, file[f"step/{key}/logits_{who}"] / scale, 1e-6)
         strategy: LwF | VRLwF | ZSCL
         if key == "lwf":

@@ -4,8 +4,6 @@ Dual Softmax (starmemda/CAMoE@390e5ab), Co2L's relations (chaht01/Co2L@3af7064),
 (facebookresearch/moco@132aea9).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

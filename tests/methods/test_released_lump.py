@@ -4,8 +4,6 @@ Its small network under SimSiam's loss stands in the place of a retriever, a pic
 two frames; memory and shares are those of the run.
 """
 
-from __future__ import annotations
-
 import json
 
 import torch
@@ -75,20 +73,20 @@ def test_three_steps_from_the_reference_weights_are_the_released_ones(shared, co
     recipe = {name.removeprefix("optim."): v for name, v in presets_of("lump")["original"].items() if "optim." in name}
     optimizer = make_optimizer(base.param_groups(), OptimConfig(**recipe), base)
     places: list[tuple[int, int]] = []  # (step, row) of every picture of the memory, which has 8 places
-    for step, told in enumerate(steps):
+    for step, record in enumerate(steps):
         views = torch.stack([given[f"step{step}/view{view}"] for view in (1, 2)], dim=1)
         memory = method.memory
         memory.pairs = memory.videos = memory.tasks = memory.categories = torch.arange(len(places))
         if places:
-            drawn = torch.tensor(told["choice"][0][1 : 1 + len(views)])
+            drawn = torch.tensor(record["choice"][0][1 : 1 + len(views)])
             monkeypatch.setattr(memory, "sample", lambda count, drawn=drawn: drawn)
-            monkeypatch.setattr("ctvr.methods.lump.sample_lambda", lambda *given, told=told: told["beta"][0])
+            monkeypatch.setattr("ctvr.methods.lump.sample_lambda", lambda *given, record=record: record["beta"][0])
             memory.source = Stored(given, places)
         blank = make_batch(len(views), 1)
         loss = torch.stack(
             list(method.losses(Batch(views, blank.tokens, blank.video_ids, blank.categories)).values())
         ).sum()
-        compared("lump", "loss", loss, told["loss"])
+        compared("lump", "loss", loss, record["loss"])
         optimizer.zero_grad()
         loss.backward()
         set_learning_rates(optimizer, lr_factor(step, 10, 10, True, OptimConfig(**recipe)))
@@ -100,7 +98,7 @@ def test_three_steps_from_the_reference_weights_are_the_released_ones(shared, co
             if f"step{step}/after/{name}" in after:
                 compared("lump", "steps", value, after[f"step{step}/after/{name}"])
         if step < 2:
-            places = kept(places, step, len(views), [value for _, value in told["randint"]])
+            places = kept(places, step, len(views), [value for _, value in record["randint"]])
 
 
 def kept(places: list[tuple[int, int]], step: int, count: int, drawn: list[int]) -> list[tuple[int, int]]:

@@ -1,7 +1,5 @@
 """ToMe, EViT and DiffRate compared with their authors' codes: steps in every clone, and a whole tower."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -2,8 +2,6 @@
 (facebookresearch/moco@132aea9): what each makes of a small network, whose place is that of a retriever here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

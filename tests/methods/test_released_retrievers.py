@@ -5,8 +5,6 @@ CLIP-ViP's vision tower and its last two blocks, with the gradients of all these
 all reference files are available.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

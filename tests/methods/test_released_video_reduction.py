@@ -1,7 +1,5 @@
 """STA and TESTA compared with their authors' codes: random tokens in every clone, and whole models."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Replay by numbers: the picks and the losses of a memory that keeps frames, and each caption read for its own task."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Sequence

@@ -4,15 +4,7 @@ from dataclasses import MISSING, dataclass, fields
 
 import pytest
 
-from ctvr.methods.settings import (
-    group,
-    groups_of,
-    require,
-    setting,
-    settings_of,
-    unpublished,
-    variants_with_settings,
-)
+from ctvr.methods.settings import group, groups_of, require, setting, settings_of, unpublished, variants_with_settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,6 @@ parameters, features, scores and metrics are compared. Some settings act only to
 or on something that a tiny run does not show (`ELSEWHERE`, where each names the test that shows it).
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import types

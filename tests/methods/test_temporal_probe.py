@@ -4,8 +4,6 @@ The probe is `traffic`: a car overtakes a truck, and every clip comes with its e
 hold the same frames, so any mean over frames is the same for both.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """UMT as a method: what is ranked, what is drawn, and its losses by their parts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """UMT's answers to questions as a method: the authors' ranking and loss, and what is trained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -9,7 +9,7 @@ from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig
 from ctvr.methods.layers.losses.distillation import EncodedOnce
 from ctvr.methods.lwf import LwF, LwFConfig
 from ctvr.methods.vr_lwf import VRLwF, VRLwFConfig, draw_sentences
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.steps import (
     begin,
     distilled_by_hand,
@@ -26,10 +26,7 @@ SMALL = {"sentences": 7, "length": 5}
 
 @pytest.fixture
 def make(base):
-    def make(**settings) -> VRLwF:
-        return VRLwF(VRLwFConfig(**{**SMALL, **settings}), copy.deepcopy(base))
-
-    return make
+    return maker(VRLwF, base, **SMALL)
 
 
 def distil(method, batch):

@@ -1,7 +1,5 @@
 """XBT: our reading of a projection that is trained on text alone, under noise."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,4 +1,3 @@
-import copy
 import dataclasses
 import warnings
 from pathlib import Path
@@ -17,7 +16,7 @@ from ctvr.orchestrator.learning.optimizer import (
     make_optimizer,
     set_learning_rates,
 )
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task, maker, refusals
 from tests.methods.released import continual_clip
 from tests.methods.steps import (
     begin,
@@ -35,10 +34,7 @@ SMALL = {"reference_texts": 12, "average_every": 1}
 
 @pytest.fixture
 def make(base):
-    def make(**settings) -> ZSCL:
-        return ZSCL(ZSCLConfig(**{**SMALL, **settings}), copy.deepcopy(base))
-
-    return make
+    return maker(ZSCL, base, **SMALL)
 
 
 def images(method, count=5):

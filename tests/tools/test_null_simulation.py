@@ -1,7 +1,5 @@
 """The false-positive rate of equal methods, on few draws; `make null-simulation` has many."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

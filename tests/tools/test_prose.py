@@ -1,7 +1,5 @@
 """The prose linter: one case for each rule, and text that it must leave alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from tools import prose

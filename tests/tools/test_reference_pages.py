@@ -1,7 +1,5 @@
 """The generated pages: complete, right about limits, with links and commands that exist."""
 
-from __future__ import annotations
-
 import dataclasses
 import posixpath
 import re

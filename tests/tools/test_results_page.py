@@ -1,7 +1,5 @@
 """RESULTS.md and the marks of old tables are what the generator writes from the printed tables."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import replace

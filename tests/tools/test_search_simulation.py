@@ -1,7 +1,5 @@
 """Searches keep a cluster busy: the figures of docs/scale.md."""
 
-from __future__ import annotations
-
 import pytest
 
 from ctvr.orchestrator.on_ray.plan import SearchConfig, brackets_for

@@ -1,66 +1,40 @@
 """The tiny CLIP with a convolutional stem, and the command that makes it."""
 
-from __future__ import annotations
-
-import gzip
-import hashlib
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from open_clip.tokenizer import SimpleTokenizer
 from safetensors.torch import load_file
 
 from ctvr.orchestrator.synthetic import worlds
+from tests.tools.test_train_tiny_clip import BACKBONES, check_command, config_of, tokenizer_of
 from tools import stem_pictures as pictures
 from tools import train_stem_clip as stem
-from tools import train_tiny_clip as tiny
 
-SHIPPED = Path(__file__).parents[2] / "methods" / "backbone" / "tiny_clip_stem"
+SHIPPED = BACKBONES / "tiny_clip_stem"
 
 
 @pytest.fixture(scope="module")
 def config():
-    return json.loads((SHIPPED / "config.json").read_text())
+    return config_of(SHIPPED)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return SimpleTokenizer(bpe_path=str(SHIPPED / "bpe.txt.gz"), context_length=tiny.CONTEXT_LENGTH)
-
-
-def test_the_shipped_weights_are_those_of_the_config(config):
-    content = (SHIPPED / "weights.safetensors").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == config["sha256"]
-    assert len(content) < 2_500_000
-
-
-def test_the_shipped_towers_see_every_class_of_words(config, tokenizer):
+def test_the_shipped_towers_see_every_class_of_words(config):
     model = stem.build(config["model"])
     state = {name: value.float() for name, value in load_file(SHIPPED / "weights.safetensors").items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert set(missing) <= {"attn_mask"}
     assert not unexpected
-    found = stem.word_accuracy(model, tokenizer, count=300, seed=123)
+    found = stem.word_accuracy(model, tokenizer_of(SHIPPED), count=300, seed=123)
     # chance: shape 10, position 11.1, colour 10, size 50, place 5; measured 80.6, 99.6, 97.6, 96.6, 99.8 on others
     wanted = {"shape": 74, "position": 80, "colour": 90, "size": 80, "place": 80}
     assert {name for name, least in wanted.items() if found[name] < least} == set(), found
 
 
-def test_an_untrained_tower_is_at_chance(config, tokenizer):
+def test_an_untrained_tower_is_at_chance(config):
     torch.manual_seed(0)
-    found = stem.word_accuracy(stem.build(config["model"]), tokenizer, count=100)
+    found = stem.word_accuracy(stem.build(config["model"]), tokenizer_of(SHIPPED), count=100)
     assert found["shape"] < 30
     assert found["position"] < 30
-
-
-def test_the_shipped_tokenizer_is_the_one_the_command_makes(config, tokenizer, tmp_path):
-    tiny.write_bpe(tmp_path / "bpe.txt.gz", stem.lexicon())
-    made, shipped = (gzip.decompress((f / "bpe.txt.gz").read_bytes()) for f in (tmp_path, SHIPPED))
-    assert made == shipped
-    assert tokenizer.vocab_size == config["model"]["text_cfg"]["vocab_size"]
 
 
 @pytest.mark.parametrize("name", pictures.CLASSES)
@@ -95,9 +69,4 @@ def test_a_clip_and_its_reversal_are_told_in_opposite_directions():
 @pytest.mark.slow
 def test_the_command_writes_a_folder_that_loads_and_repeats(tmp_path):
     argv = ["--first", "3", "--second", "5", "--pool", "200", "--out"]
-    assert stem.main([*argv, str(tmp_path / "a")]) == 0
-    assert stem.main([*argv, str(tmp_path / "b")]) == 0
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["bpe.txt.gz", "config.json", "weights.safetensors"]
-    made = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]
-    assert made[0] == made[1]
-    assert set(made[0]["held_out"]) == {"pictures", *pictures.CLASSES}
+    assert set(check_command(stem, argv, tmp_path)["held_out"]) == {"pictures", *pictures.CLASSES}

@@ -1,7 +1,5 @@
 """The shipped tiny CLIP and the command that makes it."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -15,19 +13,33 @@ from safetensors.torch import load_file
 
 from ctvr.orchestrator.synthetic import cvlm
 from ctvr.orchestrator.synthetic import stream as shapes
+from tools import train_stem_clip
 from tools import train_tiny_clip as tiny_clip
 
-SHIPPED = Path(__file__).parents[2] / "methods" / "backbone" / "tiny_clip"
+BACKBONES = Path(__file__).parents[2] / "methods" / "backbone"
+SHIPPED = BACKBONES / "tiny_clip"
 
 
-@pytest.fixture(scope="module")
-def config():
-    return json.loads((SHIPPED / "config.json").read_text())
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def tokenizer_of(folder):
+    return SimpleTokenizer(bpe_path=str(folder / "bpe.txt.gz"), context_length=tiny_clip.CONTEXT_LENGTH)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return SimpleTokenizer(bpe_path=str(SHIPPED / "bpe.txt.gz"), context_length=tiny_clip.CONTEXT_LENGTH)
+    return tokenizer_of(SHIPPED)
+
+
+def check_command(tool, argv, folder):
+    """Run a command twice, compare both outputs, and return their config."""
+    for name in "ab":
+        assert tool.main([*argv, str(folder / name)]) == 0
+    assert sorted(p.name for p in (folder / "a").iterdir()) == ["bpe.txt.gz", "config.json", "weights.safetensors"]
+    assert config_of(folder / "a") == config_of(folder / "b")
+    return config_of(folder / "a")
 
 
 def captions():
@@ -35,14 +47,15 @@ def captions():
     return first + [c for *_, item in cvlm._plan(0) for c in item["captions"]]
 
 
-def test_the_shipped_weights_are_those_of_the_config(config):
-    content = (SHIPPED / "weights.safetensors").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == config["sha256"]
-    assert len(content) < 2_100_000
+@pytest.mark.parametrize(("name", "most"), [("tiny_clip", 2_100_000), ("tiny_clip_stem", 2_500_000)])
+def test_the_shipped_weights_are_those_of_the_config(name, most):
+    content = (BACKBONES / name / "weights.safetensors").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == config_of(BACKBONES / name)["sha256"]
+    assert len(content) < most
 
 
-def test_the_shipped_weights_load_and_retrieve_unseen_pictures(config, tokenizer):
-    model = tiny_clip.build(config["model"])
+def test_the_shipped_weights_load_and_retrieve_unseen_pictures(tokenizer):
+    model = tiny_clip.build(config_of(SHIPPED)["model"])
     state = load_file(SHIPPED / "weights.safetensors")
     assert {v.dtype for v in state.values()} == {torch.float16}
     assert "attn_mask" not in state
@@ -55,11 +68,12 @@ def test_the_shipped_weights_load_and_retrieve_unseen_pictures(config, tokenizer
     assert r5 > 90
 
 
-def test_the_shipped_tokenizer_is_the_one_the_command_makes(config, tokenizer, tmp_path):
-    tiny_clip.write_bpe(tmp_path / "bpe.txt.gz", tiny_clip.lexicon())
-    made, shipped = (gzip.decompress((f / "bpe.txt.gz").read_bytes()) for f in (tmp_path, SHIPPED))
+@pytest.mark.parametrize(("name", "tool"), [("tiny_clip", tiny_clip), ("tiny_clip_stem", train_stem_clip)])
+def test_the_shipped_tokenizer_is_the_one_the_command_makes(name, tool, tmp_path):
+    tiny_clip.write_bpe(tmp_path / "bpe.txt.gz", tool.lexicon())
+    made, shipped = (gzip.decompress((f / "bpe.txt.gz").read_bytes()) for f in (tmp_path, BACKBONES / name))
     assert made == shipped
-    assert tokenizer.vocab_size == config["model"]["text_cfg"]["vocab_size"]
+    assert tokenizer_of(BACKBONES / name).vocab_size == config_of(BACKBONES / name)["model"]["text_cfg"]["vocab_size"]
 
 
 def test_captions_of_both_streams_fit_and_split_as_with_clips_own_vocabulary(tokenizer):
@@ -94,9 +108,4 @@ def test_relations_and_positions_in_captions_are_true():
 @pytest.mark.slow
 def test_the_command_writes_a_folder_that_loads_and_repeats(tmp_path):
     argv = ["--steps", "3", "--pool", "256", "--out"]
-    assert tiny_clip.main([*argv, str(tmp_path / "a")]) == 0
-    assert tiny_clip.main([*argv, str(tmp_path / "b")]) == 0
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["bpe.txt.gz", "config.json", "weights.safetensors"]
-    made = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]
-    assert made[0] == made[1]
-    assert made[0]["seed"] == 0
+    assert check_command(tiny_clip, argv, tmp_path)["seed"] == 0

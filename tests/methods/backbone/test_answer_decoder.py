@@ -1,7 +1,5 @@
 """UMT's head for questions against its authors' code, and by its invariants."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Seams: identity by default, asked in their order, given what they should see; passes can be watched."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The same weights in the forms in which people keep them are the same weights, for every kind of tower."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

@@ -1,7 +1,5 @@
 """The convolutional stem stands in for the patch convolution of a ViT."""
 
-from __future__ import annotations
-
 import torch
 
 from ctvr.methods.backbone.conv_stem import ConvStem

@@ -1,7 +1,5 @@
 """One token of the last block, as the whole block makes it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

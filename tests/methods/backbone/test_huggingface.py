@@ -1,7 +1,5 @@
 """Names of transformers become those of open_clip: with nothing lost, and with the same outputs of attention."""
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,7 +1,5 @@
 """A checkpoint gives its tensors whatever else it holds, and nothing that it names is called."""
 
-from __future__ import annotations
-
 import argparse
 import enum
 import io

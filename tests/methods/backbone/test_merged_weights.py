@@ -1,7 +1,5 @@
 """Low-rank additions in the weights of encoders that rest: equal features, and never where a weight may change."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

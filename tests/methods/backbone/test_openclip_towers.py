@@ -1,7 +1,5 @@
 """timm towers and text read at its last place, on architectures of this test's own: nothing is fetched."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """CLIP's activation, its gradient and what it keeps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

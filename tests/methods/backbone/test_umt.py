@@ -1,7 +1,5 @@
 """UMT's towers, fusion layers, losses and reducers against its authors' code, and by their invariants."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -199,8 +197,7 @@ def test_a_caption_is_read_alike_beside_longer_ones_and_its_end_is_a_pad():
     ids = umt.text.without_end(tokens)
     memory = umt.text.bert.memory(torch.randn(1, 10, 64))
     torch.testing.assert_close(
-        umt.match(umt.text.read(ids[:1, :3])[0], ids[:1, :3], memory),
-        umt.match(umt.text.read(ids)[0], ids, memory)[:1],
+        umt.match(umt.text.read(ids[:1, :3])[0], ids[:1, :3], memory), umt.match(umt.text.read(ids)[0], ids, memory)[:1]
     )
 
 

@@ -1,7 +1,5 @@
 """UMT as a backbone of its own: published weights by name, with BERT's vocabulary."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """A published pickle is read only when its digest is given, in a child, and nothing that it asks for is done."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """BERT's word pieces as UMT's code has them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

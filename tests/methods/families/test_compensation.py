@@ -1,7 +1,5 @@
 """Strategies that move captions back to the model that stored the videos, whatever the map and the retriever."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

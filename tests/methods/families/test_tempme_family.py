@@ -1,8 +1,6 @@
 """Common behaviour of lora, prompt, adapter and tempme, and lora as `tome`;
 each method has its own file in the parent folder."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -72,10 +70,7 @@ def test_every_adaptation_carries_every_reducer(small_clip, name, kind):
     added = (
         [*method.reducer.parameters(), *method.adaptation.vision.parameters()]
         if name != "prompt"
-        else [
-            *method.reducer.parameters(),
-            method.adaptation.vision,
-        ]
+        else [*method.reducer.parameters(), method.adaptation.vision]
     )
     assert all(p.grad is not None for p in added)
 

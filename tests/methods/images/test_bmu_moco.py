@@ -1,7 +1,5 @@
 """BMU-MoCo over images: what holds of any construction of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Progressive networks: columns equal to aimagelab/mammoth@e75a491, and what holds of former ones."""
 
-from __future__ import annotations
-
 import copy
 import re
 import zlib
@@ -92,8 +90,8 @@ def learn(model: Classified, x: Tensor, labels: Tensor, losses: tuple[float, ...
 
 
 def test_two_columns_and_their_training_are_the_released_ones(released, compared):
-    def equal(found: Tensor, told: str, atol: float = 1e-5) -> None:
-        compared("image_progressive", "steps" if "steps" in told else "forward", found, released[told], atol)
+    def equal(found: Tensor, key: str, atol: float = 1e-5) -> None:
+        compared("image_progressive", "steps" if "steps" in key else "forward", found, released[key], atol)
 
     x, labels = released["x"], released["y_task0"]
     columns = Columns(ResNet18(CHANNELS))

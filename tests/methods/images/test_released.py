@@ -1,7 +1,5 @@
 """Results of divyam3897/UCL@cfaa81d for BMU-MoCo's Table 4: losses, training steps, memories, neighbours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -73,8 +71,8 @@ def batch_of(released: Weights, step: int) -> Batch:
     return Batch(frames, none, torch.arange(len(frames)), torch.zeros(len(frames), dtype=torch.int64))
 
 
-def equal(found: Tensor, told: Tensor | float, atol: float = 1e-5) -> None:
-    torch.testing.assert_close(found.detach(), torch.as_tensor(told).to(found.dtype), rtol=0, atol=atol)
+def equal(found: Tensor, expected: Tensor | float, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(found.detach(), torch.as_tensor(expected).to(found.dtype), rtol=0, atol=atol)
 
 
 def test_both_losses_and_their_gradients_are_the_released_ones(released, compared):
@@ -122,36 +120,36 @@ def steps(released: Weights, name: str, compared: Compared) -> None:
         compared(f"image_{name}", what, ours, theirs, atol)
 
     base = small(released)
-    method, told = made(name, base), part(released, f"{name}/")
+    method, expected = made(name, base), part(released, f"{name}/")
     optimizer = torch.optim.SGD(method.param_groups(), momentum=0.9, weight_decay=5e-4)
     method.begin_task(make_task(0))
-    for step, loss_told in enumerate(told["told_loss"]):
+    for step, loss_told in enumerate(expected["told_loss"]):
         if step == 3:
             method.end_task(make_task(0), [])
-            held("steps", method.importance, told["omega_task0"], 1e-4)
-            held("steps", method.anchor, told["checkpoint_task0"])
+            held("steps", method.importance, expected["omega_task0"], 1e-4)
+            held("steps", method.anchor, expected["checkpoint_task0"])
             method.begin_task(make_task(1))
         terms = method.losses(batch_of(released, step))
         held("loss", terms["views"], loss_told)
         if name == "der":
-            held("loss", terms.get("distillation", torch.tensor(0.0)), told["told_penalty"][step])
+            held("loss", terms.get("distillation", torch.tensor(0.0)), expected["told_penalty"][step])
         optimizer.zero_grad()
         torch.stack(list(terms.values())).sum().backward()
         if name == "si":
             method.before_step()
         for key, parameter in base.named_parameters():
-            if f"step{step}/grad/{key}" in told:
-                held("gradients", parameter.grad, told[f"step{step}/grad/{key}"], 1e-4)
+            if f"step{step}/grad/{key}" in expected:
+                held("gradients", parameter.grad, expected[f"step{step}/grad/{key}"], 1e-4)
         optimizer.step()
         method.after_step()
-        for key, value in part(told, f"step{step}/after/").items():
+        for key, value in part(expected, f"step{step}/after/").items():
             held("steps", base.state_dict()[key], value)
-        if f"step{step}/small_omega" in told:
-            held("steps", method.path, told[f"step{step}/small_omega"], 1e-4)
-        if f"step{step}/buffer_logits" in told:
+        if f"step{step}/small_omega" in expected:
+            held("steps", method.path, expected[f"step{step}/small_omega"], 1e-4)
+        if f"step{step}/buffer_logits" in expected:
             kept = method.memory.kept
-            held("steps", method.memory.images[:, 0, 0], told[f"step{step}/buffer_examples00"][: len(kept)])
-            held("steps", kept if name == "der" else kept[:, 0, 0], told[f"step{step}/buffer_logits"][: len(kept)])
+            held("steps", method.memory.images[:, 0, 0], expected[f"step{step}/buffer_examples00"][: len(kept)])
+            held("steps", kept if name == "der" else kept[:, 0, 0], expected[f"step{step}/buffer_logits"][: len(kept)])
 
 
 def test_a_memory_keeps_draws_and_resumes_as_released(released):
@@ -162,13 +160,13 @@ def test_a_memory_keeps_draws_and_resumes_as_released(released):
         other = ImageBuffer(room, 5)
         other.images, other.kept = torch.empty_like(memory.images), torch.empty_like(memory.kept)
         other.load_state_dict(memory.state_dict())
-        told = torch.full((room,), -1)
+        expected = torch.full((room,), -1)
         for number, place in enumerate(places.tolist()):
             if place >= 0:
-                told[place] = number
+                expected[place] = number
         for each in (memory, other):
             each.write(numbers[9:], numbers[9:])
-            assert torch.equal(each.images, told)
+            assert torch.equal(each.images, expected)
     lambdas = np.random.RandomState(12).beta(0.4, 0.4, 50)
     equal(torch.from_numpy(lambdas), released["buffers/lump/beta04_seed12_first"], 1e-12)
     with pytest.raises(ValueError, match="must be >= 1, got 0. The release keeps 256"):
@@ -219,10 +217,10 @@ def test_resnet_18_for_small_images_is_the_released_one(released, compared):
     model = Siamese(SiameseConfig(), backbone)
     model.load_state_dict({name: by_recipe(name, value) for name, value in model.state_dict().items()})
     first, second = (torch.from_numpy(images(seed)) for seed in (52, 53))
-    told = part(released, "resnet18/resnet32/")
+    expected = part(released, "resnet18/resnet32/")
     with torch.no_grad():
-        compared("image_finetune", "forward", model.eval().encode_video(first[:, None]), told["features_eval"])
-        compared("image_finetune", "loss", model.train().alike(first, second), told["simsiam_loss"])
+        compared("image_finetune", "forward", model.eval().encode_video(first[:, None]), expected["features_eval"])
+        compared("image_finetune", "loss", model.train().alike(first, second), expected["simsiam_loss"])
 
 
 def images(seed: int) -> np.ndarray:
@@ -264,14 +262,14 @@ def test_neighbours_vote_as_in_the_release_and_foreign_classes_change_nothing(re
 
 
 def test_k_accuracy_and_forgetting_over_tasks_are_the_released_ones(released):
-    told = part(released, "protocol/")
-    assert [released_k(tasks) for tasks in told["tasks"].tolist()] == told["k"].tolist()
-    assert [released_k(tasks, 3) for tasks in told["tasks"].tolist()] == told["k_of_3"].tolist()
-    rows = [row[: number + 1] for number, row in enumerate(told["table"].tolist())]
+    expected = part(released, "protocol/")
+    assert [released_k(tasks) for tasks in expected["tasks"].tolist()] == expected["k"].tolist()
+    assert [released_k(tasks, 3) for tasks in expected["tasks"].tolist()] == expected["k_of_3"].tolist()
+    rows = [row[: number + 1] for number, row in enumerate(expected["table"].tolist())]
     for number in range(len(rows)):
-        assert mean_accuracy(rows[: number + 1]) == pytest.approx(float(told["accuracy"][number]))
+        assert mean_accuracy(rows[: number + 1]) == pytest.approx(float(expected["accuracy"][number]))
         if number:
-            assert forgetting(rows[: number + 1]) == pytest.approx(float(told["forgetting"][number]))
+            assert forgetting(rows[: number + 1]) == pytest.approx(float(expected["forgetting"][number]))
     assert math.isnan(forgetting(rows[:1]))
 
 

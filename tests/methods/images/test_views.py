@@ -1,7 +1,5 @@
 """Views of images: what holds of each random chain, whatever it draws."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -14,7 +12,7 @@ from ctvr.methods.structalign import StructAlign, StructAlignConfig
 from tests.methods.conftest import make_batch, make_task
 
 
-def told(method) -> dict[str, float]:
+def usage_metrics(method) -> dict[str, float]:
     return {name: float(x) for name, x in method.batch_metrics().items() if name.startswith("expert/")}
 
 
@@ -28,17 +26,17 @@ def test_experts_count_every_caption_that_is_trained_on_once(small_clip, cls):
         method.begin_task(make_task(index))
         batch = make_batch(5)
         method.train().losses(batch)
-        found = told(method)
+        found = usage_metrics(method)
         assert len(found) == (1 if cls is FrameFusionMoE and index == 0 else 3)
         assert sum(found.values()) == pytest.approx(5)
-        assert told(method) == {}
+        assert usage_metrics(method) == {}
         with recomputing():
             method.losses(batch)
         copy.deepcopy(method).eval().encode_text(batch.tokens)
-        assert told(method) == {}
+        assert usage_metrics(method) == {}
         method.eval().end_task(make_task(index), [batch])
         method.on_gallery_stored(make_task(index), method.encode_video(batch.frames))
-        assert told(method) == {}
+        assert usage_metrics(method) == {}
 
 
 def test_sums_over_uneven_parts_equal_the_whole_for_any_workers(monkeypatch):

@@ -1,7 +1,5 @@
 """CLIP4Clip's sequential headers: residual, ordered in time, sized as their paper's code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The measurements of `make bench-gpu` run on a CPU too, where only their form can be checked."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`python -m tools.bench`: its table, and its answer to an unknown name."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

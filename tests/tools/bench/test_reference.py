@@ -1,7 +1,5 @@
 """The plain implementations compute the same as ours."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

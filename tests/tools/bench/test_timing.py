@@ -1,7 +1,5 @@
 """Both sides of a hot path take turns and compute the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The loss of a very large batch equals that of its matrix, which is not stored."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

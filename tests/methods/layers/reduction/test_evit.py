@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from ctvr.methods.backbone.clip import TokenState, record_tokens, run_blocks

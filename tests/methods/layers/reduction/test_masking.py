@@ -1,7 +1,5 @@
 """The slow attention of a search: the fused one where nothing is masked, with a gradient where it is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from ctvr.methods.layers.reduction.sta import survivors
