@@ -16,11 +16,12 @@ from tests.small_stream import write_stream
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = ("torch", "torch._dynamo", "torchvision", "open_clip", "ray", "mlflow", "sqlalchemy", "pandas", "scipy")
-SLOW += ("matplotlib", "optuna")
+SLOW += ("matplotlib", "optuna", "fastapi", "uvicorn")
 # Command -> the libraries among SLOW that it may import when it is given for the second time
 MAY = {
     "guide": "",
     "--help": "",
+    "serve --help": "",
     "methods": "",
     "run": "",
     "table": "scipy",  # the intervals
@@ -70,6 +71,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     made = {
         "guide": [],
         "--help": ["--help"],
+        "serve --help": ["serve", "--help"],
         "methods": ["methods"],
         "run": ["run", "--method", "zero_shot", "--stream", str(manifest), *tiny],
         "table": ["table", "--stream", "small"],

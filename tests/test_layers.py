@@ -53,6 +53,8 @@ MAY: dict[str, set[str]] = {
         "methods",
     },  # no package imports it; ctvr/sandbox is another package
     "tools": {  # of the repository, not in the wheel; no package imports it
+        "serving",
+        "retrieval",
         "jobs",
         "sweeps",
         "catalog",
@@ -87,6 +89,7 @@ MAY: dict[str, set[str]] = {
         "sweeps",
         "execution",
         "method_checks",
+        "serving",
         "pages",
         "retrieval",
         "on_ray",
@@ -119,6 +122,7 @@ MAY: dict[str, set[str]] = {
     "doctor": {"on_ray", "tracking", "streams", "store", "methods", "sandbox"},
     "tables": {"tracking", "streams", "methods", "search_spaces"},
     "tracking": {"learning", "data", "methods"},
+    "serving": {"pages", "retrieval", "streams", "methods"},
     "pages": {"retrieval", "tables", "streams", "video"},
     "retrieval": {"learning", "data", "streams", "video", "store", "methods"},
     "method_checks": {"learning", "data", "methods"},  # data: the queries that an evaluation ranks
@@ -139,6 +143,9 @@ LIBRARIES: dict[str, set[str]] = {
     "optuna": {"on_ray"},
     "mlflow": {"tracking"},
     "matplotlib": {"tracking"},
+    "fastapi": {"serving"},
+    "starlette": {"serving"},
+    "uvicorn": {"serving"},
     "obstore": {"store"},
     "pydantic": {"config"},
     "av": {"video", "synthetic", "doctor"},

@@ -13,6 +13,7 @@ ctvr: experiments in continual text-to-video retrieval
               ctvr reproduce --list                               tables and figures of the papers
   results     ctvr table shapes-5, ctvr report NAME               tables; a report in one HTML file
               ctvr search "a red square" --model best-shapes-5    search videos with a trained model
+              ctvr serve --model best-shapes-5                    the same over HTTP: a page and JSON
               ctvr plot attention framefusion_moe                 attention, merged patches, scores, drift
               ctvr runs, ctvr runs show RUN, ctvr runs rm RUN     recorded runs; how to repeat one
               ctvr ui                                             MLflow's web interface

@@ -26,7 +26,7 @@ from ctvr.orchestrator.cli.data import add_cache, add_streams
 from ctvr.orchestrator.cli.frames import add_frames
 from ctvr.orchestrator.cli.guide import guide
 from ctvr.orchestrator.cli.method_dev import add_check_method, add_new
-from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_search
+from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_search, add_serve
 from ctvr.orchestrator.cli.option_mistakes import check_options
 from ctvr.orchestrator.cli.options import add_trust, trust_user
 from ctvr.orchestrator.cli.plot import add_plot
@@ -252,6 +252,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_runs(commands)
     add_rebuild(commands)
     add_search(commands)
+    add_serve(commands)
     add_plot(commands)
     add_frames(commands)
     add_page(commands)

@@ -1,10 +1,12 @@
-"""Commands `ctvr search`, `ctvr report`, `ctvr export` and `ctvr schema`."""
+"""Commands `ctvr search`, `ctvr serve`, `ctvr report`, `ctvr export` and `ctvr schema`."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs
 
@@ -16,12 +18,7 @@ def add_search(commands: Any) -> None:
         description="Searches the videos of the stream that the model was trained on, or those of --gallery.",
     )
     parser.add_argument("text", nargs="+", help="queries, each a quoted text")
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM",
-    )
-    parser.add_argument("--gallery", dest="among", type=Path, metavar="FOLDER", help="folder of the videos to search")
+    _add_model(parser)
     parser.add_argument(
         "-k", type=int, default=10, metavar="N", help="number of videos for each query (default: %(default)s)"
     )
@@ -30,11 +27,53 @@ def add_search(commands: Any) -> None:
     parser.set_defaults(run=_search)
 
 
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM",
+    )
+    parser.add_argument("--gallery", dest="among", type=Path, metavar="FOLDER", help="folder of the videos to search")
+
+
 def _search(arguments: argparse.Namespace) -> str:
     execution = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.query import run_query
 
     return run_query(arguments.text, arguments.model, execution, arguments.k, arguments.among, arguments.html)
+
+
+def add_serve(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve searches with a trained model over HTTP: JSON, and a page with pictures",
+        description="Answers GET /search?q=TEXT&k=10, /health, /thumbnail/ID and / (a page) until Ctrl-C. The model is "
+        "chosen as by `ctvr search`; a run that is still trained is served after its newest finished task, and a newer "
+        "model replaces the present one. A host that others can reach needs a token: the variable CTVR_SERVE_TOKEN or "
+        "--token-file. Clients send it as Authorization: Bearer TOKEN, browsers as the password.",
+    )
+    _add_model(parser)
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST", help="address to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="PORT", help="port to listen on; 0: a free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file with the token (default: CTVR_SERVE_TOKEN, if it is set)"
+    )
+    add_execution_options(parser)
+    parser.set_defaults(run=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> NoReturn:
+    execution = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
+    from ctvr.orchestrator.jobs.serve import serve
+
+    given = arguments
+    status = serve(given.model, execution, given.among, given.host, given.port, given.token_file)
+    sys.stderr.flush()
+    os._exit(status)  # the interpreter's own end takes seconds, and must not meet a thread that still loads a model
 
 
 def add_page(commands: Any) -> None:

@@ -46,8 +46,8 @@ def load(name: str, execution: ExecutionConfig) -> Model:
     Raises:
         ConfigError: if no model has this name, or its weights are missing.
     """
-    folder = Path(name).expanduser()
-    if os.path.lexists(folder / "model.json"):  # a FIFO or a loop there is refused by its name
+    if is_folder(name):
+        folder = Path(name).expanduser()
         trained = _read(folder)
         _check_searches(name, trained.experiment.run.method)
         return _with_gallery(_make_model(name, trained, execution, None), folder)
@@ -59,6 +59,11 @@ def load(name: str, execution: ExecutionConfig) -> Model:
     return model
 
 
+def is_folder(name: str) -> bool:
+    """Return whether a name is a folder with a saved model."""
+    return os.path.lexists(Path(name).expanduser() / "model.json")  # a FIFO or a loop there is refused by its name
+
+
 def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Model]:
     """Yield the model of a run after each task, loaded lazily.
 
@@ -67,7 +72,7 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
     Raises:
         ConfigError: if no run has this name, or its commits are missing.
     """
-    if os.path.lexists(Path(name).expanduser() / "model.json"):
+    if is_folder(name):
         raise ConfigError(f"model {name}: a folder has only the model after its last task. Give a run or a method.")
     run = find_run(name, execution)
     stream = execution.stream_of(run)
@@ -112,6 +117,46 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
         f"model: {name!r} is not a folder with a model.json, run id, run, sweep or method of {execution.runs}."
         f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'nothing yet'}."
     )
+
+
+def find_started(name: str, execution: ExecutionConfig) -> RunRecord:
+    """Find the complete run with a name (see `load`), or else the run with this id or name that is not complete.
+
+    Raises:
+        ConfigError: if no run has this name, with the known names.
+    """
+    try:
+        return find_run(name, execution)
+    except ConfigError:
+        found = [run for run in execution.existing_tracker().find_runs() if run.tags.get("ctvr.commits")]
+        named = [run for run in found if run.name == name or (len(name) >= 6 and run.run_id.startswith(name))]
+        if not named:
+            raise
+        return named[-1]
+
+
+def count_finished(run: RunRecord, execution: ExecutionConfig, num_tasks: int) -> int:
+    """Return the number of tasks, at most `num_tasks`, after which the store has a commit of a run."""
+    store, key = execution.places().open_store(), run.tags.get("ctvr.commits", "")
+    return next((done for done in range(num_tasks, 0, -1) if store.has("commits", f"{key}/task_{done:03d}")), 0)
+
+
+def load_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: int) -> Model:
+    """Load the model of a run after `done` tasks; it searches the videos of these tasks, as stored.
+
+    Raises:
+        ConfigError: for a run that cannot be queried.
+        MissingObject: if the commit or its weights are missing.
+    """
+    _check_run(run.name, run)
+    trained = _restored(run, execution, stream, done)
+    model = Model(run.name, trained, execution.places().open_store(), stream, run=run.name)
+    items = [stream.items(index, trained.experiment.evaluation.split) for index in range(done)]
+    if list(map(len, items)) != list(map(len, trained.galleries)):
+        raise ConfigError(f"model: the stream of run {run.name} has other videos than when it ran. Run it again.")
+    parts = enumerate(zip(items, trained.galleries))
+    model.set_gallery([Block(each, rows, index, stream.tasks[index].name) for index, (each, rows) in parts])
+    return model
 
 
 def _best(name: str, complete: list[RunRecord]) -> RunRecord:
@@ -160,7 +205,9 @@ def _restored(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
     Raises:
         MissingObject: if the commit is missing.
     """
-    settings = read_json(execution.existing_tracker().download(run.run_id, "config.json"))
+    settings = run.settings  # as text, until the run is complete
+    if run.tags.get("ctvr.complete") == "true":
+        settings = read_json(execution.existing_tracker().download(run.run_id, "config.json"))
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     tasks = [task_of(stream, index) for index in range(done)]
@@ -220,3 +267,9 @@ def _make_model(name: str, trained: TrainedModel, execution: ExecutionConfig, st
     model = Model(name, trained, Store.open(folder.name), stream)
     model.__dict__["_folder"] = folder  # removed with the model
     return model
+
+
+def close(model: Model) -> None:
+    """Remove the temporary store of a model that was loaded without a runs folder."""
+    if folder := model.__dict__.pop("_folder", None):
+        folder.cleanup()

@@ -15,16 +15,21 @@ def contact_sheet(found: Sequence[tuple[str, Sequence[Hit]]], model: str) -> str
     pictures = strips((hit.path, hit.segment) for _, hits in found for hit in hits)
     parts = [f'<p class="soft">Model: {escape(model)}. Each strip shows a video from its beginning to its end.</p>']
     for text, hits in found:
-        cards = "\n".join(_card(hit, pictures) for hit in hits)
+        cards = "\n".join(card(hit, image((hit.path, hit.segment), pictures, _said(hit))) for hit in hits)
         parts.append(f'<h2>{escape(text)}</h2>\n<div class="grid">\n{cards}\n</div>')
     return page("Search", "\n".join(parts))
 
 
-def _card(hit: Hit, pictures: dict[tuple[str, tuple[float, float] | None], str]) -> str:
+def card(hit: Hit, picture: str) -> str:
+    """Return a hit with its picture, which is HTML."""
     said = hit.captions[0] if hit.captions else ""
     task = f" · {hit.task}" if hit.task else ""
     return (
-        f'<figure class="card">{image((hit.path, hit.segment), pictures, said or hit.video)}'
+        f'<figure class="card">{picture}'
         f"<p><b>{hit.rank}</b> · {hit.score:.3f} · {escape(hit.video)}{escape(task)}</p>"
         f"<p><small>{escape(said)}</small></p></figure>"
     )
+
+
+def _said(hit: Hit) -> str:
+    return hit.captions[0] if hit.captions else hit.video

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,6 +17,7 @@ from ctvr.orchestrator.video.sampling import Sampling
 Clip = tuple[str, tuple[float, float] | None]  # path of a file, and its segment in seconds
 
 FRAMES, SIZE, QUALITY = 4, 112, 80
+KEPT = 1000  # pictures of about 10 kB in memory
 
 
 def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
@@ -44,8 +46,37 @@ def image(clip: Clip, pictures: dict[Clip, str], said: str) -> str:
     return f'<img src="{address}" width="{FRAMES * SIZE}" height="{SIZE}" alt="{escape(said, quote=True)}">'
 
 
-def _address(frames: np.ndarray) -> str:
-    """Encode (T, H, W, 3) uint8 as a data: address of a JPEG with T frames in a row."""
+class Thumbnails:
+    """Pictures of videos on request, for a server: one decoding child that stays, and the last `KEPT` pictures."""
+
+    def __init__(self) -> None:
+        self._pool, self._kept = Decoder(workers=1), OrderedDict[Clip, bytes | None]()
+
+    def jpeg(self, clip: Clip) -> bytes | None:
+        """Return the picture of a clip, None if the file cannot be read. One call at a time."""
+        if clip not in self._kept:
+            try:
+                frames = self._pool.decode(clip[0], Sampling(FRAMES, SIZE), clip[1]).frames
+            except VideoError:
+                self._kept[clip] = None
+            else:
+                self._kept[clip] = _jpeg(frames)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(clip)
+        return self._kept[clip]
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _jpeg(frames: np.ndarray) -> bytes:
+    """Encode (T, H, W, 3) uint8 as a JPEG with T frames in a row."""
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(frames), axis=1)).save(buffer, "JPEG", quality=QUALITY)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return buffer.getvalue()
+
+
+def _address(frames: np.ndarray) -> str:
+    """Return the picture of frames (T, H, W, 3) uint8 as a data: address."""
+    return "data:image/jpeg;base64," + base64.b64encode(_jpeg(frames)).decode()

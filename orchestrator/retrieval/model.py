@@ -6,6 +6,8 @@ Shapes: N texts, V videos, d joint embedding. Features are (., d) for most metho
 from __future__ import annotations
 
 import logging
+import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -47,6 +49,7 @@ class Hit:
     segment: tuple[float, float] | None = None  # seconds of the file
     task: str = ""  # of the stream; empty for the user's videos
     captions: tuple[str, ...] = ()
+    category: str = ""  # of the stream; empty for the user's videos
 
 
 @dataclass(frozen=True)
@@ -146,12 +149,14 @@ class Model:
         if k < 1:
             raise ConfigError(f"search: k counts videos and must be >= 1, got {k}.")
         texts = [query] if isinstance(query, str) else list(query)
-        blocks = self.gallery() if videos is None else [self._others_of(videos)]
-        places = [(block, item) for block in blocks for item in block.items]
-        found = []
+        blocks = self.gallery() if videos is None else [self.encode_gallery(videos)]
+        starts, found = offsets(len(block.items) for block in blocks), []
         for values, columns in zip(*(each.tolist() for each in self._best(texts, blocks, k))):
-            hits = enumerate(zip(values, columns), 1)
-            found.append([_hit(number, score, *places[column]) for number, (score, column) in hits])
+            hits = []
+            for number, (score, column) in enumerate(zip(values, columns), 1):
+                at = bisect_right(starts, column) - 1
+                hits.append(_hit(number, score, blocks[at], blocks[at].items[column - starts[at]]))
+            found.append(hits)
         return found[0] if isinstance(query, str) else found
 
     def gallery(self) -> list[Block]:
@@ -236,7 +241,13 @@ class Model:
     def _encode(self, items: Sequence[Item]) -> Tensor:
         return torch.cat([self.encode_frames(frames) for frames in self.frames_of(items)])
 
-    def _others_of(self, videos: Videos) -> Block:
+    def encode_gallery(self, videos: Videos) -> Block:
+        """Return videos of the user with their features, which are kept; a folder without what cannot be read.
+
+        Raises:
+            ConfigError: if a file does not exist, or the folder contains no readable video.
+            VideoError: if a file that is named is not a readable video.
+        """
         items = videos_of(videos)
         names = tuple(item.path for item in items)
         if names not in self._others:
@@ -322,6 +333,10 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
     return tuple(Item(path.stem, str(path.resolve()), None, "", ()) for path in paths)
 
 
+def find_video(path: str) -> str:
+    """Return the location of a video's absolute path, also with another extension; "" stays: it is not here."""
+    return path if not path or os.path.exists(path) else VideoPlaces(Path("/")).find(path)
+
+
 def _hit(rank: int, score: float, block: Block, item: Item) -> Hit:
-    path = item.path and VideoPlaces(Path("/")).find(item.path)  # "": the video is not here
-    return Hit(rank, score, item.video, path, item.segment, block.name, item.captions)
+    return Hit(rank, score, item.video, find_video(item.path), item.segment, block.name, item.captions, item.category)

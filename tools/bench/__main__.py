@@ -15,8 +15,11 @@ import torch
 
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
+from tools.bench import service
 from tools.bench.paths import ONE_SIZE, PATHS
 from tools.bench.timing import Measured, measure, to_markdown
+
+SERVICE = "serve"  # its latency, which no plain implementation is compared with
 
 
 def machine() -> str:
@@ -32,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench", description="Time hot paths against plain implementations of the same."
     )
-    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join(PATHS)}")
+    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join([*PATHS, SERVICE])}")
     parser.add_argument("--quick", action="store_true", help="toy sizes (under a minute)")
     parser.add_argument("--gpu", action="store_true", help="step time, memory and videos per second on a GPU instead")
     arguments = parser.parse_args(argv)
@@ -50,18 +53,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(only: str | None = None, is_quick: bool = False) -> int:
-    """Measure one path or all.
+    """Measure one path, the service, or all.
 
     Raises:
         ConfigError: for an unknown name.
     """
-    if only is not None and only not in PATHS:
-        raise ConfigError(f"--only {only}: is not a hot path.{suggest(only, PATHS)} All: {', '.join(PATHS)}.")
+    names = [*PATHS, SERVICE]
+    if only is not None and only not in names:
+        raise ConfigError(f"--only {only}: is not a hot path.{suggest(only, names)} All: {', '.join(names)}.")
     torch.set_num_threads(1)
-    began = machine()
+    parts, chosen = [machine()], [only] if only else names
     with tempfile.TemporaryDirectory(prefix="ctvr-bench-") as folder:
-        rows = measured([only] if only else list(PATHS), is_quick, Path(folder))
-    print(f"{began}\n\n{to_markdown(rows)}")
+        if rows := measured([name for name in chosen if name != SERVICE], is_quick, Path(folder)):
+            parts.append(to_markdown(rows))
+        if SERVICE in chosen:
+            sys.stderr.write(f"bench: {SERVICE} ...\n")
+            parts.append(service.to_markdown(service.measure_service(Path(folder), is_quick)))
+    print("\n\n".join(parts))
     return 0
 
 

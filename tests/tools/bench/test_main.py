@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench import __main__ as bench
+from tools.bench.service import Latency
 from tools.bench.timing import HotPath
 
 
@@ -13,7 +14,7 @@ def test_an_unknown_path_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
     assert bench.main(["--only", "rankin"]) == 2
     assert capsys.readouterr().err == (
         "bench: --only rankin: is not a hot path. Did you mean 'ranking'? All: step, structalign, texts, tempme, "
-        "ranking, ranking-10000, xpool, store, decoding, cold, start.\n"
+        "ranking, ranking-10000, xpool, store, decoding, cold, start, serve.\n"
     )
 
 
@@ -24,8 +25,16 @@ def test_a_path_becomes_a_row_below_the_description_of_the_machine(
         assert is_toy
         return HotPath("naps", "long naps", lambda: None, lambda: sum(range(10**5)), pairs=2)
 
+    def latencies(root: Path, is_toy: bool) -> list[Latency]:
+        assert is_toy
+        return [Latency("tiny-clip", 480, 50, 5.04, 9.0, 4.0, 60)]
+
     monkeypatch.setattr(bench, "PATHS", {"nap": make})
+    monkeypatch.setattr(bench.service, "measure_service", latencies)
     assert bench.main(["--quick"]) == 0
-    machine, _, _, _, row = capsys.readouterr().out.splitlines()
+    machine, _, _, _, row, *served = capsys.readouterr().out.splitlines()
     assert f"{os.cpu_count()} CPUs" in machine
     assert row.startswith("| nap-toy | naps | long naps |")
+    assert served[-1] == "| GET /search, clip4clip, tiny-clip | 480 | 50 | 5.0 | 9.0 | 4.0 | < 60 |"
+    assert bench.main(["--quick", "--only", "nap"]) == 0
+    assert "GET /search" not in capsys.readouterr().out

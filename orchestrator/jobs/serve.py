@@ -1,0 +1,120 @@
+"""Serve searches with a trained model over HTTP, and replace the model after newer commits (`ctvr serve`)."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from ctvr.orchestrator.console import say
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import close, count_finished, find_started, is_folder, load, load_task
+from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.serving.app import Service
+from ctvr.orchestrator.serving.gate import read_token
+from ctvr.orchestrator.serving.server import Server, address_of, bind
+from ctvr.orchestrator.serving.snapshot import Snapshot, Watcher
+from ctvr.orchestrator.streams.stream import Stream
+
+TERMINATED = 128 + signal.SIGTERM
+
+
+def serve(
+    name: str,
+    execution: ExecutionConfig,
+    among: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token_file: Path | None = None,
+) -> int:
+    """Serve until Ctrl-C or SIGTERM; return the exit status, 0 or 143.
+
+    Args:
+        name: of a model, as for `load`, or the id or name of a run that is still trained.
+        among: a folder of videos to search; None: the videos of the model's stream.
+        host: address to listen on; one that others can reach needs a token.
+        port: to listen on; 0: a free one, which is printed.
+        token_file: holds the token; None: `serving.gate.TOKEN` of the environment.
+
+    Raises:
+        ConfigError: for an unknown model, missing videos, an unusable host, port or token.
+    """
+    token = read_token(host, token_file)
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, _terminate)  # also while the model is loaded
+    try:
+        with bind(host, port) as bound:
+            newest = NewestModel(name, execution, among)
+            first = newest.load()
+            assert first is not None, "the first look finds something, or raises"
+            watcher = Watcher(first, newest.load)
+            service = Service(lambda: watcher.current, token)
+            if not is_folder(name):  # a folder is read once
+                watcher.start()
+            try:
+                bound.listen()  # before the address is printed, so that a client that reads it can connect
+                say(f"{first.about}, {len(first.videos)} videos: {address_of(bound)} (stop it with Ctrl-C)")
+                server = Server(service.app)
+                server.run([bound])
+            finally:
+                service.close()
+                watcher.stop()
+                close(first.model)
+    except KeyboardInterrupt:
+        return 0
+    except SystemExit:
+        return TERMINATED
+    return TERMINATED if server.is_terminated else 0
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(TERMINATED)
+
+
+class NewestModel:
+    """The model that a name stands for, with what its run has finished."""
+
+    def __init__(self, name: str, execution: ExecutionConfig, among: Path | None = None) -> None:
+        self.name, self.execution, self.among = name, execution, among
+        self._loaded = ("", 0)  # id of a run, and the number of tasks after which its model is loaded
+        self._streams: dict[str, Stream | None] = {}
+
+    def load(self) -> Snapshot | None:
+        """Return the newest pair of model and gallery; None if it was returned before.
+
+        Raises:
+            ConfigError: for an unknown model, a run without a finished task, or missing videos.
+        """
+        if is_folder(self.name):
+            model = load(self.name, self.execution)
+            return self._snapshot(model, f"{model.method}, {self.name}")
+        run = find_started(self.name, self.execution)
+        if run.run_id not in self._streams:
+            self._streams = {run.run_id: self.execution.stream_of(run)}
+        stream = self._streams[run.run_id]
+        num_tasks = 0 if stream is None else len(stream.tasks)
+        is_complete = run.tags.get("ctvr.complete") == "true"
+        done = num_tasks if is_complete else count_finished(run, self.execution, num_tasks)
+        if (run.run_id, done) == self._loaded:
+            return None
+        if is_complete:
+            model = load(run.run_id, self.execution)
+        elif done and stream is not None:
+            model = load_task(run, self.execution, stream, done)
+        else:
+            raise ConfigError(f"model {self.name}: run {run.name} has finished no task yet. Try again after its first.")
+        snapshot = self._snapshot(model, f"{run.name}, after task {done} of {num_tasks}" if num_tasks else run.name)
+        self._loaded = run.run_id, done
+        return snapshot
+
+    def _snapshot(self, model: Model, about: str) -> Snapshot:
+        """Encode the gallery, so that no query does, and fix it."""
+        if self.among is not None:
+            learned = len(model.trained.galleries)  # a text is read as of the last of these tasks
+            model.set_gallery([replace(model.encode_gallery(self.among), task=learned - 1 if learned else None)])
+        snapshot = Snapshot(model, about)
+        _ = snapshot.videos  # encodes what has no features yet
+        return snapshot

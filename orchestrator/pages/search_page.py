@@ -1,0 +1,62 @@
+"""The search page of `ctvr serve`: a form and pictures of the results, without scripts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from html import escape
+
+from ctvr.orchestrator.pages.contact_sheet import card
+from ctvr.orchestrator.pages.html import STYLE, page
+from ctvr.orchestrator.pages.thumbnails import FRAMES, SIZE
+from ctvr.orchestrator.retrieval.model import Hit
+
+FORM = """
+form { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: end; margin: 1rem 0 }
+label { display: flex; flex-direction: column; font-size: .9rem; font-weight: 600 }
+label:first-child { flex: 1 1 16rem }
+input, button { font: 1rem/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  border: 1px solid var(--soft); border-radius: 6px; padding: .45rem .6rem; min-width: 0 }
+button { background: var(--card); cursor: pointer }
+input:focus-visible, button:focus-visible, a:focus-visible { outline: 2px solid var(--c0); outline-offset: 1px }
+ol.grid { list-style: none; padding: 0 }
+"""
+_HASH = base64.b64encode(hashlib.sha256((STYLE + FORM).encode()).digest()).decode()
+CONTENT_POLICY = (  # our style by its digest, pictures and the form of this service; nothing else
+    f"default-src 'none'; style-src 'sha256-{_HASH}'; img-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+
+
+def search_page(
+    query: str, k: int, found: Sequence[tuple[Hit, str]], about: str, videos: int, max_characters: int, max_hits: int
+) -> str:
+    """Return the page of a query and its (hit, address of the picture); without a query the form alone."""
+    is_asked = bool(query.strip())
+    focus = "" if is_asked else " autofocus"
+    parts = [
+        '<form role="search" action="/" method="get">\n'
+        f'<label>Describe a video <input type="search" name="q" value="{escape(query, quote=True)}" required '
+        f'maxlength="{max_characters}" accesskey="s" autocomplete="off"{focus}></label>\n'
+        f'<label>Videos <input type="number" name="k" value="{k}" min="1" max="{max_hits}" required></label>\n'
+        "<button>Search</button>\n</form>",
+        f'<p class="soft">Model: {escape(about)}. {videos} videos.</p>',
+    ]
+    if is_asked:
+        cards = "\n".join(f"<li>{card(hit, _picture(hit, address))}</li>" for hit, address in found)
+        parts.append(
+            f"<h2>{len(found)} best videos for “{escape(query)}”</h2>\n"
+            '<p class="soft">Each strip shows a video from its beginning to its end.</p>\n'
+            f'<ol class="grid">\n{cards}\n</ol>'
+        )
+    title = f"{query} - search" if is_asked else "Search videos"
+    return page(title, "\n".join(parts), FORM, heading="Search videos")
+
+
+def _picture(hit: Hit, address: str) -> str:
+    said = hit.captions[0] if hit.captions else hit.video
+    return (
+        f'<img src="{escape(address, quote=True)}" width="{FRAMES * SIZE}" height="{SIZE}" loading="lazy" '
+        f'alt="{escape(said, quote=True)}">'
+    )

@@ -1,0 +1,148 @@
+"""The HTTP service: /search, /health, /thumbnail/ID and a page at /. It only reads.
+
+Queries run one after another in one thread, and so do thumbnails in another: a slow video delays no query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, TypeVar
+
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.pages.search_page import CONTENT_POLICY, search_page
+from ctvr.orchestrator.pages.thumbnails import Thumbnails
+from ctvr.orchestrator.retrieval.model import Hit, find_video
+from ctvr.orchestrator.serving.gate import Gate
+from ctvr.orchestrator.serving.snapshot import Snapshot, video_id
+
+MAX_CHARACTERS, MAX_HITS = 1000, 100
+EXAMPLE = "Write for example: /search?q=a+red+square&k=10"
+Text = Annotated[str, Query(max_length=MAX_CHARACTERS)]
+Count = Annotated[int, Query(ge=1, le=MAX_HITS)]
+Result = TypeVar("Result")
+
+
+class Service:
+    """The application and its two threads.
+
+    Args:
+        current: returns the snapshot that answers a query from now on.
+        token: required of every request; empty: requests must name this machine as their host.
+    """
+
+    def __init__(self, current: Callable[[], Snapshot], token: str = "") -> None:
+        self.current, self.thumbnails = current, Thumbnails()
+        self._queries = ThreadPoolExecutor(1, "queries")
+        self._pictures = ThreadPoolExecutor(1, "pictures")
+        self.app: ASGIApp = Gate(self._routes(), token)
+
+    def close(self) -> None:
+        """Drop waiting requests, and end the children that decode."""
+        for pool in (self._queries, self._pictures):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self.thumbnails.close()
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., Result], *given: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *given)
+
+    def _found(self, query: str, k: int) -> tuple[Snapshot, list[Hit]]:
+        snapshot = self.current()  # once: text and videos are of the same model
+        return snapshot, snapshot.search(query, k)
+
+    def _routes(self) -> FastAPI:
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
+        app.add_exception_handler(RequestValidationError, _refuse_arguments)
+        app.add_exception_handler(ConfigError, _refuse_arguments)
+        app.add_exception_handler(StarletteHTTPException, _refuse_address)
+        app.add_exception_handler(Exception, _fail)
+        methods = ["GET", "HEAD"]
+
+        @app.api_route("/search", methods=methods)
+        async def search(q: Text, k: Count = 10) -> JSONResponse:
+            snapshot, hits = await self._in(self._queries, self._found, q, k)
+            return JSONResponse({"query": q, "model": snapshot.about, "hits": [_fields(hit) for hit in hits]})
+
+        @app.api_route("/health", methods=methods)
+        async def health() -> JSONResponse:
+            snapshot = self.current()
+            return JSONResponse({"status": "ok", "model": snapshot.about, "videos": len(snapshot.videos)})
+
+        @app.api_route("/thumbnail/{video}", methods=methods)
+        async def thumbnail(video: str) -> Response:
+            item = self.current().videos.get(video)
+            if item is None:
+                raise HTTPException(404, "thumbnail: no video of the gallery has this id")
+            path = find_video(item.path)
+            jpeg = await self._in(self._pictures, self.thumbnails.jpeg, (path, item.segment)) if path else None
+            if jpeg is None:
+                raise HTTPException(404, "thumbnail: the file of this video is not here or cannot be read")
+            return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=300"})
+
+        @app.api_route("/", methods=methods)
+        async def page(q: Text = "", k: Count = 10) -> HTMLResponse:
+            if q.strip():
+                snapshot, hits = await self._in(self._queries, self._found, q, k)
+            else:
+                snapshot, hits = self.current(), []
+            text = search_page(
+                q,
+                k,
+                [(hit, _address(hit)) for hit in hits],
+                snapshot.about,
+                len(snapshot.videos),
+                MAX_CHARACTERS,
+                MAX_HITS,
+            )
+            return HTMLResponse(text, headers={"Content-Security-Policy": CONTENT_POLICY})
+
+        return app
+
+
+def _address(hit: Hit) -> str:
+    return f"/thumbnail/{video_id(hit.task, hit.video, hit.segment)}"
+
+
+def _fields(hit: Hit) -> dict[str, Any]:
+    """Return a hit as JSON; no path of the file system."""
+    return {
+        "rank": hit.rank,
+        "video": hit.video,
+        "score": hit.score if math.isfinite(hit.score) else None,
+        "seconds": hit.segment,
+        "category": hit.category or None,
+        "thumbnail": _address(hit),
+    }
+
+
+async def _refuse_arguments(request: Request, error: Exception) -> JSONResponse:
+    """Answer a wrong argument with one line: its name, what is wrong, what to write."""
+    if not isinstance(error, RequestValidationError):
+        return JSONResponse({"error": str(error)}, 422)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    limits = {"q": f"a text of at most {MAX_CHARACTERS} characters", "k": f"a whole number from 1 to {MAX_HITS}"}
+    return JSONResponse({"error": f"{name}: must be {limits.get(name, 'valid')}. {EXAMPLE}"}, 422)
+
+
+async def _refuse_address(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StarletteHTTPException)
+    texts = {
+        404: "no such address. Use /, /search, /health or /thumbnail/ID.",
+        405: "this service only reads. Use GET.",
+    }
+    known = isinstance(error, HTTPException) and error.status_code == 404
+    text = f"{error.detail}." if known else texts.get(error.status_code, str(error.detail))
+    return JSONResponse({"error": text}, error.status_code, error.headers)
+
+
+async def _fail(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": "the service failed. Its terminal shows why."}, 500)

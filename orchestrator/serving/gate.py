@@ -1,0 +1,104 @@
+"""Access control: every request needs the token or, on loopback without one, a Host header of this machine."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import os
+from pathlib import Path
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ctvr.orchestrator.errors import ConfigError
+
+TOKEN = "CTVR_SERVE_TOKEN"
+LEAST = 16  # characters of a token
+HEADERS = {  # of every answer; the page adds its Content-Security-Policy
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name means this machine alone."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(host: str, file: Path | None) -> str:
+    """Return the token of a file, else of the environment; empty where none is needed or given.
+
+    Raises:
+        ConfigError: without a token for a host that others can reach, or for one that is too short.
+    """
+    place, token = TOKEN, os.environ.get(TOKEN, "")
+    if file is not None:
+        try:
+            place, token = f"--token-file {file}", file.expanduser().read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not ASCII"
+            raise ConfigError(f"--token-file {file}: cannot be read ({reason}). Give another file.") from error
+    token = token.strip()
+    if (token or file is not None) and not (len(token) >= LEAST and token.isascii() and token.isprintable()):
+        raise ConfigError(
+            f"{place}: a token has at least {LEAST} printable ASCII characters (got {len(token)} characters). Make "
+            "one: openssl rand -hex 24"
+        )
+    if not token and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host}: others can reach this address, so a token is needed. Set {TOKEN}, or give --token-file "
+            "FILE."
+        )
+    return token
+
+
+class Gate:
+    """Refuse requests without the token (401) or, without one, for another host (400: DNS rebinding); add `HEADERS`."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, hashlib.sha256(token.encode()).digest() if token else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
+        await (refusal or self.app)(scope, receive, send_with_headers)
+
+    def _refusal(self, headers: Headers) -> JSONResponse | None:
+        if self.token:
+            if hmac.compare_digest(hashlib.sha256(_given(headers.get("authorization", ""))).digest(), self.token):
+                return None
+            text = "the token is missing or wrong. Send the header Authorization: Bearer TOKEN."
+            asks = {"WWW-Authenticate": 'Basic realm="ctvr: any name, the token as password", charset="UTF-8"'}
+            return JSONResponse({"error": text}, 401, asks)
+        host = headers.get("host", "")
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if is_loopback(name):
+            return None
+        return JSONResponse({"error": "Host: is not this machine. Open the address that ctvr serve printed."}, 400)
+
+
+def _given(authorization: str) -> bytes:
+    """Return the token of a header: `Bearer TOKEN`, or the password of `Basic`, which browsers send."""
+    kind, _, value = authorization.strip().partition(" ")
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return value.strip().encode("utf-8", "replace") if kind.lower() == "bearer" else b""

@@ -1,0 +1,105 @@
+"""On loopback a request must name this machine; elsewhere, and wherever there is a token, it must have the token."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.serving import gate
+from ctvr.orchestrator.serving.gate import TOKEN, is_loopback, read_token
+from tests.orchestrator.serving.client import served
+
+SECRET = "correct-horse-battery"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:8000", 200),
+        ("LOCALHOST:1", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 400),
+        ("evil.example:8000", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("localhost.evil.example", 400),
+        ("127.0.0.1@evil.example", 400),
+        ("192.168.0.7", 400),
+        ("0.0.0.0", 400),
+        ("[::]", 400),
+        ("", 400),
+    ],
+)
+def test_a_page_of_another_site_cannot_ask_through_its_own_name(client, host, status):
+    """DNS rebinding: the browser sends the name of the site, whose address has become 127.0.0.1."""
+    for path in ("/health", "/search?q=a", "/", "/thumbnail/0", "/nothing"):
+        answer = client.get(path, headers={"Host": host})
+        assert (answer.status == 400) == (status == 400)
+        if status == 400:
+            assert answer.json == {"error": "Host: is not this machine. Open the address that ctvr serve printed."}
+
+
+def basic(password: str) -> str:
+    return "Basic " + base64.b64encode(f"any:{password}".encode()).decode()
+
+
+def test_a_token_is_needed_for_everything(snapshot, monkeypatch):
+    compared = []
+    real = gate.hmac.compare_digest
+    monkeypatch.setattr(gate.hmac, "compare_digest", lambda a, b: compared.append((len(a), len(b))) or real(a, b))
+    wrong = [
+        "",
+        "Bearer",
+        "Bearer wrong",
+        f"Bearer {SECRET}x",
+        SECRET,
+        f"Token {SECRET}",
+        "Basic !!!",
+        basic("x"),
+        "Bearer \xe9",
+    ]
+    with served(lambda: snapshot, SECRET) as client:
+        for path in ("/", "/health", "/search?q=a", "/thumbnail/0", "/nothing"):
+            for given in wrong:
+                answer = client.get(path, headers={"Authorization": given} if given else {})
+                assert (answer.status, list(answer.json)) == (401, ["error"])
+                assert SECRET not in answer.text
+                assert answer.headers["www-authenticate"].startswith("Basic ")
+        assert set(compared) == {(32, 32)}, "digests: the time tells neither characters nor length"
+        for given in (f"Bearer {SECRET}", f"bearer {SECRET}", basic(SECRET)):
+            for host in ("127.0.0.1", "search.example"):  # behind a proxy the name is another
+                assert client.get("/health", headers={"Authorization": given, "Host": host}).status == 200
+
+
+def test_another_host_without_a_token_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delenv(TOKEN, raising=False)
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
+    assert read_token("127.0.0.1", None) == ""
+    for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", ""):
+        with pytest.raises(ConfigError, match=f"--host {host}: others can reach this address, so a token is needed"):
+            read_token(host, None)
+    monkeypatch.setenv(TOKEN, SECRET)
+    assert read_token("0.0.0.0", None) == read_token("127.0.0.1", None) == SECRET
+    (tmp_path / "token").write_text("another-token-of-mine\n")
+    assert read_token("0.0.0.0", tmp_path / "token") == "another-token-of-mine"
+
+
+def test_a_token_that_is_none_is_refused_and_not_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv(TOKEN, "short")
+    with pytest.raises(
+        ConfigError, match=rf"^{TOKEN}: a token has at least 16 printable ASCII .*got 5 characters"
+    ) as told:
+        read_token("127.0.0.1", None)
+    assert "short" not in str(told.value)
+    for content, message in (
+        (b"", "a token has at least 16"),
+        (b"two lines of a\ntoken, not one", "a token has at least 16"),
+        ("schlüssel-schlüssel".encode(), "it is not ASCII"),
+    ):
+        (tmp_path / "token").write_bytes(content)
+        with pytest.raises(ConfigError, match=f"--token-file .*{message}"):
+            read_token("127.0.0.1", tmp_path / "token")
+    with pytest.raises(ConfigError, match=r"--token-file .*gone: cannot be read \(No such file"):
+        read_token("127.0.0.1", tmp_path / "gone")
