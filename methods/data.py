@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Task:
-    """One step of the stream: everything that a method may use of it."""
+    """One step of the stream, or a chunk where its boundaries are hidden: everything that a method may use of it."""
 
     index: int  # 0-based
     name: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.redaction import redact
-from ctvr.orchestrator.streams.load import load_stream, split_blur, split_order
+from ctvr.orchestrator.streams.load import load_stream, plain_name
 from ctvr.orchestrator.tracking.left import close_left
 from ctvr.orchestrator.tracking.server import check, default_uri, require_records
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
@@ -166,7 +166,7 @@ def absolute(place: str) -> str:
 
 def find_manifest(text: str) -> str:
     """Return a stream's name, with the path of a manifest made absolute for other processes."""
-    written = split_blur(split_order(text)[0])[0]
+    written = plain_name(text)
     if not Path(written).is_file():
         return text
     return str(Path(written).resolve()) + text.removeprefix(written)

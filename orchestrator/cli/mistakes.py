@@ -101,7 +101,7 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
 
 def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -> str:
     """Return the name that an argument without `=` gives: the stream, the method, a table, or none."""
-    from ctvr.orchestrator.streams.load import BENCHMARKS, available_streams, is_embedded, split_blur, split_order
+    from ctvr.orchestrator.streams.load import BENCHMARKS, available_streams, is_embedded, plain_name
     from ctvr.orchestrator.sweeps.preflight import is_method
 
     free = [name for name in places if not getattr(arguments, name)]
@@ -113,7 +113,7 @@ def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -
     free = [name for name in free if name != "preset"]
     if "stream" in free and not is_method(word):
         streams = {*available_streams(arguments.runs), *BENCHMARKS}
-        name = split_blur(split_order(word)[0])[0]
+        name = plain_name(word)
         if name in streams or is_embedded(name) or word.endswith((".json", ".csv")):
             return "stream"
     return free[0] if free else ""

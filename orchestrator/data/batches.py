@@ -28,7 +28,7 @@ from ctvr.orchestrator.data.frozen_features import FrozenFeatures
 from ctvr.orchestrator.data.prefetch import num_prefetch_threads, prefetch
 from ctvr.orchestrator.data.shuffle import index_batches, seed_of
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.streams.stream import Item, Stream
+from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from ctvr.orchestrator.video.sampling import missing_frame
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Queries:
     target: Tensor  # (Q,) int64, index of the caption's own video within its task
     twin: Tensor  # (Q,) int64, index of the time-reversed twin within its task, -1 without one
     names: tuple[str, ...] = ()  # "<video id>#<caption number>", for the stored ranks
+    task: int = 0  # of the method: its parts encode these captions and videos
 
 
 class StreamData:
@@ -77,13 +78,13 @@ class StreamData:
 
     def _index(self) -> None:
         """Number the training videos and pairs."""
-        items = [self.stream.items(index, "train") for index in range(len(self.stream.tasks))]
+        items = [task.train for task in self.stream.method_tasks]
         videos = (item.video for task in items for item in task)
         self._numbers = {video: number for number, video in enumerate(dict.fromkeys(videos))}
         # A pair's number is its position among the pairs of all tasks
         self._all = [(item, caption) for task in items for item in task for caption in item.captions]
         counts = (sum(len(item.captions) for item in task) for task in items)
-        self._first = list(accumulate(counts, initial=0))  # number of each task's first pair
+        self._first = list(accumulate(counts, initial=0))  # number of the first pair of each of the method's tasks
 
     def with_training_split(self, split: str) -> StreamData:
         """Return the same data with the pairs of a split as training pairs, without augmentation."""
@@ -122,8 +123,8 @@ class StreamData:
         return other
 
     def task(self, index: int) -> Task:
-        """Return what a method may know of task `index` (0-based)."""
-        return task_of(self.stream, index)
+        """Return what a method may know of its task `index` (0-based)."""
+        return task_of(self.stream, index, self.stream.method_tasks)
 
     def _pairs(self, tasks: Sequence[int]) -> list[int]:
         """Return the numbers of the training pairs of `tasks`, in order."""
@@ -139,7 +140,7 @@ class StreamData:
         """
         chosen = [self._all[number] for number in numbers]
         videos = self.to_batch(self._read([item for item, _ in chosen], is_augmented=False), None)
-        tokens = self._pair_tokens(chosen, self._width(range(len(self.stream.tasks))))
+        tokens = self._pair_tokens(chosen, self._width(range(len(self.stream.method_tasks))))
         return videos.contiguous(), to_device(tokens, self.device)
 
     def _tasks(self, pairs: Sequence[int]) -> Tensor:
@@ -305,14 +306,15 @@ class StreamData:
             target=torch.tensor([row for row, _, _ in captions]),
             twin=torch.tensor(twins),
             names=tuple(f"{items[row].video}#{number}" for row, number, _ in captions),
+            task=self.stream.method_task(task),
         )
 
 
-def task_of(stream: Stream, index: int) -> Task:
-    """Return what a method may know of task `index` (0-based)."""
-    task = stream.tasks[index]
+def task_of(stream: Stream, index: int, tasks: Sequence[StreamTask]) -> Task:
+    """Return task `index` (0-based) of `tasks`: `Stream.tasks`, or `Stream.method_tasks` for a method."""
+    task = tasks[index]
     categories = tuple(stream.category_index(name) for name in task.categories)
-    return Task(index, task.name, len(stream.tasks), categories, len(stream.categories))
+    return Task(index, task.name, len(tasks), categories, len(stream.categories))
 
 
 def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
@@ -324,8 +326,8 @@ def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
     if stream.domain == "images":
         return
     is_by_video = config.unique_videos or config.caption_sampling == "random_per_video"
-    for index, task in enumerate(stream.tasks):
-        pairs = len(stream.items(index, "train") if is_by_video else stream.pairs(index, "train"))
+    for task in stream.method_tasks:
+        pairs = len(task.train) if is_by_video else sum(len(item.captions) for item in task.train)
         if pairs < workers:
             what = "training videos, of which a batch takes one caption each," if is_by_video else "training pairs"
             raise ConfigError(

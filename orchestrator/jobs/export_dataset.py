@@ -37,8 +37,8 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         licence: licence of videos and captions by the hub's name; "" writes `license: other`.
 
     Raises:
-        ConfigError: for a folder that is not empty, a stream of images or features, videos that are missing or are
-            folders of frames, or a disk that is full.
+        ConfigError: for a folder that is not empty, a stream of images, features or chunks, videos that are missing or
+            are folders of frames, or a disk that is full.
     """
     require_empty(out)
     places, manifest = execution.places(), find_manifest(name)
@@ -46,6 +46,8 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
     if stream.domain == "images" or stream.has_features:
         kind = "images" if stream.domain == "images" else "features"
         raise ConfigError(f"--hf: stream {stream.name} has {kind} instead of videos. Omit --hf.")
+    if stream.is_chunked:
+        raise ConfigError(f"--hf: stream {stream.name} is cut into chunks, which a data set cannot say. Omit _chunks.")
     create_output_dir(out)
     stream = load_stream(manifest, places.root, places.videos)  # renders videos, after all checks
     if missing := missing_videos(stream):

@@ -65,7 +65,8 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
             f"model {name}: its stream {run.settings['stream']} does not exist here, and the card describes it. "
             "Restore its manifest and videos."
         )
-    tasks: list[dict[str, Any]] = [vars(task_of(stream, index)) for index in range(len(stream.tasks))]
+    learned = stream.method_tasks
+    tasks: list[dict[str, Any]] = [vars(task_of(stream, index, learned)) for index in range(len(learned))]
     settings = {**model.settings, "stream": stream.name}  # without paths of this machine
     for setting in ("backbone.weights", "backbone.sha256", "backbone.vocabulary"):
         if "/" in (named := str(settings.get(setting, ""))):

@@ -12,7 +12,6 @@ from pathlib import Path
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import suggest
-from ctvr.orchestrator.data.batches import task_of
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.commits import Commits
@@ -210,11 +209,10 @@ def _restored(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
         settings = read_json(execution.existing_tracker().download(run.run_id, "config.json"))
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
-    tasks = [task_of(stream, index) for index in range(done)]
     commits = Commits(execution.places().open_store(), key)
     with named_in(f"run {run.name}"):
         experiment = resolve(renamed.settings(settings, quiet=True), None, presets)
-    return restore_from_commits(experiment, commits, tasks, stream)
+    return restore_from_commits(experiment, commits, done, stream)
 
 
 def _check_run(name: str, run: RunRecord) -> None:
@@ -247,9 +245,9 @@ def _with_gallery(model: Model, folder: Path) -> Model:
         split, stream = model.trained.experiment.evaluation.split, model.stream
         here = [] if stream is None else [stream.items(index, split) for index in range(len(stream.tasks))]
         names = [[item.video for item in items] for items in here]
-        same = names == [[item.video for item in items] for _, items, _ in blocks]
+        same = names == [[item.video for item in items] for _, items, _, _ in blocks]
         model.set_gallery(
-            [Block(here[i] if same else items, rows, i, name) for i, (name, items, rows) in enumerate(blocks)]
+            [Block(here[i] if same else items, rows, task, name) for i, (name, items, rows, task) in enumerate(blocks)]
         )
     return model
 

@@ -35,9 +35,7 @@ def caption_features_for(context: EvaluationContext, queries: Sequence[Queries],
     """
     method, former = context.method, context.method.gallery_is_fresh
     method.gallery_is_fresh = is_fresh
-    encoded = caption_features(
-        method, queries, len(context.galleries), context.config, context.device, context.encode_sharded
-    )
+    encoded = caption_features(method, queries, context.config, context.device, context.encode_sharded)
     try:
         if context.is_scoring:
             return spilled(encoded, spill.MEMORY_BUDGET)

@@ -46,7 +46,7 @@ def step_costs(method: Method, data: StreamData) -> dict[str, float]:
         return {}
     found = {"cost/tower_copies": float(max(0, len(_towers(method)) - 1))}
     if world_size() == 1:
-        last = len(data.stream.tasks) - 1
+        last = len(data.stream.method_tasks) - 1
         seen = list(range(last + 1)) if method.declared.trains_on == "seen" else [last]
         batch = next(data.train_batches(seen, 0, last, 0))
         with suppress(torch.OutOfMemoryError):
@@ -81,9 +81,10 @@ def budget(
     if not epochs:
         return {**found, "cost/train_gmacs": 0.0}
     if "cost/pair_gmacs" in spent:
-        seen = [list(range(t + 1)) if method.declared.trains_on == "seen" else [t] for t in range(len(sizes))]
-        each = [sum(data.batch_sizes(tasks, seed, t, 0)) for t, tasks in enumerate(seen)]  # pairs of an epoch
-        found["cost/train_gmacs"] = spent["cost/pair_gmacs"] * sum(each) * epochs / len(sizes)
+        tasks = len(data.stream.method_tasks)
+        seen = [list(range(t + 1)) if method.declared.trains_on == "seen" else [t] for t in range(tasks)]
+        each = [sum(data.batch_sizes(of, seed, t, 0)) for t, of in enumerate(seen)]  # pairs of an epoch
+        found["cost/train_gmacs"] = spent["cost/pair_gmacs"] * sum(each) * epochs / tasks
     return found
 
 

@@ -107,7 +107,6 @@ class TiledScorer:
 def caption_features(
     method: Method,
     queries: Sequence[Queries],
-    tasks: int,
     config: EvaluationConfig,
     device: torch.device,
     encode_sharded: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None,
@@ -123,7 +122,7 @@ def caption_features(
     tokens = torch.cat([q.tokens for q in queries])
     tokens = trim_padding(tokens) if method.declared.attends_to_padding else tokens
     run = encode_sharded or (lambda encode, rows: encode(rows))
-    for task in range(tasks) if method.declared.task_conditioned_text else (None,):
+    for task in [q.task for q in queries] if method.declared.task_conditioned_text else [None]:
         yield run(lambda rows, task=task: encode_texts(method, rows, task, config, device), tokens)  # type: ignore[misc]
 
 
@@ -177,7 +176,7 @@ def compute_ranks(
     """
     sizes, encoded = (
         [len(gallery) for gallery in galleries],
-        caption_features(method, queries, len(galleries), config, device, encode_sharded),
+        caption_features(method, queries, config, device, encode_sharded),
     )
     if not is_scoring:
         for _ in encoded:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from ctvr.orchestrator.learning.experiment import BackboneConfig, Experiment
 from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, read_model
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
+from ctvr.orchestrator.learning.stored_galleries import repeat_tasks
 from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.streams.stream import Stream
 
@@ -176,28 +176,23 @@ def load_trained(folder: Path) -> TrainedModel:
     return TrainedModel(method.eval(), experiment, clip)
 
 
-def restore_from_commits(
-    experiment: Experiment, commits: Commits, tasks: Sequence[Task], stream: Stream
-) -> TrainedModel:
+def restore_from_commits(experiment: Experiment, commits: Commits, done: int, stream: Stream) -> TrainedModel:
     """Load the model of a run's last commit, and the galleries that it stored.
 
     Args:
         experiment: configuration of the run.
         commits: commits of the run.
-        tasks: tasks of its stream.
+        done: number of finished tasks.
         stream: its stream, which may hold precomputed features instead of videos.
 
     Raises:
-        MissingObject: if the run has no commit of its last task, or `ctvr cache gc` removed its weights.
+        MissingObject: if the run has no commit of that task, or `ctvr cache gc` removed its weights.
     """
-    weights, galleries = commits.load(len(tasks))
+    weights, galleries = commits.load(done)
     clip = load_tower(experiment, stream)
     method = make_method(experiment, clip)
     method.gallery_is_fresh = method.declared.reencodes_gallery or protocol_of(stream).reencodes_gallery
     pretrained = PretrainedSnapshot(method)
-    for task, gallery in zip(tasks, galleries):
-        method.eval()
-        method.begin_task(task)
-        method.on_gallery_stored(task, gallery)
+    repeat_tasks(method, stream, galleries, torch.device("cpu"), lambda task: method.eval().begin_task(task))
     load_state(method, weights, pretrained)
     return TrainedModel(method.eval(), experiment, clip, tuple(galleries))

@@ -28,6 +28,7 @@ def save_gallery(galleries: Sequence[Tensor], stream: Stream, split: str, folder
     tasks = [
         {
             "name": task.name,
+            "task": stream.method_task(index),
             "videos": [
                 {"video": item.video, "segment": item.segment, "captions": item.captions}
                 for item in stream.items(index, split)
@@ -38,8 +39,8 @@ def save_gallery(galleries: Sequence[Tensor], stream: Stream, split: str, folder
     (folder / VIDEOS).write_text(json.dumps(tasks, ensure_ascii=False), encoding="utf-8")
 
 
-def read_gallery(folder: Path) -> list[tuple[str, tuple[Item, ...], Tensor]]:
-    """Return name, videos (without paths) and features of each task; empty if the folder has no gallery.
+def read_gallery(folder: Path) -> list[tuple[str, tuple[Item, ...], Tensor, int]]:
+    """Return name, videos (without paths), features and the method's task of each task; empty without a gallery.
 
     Raises:
         ConfigError: if the files are damaged or do not belong together.
@@ -54,8 +55,8 @@ def read_gallery(folder: Path) -> list[tuple[str, tuple[Item, ...], Tensor]]:
                 Item(str(each["video"]), "", _segment(each["segment"]), "", tuple(map(str, each["captions"])))
                 for each in task["videos"]
             )
-            found.append((str(task["name"]), items, features[str(index)]))
-        if len(found) != len(features) or any(len(items) != len(rows) for _, items, rows in found):
+            found.append((str(task["name"]), items, features[str(index)], int(task.get("task", index))))
+        if len(found) != len(features) or any(len(items) != len(rows) for _, items, rows, _ in found):
             raise ValueError("numbers of videos and features differ")
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{folder / VIDEOS}: does not fit {FEATURES} ({error}). Save the model again.") from error

@@ -83,7 +83,7 @@ def measure_ages(context: EvaluationContext, encode_gallery: Callable[..., Tenso
     fresh = [encode_gallery(task, count=count) for task, count in enumerate(counts) if count]
     fresh += stored[len(fresh) :]
     seconds = time.monotonic() - started
-    queries = [context.data.queries(index, context.split) for index in range(len(stored))]
+    queries = context.queries()
     features = caption_features_for(context, queries, reencodes)
     # A caption that is moved to an older model searches re-encoded videos as it is
     unmoved = caption_features_for(context, queries, True) if context.method.declared.compensates_age else None
@@ -155,11 +155,11 @@ def unlearned_metrics(context: EvaluationContext, encode_gallery: Callable[..., 
     Videos and captions are encoded with the parts (prompt, router) of the newest task. With `done` 0 the name is
     `r1_untrained`. Empty on a worker that only encodes.
     """
-    method, config, newest = context.method, context.config, max(done - 1, 0)
-    given = newest if method.declared.task_conditioned_text else None
+    method, config = context.method, context.config
+    given = context.newest if method.declared.task_conditioned_text else None
     found = {}
     for index in range(done, len(context.data.stream.tasks)):
-        queries, gallery = context.data.queries(index, context.split), encode_gallery(index, given=newest)
+        queries, gallery = context.data.queries(index, context.split), encode_gallery(index)
         features = context.encode_sharded(
             lambda tokens: encode_texts(method, tokens, given, config, context.device), queries.tokens
         )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.blocks import checkpointing
 from ctvr.methods.base import Batch, Method, Task
-from ctvr.orchestrator.data.batches import StreamData, seed_of
+from ctvr.orchestrator.data.batches import StreamData, seed_of, task_of
 from ctvr.orchestrator.data.device import Precision, autocast_for
 from ctvr.orchestrator.errors import CommitConflict
 from ctvr.orchestrator.learning.budget import step_costs
@@ -43,6 +43,7 @@ from ctvr.orchestrator.learning.optimizer import (
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog
 from ctvr.orchestrator.learning.protocols import EvaluationContext, protocol_of
 from ctvr.orchestrator.learning.pulse import at
+from ctvr.orchestrator.learning.stored_galleries import announce_gallery, repeat_tasks
 from ctvr.orchestrator.learning.unique_videos import Losses
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Loop:
         self.data = data.trim_captions_per_task() if method.declared.attends_to_padding else data
         self.config, self.commits, self.protocol = config, commits, protocol_of(data.stream)
         self.report, self.zero_shot, self.reads = report, zero_shot, reads or AccessLog()
-        self.record = RunState()
+        self.record, self._newest = RunState(), 0  # the second: the method's task that began last
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
         self.selection: list[Tensor] = []  # the same for the split that selects epochs, if it is a different one
         self._pretrained = PretrainedSnapshot(method)
@@ -98,27 +99,29 @@ class Loop:
         Raises:
             CommitConflict: if another process committed a task first; a new loop continues from it (`run.execute`).
         """
-        num_tasks = len(self.data.stream.tasks)
+        stream, num_tasks = self.data.stream, len(self.data.stream.tasks)
         done = self.workers.broadcast(self.commits.finished(num_tasks))
         if done:
             self._resume(done)
         for index in range(done, num_tasks):
-            started, task = time.monotonic(), self.data.task(index)
-            self._begin(task)
-            before = Evaluation() if index else self._optional(0)
-            with checkpointing(self.config.optim.activation_checkpointing):
-                self._train(task)
-            costs = step_costs(self.method, self.data) if index + 1 == num_tasks and self.record.training else {}
-            with checkpointing(self.config.optim.activation_checkpointing):  # end_task may compute gradients, too
-                self.method.eval()
-                self._seed("end", index)
-                self.method.end_task(task, self.data.ordered_batches([index]))
-            self._store_galleries(task)
+            started, before, costs = time.monotonic(), Evaluation(), Evaluation()
+            for task in map(self.data.task, stream.learned_in(index)):
+                self._begin(task)
+                before = before if task.index else self._optional(0)
+                with checkpointing(self.config.optim.activation_checkpointing):
+                    self._train(task)
+                if task.index + 1 == task.num_tasks and self.record.training:
+                    costs.metrics |= step_costs(self.method, self.data)
+                with checkpointing(self.config.optim.activation_checkpointing):  # end_task may compute gradients, too
+                    self.method.eval()
+                    self._seed("end", task.index)
+                    self.method.end_task(task, self.data.ordered_batches([task.index]))
+            self._store_galleries(index)
             found = self._evaluate(index)
-            found.add(before, self._optional(index + 1, found.own, before.metrics), Evaluation(costs))
+            found.add(before, self._optional(index + 1, found.own, before.metrics), costs)
             self._commit(found, time.monotonic() - started)
             if self.report is not None:
-                self.report(task, self.record, self.record.seconds[-1])
+                self.report(task_of(stream, index, stream.tasks), self.record, self.record.seconds[-1])
         return self.record
 
     def _seed(self, *parts: object) -> None:
@@ -128,6 +131,7 @@ class Loop:
         self.method.eval()  # the same mode as in a resumed run
         self._seed("begin", task.index)  # equal on every worker: new parameters must agree
         self.method.begin_task(task)
+        self._newest = task.index
         self.method.to(self.workers.device).eval()  # new modules are in training mode
 
     def _resume(self, done: int) -> None:
@@ -136,10 +140,7 @@ class Loop:
         self.selection = self.commits.galleries(done, "selection")
         self.record = self.commits.record(done)
         self.reads.update(self.commits.settings_read(done))
-        for index in range(done):
-            task = self.data.task(index)
-            self._begin(task)
-            self.method.on_gallery_stored(task, self.galleries[index].to(self.workers.device))
+        repeat_tasks(self.method, self.data.stream, self.galleries, self.workers.device, self._begin)
         load_state(self.method, weights, self._pretrained)
         named = dict(self.method.named_parameters())
         for name, value in self.commits.optimizer_state(done).items():
@@ -179,7 +180,7 @@ class Loop:
             terms.update(self._evaluation_losses(task) if self.config.evaluation.log_losses else {})
             self.record.training.append({"step": float(self.record.steps), **terms})
             if self.config.evaluation.select == "best":
-                former, best = best, self._keep_best(task, best)
+                former, best = best, self._keep_best(best)
                 is_better = former is None or best[0] > former[0]
                 waited = 0 if is_better else waited + (epoch >= self.config.evaluation.patience_start)
                 if waited == self.config.evaluation.patience:
@@ -236,19 +237,19 @@ class Loop:
 
     def _evaluation_losses(self, task: Task) -> dict[str, float]:
         """Return the mean over batches of every loss on a task's evaluated pairs, in the same batches each time."""
-        split, workers = self.config.evaluation.split, self.workers
+        split, workers, index = self.config.evaluation.split, self.workers, self.record.done
         self.method.eval()
-        self._seed("unlearned", task.index, workers.rank)
+        self._seed("unlearned", index, workers.rank)
         data = self.data.with_training_split(split)
-        batches = data.train_batches([task.index], self.config.seed, task.index, 0, workers.rank, workers.size)
+        batches = data.train_batches([index], self.config.seed, index, 0, workers.rank, workers.size)
         means = mean_losses(self.method, batches, self._autocast, workers.device, f"{task.name}, {split}")
         return workers.all_reduce_mean({name.replace("train", split, 1): value for name, value in means.items()})
 
-    def _keep_best(self, task: Task, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
+    def _keep_best(self, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
         """Evaluate as after the task and keep the better state; later ties win, as in the released CTVR code."""
         self.method.eval()
         split = self._selects_on or self.config.evaluation.split
-        found = self._measure(task.index, split, self._encode_galleries(task, split))
+        found = self._measure(done := self.record.done, split, self._encode_galleries(done, split))
         score = self.protocol.score(found)
         if best is None or score >= best[0]:
             return score, clone_trained_state(self.method, self._pretrained)
@@ -264,27 +265,27 @@ class Loop:
     def _reencodes(self) -> bool:
         return self.method.declared.reencodes_gallery or self.protocol.reencodes_gallery
 
-    def _tasks_to_encode(self, task: Task) -> list[int]:
+    def _tasks_to_encode(self, task: int) -> list[int]:
         """Return the tasks whose videos the current model encodes: `task`, with earlier ones if it re-encodes."""
-        return list(range(task.index + 1)) if self._reencodes else [task.index]
+        return list(range(task + 1)) if self._reencodes else [task]
 
-    def _encode_galleries(self, task: Task, split: str) -> list[Tensor]:
+    def _encode_galleries(self, task: int, split: str) -> list[Tensor]:
         """Return features of all videos of tasks so far: those of `_tasks_to_encode` encoded now, others as stored."""
         stored = self.galleries if split == self.config.evaluation.split else self.selection
         fresh = self._tasks_to_encode(task)
-        return [self._gallery(i, split) if i in fresh else stored[i] for i in range(task.index + 1)]
+        return [self._gallery(i, split) if i in fresh else stored[i] for i in range(task + 1)]
 
-    def _store_galleries(self, task: Task) -> None:
+    def _store_galleries(self, task: int) -> None:
         split = self.config.evaluation.split
         self.galleries = self._encode_galleries(task, split)
         for index in self._tasks_to_encode(task):
-            self.method.on_gallery_stored(self.data.task(index), self.galleries[index].to(self.workers.device))
+            announce_gallery(self.method, self.data.stream, self.galleries, index, self.workers.device)
         if self._selects_on not in {None, split} and not self._reencodes:
             self.selection = self._encode_galleries(task, str(self._selects_on))
 
-    def _gallery(self, index: int, split: str, count: int | None = None, given: int | None = None) -> Tensor:
-        """Encode the videos (V, ...) of a task, or its first `count`, with the parts of the task `given` (its own)."""
-        evaluation, given = self.config.evaluation, index if given is None else given
+    def _gallery(self, index: int, split: str, count: int | None = None) -> Tensor:
+        """Encode the videos (V, ...) of a task, or its first `count`; one that is not learned with the newest parts."""
+        evaluation, given = self.config.evaluation, min(self.data.stream.method_task(index), self._newest)
 
         def encode(rows: Sequence[int]) -> Tensor:
             with self._autocast():
@@ -304,7 +305,7 @@ class Loop:
             with self._autocast():  # for the towers only: scores are float32
                 return self.workers.encode_sharded(encode, rows, is_for_all=False)
 
-        about = self.config.evaluation, self.workers.device, encode_sharded, self.workers.rank == 0
+        about = self.config.evaluation, self.workers.device, encode_sharded, self.workers.rank == 0, self._newest
         return EvaluationContext(self.method, self.data, index, split, galleries, *about)
 
     def _optional(self, done: int, own: Sequence[float] = (), before: Mapping[str, float] | None = None) -> Evaluation:

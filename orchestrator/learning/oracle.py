@@ -57,8 +57,8 @@ def oracle_metrics(
     if not method.declared.task_conditioned_text:
         own = None
     else:
-        own = _joined([_own(method, q, task, config, device, encode_sharded) for task, q in enumerate(queries)])
-    features = caption_features(method, queries, len(galleries), config, device, encode_sharded)
+        own = _joined([_own(method, q, config, device, encode_sharded) for q in queries])
+    features = caption_features(method, queries, config, device, encode_sharded)
     if usual is None:
         for _ in features:  # the other workers wait for this worker's share
             pass
@@ -84,10 +84,10 @@ def oracle_metrics(
 
 
 def _own(
-    method: Method, asked: Queries, task: int, config: EvaluationConfig, device: torch.device, encode_sharded: Spread
+    method: Method, asked: Queries, config: EvaluationConfig, device: torch.device, encode_sharded: Spread
 ) -> Tensor:
     """Return the features of a task's captions, conditioned on that task."""
-    return encode_sharded(lambda tokens: encode_texts(method, tokens, task, config, device), asked.tokens)
+    return encode_sharded(lambda tokens: encode_texts(method, tokens, asked.task, config, device), asked.tokens)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

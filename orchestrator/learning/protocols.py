@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from ctvr.methods.base import Method
 from ctvr.methods.images import knn
 from ctvr.methods.layers.transfer import trim_padding
-from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.batches import Queries, StreamData
 from ctvr.orchestrator.data.images import ImageData
 from ctvr.orchestrator.data.questions import QuestionData, Questions
 from ctvr.orchestrator.errors import ConfigError
@@ -50,6 +50,12 @@ class EvaluationContext:
     device: torch.device
     encode_sharded: Callable[[Callable[[Any], Tensor], Any], Tensor]  # encodes on all workers, for the one that scores
     is_scoring: bool  # False on a worker that only encodes
+    newest: int  # the method's task that began last
+
+    def queries(self) -> list[Queries]:
+        """Return the captions of each task so far."""
+        asked = [self.data.queries(index, self.split) for index in range(self.task + 1)]
+        return [replace(q, task=min(q.task, self.newest)) for q in asked]
 
 
 class Protocol(ABC):
@@ -83,7 +89,7 @@ class Retrieval(Protocol):
     gain = ("stream/t2v/r1", "stream/t2v/r1_gain")
 
     def measure(self, sight: EvaluationContext) -> Evaluation | None:
-        queries = [sight.data.queries(index, sight.split) for index in range(sight.task + 1)]
+        queries = sight.queries()
         ranked = compute_ranks(
             sight.method,
             queries,

@@ -230,7 +230,7 @@ def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
     Raises:
         ConfigError: naming the first task that would drop more than `MAX_DROPPED_FRACTION`.
     """
-    for index, task in enumerate(data.stream.tasks):
+    for index, task in enumerate(data.stream.method_tasks):
         pairs, dealt = (sum(data.batch_sizes([index], seed, index, 0, size)) for size in (1, workers.size))
         share = 1 - dealt / pairs
         what = f"{pairs - dealt} of {pairs} pairs of {task.name} ({share:.0%})"
@@ -248,9 +248,9 @@ def warn_of_long_queues(experiment: Experiment, data: StreamData) -> None:
     for group, config in (("method", experiment.method), ("base", experiment.base)):
         if not (queue := getattr(config, "queue_size", 0)):
             continue
-        tasks = range(len(data.stream.tasks))
+        tasks = range(len(data.stream.method_tasks))
         pairs = [sum(data.batch_sizes([index], experiment.run.seed, index, 0)) for index in tasks]
-        if short := [data.stream.tasks[index].name for index in tasks if pairs[index] < queue]:
+        if short := [data.stream.method_tasks[index].name for index in tasks if pairs[index] < queue]:
             log.warning(
                 "%s.queue_size: %d is more than the %d items of an epoch of %s, so items are compared with older "
                 "keys of themselves. Use a smaller %s.queue_size.",

@@ -138,13 +138,13 @@ def unseen_metrics(context: EvaluationContext, done: int, first: Mapping[str, fl
     Args:
         first: metrics of the untrained model, from this function with `done` 0.
     """
-    method, config, newest = context.method, context.config, max(done - 1, 0)
-    given = newest if method.declared.task_conditioned_text else None
+    method, config = context.method, context.config
+    given = context.newest if method.declared.task_conditioned_text else None
     found: dict[str, float] = {}
     for key, data in context.data.others.items():
         if key == DISTRACTORS:
             continue
-        queries, gallery = data.queries(0, context.split), _encode(context, data, newest)
+        queries, gallery = data.queries(0, context.split), _encode(context, data)
         features = context.encode_sharded(
             lambda tokens: encode_texts(method, tokens, given, config, context.device), queries.tokens
         )
@@ -164,9 +164,9 @@ def _retention(name: str, r1: float, first: Mapping[str, float]) -> dict[str, fl
 def distractor_metrics(context: EvaluationContext) -> dict[str, float]:
     """Return `stream/distractors/...` after the last task; empty on a worker that only encodes."""
     method, config, stored = context.method, context.config, context.galleries
-    more = _encode(context, context.data.others[DISTRACTORS], len(stored) - 1)
-    queries = [context.data.queries(index, context.split) for index in range(len(stored))]
-    encoded = caption_features(method, queries, len(stored), config, context.device, context.encode_sharded)
+    more = _encode(context, context.data.others[DISTRACTORS])
+    queries = context.queries()
+    encoded = caption_features(method, queries, config, context.device, context.encode_sharded)
     if not context.is_scoring:
         for _ in encoded:  # the other workers wait for this worker's share
             pass
@@ -185,10 +185,11 @@ def with_distractors(stored: Sequence[Tensor], more: Tensor, count: int) -> list
     return [*stored[:-1], torch.cat([stored[-1], more[:count]])]
 
 
-def _encode(context: EvaluationContext, data: StreamData, task: int) -> Tensor:
-    """Encode all videos (V, ...) of another stream with the parts of a task."""
+def _encode(context: EvaluationContext, data: StreamData) -> Tensor:
+    """Encode all videos (V, ...) of another stream with the parts of the newest task."""
 
     def encode(rows: Sequence[int]) -> Tensor:
-        return encode_videos(context.method, data.videos(0, context.split, rows, context.config.batch_size), task)
+        frames = data.videos(0, context.split, rows, context.config.batch_size)
+        return encode_videos(context.method, frames, context.newest)
 
     return context.encode_sharded(encode, range(data.num_videos(0, context.split)))

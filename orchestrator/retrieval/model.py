@@ -178,7 +178,10 @@ class Model:
             stored = tuple(self._encode(each) for each in items)
         names = [task.name for task in self.stream.tasks]
         parts = zip(items, stored, names)
-        self._own = [Block(each, features, index, name) for index, (each, features, name) in enumerate(parts)]
+        self._own = [
+            Block(each, features, self.stream.method_task(index), name)
+            for index, (each, features, name) in enumerate(parts)
+        ]
         return self._own
 
     def set_gallery(self, blocks: Sequence[Block]) -> None:
@@ -216,7 +219,7 @@ class Model:
     def _texts(self, tokens: Tensor, task: int | None) -> Tensor:
         method = self.trained.method
         if task is None and method.declared.task_conditioned_text and self.stream is not None:
-            task = len(self.stream.tasks) - 1
+            task = len(self.stream.method_tasks) - 1
         tokens = trim_padding(tokens) if method.declared.attends_to_padding else tokens
         with self._precision(), merged_weights():
             return method.encode_text(tokens.to(self.device), task).float().cpu()

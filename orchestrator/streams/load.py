@@ -43,8 +43,8 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     Args:
         name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "worlds-5_conflict0"
             for a stream with a dial that differs from its default; "shapes-5_blurry20" for blurry boundaries
-            (`Stream.blurred`), before the order; "msrvtt-10" for
-            `<root>/streams/msrvtt-10.json`; or a path to a .json file.
+            (`Stream.blurred`); "shapes-5_chunks7" for boundaries that the method does not know (`Stream.chunked`); with
+            several, blur, chunks, order; "msrvtt-10" for `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the data folder, which contains rendered streams and `streams/`.
         videos: the base folder of the manifest's paths; default: the manifest's own `videos`.
         render: render the videos of an embedded stream if they do not exist; False loads only the description.
@@ -54,9 +54,12 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     """
     name, root = str(name_or_path), Path(root)
     written, order = split_order(name)
+    ordered, count = _split_chunks(written)
+    if count is not None:  # the tasks arrive in their order
+        return load_stream(f"{ordered}@{order}" if order else ordered, root, videos, render).chunked(count)
     if order:
         return load_stream(written, root, videos, render).in_order(order)
-    written, percent = split_blur(name)
+    written, percent = _split_blur(name)
     if percent and not (root / "streams" / f"{name}.json").is_file():
         return load_stream(written, root, videos, render).blurred(percent)
     if is_embedded(name):
@@ -81,7 +84,18 @@ def split_order(name: str) -> tuple[str, int]:
     return (written, int(order)) if written and order.isdecimal() else (name, 0)
 
 
-def split_blur(name: str) -> tuple[str, int]:
+def plain_name(name: str) -> str:
+    """Return a stream's name or path without its task order, chunks and blur."""
+    return _split_blur(_split_chunks(split_order(name)[0])[0])[0]
+
+
+def _split_chunks(name: str) -> tuple[str, int | None]:
+    """Split `NAME_chunks7` into the stream's name and the number of chunks; None if none is given."""
+    match = re.fullmatch(r"(.+)_chunks(\d+)", name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+def _split_blur(name: str) -> tuple[str, int]:
     """Split `NAME_blurry20` into the stream's name and the percentage of exchanged videos; 0 if none is given."""
     match = re.fullmatch(r"(.+)_blurry(\d+)", name)
     if match and not 1 <= int(match[2]) <= 99:
@@ -92,8 +106,8 @@ def split_blur(name: str) -> tuple[str, int]:
 
 
 def is_embedded(name: str) -> bool:
-    """Report whether a name without task order is that of an embedded stream, with or without dials or blur."""
-    name = split_blur(name)[0]
+    """Report whether a name is that of an embedded stream, with or without dials, blur, chunks and order."""
+    name = plain_name(name)
     return name in RENDERED or _with_dials(name)
 
 
@@ -125,7 +139,7 @@ def available_streams(root: Path) -> list[str]:
 
 def embedded_settings(name: str) -> dict[str, Any] | None:
     """Return the recommended settings of an embedded stream without rendering it; None for other streams."""
-    name = split_blur(split_order(name)[0])[0]
+    name = plain_name(name)
     if _with_dials(name):
         from ctvr.orchestrator.synthetic import worlds_stream
 

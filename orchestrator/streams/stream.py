@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 from ctvr.orchestrator.config import suggest
@@ -48,6 +49,7 @@ class Item:
     captions: tuple[str, ...]
     twin: str | None = None  # id of the same scene played backwards, if the stream has one
     answers: tuple[str, ...] = ()  # to the questions; empty in other streams
+    chunk: int | None = None  # of a training video whose stream hides its boundaries (`Stream.chunked`)
 
     def __hash__(self) -> int:
         """Hash the id only, whose hash Python caches: a start hashes 100,000 items four times."""
@@ -96,6 +98,44 @@ class Stream:
             KeyError: if no task lists the category.
         """
         return self._category_indices[name]
+
+    @property
+    def is_chunked(self) -> bool:
+        """Report whether the method's tasks are chunks of the training videos (`chunked`)."""
+        return any(item.chunk is not None for task in self.tasks for item in task.train)
+
+    @cached_property
+    def _parts(self) -> list[list[StreamTask]]:
+        """Return, for each task, those of the method that end in it."""
+        if not self.is_chunked:
+            return [[task] for task in self.tasks]
+        found = []
+        for task in self.tasks:
+            parts = []
+            for chunk in dict.fromkeys(item.chunk for item in task.train):
+                items = tuple(item for item in task.train if item.chunk == chunk)
+                names = {item.category for item in items}
+                categories = tuple(name for name in self.categories if name in names)
+                parts.append(StreamTask(f"chunk_{(chunk or 0) + 1:02d}", categories, items, (), ()))
+            found.append(parts)
+        return found
+
+    @cached_property
+    def method_tasks(self) -> tuple[StreamTask, ...]:
+        """Return what a method takes for the tasks: `tasks`, or the chunks of training videos of `chunked`."""
+        return tuple(part for parts in self._parts for part in parts)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(map(len, self._parts)))
+
+    def learned_in(self, index: int) -> range:
+        """Return the indices of the method's tasks that are learned in task `index`, which may be none."""
+        return range(self._ends[index - 1] if index else 0, self._ends[index])
+
+    def method_task(self, index: int) -> int:
+        """Return the index of the method's newest task when the videos of task `index` are stored."""
+        return self._ends[index] - 1
 
     def items(self, task_index: int, split: str) -> tuple[Item, ...]:
         """Return the items of one split ("train", "val" or "test") of one task (0-based).
@@ -170,6 +210,38 @@ class Stream:
             made.append(replace(task, train=(*own, *others), categories=categories))
         return replace(self, name=f"{self.name}_blurry{percent}", tasks=tuple(made), paper=None)
 
+    def chunked(self, count: int) -> Stream:
+        """Return the stream with boundaries that the method does not know: it takes `count` chunks for its tasks.
+
+        The training videos arrive task by task, within a task in an order that is drawn by their ids, and are cut into
+        chunks of equal size. A chunk is learned once it is complete, in the task in which its last video arrives. The
+        searched videos stay. The result is not a published benchmark, so `paper` is dropped.
+
+        Raises:
+            ConfigError: for a stream without captions, and if no chunk is complete at the end of the first task.
+        """
+        name = f"{self.name}_chunks{count}"
+        if self.domain != "videos":
+            raise ConfigError(f"stream: {name}: needs videos with captions. Omit _chunks{count}.")
+        arrived = [
+            (place, row)
+            for place, task in enumerate(self.tasks)
+            for row in sorted(range(len(task.train)), key=lambda row, task=task: _draw(task.train[row]))  # type: ignore[misc]
+        ]
+        total, first = len(arrived), len(self.tasks[0].train)
+        least = total // (first + 1) + 1
+        if not least <= count <= total:
+            raise ConfigError(
+                f"stream: {name}: chunks of {total} training videos must be complete at the end of the first task, "
+                f"which has {first}. Use {least} to {total} chunks."
+            )
+        learned: list[list[Item]] = [[] for _ in self.tasks]
+        for number in range(count):
+            part = sorted(arrived[total * number // count : total * (number + 1) // count])
+            learned[part[-1][0]] += [replace(self.tasks[place].train[row], chunk=number) for place, row in part]
+        made = tuple(replace(task, train=tuple(items)) for task, items in zip(self.tasks, learned))
+        return replace(self, name=name, tasks=made, paper=None)
+
     @property
     def domain(self) -> Domain:
         """Return the kind of its items: "videos" with captions, "questions" or "images"; each has its own methods."""
@@ -199,8 +271,13 @@ class Stream:
 
 
 def _identity(item: Item) -> list[Any]:
-    answers = [list(item.answers)] if item.answers else []
-    return [item.video, item.segment, item.category, list(item.captions), item.twin, *answers]
+    more: list[Any] = [list(item.answers)] if item.answers else []
+    more += [{"chunk": item.chunk}] if item.chunk is not None else []
+    return [item.video, item.segment, item.category, list(item.captions), item.twin, *more]
+
+
+def _draw(item: Item) -> bytes:
+    return hashlib.sha256(f"chunks {item.video}".encode()).digest()
 
 
 def iter_items(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:

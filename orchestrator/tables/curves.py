@@ -48,8 +48,11 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
     """Return the training curves of figures over all epochs of the stream, from 1; empty if a method logs none.
 
     Runs of version 0.2 and before also logged finished tasks under the same keys, at steps that are not the end of an
-    epoch. Losses have no value there, so these steps are skipped.
+    epoch. Losses have no value there, so these steps are skipped. Empty too where boundaries are hidden: figures draw
+    tasks of equally many epochs.
     """
+    if "_chunks" in runs[0].tags.get("ctvr.stream", ""):
+        return {}
     shared = sorted(set.intersection(*(set(run.metrics) for run in runs)))
     known = [match[1] for key in shared if (match := TRAINING.fullmatch(key))]
     losses = [key for key in shared if "/loss/" in key]

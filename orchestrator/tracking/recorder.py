@@ -209,5 +209,5 @@ def rows_of(record: RunState) -> dict[int, dict[str, float]]:
 
 def export_model(method: Method, experiment: Experiment, data: StreamData, folder: Path) -> None:
     """Write a trained method in the format of `ctvr.orchestrator.learning.factory.load_trained`."""
-    tasks: list[dict[str, Any]] = [vars(data.task(index)) for index in range(len(data.stream.tasks))]
+    tasks: list[dict[str, Any]] = [vars(data.task(index)) for index in range(len(data.stream.method_tasks))]
     save_model(method, experiment.settings, tasks, folder)

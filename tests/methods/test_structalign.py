@@ -100,7 +100,7 @@ def test_released_scores_do_not_know_how_many_queries_are_encoded_at_once(small_
     queries = [Queries(torch.nn.functional.pad(batch.tokens, (0, 5)), where, -torch.ones_like(where))]
     found = []
     for config in (EvaluationConfig(batch_size=1), EvaluationConfig(batch_size=6)):
-        asked = caption_features(method, queries, 1, config, torch.device("cpu"))
+        asked = caption_features(method, queries, config, torch.device("cpu"))
         found.append(method.normalize_scores(all_scores(method, asked, [gallery], config, torch.device("cpu"))))
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -55,14 +57,14 @@ def measured(scores, asked, sizes):
 
 
 def scores_of(method, asked, galleries, config=EvaluationConfig()):  # noqa: B008 (frozen)
-    return all_scores(method, caption_features(method, asked, len(galleries), config, CPU), galleries, config, CPU)
+    return all_scores(method, caption_features(method, asked, config, CPU), galleries, config, CPU)
 
 
 @pytest.fixture
 def two_tasks():
     features = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(1)), dim=-1)
     noisy = features + 0.3 * torch.randn(12, 8, generator=torch.Generator().manual_seed(2))
-    return noisy, [features[:5], features[5:]], [queries(0, 5), queries(5, 7)]
+    return noisy, [features[:5], features[5:]], [queries(0, 5), replace(queries(5, 7), task=1)]
 
 
 class Words(Method):

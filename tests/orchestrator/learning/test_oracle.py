@@ -35,9 +35,9 @@ def made(seed, **more):
     total, d = sum(SIZES), 6
     table, galleries = torch.randn(total, d), [torch.randn(size, d) for size in SIZES]
     queries, first = [], 0
-    for size in SIZES:
+    for task, size in enumerate(SIZES):
         tokens = torch.arange(first, first + size)[:, None]
-        queries.append(Queries(tokens, torch.arange(size), torch.full((size,), -1)))
+        queries.append(Queries(tokens, torch.arange(size), torch.full((size,), -1), task=task))
         first += size
     return Prompted(table, torch.randn(len(SIZES), d, d), **more), queries, galleries
 

@@ -128,9 +128,8 @@ def test_a_question_has_its_own_video_and_no_later_answer_is_ranked(manifest, wh
     galleries = [torch.tensor([[0], [1], [0]]), torch.tensor([[0], [1], [2]])]  # (V, 1)
     for task, sizes in ((0, [2]), (1, [2, 3, 2, 3])):
         method, here = ByVideo(), torch.device("cpu")
-        sight = EvaluationContext(
-            method, data, task, "test", galleries[: task + 1], EvaluationConfig(), here, lambda f, rows: f(rows), True
-        )  # type: ignore[arg-type]
+        stored, config = galleries[: task + 1], EvaluationConfig()
+        sight = EvaluationContext(method, data, task, "test", stored, config, here, lambda f, rows: f(rows), True, task)  # type: ignore[arg-type]
         answers[task] = PROTOCOLS["qa"].measure(sight)
         assert method.asked == sizes
     # Of each video its colour is asked, and what for ("test", then "train" twice). Ranked are red, train of task 1,
