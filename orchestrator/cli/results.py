@@ -81,6 +81,9 @@ def add_methods(commands: Any) -> None:
     parser.add_argument(
         "--cost", action="store_true", help="show multiply-adds and parameters next to the papers' figures"
     )
+    parser.add_argument(
+        "--tasks", type=int, metavar="N", help="with --cost, show instead what methods that grow keep after N tasks"
+    )
     parser.set_defaults(run=_methods)
 
 
@@ -93,12 +96,14 @@ def _methods(arguments: argparse.Namespace) -> str:
         return text()
     if arguments.cost and (arguments.name or arguments.preset):
         raise ConfigError("methods: --cost shows all methods. Omit the name and --preset.")
+    if arguments.tasks is not None and not arguments.cost:
+        raise ConfigError("methods: --tasks requires --cost. Write ctvr methods --cost --tasks 100.")
     if not (arguments.name or arguments.cost or arguments.preset):
         return methods_text()
     from ctvr.orchestrator.sweeps import search_spaces as catalogue
 
     if arguments.cost:
-        return catalogue.cost_text()
+        return catalogue.cost_text(arguments.tasks)
     if arguments.preset and not arguments.name:
         raise ConfigError("methods: --preset requires a method. Write ctvr methods NAME --preset PRESET.")
     if arguments.preset:

@@ -102,11 +102,14 @@ def preset_text(name: str, preset: str) -> str:
     return "\n".join(lines)
 
 
-def cost_text() -> str:
-    """Return the table of the towers' multiply-adds and parameters at the papers' sizes, next to printed figures."""
-    from ctvr.orchestrator.learning import cost
+def cost_text(tasks: int | None = None) -> str:
+    """Return the table of the towers' multiply-adds and parameters at the papers' sizes, next to printed figures.
 
-    return cost.cost_table()
+    With a number of tasks, the table of what methods keep after so many.
+    """
+    from ctvr.orchestrator.learning import cost, growth
+
+    return cost.cost_table() if tasks is None else growth.growth_table(tasks)
 
 
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

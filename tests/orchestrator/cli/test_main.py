@@ -108,6 +108,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["run", "--config", "."], "--config .: cannot be read (it is a folder)"),
         (["run", "--method", "no.such:Thing", "--stream", "shapes-5"], "no.such cannot be imported"),
         (["methods", "clip4clip", "--cost"], "methods: --cost shows all methods"),
+        (["methods", "--tasks", "100"], "methods: --tasks requires --cost. Write ctvr methods --cost --tasks 100."),
         (
             ["cache", "ls", "--runs", "nowhere"],
             "nowhere/store: does not exist. Give the store of earlier runs",

@@ -1,0 +1,73 @@
+"""Growth of methods with the number of tasks: what they keep besides CLIP, and passes through the text tower.
+
+Counted at the papers' size (ViT-B/32) after the last task of streams of 10 and of N tasks, on tensors without memory.
+Kept are parameters and buffers, which commits store. Copies that a task makes and drops (teachers), replayed pairs and
+the index of the videos are not counted; `cost/...` of a run has them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ctvr.methods import find_method
+from ctvr.methods.base import Method, Task
+from ctvr.orchestrator.config import build
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.cost import sizes_only
+
+GROWING = (
+    "framefusion_moe",
+    "structalign",
+    "moe_adapter",
+    "dar",
+    "lpi",
+    "qdc",
+    "drift_adapter",
+    "xbt",
+    "lambda_orthogonality",
+)
+SHORT = 10  # tasks of the stream to compare with
+CLASSES = 2  # categories of a task
+MOST = 1000
+
+
+def kept(method: Method) -> int:
+    """Return the bytes of a method's parameters and buffers, its backbone included."""
+    return sum(each.numel() * each.element_size() for each in (*method.parameters(), *method.buffers()))
+
+
+def after(name: str, tasks: int) -> tuple[int, int]:
+    """Return the bytes that a method keeps besides CLIP after a stream of `tasks` tasks, and text passes of a query."""
+    clip: Any = copy.deepcopy(sizes_only())
+    cls = find_method(name)
+    config: Any = build(cls.Config, {}, "method")
+    if cls.wraps:  # what it adds depends on the width of features alone, and it copies the towers in every task
+        del clip.vision.blocks[1:], clip.text.blocks[1:]
+    before = kept(clip)
+    if cls.wraps:
+        base = find_method(config.base)
+        clip = base(build(base.Config, {}, "base"), clip)
+    method = cls(config, clip)
+    for index in range(tasks):
+        categories = tuple(range(CLASSES * index, CLASSES * (index + 1)))
+        method.begin_task(Task(index, f"task_{index + 1:02d}", tasks, categories, CLASSES * tasks))
+    return kept(method) - before, tasks if method.declared.task_conditioned_text else 1
+
+
+def growth_table(tasks: int) -> str:
+    """Return a Markdown table of the methods that grow; the others keep as much after any number of tasks.
+
+    Raises:
+        ConfigError: for a number of tasks outside 1 to `MOST`.
+    """
+    if not 1 <= tasks <= MOST:
+        raise ConfigError(f"--tasks: must be 1 to {MOST}, got {tasks}. Write --tasks 100.")
+    head = ("method", f"MB after {SHORT} tasks", f"MB after {tasks}", "kB for each more", "text passes of a query")
+    lines = [head, tuple("-" * len(title) for title in head)]
+    for name in GROWING:
+        (short, _), (long, passes) = after(name, SHORT), after(name, tasks)
+        each = f"{(long - short) / (tasks - SHORT) / 1e3:.1f}" if tasks != SHORT else ""
+        lines.append((name, f"{short / 1e6:.2f}", f"{long / 1e6:.2f}", each, str(passes)))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths)) + " |" for line in lines)

@@ -1,0 +1,40 @@
+"""Bytes that methods keep after many tasks."""
+
+from __future__ import annotations
+
+import pytest
+
+from ctvr.methods import METHODS
+from ctvr.methods.base import Task
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.growth import GROWING, after, growth_table, kept
+from ctvr.orchestrator.method_checks.subject import Subject
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("umt")])
+def test_the_table_has_every_method_that_grows_and_no_other(name):
+    found = []
+    for tasks in (2, 5):
+        method = Subject.of(name).make()
+        for index in range(tasks):
+            method.begin_task(Task(index, f"task_{index}", tasks, (2 * index, 2 * index + 1), 2 * tasks))
+        found.append((kept(method), tasks if method.declared.task_conditioned_text else 1))
+    assert (found[0] != found[1]) == (name in GROWING)
+
+
+def test_what_is_kept_is_that_of_the_papers_sizes():
+    d = 512
+    assert (after("qdc", 7)[0] - after("qdc", 2)[0]) == 5 * (4 * d + 1)  # a mean drift, and whether there is one
+    first, second = after("lpi", 2), after("lpi", 3)
+    assert second[0] > first[0]
+    assert (first[1], second[1]) == (2, 3)
+
+
+def test_a_table_has_a_line_for_each_and_refuses_no_tasks(monkeypatch):
+    monkeypatch.setattr("ctvr.orchestrator.learning.growth.GROWING", ("qdc", "lpi"))
+    lines = growth_table(12).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["qdc", "lpi"]
+    assert lines[2].split("|")[5].strip() == "12"
+    for wrong in (0, 1001):
+        with pytest.raises(ConfigError, match=rf"--tasks: must be 1 to 1000, got {wrong}\. Write --tasks 100\."):
+            growth_table(wrong)
