@@ -27,6 +27,7 @@ class Capabilities:
     joins_tasks: bool = False  # a retriever with parameters for each task trains them together if `is_joint`
     uses_all_parameters: bool = False  # each step gives every weight of `param_groups` a gradient (not: chosen experts)
     uses_in_batch_negatives: bool = True  # the loss `contrastive` compares the pairs of one batch and no others
+    has_epoch_state: bool = False  # keeps more than `state_dict()` from one epoch of a task to the next
     # How `optim.accumulation_steps` joins batches. features: `losses` reads frames and tokens only through
     # `separable_encoders`; pairs: the loss is a mean over independent pairs; None: features where `losses` and
     # `logits` are the defaults, otherwise accumulation is refused
@@ -59,6 +60,7 @@ class Capabilities:
             trains_on="seen" if "seen" in (self.trains_on, base.trains_on) else "task",
             uses_all_parameters=self.uses_all_parameters and base.uses_all_parameters and not is_joint,
             uses_in_batch_negatives=self.uses_in_batch_negatives and base.uses_in_batch_negatives,
+            has_epoch_state=self.has_epoch_state or base.has_epoch_state,
             task_conditioned_text=self.task_conditioned_text or base.task_conditioned_text,
             attends_to_padding=self.attends_to_padding or base.attends_to_padding,
             rewrites_captions=self.rewrites_captions or base.rewrites_captions,

@@ -146,7 +146,7 @@ class CTP(Strategy):
 
     @classmethod
     def capabilities(cls, config: CTPConfig) -> Capabilities:
-        return Capabilities(backbone_agnostic=True, uses_all_parameters=True)
+        return Capabilities(backbone_agnostic=True, uses_all_parameters=True, has_epoch_state=True)
 
     @classmethod
     def compares(cls, config: CTPConfig) -> bool:

@@ -150,6 +150,7 @@ class UMT(Method):
             required_num_frames=config.reducer.required_num_frames,
             uses_all_parameters=True,
             accumulation="features",
+            has_epoch_state=True,  # `seed`
             several_text_vectors=True,
             normalizes_scores=config.rerank > 0,
             score_caveat=caveat if config.rerank else "",

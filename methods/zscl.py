@@ -24,13 +24,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.base import Batch, Frozen, Method, Override, Recipe, Task
+from ctvr.methods.base import Batch, Capabilities, Frozen, Method, Override, Recipe, Task
 from ctvr.methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import deal, gather, world_size
@@ -120,6 +120,10 @@ class ZSCL(Strategy):
                 f"the strategy shows it images as videos of {config.reference_frames} frames, and the retriever takes "
                 f"videos of {only}. Write method.reference_frames={only}."
             )
+
+    @classmethod
+    def capabilities(cls, config: ZSCLConfig) -> Capabilities:
+        return replace(super().capabilities(config), has_epoch_state=True)  # references and averages
 
     def __init__(self, config: ZSCLConfig, base: Method) -> None:
         super().__init__(config, base)

@@ -89,6 +89,7 @@ CAPABILITIES: dict[str, str] = {
     "contrasts_batch": "uses_in_batch_negatives",
     "frozen_text": "text_is_frozen",
     "is_task_conditioned": "task_conditioned_text",
+    "has_epoch_state": "has_epoch_state",
     "is_transductive": "is_transductive",
     "joins_tasks": "joins_tasks",
     "leaves_out_missing": "masks_missing_frames",

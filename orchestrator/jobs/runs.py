@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.console import format_duration
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.store.gc import OF_RUNS
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
@@ -160,9 +162,9 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
         lines.append("The finished tasks stay in the store, and the same run takes them over. --commits removes them.")
         return "\n".join(lines)
     store = execution.existing_store()
-    for key in keys - shared:
-        for name in store.list("commits", f"{key}/"):
-            store.delete("commits", name)
+    for kind, key in product(OF_RUNS, keys - shared):
+        for name in store.list(kind, f"{key}/"):
+            store.delete(kind, name)
     lines.append(f"removed the finished tasks of {len(keys - shared)} runs; `ctvr cache gc --yes` frees their weights")
     if shared:
         lines.append(f"kept the finished tasks of {len(shared)}: other runs have the same")

@@ -164,13 +164,20 @@ class Commits:
         """Return weights and stored galleries after `num_done` tasks; the next published commit is a child of it."""
         commit = self.store.get_json("commits", self._name(num_done))
         self._at = (num_done, digest_of_commit(commit))
-        weights = {name: _tensor(value) for name, value in self.store.get("weights", commit["weights"]).items()}
-        return weights, self.galleries(num_done)
+        return self.get_tensors(commit["weights"]), self.galleries(num_done)
 
     def optimizer_state(self, num_done: int) -> dict[str, Tensor]:
         """Return the optimizer state carried to the next task, by parameter name; empty where none is carried."""
         key = self.store.get_json("commits", self._name(num_done)).get("optimizer")
-        return {name: _tensor(value) for name, value in self.store.get("weights", key).items()} if key else {}
+        return self.get_tensors(key) if key else {}
+
+    def get_tensors(self, key: str) -> dict[str, Tensor]:
+        """Return the tensors that `put_tensors` stored, on the CPU."""
+        return {name: _tensor(value) for name, value in self.store.get("weights", key).items()}
+
+    def put_tensors(self, stem: str, tensors: Mapping[str, Tensor]) -> str:
+        """Store tensors of the CPU for this run; return their key."""
+        return self._put("weights", f"{self.run}/{stem}", {name: value.numpy() for name, value in tensors.items()})
 
     def publish(
         self,
@@ -197,10 +204,8 @@ class Commits:
         parent = self._at[1] if self._at[0] == record.done - 1 else None
         if self._is_of_another(parent, record.done - 1):
             return False
-        weights = {name: value.numpy() for name, value in state.items()}
-        key = self._put("weights", f"{self._name(record.done)}", weights)
         commit: dict[str, Any] = {
-            "weights": key,
+            "weights": self.put_tensors(f"task_{record.done:03d}", state),
             "galleries": self._put_galleries("task", galleries),
             "record": asdict(record),
             "reads": sorted(reads),
@@ -212,8 +217,7 @@ class Commits:
         if selection:
             commit["selection"] = self._put_galleries("select", selection)
         if optimizer_state:
-            arrays = {name: value.numpy() for name, value in optimizer_state.items()}
-            commit["optimizer"] = self._put("weights", f"{self._name(record.done)}-optimizer", arrays)
+            commit["optimizer"] = self.put_tensors(f"task_{record.done:03d}-optimizer", optimizer_state)
         return self._resolve_conflict(record.done, commit)
 
     def _is_of_another(self, parent: str | None, num_done: int) -> bool:

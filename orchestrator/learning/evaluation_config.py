@@ -29,6 +29,11 @@ class EvaluationConfig:
     batch_size: int = setting(32, doc="videos or captions per encoding step")
     query_chunk: int = setting(512, doc="queries per scoring step")
     log_losses: bool = setting(False, doc="all losses on the evaluated split's pairs after every epoch (CAMoE, fig. 6)")
+    every_epoch: bool = setting(
+        False,
+        doc="the metrics of a task after each of its epochs, too, as epoch/...; searches of streams with one task "
+        "set it to stop trials early",
+    )
     own_gallery: Literal["alone", "cut"] = setting(
         "alone",
         doc="source of score normalization in a task's own gallery (z-scores, Dual Softmax, re-ranking). "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from ctvr.orchestrator.errors import CommitConflict
 from ctvr.orchestrator.learning.budget import step_costs
 from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.epoch_state import EpochReports, EpochState, Pauses, Report, can_pause
 from ctvr.orchestrator.learning.epoch_timing import EpochTimer
 from ctvr.orchestrator.learning.evaluate import Evaluation, EvaluationConfig, encode_videos
 from ctvr.orchestrator.learning.grad_cache import accumulation_mode, backward
@@ -47,12 +48,6 @@ from ctvr.orchestrator.learning.stored_galleries import announce_gallery, repeat
 from ctvr.orchestrator.learning.unique_videos import Losses
 
 log = logging.getLogger(__name__)
-
-
-class Report(Protocol):
-    """Callback after each task. Called on every worker; only rank 0 has metrics of the evaluation."""
-
-    def __call__(self, task: Task, record: RunState, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,6 +73,7 @@ class Loop:
         report: Report | None = None,
         zero_shot: Sequence[float] | None = None,
         reads: AccessLog | None = None,
+        epochs: EpochReports | None = None,
     ) -> None:
         """Pass the zero-shot R@1 after each task as `zero_shot`, for `stream/t2v/r1_gain`; `reads` records settings."""
         self.workers = workers or Workers()
@@ -89,6 +85,8 @@ class Loop:
         self.galleries: list[Tensor] = []  # on the CPU, one (V, ...) for each finished task
         self.selection: list[Tensor] = []  # the same for the split that selects epochs, if it is a different one
         self._pretrained = PretrainedSnapshot(method)
+        can_pause_here = config.evaluation.every_epoch and can_pause(method, data.stream, self.workers)
+        self.pauses = Pauses(commits, method, self._pretrained, can_pause_here, epochs)
         self._momenta: dict[Tensor, dict[str, Tensor]] = {}  # carried to the next task (optim.carry_momentum)
         method.gallery_is_fresh = self._reencodes
         method.set_pair_source(self.data)
@@ -166,9 +164,8 @@ class Loop:
         losses = self.workers.wrap_ddp(Losses(self.method))
         self.workers.check_gradients_once(self.method, optimizer)
         per_epoch = math.ceil(self.data.steps(tasks, self.workers.size) / optim.accumulation_steps)
-        best: tuple[float, dict[str, Tensor]] | None = None
-        waited = 0
-        for epoch in range(optim.epochs):
+        state, self.record = self.pauses.resume(task.index, optimizer, self.record)
+        while (epoch := state.done) < optim.epochs and not state.is_over:
             self.method.train()
             self._seed("epoch", task.index, epoch, self.workers.rank)
             order = (tasks, self.config.seed, task.index, epoch)
@@ -178,15 +175,11 @@ class Loop:
             terms = self._epoch(losses, timer.iterate(batches), weights, optimizer, parameters, task, epoch, per_epoch)
             self.record.timing.append({"step": float(self.record.steps), **timer.read(self.workers)})
             terms.update(self._evaluation_losses(task) if self.config.evaluation.log_losses else {})
+            terms.update(self._evaluate_epoch(state))
             self.record.training.append({"step": float(self.record.steps), **terms})
-            if self.config.evaluation.select == "best":
-                former, best = best, self._keep_best(best)
-                is_better = former is None or best[0] > former[0]
-                waited = 0 if is_better else waited + (epoch >= self.config.evaluation.patience_start)
-                if waited == self.config.evaluation.patience:
-                    break
-        if best is not None:
-            load_state(self.method, best[1], self._pretrained)
+            self.pauses.end_epoch(task.index, state, optimizer, self.record)
+        if state.best is not None:
+            load_state(self.method, state.best[1], self._pretrained)
         if optim.carry_momentum:
             self._momenta = {p: s for p, s in optimizer.state.items() if s.get("momentum_buffer") is not None}
 
@@ -245,15 +238,17 @@ class Loop:
         means = mean_losses(self.method, batches, self._autocast, workers.device, f"{task.name}, {split}")
         return workers.all_reduce_mean({name.replace("train", split, 1): value for name, value in means.items()})
 
-    def _keep_best(self, best: tuple[float, dict[str, Tensor]] | None) -> tuple[float, dict[str, Tensor]]:
-        """Evaluate as after the task and keep the better state; later ties win, as in the released CTVR code."""
+    def _evaluate_epoch(self, state: EpochState) -> dict[str, float]:
+        """Measure as after the task; keep the better epoch if one is selected. Return the metrics of `every_epoch`."""
+        evaluation, chosen, done = self.config.evaluation, self._selects_on, self.record.done
         self.method.eval()
-        split = self._selects_on or self.config.evaluation.split
-        found = self._measure(done := self.record.done, split, self._encode_galleries(done, split))
-        score = self.protocol.score(found)
-        if best is None or score >= best[0]:
-            return score, clone_trained_state(self.method, self._pretrained)
-        return best
+        splits = filter(None, dict.fromkeys((chosen, evaluation.split if evaluation.every_epoch else chosen)))
+        found = {split: self._score(done, split, self._encode_galleries(done, split)) for split in splits}
+        if chosen is not None:
+            snapshot = partial(clone_trained_state, self.method, self._pretrained)
+            state.select(self.protocol.score(found[chosen]), snapshot, evaluation)
+        metrics = found[evaluation.split].metrics if evaluation.every_epoch else {}
+        return {f"epoch/{name[7:]}": value for name, value in metrics.items() if name.startswith("stream/")}
 
     # ---------------------------------------------------------------------------------- evaluation
 
@@ -319,13 +314,17 @@ class Loop:
         return self.workers.broadcast(optional_metrics(context, encode, self._reencodes, done, own, self.record, first))
 
     def _evaluate(self, index: int) -> Evaluation:
-        found = self._measure(index, self.config.evaluation.split, self.galleries)
-        own, union = [*self.record.own, found.own], [*self.record.union, found.union]
-        self.protocol.add_history(found, own, union)
+        found = self._score(index, self.config.evaluation.split, self.galleries)
+        found.metrics.update({f"task/{name}": float(value) for name, value in self.method.task_metrics().items()})
+        return found
+
+    def _score(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
+        """Return `_measure` with what follows from the tasks before."""
+        found = self._measure(index, split, galleries)
+        self.protocol.add_history(found, [*self.record.own, found.own], [*self.record.union, found.union])
         if self.zero_shot is not None and self.protocol.gain is not None:
             metric, gain = self.protocol.gain
             found.metrics[gain] = found.metrics[metric] - self.zero_shot[index]
-        found.metrics.update({f"task/{name}": float(value) for name, value in self.method.task_metrics().items()})
         return found
 
     def _commit(self, found: Evaluation, seconds: float) -> None:
@@ -346,5 +345,6 @@ class Loop:
             raise CommitConflict(
                 f"task {record.done} was committed by another run of the same settings, with different numbers"
             )
+        self.pauses.clear(record.done - 1)
         if self.workers.size > 1:
             dist.barrier()

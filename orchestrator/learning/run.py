@@ -31,9 +31,10 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import CommitConflict, ConfigError
 from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.epoch_state import EpochReports, Report
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_tower, make_method
-from ctvr.orchestrator.learning.loop import Loop, LoopConfig, Report
+from ctvr.orchestrator.learning.loop import Loop, LoopConfig
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.pulse import at
@@ -105,6 +106,7 @@ def execute(
     reuse: bool = True,
     on_ready: Callable[[str, Method, StreamData, Commits], None] | None = None,
     stream: Stream | None = None,
+    epochs: EpochReports | None = None,
 ) -> Result:
     """Train and evaluate one configuration, starting after its last finished task.
 
@@ -118,6 +120,7 @@ def execute(
         on_ready: called before the first task with key, method, data and commits. It is called again after a commit
             conflict, because a new method then continues from the other process's commit.
         stream: the experiment's stream, where the caller has loaded it already.
+        epochs: reports after epochs, and where the run pauses.
     """
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     complete, reads = experiment, AccessLog(NON_IDENTITY_SETTINGS)
@@ -155,7 +158,7 @@ def execute(
         clip = clips.pop() if clips else load_tower(experiment, stream)
         method = make_method(experiment, clip, stream).to(workers.device)
         mine = data.with_features(frozen_features(method, store, experiment.run.precision))
-        loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads)
+        loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads, epochs)
         if on_ready is not None:
             on_ready(key, method, mine, commits)
         return loop

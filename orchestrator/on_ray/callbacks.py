@@ -145,17 +145,18 @@ class TrialMonitor(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        task, seen_as = int(result.get("task", 0)), self._seen_as(trial)
-        if task <= self.seen.get(seen_as, 0):  # repeated after a restart
+        unit, length = self._counts(trial)
+        done, seen_as = int(result.get(unit, 0)), self._seen_as(trial)
+        if done <= self.seen.get(seen_as, 0):  # repeated after a restart
             return
-        self.seen[seen_as] = task
+        self.seen[seen_as] = done
         self._short.pop(trial.trial_id, None)
         if (plan := self._plan(trial)).workers == 1:  # failures are counted from the last finished task
             trial.max_failures = trial.num_failures + failures_of_process(plan)
-        parts = [self._label(trial), f"task {task}/{self.num_tasks}"]
-        parts.append(progress_text(result))
-        is_reused = task <= int(result.get("reused", 0))
-        parts.append("trained by another trial" if is_reused else f"{result.get('seconds', math.nan):.1f} s")
+        parts = [self._label(trial), f"{unit} {done}/{length}", progress_text(result)]
+        if "task" in result:
+            is_reused = int(result["task"]) <= int(result.get("reused", 0))
+            parts.append("trained by another trial" if is_reused else f"{result.get('seconds', math.nan):.1f} s")
         say("  ".join(parts), with_time=True)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -192,7 +193,8 @@ class TrialMonitor(tune.Callback):
         reason = _reason(trial)
         say(f"{self._label(trial)}  failed: {reason}", with_time=True)
         self._keep_words(trial, _error(trial))
-        self._close(trial, "FAILED", {"ctvr.error": reason})
+        plan = self._plan(trial)
+        self._close_run(plan, run_name(plan, trial.config), "FAILED", {"ctvr.error": reason})
 
     def _keep_words(self, trial: Any, error: BaseException) -> None:
         """Store a worker's last output before its failure: on its run, or on the sweep's if it has no run yet."""
@@ -215,6 +217,10 @@ class TrialMonitor(tune.Callback):
 
     def _seen_as(self, trial: Any) -> str:
         return str(trial.trial_id)
+
+    def _counts(self, trial: Any) -> tuple[str, int]:
+        """Return what a trial's reports count, tasks or epochs, and how many of them it has."""
+        return "task", self.num_tasks
 
     def _left(self) -> int:
         """Return the number of trials that still need resources."""
@@ -240,10 +246,6 @@ class TrialMonitor(tune.Callback):
         if (left := self._left()) <= 0:
             return ""
         return f"; {left} to go, at most {format_duration(math.ceil(left / self.concurrent) * self._longest)}"
-
-    def _close(self, trial: Any, status: str, tags: dict[str, str]) -> None:
-        plan = self._plan(trial)
-        self._close_run(plan, run_name(plan, trial.config), status, tags)
 
     def _close_run(self, plan: TrialPlan, name: str, status: str, tags: dict[str, str]) -> None:
         def close() -> None:
@@ -296,15 +298,20 @@ class BracketMonitor(TrialMonitor):
     def _seen_as(self, trial: Any) -> str:
         return self._label(trial)
 
+    def _counts(self, trial: Any) -> tuple[str, int]:
+        halving = self.search.halving[trial.config["row"]]
+        return halving.unit, halving.length
+
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if self.seen.get(self._seen_as(trial), 0) >= self.num_tasks:
+        if self.seen.get(self._seen_as(trial), 0) >= self._counts(trial)[1]:
             say(f"{self._label(trial)}  complete", with_time=True)
 
-    def stopped(self, row: str, number: int, label: str, task: int) -> None:
+    def stopped(self, row: str, number: int, label: str, rung: int) -> None:
         """Report a trial that was stopped because others of its bracket are better, and close its run."""
-        say(f"{self._name(row, number)}  stopped after task {task}: others are better", with_time=True)
-        plan = self.plans[row]
-        self._close_run(plan, f"{plan.sweep}-{label}", "FINISHED", {"ctvr.stopped": f"halving after task {task}"})
+        after = f"after {self.search.halving[row].unit} {rung}"
+        say(f"{self._name(row, number)}  stopped {after}: others are better", with_time=True)
+        name = f"{self.plans[row].sweep}-{label}"
+        self._close_run(self.plans[row], name, "FINISHED", {"ctvr.stopped": f"halving {after}"})
 
     def bracket_ended(self, row: str, bracket: int, brackets: int | None) -> None:
         """Report the time of a bracket and, where the number of brackets is known, the maximal remaining time."""

@@ -22,14 +22,14 @@ from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 class Listener(Protocol):
     """Callbacks for the decisions of a search."""
 
-    def stopped(self, row: str, number: int, label: str, task: int) -> None: ...
+    def stopped(self, row: str, number: int, label: str, rung: int) -> None: ...
 
     def bracket_ended(self, row: str, bracket: int, brackets: int | None) -> None: ...
 
 
 @dataclass(frozen=True)
 class TrialSegment:
-    """Segment of a trial that must run, until after some task."""
+    """Segment of a trial that must run, until after some task or epoch."""
 
     row: str
     trial: HalvingTrial
@@ -95,8 +95,9 @@ class HalvingSearcher(Searcher):
         self.running[trial_id] = segment
         plan, trial = self.plans[row], segment.trial
         tags = {NUMBER: f"{trial.number:03d}"}
-        until = segment.until if segment.until < self.halving[row].num_tasks else None
-        run = RunSpec(label_of_trial(plan, trial), trial.point, plan.presets, tags, until)
+        halving = self.halving[row]
+        stop = {f"stop_after_{halving.unit}": segment.until} if segment.until < halving.length else {}
+        run = RunSpec(label_of_trial(plan, trial), trial.point, plan.presets, tags, **stop)
         return {"row": row, "number": trial.number, "run": asdict(run)}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -124,11 +125,11 @@ class HalvingSearcher(Searcher):
         is_over = not self.queues[row] and not any(each.row == row for each in self.running.values())
         is_over = is_over and not halving.next_segments()
         total = len(halving.trials) if is_over else max(len(halving.trials) + 1, halving.search.trials)
-        complete = sum(trial.is_alive and halving.num_tasks in trial.scores for trial in halving.trials)
+        complete = sum(trial.is_alive and halving.length in trial.scores for trial in halving.trials)
         stopped = sum(bool(trial.stopped) for trial in halving.trials)
         failed = sum(trial.failed for trial in halving.trials)
-        tasks = sum(max(trial.scores, default=0) for trial in halving.trials)
-        reused = sum(min(trial.reused, max(trial.scores, default=0)) for trial in halving.trials)
+        finished = [(trial.reused, halving.finished_tasks(trial)) for trial in halving.trials]
+        tasks, reused = sum(done for _, done in finished), sum(min(each) for each in finished)
         return SearchOutcome(
             total, complete, stopped, failed, total - complete - stopped - failed, seconds, tasks, reused
         )

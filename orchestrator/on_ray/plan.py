@@ -47,7 +47,7 @@ class SearchConfig:
     )
     group_size: int = setting(4, doc="trials that share the settings of the first task, with grouped_tpe")
     min_survivors: int = setting(2, doc="smallest number of trials of a bracket after a rung, with halving")
-    grace_tasks: int = setting(1, doc="first tasks that every trial finishes")
+    grace_tasks: int = setting(1, doc="first tasks that every trial finishes; on a stream of one task, epochs")
     reduction_factor: int = setting(2, doc="divisor of the number of trials at each rung")
     confirm: int = setting(
         2, doc="best trials that are run again on validation videos, next to the recommended settings; 0: none"
@@ -95,35 +95,35 @@ class SearchConfig:
         return max(math.ceil(number / self.reduction_factor), min(number, self.min_survivors))
 
 
-def rungs(grace: int, reduction: int, num_tasks: int) -> list[int]:
-    """Return the tasks after which trials are compared: `grace` times powers of `reduction`, before the last task."""
+def rungs(grace: int, reduction: int, length: int) -> list[int]:
+    """Return the tasks (or epochs) after which trials are compared: `grace` times powers of `reduction`, below all."""
     found = []
-    while grace < num_tasks:
+    while grace < length:
         found.append(grace)
         grace *= reduction
     return found
 
 
-def brackets_for(search: SearchConfig, trials: int, num_tasks: int, places: float) -> int:
+def brackets_for(search: SearchConfig, trials: int, length: int, places: float) -> int:
     """Return how many brackets must run at the same time so that a cluster is busy.
 
-    Each rung leaves fewer trials. In the mean over its time (work / `num_tasks`), a bracket of 8 trials of 10 tasks
+    Each rung leaves fewer trials. In the mean over its time (work / `length`), a bracket of 8 trials of 10 tasks
     occupies 2.8 places. A fifth more brackets make up for the time in which they wait for each other
     (`python -m tools.search_simulation`).
 
     Args:
         search: settings of the search.
         trials: number of trials of the search.
-        num_tasks: of the stream.
+        length: tasks of the stream, or epochs where trials are compared after epochs.
         places: trials that the cluster holds at once.
     """
     left = min(search.bracket_size, trials)
     before, work = 0, 0
-    for rung in rungs(search.grace_tasks, search.reduction_factor, num_tasks) if search.scheduler == "halving" else []:
+    for rung in rungs(search.grace_tasks, search.reduction_factor, length) if search.scheduler == "halving" else []:
         work, before = work + left * (rung - before), rung
         left = search.kept(left)
-    work += left * (num_tasks - before)
-    brackets = math.ceil(1.2 * places * num_tasks / work)
+    work += left * (length - before)
+    brackets = math.ceil(1.2 * places * length / work)
     return max(1, min(brackets, math.ceil(trials / search.bracket_size)))
 
 
@@ -184,6 +184,7 @@ class TrialPlan:
     gpus_per_worker: float = 0.0
     accelerator_type: str = ""  # GPU model that every worker needs, by Ray's name; "": any
     memory_per_worker: int = 0  # estimated bytes (memory.py); 0: unknown
+    epochs: int = 0  # of a trial, where a search compares trials after epochs; 0: after tasks
     max_failures: int = 3  # since the last finished task; lost nodes do not count
     max_nodes: int | None = None  # maximal number of nodes of the cluster, all counted
     patience: float = 24.0  # hours that workers wait for work that one of them does alone
@@ -218,6 +219,7 @@ class RunSpec:
     presets: tuple[str, ...] | None = None  # None: the plan's
     tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, in addition to the plan's
     stop_after_task: int | None = None  # number of tasks after which it ends, to be continued later; None: no limit
+    stop_after_epoch: int | None = None  # the same of epochs, on a stream of one task
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class PerTaskResults(Searcher):
 
     Args:
         inner: Optuna's searcher, which treats a trial that ends without a value as pruned.
-        num_tasks: of the stream.
+        num_tasks: of the stream, or epochs where trials are compared after epochs.
         at_most: setting -> the setting that bounds it.
     """
 
@@ -74,7 +74,7 @@ def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> S
     Args:
         search: settings of the search.
         space: the search space.
-        num_tasks: of the stream.
+        num_tasks: of the stream, or epochs where trials are compared after epochs.
 
     Raises:
         ConfigError: for a grid over a range without listed values.

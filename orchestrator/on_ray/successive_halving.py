@@ -13,6 +13,8 @@ Here
    `brackets_at_once`, whichever others have ended. The results of a stopped trial are its values per task, as pruned
    (search.py).
 
+A stream of one task has no task between two rungs; there trials are compared after epochs (`epochs`).
+
 In a grouped search (grouped_sampler.py) the trials of a group share their first task: one of them trains it before the
 others start, which then adopt it.
 
@@ -85,6 +87,7 @@ class SuccessiveHalving:
         searcher: suggests points.
         search: settings of the search: number of trials, brackets.
         num_tasks: of the stream.
+        epochs: of a trial, where rungs are after epochs; 0: after tasks.
         resolve: function from a point to all settings that decide the result.
         journal: known results; `row` is this search's name in it.
         later: settings that no task before the second reads, where trials run in groups.
@@ -99,12 +102,14 @@ class SuccessiveHalving:
         journal: Journal | None = None,
         row: str = "",
         later: Iterable[str] = (),
+        epochs: int = 0,
     ) -> None:
-        self.searcher, self.search, self.num_tasks, self.resolve = searcher, search, num_tasks, resolve
+        self.searcher, self.search, self.resolve = searcher, search, resolve
+        self.unit, self.length = ("epoch", epochs) if epochs else ("task", num_tasks)
         self.journal, self.row = journal or Journal(None), row
         self.later = frozenset(later)
         is_halved = search.scheduler == "halving"
-        self.rungs = rungs(search.grace_tasks, search.reduction_factor, num_tasks) if is_halved else []
+        self.rungs = rungs(search.grace_tasks, search.reduction_factor, self.length) if is_halved else []
         self.trials: list[HalvingTrial] = []
         self.repeated = 0  # number of duplicate suggestions
         self.brackets: list[Bracket] = []  # the running ones, in the order of suggestions
@@ -116,7 +121,7 @@ class SuccessiveHalving:
     # ------------------------------------------------------------------------------------------ scheduling
 
     def next_segments(self) -> list[tuple[HalvingTrial, int]]:
-        """Return the trials that can run now, each with the task after which it stops, ordered by bracket and number.
+        """Return the trials that can run now, each with the task or epoch after which it stops, ordered by number.
 
         A segment is returned once and ends by `end`. If none is returned while none runs, the search is over.
         """
@@ -140,7 +145,7 @@ class SuccessiveHalving:
                     missing, until = leaders, 1
                 bracket.running = {trial.number for trial in missing}
                 return [(trial, until) for trial in missing]
-            if alive and until < self.num_tasks:
+            if alive and until < self.length:
                 self._decide(bracket, until)
             else:
                 bracket.is_over = True
@@ -152,7 +157,7 @@ class SuccessiveHalving:
         for bracket in self.brackets:
             alive = bracket.alive
             until = self._next_rung(bracket, len(alive))
-            ends = until >= self.num_tasks
+            ends = until >= self.length
             ending += ends
             waiting = sum(until not in trial.scores and trial.number not in bracket.running for trial in alive)
             most += max(len(bracket.running), waiting, 0 if ends else self.search.kept(len(alive)))
@@ -170,7 +175,7 @@ class SuccessiveHalving:
 
     def _next_rung(self, bracket: Bracket, number: int) -> int:
         is_news = (rung for rung in self.rungs if rung > bracket.decided and self.search.kept(number) < number)
-        return next(is_news, self.num_tasks)
+        return next(is_news, self.length)
 
     def _decide(self, bracket: Bracket, rung: int) -> None:
         ranked = sorted(bracket.alive, key=lambda trial: (*self.loss(trial, rung), trial.number))
@@ -230,7 +235,7 @@ class SuccessiveHalving:
             if trial.failed or is_twin:
                 self.searcher.on_trial_complete(trial.name, error=True)
                 continue
-            last = trial.stopped or self.num_tasks
+            last = trial.stopped or self.length
             for task in sorted(task for task in trial.scores if task <= last):
                 self.searcher.on_trial_result(trial.name, self._told(trial, task))
             self.searcher.on_trial_complete(trial.name, self._told(trial, last))
@@ -243,15 +248,26 @@ class SuccessiveHalving:
     # ------------------------------------------------------------------------------------------ results
 
     def report(self, trial: HalvingTrial, result: Mapping[str, Any], until: int) -> None:
-        """Record what a trial reported after a task."""
-        task = int(result.get("task", 0))
-        if not 0 < task <= until or self.search.metric not in result:
+        """Record what a trial reported after a task or an epoch.
+
+        Training may end before the last epoch (`evaluation.patience`, methods that train nothing): the final report
+        then counts for all epochs without a report.
+        """
+        done, value = int(result.get(self.unit, 0)), result.get(self.search.metric)
+        is_last = done == self.length
+        if value is None or not 0 < done <= (done if self.unit == "epoch" and is_last else until):
             return
-        trial.record(task, float(result[self.search.metric]), result, task == self.num_tasks)
+        for unreported in range(1, done) if self.unit == "epoch" and is_last else ():
+            trial.scores.setdefault(unreported, float(value))
+        trial.record(done, float(value), result, is_last)
         self.journal.write(self.row, trial)
 
+    def finished_tasks(self, trial: HalvingTrial) -> int:
+        """Return the number of tasks that a trial has finished."""
+        return int(self.length in trial.scores) if self.unit == "epoch" else max(trial.scores, default=0)
+
     def end(self, trial: HalvingTrial, until: int) -> None:
-        """End a trial's segment; the trial failed if its process ended before the task it should reach."""
+        """End a trial's segment; the trial failed if its process ended before it reached `until`."""
         trial.failed = until not in trial.scores
         for bracket in self.brackets:
             bracket.running.discard(trial.number)

@@ -71,7 +71,7 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
     plan = replace(plan, tags={**plan.tags, **run.tags})
     full = {**plan.settings, **run.settings, "workers": plan.workers}
     presets = plan.presets if run.presets is None else run.presets
-    work = TrialWork(plan, full, presets, run_name(plan, config), run.stop_after_task)
+    work = TrialWork(plan, full, presets, run_name(plan, config), run.stop_after_task, run.stop_after_epoch)
     try:
         if plan.workers == 1:
             run_single_worker(work)
@@ -150,13 +150,14 @@ def run_rows(
     journal = Journal(journal_path(plan), plan.sources)
     halving = {
         name: SuccessiveHalving(
-            make_searcher(search, row.space, num_tasks),
+            make_searcher(search, row.space, row.plan.epochs or num_tasks),
             search,
             num_tasks,
             Resolve(plans[name], row.space),
             journal,
             name,
             row.space.later if is_grouped(search, row.space) else (),
+            row.plan.epochs,
         )
         for name, row in rows.items()
     }

@@ -37,6 +37,7 @@ class TrialWork:
         presets: of this trial.
         name: of the run; never reused for another configuration.
         stop_after_task: number of tasks after which it ends, to be continued later; None: no limit.
+        stop_after_epoch: the same of epochs, on a stream of one task.
     """
 
     plan: TrialPlan
@@ -44,6 +45,7 @@ class TrialWork:
     presets: tuple[str, ...]
     name: str
     stop_after_task: int | None = None
+    stop_after_epoch: int | None = None
 
 
 def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
@@ -60,6 +62,7 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     Raises:
         CtvrError: for wrong settings, unreadable data or non-finite losses.
     """
+    from ctvr.orchestrator.learning.epoch_state import EpochReports
     from ctvr.orchestrator.learning.resolve import resolve
     from ctvr.orchestrator.learning.run import execute
     from ctvr.orchestrator.redaction import hide_secrets
@@ -73,9 +76,17 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     stream = load_stream(work.settings["stream"], places.root, places.videos)
     experiment = resolve(work.settings, stream.settings, work.presets)
     reports = _Reports(work, experiment, workers, tell)
-    on_ready, reuse = reports.ready, plan.reuse
     try:
-        result = execute(experiment, places, workers, reports.report, reuse=reuse, on_ready=on_ready, stream=stream)
+        result = execute(
+            experiment,
+            places,
+            workers,
+            reports.report,
+            reuse=plan.reuse,
+            on_ready=reports.ready,
+            stream=stream,
+            epochs=EpochReports(reports.after_epoch, work.stop_after_epoch) if plan.epochs else None,
+        )
     except _StopTrial:
         return
     reports.conclude(result.record, result.resumed == len(result.stream.tasks))
@@ -98,7 +109,7 @@ def _check_sources(plan: TrialPlan) -> None:
 
 
 class _StopTrial(Exception):
-    """Ends a run after the requested tasks; every worker raises it after the same report."""
+    """Ends a run after the requested tasks or epochs; every worker raises it after the same report."""
 
 
 class _Reports:
@@ -113,6 +124,7 @@ class _Reports:
         tracker = Tracker(plan.tracking_uri, Path(plan.root))
         self.recorder = Recorder(tracker, experiment, name, plan.parent, tags, plan.keep_model)
         self.workers, self.tell, self.until = workers, tell, work.stop_after_task
+        self.epochs, self.until_epoch, self.reported_epochs = plan.epochs, work.stop_after_epoch, 0
         self.reads: Callable[[int], dict[str, str]] = lambda done: {}
         self.reported = 0
         self.reused = 0  # tasks that another trial trained
@@ -132,17 +144,36 @@ class _Reports:
             self.recorder.report(task, record, seconds)
         self._catch_up(record)
 
+    def after_epoch(self, record: RunState) -> None:
+        if self.workers.rank == 0:
+            self.recorder.log_training(record)
+        self._catch_up_epochs(record, len(record.training))
+
     def conclude(self, record: RunState, was_finished: bool) -> None:
         if self.workers.rank == 0 and was_finished:  # the process that finished it may not have updated MLflow
             self.recorder.complete(record)
 
     def _catch_up(self, record: RunState) -> None:
         """Report each finished task that has no report yet; end the run after the requested task."""
+        if self.epochs and record.done:
+            self._catch_up_epochs(record, min(len(record.training), self.epochs - 1))  # the last one's is the task's
         last = record.done if self.until is None else min(record.done, self.until)
         for done in range(self.reported, last):
             row = {name: value for name, value in record.metrics[done].items() if name.startswith("stream/")}
             about = {"task": done + 1, "seconds": record.seconds[done], "reused": self.reused}
+            about |= {"epoch": self.epochs} if self.epochs else {}
             self.tell({**about, **self.reads(done + 1), **row})  # MLflow has the other metrics
         self.reported = max(self.reported, last)
         if self.until is not None and last >= self.until:
+            raise _StopTrial
+
+    def _catch_up_epochs(self, record: RunState, done: int) -> None:
+        """Report each of the first `done` epochs that has no report yet; end the run after the requested epoch."""
+        last = min(done, self.epochs - 1, self.until_epoch or done)
+        for epoch in range(self.reported_epochs, last):
+            found = {name: value for name, value in record.training[epoch].items() if name.startswith("epoch/")}
+            row = {name.replace("epoch", "stream", 1): value for name, value in found.items()}
+            self.tell({"epoch": epoch + 1, "reused": self.reused, **row})
+        self.reported_epochs = max(self.reported_epochs, last)
+        if last == self.until_epoch:
             raise _StopTrial

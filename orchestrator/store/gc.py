@@ -29,7 +29,9 @@ from ctvr.orchestrator.store.store import Entry, Size, Store, size_of
 DAY = 24 * 3600.0
 USES = "uses"
 FILES = "files"  # digests of a stream's files (data/file_digests.py)
-_AGEING = ("commits", USES, FILES)  # kinds of records that can be removed by age
+PAUSES = "pauses"  # of a run between two epochs (learning/epoch_state.py)
+OF_RUNS = ("commits", PAUSES)  # kinds of records whose keys begin with the key of a run
+_AGEING = (*OF_RUNS, USES, FILES)  # kinds of records that can be removed by age
 _COLLECTED = re.compile(  # kinds of arrays that are removed without a record; everything else stays
     r"(frames/[0-9a-f]{64}|features/[0-9a-f]{64}/.+|(weights|gallery)/.+/(task|select)_\d+-[0-9a-f]{16})\.safetensors"
 )
@@ -110,7 +112,7 @@ def find_weights(store: Store, runs: Collection[str]) -> Garbage:
     Args:
         runs: keys of runs that need not resume.
     """
-    entries, owners = store.entries(), {f"commits/{key}" for key in runs}
+    entries, owners = store.entries(), _of_runs(runs)
     records = [entry for entry in entries if entry.name.endswith(JSON) and split_name(entry.name)[0] != PACKS]
     theirs = [entry for entry in records if _run(entry.name) in owners]
     freed = _named_by(store, theirs) - _named_by(store, [entry for entry in records if _run(entry.name) not in owners])
@@ -142,13 +144,18 @@ def _aged(records: Sequence[Entry], before: float, recent: Collection[str]) -> s
     ageing = [entry for entry in records if split_name(entry.name)[0] in _AGEING]
     for entry in ageing:
         youngest[_run(entry.name)] = max(youngest.get(_run(entry.name), 0.0), entry.modified)
-    kept = {f"commits/{key}" for key in recent}
+    kept = _of_runs(recent)
     return {e.name for e in ageing if youngest[_run(e.name)] < before and _run(e.name) not in kept}
 
 
 def _run(name: str) -> str:
-    """Return `commits/<run>` for a commit's name; for another record its own name."""
+    """Return `commits/<run>` for a commit's name, `pauses/<run>` for a pause's; for another record its own name."""
     return "/".join(name.split("/")[:2])
+
+
+def _of_runs(keys: Iterable[str]) -> set[str]:
+    """Return what `_run` returns for the records of these runs."""
+    return {f"{kind}/{key}" for key in keys for kind in OF_RUNS}
 
 
 def _is_named(name: str, named: Collection[str]) -> bool:

@@ -11,6 +11,7 @@ ACCURACY, FORGETTING = "stream/knn/accuracy", "stream/knn/forgetting"
 ANSWERED = "stream/qa/accuracy"
 # Settings that add metrics and change none: at these values they are omitted from the key of a run
 ADDS_METRICS: dict[str, object] = {
+    "evaluation.every_epoch": False,
     "evaluation.oracle_task": False,
     "evaluation.reencode": (),
     "evaluation.reencode_after": "last",

@@ -31,6 +31,7 @@ FREE = {
     "seed",
     "workers",
     "evaluation.split",
+    "evaluation.every_epoch",
     "evaluation.batch_size",
     "evaluation.query_chunk",
     "data.prefetch_threads",

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.store.gc import OF_RUNS
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.manifest import read_json
 
@@ -27,4 +28,5 @@ def list_committed_tasks(runs: Path, name: str, store: str = "") -> set[str]:
     place = place or str(runs / "store")
     if "://" not in place and not Path(place).is_dir():
         return set()
-    return {key for key in Store.open(place).list("commits") if not key.startswith("zero-")}
+    opened = Store.open(place)  # a pause is progress, too
+    return {key for kind in OF_RUNS for key in opened.list(kind) if not key.startswith("zero-")}

@@ -52,7 +52,7 @@ class Candidate:
 
     def runs(self, seeds: Sequence[int], workers: int) -> list[Rerun]:
         tags = {CONFIRMS: self.sweep, "ctvr.candidate": self.name}
-        settings = self.experiment.settings
+        settings = {**self.experiment.settings, "evaluation.every_epoch": False}  # of the search, to stop trials
         made = [
             resolve({**settings, "seed": seed, "workers": workers}, None, self.experiment.presets)
             for seed in (seeds if has_training(self.experiment) else seeds[:1])

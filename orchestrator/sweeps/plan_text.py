@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchSpace, rungs
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchSpace
 from ctvr.orchestrator.on_ray.search import count_trials, is_grouped
 from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
+from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
 from ctvr.orchestrator.sweeps.search_spaces import search_space
 from ctvr.orchestrator.sweeps.selection import METRIC_LABELS
 from ctvr.orchestrator.sweeps.session import batch_lines, describe_concurrency, precision_lines, resources_text
@@ -31,15 +32,13 @@ def describe_confirmation(search: SearchConfig) -> str:
     )
 
 
-def describe_scheduler(search: SearchConfig, num_tasks: int) -> str:
-    """Describe how trials of a stream of `num_tasks` tasks are run and stopped."""
+def describe_scheduler(search: SearchConfig, num_tasks: int, epochs: Iterable[int] = ()) -> str:
+    """Describe how trials of a stream of `num_tasks` tasks are run and stopped; `epochs` as in `describe_rungs`."""
     size = f"brackets of {search.bracket_size}"
     if search.brackets_at_once > 1:
         size += f", {search.brackets_at_once} brackets at once"
     text = f"scheduler {search.scheduler} in {size} (points that train the same model are one trial)"
-    if search.scheduler == "halving" and not rungs(search.grace_tasks, search.reduction_factor, num_tasks):
-        text += f", without early stopping: no rung is before the last of {num_tasks} tasks"
-    return text
+    return text + describe_rungs(search, num_tasks, epochs)
 
 
 def most_at_once(search: SearchConfig, trials: int, rows: int = 1) -> int:
@@ -91,7 +90,7 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
     at_once = describe_concurrency(room, most_at_once(search, count))
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {trials}, {describe_scheduler(search, len(stream.tasks))}; {at_once}",
+        f"  trials     {trials}, {describe_scheduler(search, len(stream.tasks), [planned.epochs])}; {at_once}",
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [planned.experiment.run.precision], room.models),
         *batch_lines(execution, [planned.experiment.data.batch_size]),

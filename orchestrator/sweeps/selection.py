@@ -102,7 +102,7 @@ def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozens
     runs: dict[str, Rerun] = {}
     for each in found:
         for seed in fresh_ones if has_training(each.experiment) else fresh_ones[:1]:
-            fresh = {"evaluation.split": "test", "seed": seed, "workers": workers}
+            fresh = {"evaluation.split": "test", "seed": seed, "workers": workers, "evaluation.every_epoch": False}
             made = resolve({**each.experiment.settings, **fresh}, None, each.experiment.presets)
             runs[digest_of(made.settings)] = replace(each, experiment=made)  # a winner's tags replace a baseline's
     return list(runs.values())

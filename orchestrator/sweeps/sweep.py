@@ -37,6 +37,7 @@ from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
+from ctvr.orchestrator.sweeps.epoch_rungs import epochs_compared
 from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_sweep, flat_search
 from ctvr.orchestrator.sweeps.preflight import forbid_seed
 from ctvr.orchestrator.sweeps.preparation import prepare_run, searched_splits
@@ -120,13 +121,21 @@ class PlannedSweep:
         if self.search.brackets_at_once:
             return self
         trials = count_trials(self.search, self.searched)
-        number = brackets_for(self.search, trials, len(self.stream.tasks), places)
+        number = brackets_for(self.search, trials, self.epochs or len(self.stream.tasks), places)
         request = replace(self.request, search={**(self.request.search or {}), "brackets_at_once": number})
         return replace(self, request=request, search=replace(self.search, brackets_at_once=number))
 
     @property
+    def epochs(self) -> int:
+        """Return the number of epochs of a trial if trials are compared after epochs, else 0."""
+        if not self.experiment.evaluation.every_epoch:
+            return 0
+        return epochs_compared(self.search, self.experiment, len(self.stream.method_tasks), self.space)
+
+    @property
     def searched(self) -> SearchSpace:
         later = tuple(name for name in later_task_settings(self.request.method) if name in self.space)
+        later = later if len(self.stream.tasks) > 1 else ()  # trials that differ in what is never read are one model
         bounds = upper_bounds(self.request.method)
         words = (*self.request.space, *self.request.space_add)
         listed = tuple(name for name in (parse_values(word)[0] for word in words) if name in self.space)
@@ -164,6 +173,9 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         raise ConfigError(f"sweep: all settings of {request.method} are fixed, so none is searched. Use `ctvr run`.")
     full = {**given, "workers": execution.workers}
     experiment = resolve(full, stream.settings, presets)
+    if "evaluation.every_epoch" not in full and epochs_compared(search, experiment, len(stream.method_tasks), space):
+        given["evaluation.every_epoch"] = full["evaluation.every_epoch"] = True
+        experiment = resolve(full, stream.settings, presets)
     check_mirror(experiment.tracking.mirror)
     if stream.has_val and experiment.evaluation.split == "test":
         raise ConfigError(
@@ -253,7 +265,7 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
         is_new = plan is None
         if plan is None:
             plan = trial_plan(execution, request.name, tracker, [planned.experiment])
-            plan = replace(plan, settings=planned.fixed_settings)
+            plan = replace(plan, settings=planned.fixed_settings, epochs=planned.epochs)
             plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
         plan = replace(plan, max_nodes=execution.max_nodes)
         room = capacity(plan, execution.max_concurrent)

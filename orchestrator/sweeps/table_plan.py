@@ -67,7 +67,8 @@ class PlannedTable:
         if self.search.brackets_at_once or not self.searched:
             return self
         share = places / len(self.searched)
-        number = brackets_for(self.search, self.search.trials, len(self.stream.tasks), share)
+        epochs = max(row.sweep.epochs for row in self.searched if row.sweep is not None)
+        number = brackets_for(self.search, self.search.trials, epochs or len(self.stream.tasks), share)
         preset = replace(self.request.preset, search={**self.request.preset.search, "brackets_at_once": number})
         request, search = replace(self.request, preset=preset), replace(self.search, brackets_at_once=number)
         return replace(self, request=request, search=search)

@@ -154,6 +154,7 @@ def _row_plan(row: PlannedRow, plan: TrialPlan, stream: str, table: PlannedTable
         sweep=name,
         parent=parent,
         settings=row.sweep.fixed_settings,
+        epochs=row.sweep.epochs,
         presets=row.experiment.presets,
         tags={"ctvr.role": "trial"},
     )
@@ -286,7 +287,8 @@ def _plan_text(
     if searched:
         budget = f"{search.trials} for each row, {search.trials * len(searched)} in all, by {search.searcher}, "
         most = most_at_once(search, search.trials, len(searched))
-        budget += f"{describe_scheduler(search, len(planned.stream.tasks))}; {describe_concurrency(room, most)}"
+        epochs = [row.sweep.epochs for row in searched if row.sweep is not None]
+        budget += f"{describe_scheduler(search, len(planned.stream.tasks), epochs)}; {describe_concurrency(room, most)}"
     split = searched[0].experiment.evaluation.split if searched else "test"
     runs = expand_seeds([Rerun(row.experiment) for row in planned.rows], request.preset.seeds, execution.workers)
     runs = expand_task_orders(runs, request.orders)

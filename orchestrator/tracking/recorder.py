@@ -92,17 +92,17 @@ class Recorder:
             record = commits.record(done)
             for step in range(1, done + 1):
                 self._log_task(record, step)
-            self._log_training(record)
+            self.log_training(record)
 
     def report(self, task: Task, record: RunState, seconds: float) -> None:
         """Record the results after a task."""
         step = task.index + 1
         self._log_task(record, step)  # first, since MLflow's pages list metrics in the order of their first values
-        self._log_training(record)
+        self.log_training(record)
         if step == task.num_tasks:
             self.complete(record)
 
-    def _log_training(self, record: RunState) -> None:
+    def log_training(self, record: RunState) -> None:
         """Log the losses of every epoch that this process has not logged."""
         rows = _training(record)
         new = dict(list(rows.items())[self._logged_epochs :])

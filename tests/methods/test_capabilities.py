@@ -14,7 +14,7 @@ from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
 
 HELD = (
     *("reencodes_gallery", "is_transductive", "task_conditioned_text", "attends_to_padding", "normalizes_scores"),
-    *("rewrites_captions", "several_text_vectors", "compensates_age"),
+    *("rewrites_captions", "several_text_vectors", "compensates_age", "has_epoch_state"),
 )
 
 

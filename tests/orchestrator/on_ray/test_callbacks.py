@@ -85,7 +85,7 @@ def test_a_stopped_and_a_failed_trial_are_closed_in_mlflow(plan, capsys):
     for trial_id in ("a_0", "a_1", "a_10"):
         tags = {"ctvr.trial": run_name(plan, {"run": {"label": f"lora-{trial_id}"}})}
         ids[trial_id] = tracker.open_run("stream", trial_id, {}, parent, tags)
-    search = SimpleNamespace(halving={"": SimpleNamespace(search=SearchConfig(trials=3))})
+    search = SimpleNamespace(halving={"": SimpleNamespace(search=SearchConfig(trials=3), unit="task")})
     watcher = BracketMonitor({"": plan}, 3, 3, 2, None, search)
     watcher.stopped("", 1, "lora-a_1", 1)
     error = TrialFailed("data.x: is wrong.", traceback_and_log="Traceback\nof a worker")
@@ -262,7 +262,8 @@ def test_segments_of_a_trial_read_as_one_and_a_stopped_one_is_closed(plan, capsy
     create_store(plan.tracking_uri, Path(plan.root), "stream")
     tracker = Tracker(plan.tracking_uri, Path(plan.root))
     run = tracker.open_run("stream", "x", {}, tracker.open_sweep("s", "stream", {}), {"ctvr.trial": "s-lora-02-ab"})
-    search = SimpleNamespace(halving={"": SimpleNamespace(search=SearchConfig(trials=8))}, schedule=lambda: 3)
+    halving = SimpleNamespace(search=SearchConfig(trials=8), unit="task", length=3)
+    search = SimpleNamespace(halving={"": halving}, schedule=lambda: 3)
     watcher = BracketMonitor({"": plan}, 8, 3, 2, None, search)
     segment = {"row": "", "number": 2, "run": {"label": "lora-02-ab"}}
     for name, tasks in (("a", (1,)), ("b", (1, 2, 3))):

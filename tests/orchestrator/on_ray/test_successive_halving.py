@@ -43,8 +43,12 @@ def halving(
     journal: Journal | None = None,
     row: str = "",
     resolve: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
+    epochs: int = 0,
 ) -> SuccessiveHalving:
-    return SuccessiveHalving(make_searcher(search, space, TASKS), search, TASKS, resolve, journal, row)
+    tasks = 1 if epochs else TASKS
+    return SuccessiveHalving(
+        make_searcher(search, space, epochs or TASKS), search, tasks, resolve, journal, row, epochs=epochs
+    )
 
 
 def run(
@@ -74,10 +78,11 @@ def run(
             assert suggested == Searcher.FINISHED or trained >= most
             return search, ended
         trial_id = chance.choice(list(alive))
-        point, until = alive[trial_id][0]["run"]["settings"], alive[trial_id][0]["run"]["stop_after_task"] or TASKS
+        unit = next(iter(made.values())).unit
+        point, until = alive[trial_id][0]["run"]["settings"], alive[trial_id][0]["run"][f"stop_after_{unit}"] or TASKS
         task = alive[trial_id][1] = alive[trial_id][1] + 1
         trained += 1
-        result = {"task": task, GAIN: score(point, task), "reads": "method.lr,method.layers"}
+        result = {unit: task, GAIN: score(point, task), "reads": "method.lr,method.layers"}
         if fails(point, task):
             limiter.on_trial_complete(trial_id, error=True)
             del alive[trial_id]
@@ -99,13 +104,14 @@ def decisions(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
     return [(t.number, t.point, t.stopped, t.failed, max(t.scores, default=0)) for t in made.trials]
 
 
+@pytest.mark.parametrize("epochs", [0, TASKS])
 @pytest.mark.parametrize("at_once", [0, 2, 3])
 @pytest.mark.parametrize("scheduler", ["halving", "none"])
-def test_a_search_decides_alike_for_any_order_of_results_and_any_room(scheduler, at_once):
+def test_a_search_decides_alike_for_any_order_of_results_and_any_room(scheduler, at_once, epochs):
     search = SearchConfig(trials=14, bracket_size=5, scheduler=scheduler, brackets_at_once=at_once)
     found = []
     for room, seed in [(1, 0), (2, 1), (3, 2), (16, 3)]:
-        made = {name: halving(search, row=name) for name in ("a", "b")}
+        made = {name: halving(search, row=name, epochs=epochs) for name in ("a", "b")}
         run(made, room, seed, fails=lambda point, task: point["method.layers"] == 2 and task == 2)
         found.append([(decisions(each), told(each)) for each in made.values()])
     assert all(each == found[0] for each in found)
@@ -115,6 +121,36 @@ def test_a_search_decides_alike_for_any_order_of_results_and_any_room(scheduler,
     states = [state for _, state, *_ in first[1]]
     assert {"COMPLETE", "FAIL"} <= set(states)
     assert ("PRUNED" in states) == (scheduler == "halving")
+
+
+def test_a_stream_of_one_task_compares_trials_after_epochs_and_a_killed_search_decides_the_same(tmp_path):
+    search = SearchConfig(trials=12, bracket_size=6)
+    assert halving(search, epochs=TASKS).rungs == [1, 2, 4]
+    whole = halving(search, epochs=TASKS)
+    _, segments = run({"": whole}, 3, 1)
+    assert {trial.stopped for trial in whole.trials} == {0, 1, 2}
+    assert all(max(trial.scores) == (trial.stopped or TASKS) for trial in whole.trials)
+    killed = halving(search, journal=Journal(tmp_path / "journal.json"), epochs=TASKS)
+    run({"": killed}, 3, 2, most=9)
+    resumed = halving(search, journal=Journal(tmp_path / "journal.json"), epochs=TASKS)
+    _, left = run({"": resumed}, 2, 3)
+    assert decisions(resumed) == decisions(whole)
+    assert told(resumed) == told(whole)
+    assert len(left) < len(segments)  # those in the journal do not run again
+
+
+def test_a_trial_that_ends_before_its_last_epoch_counts_with_its_final_result_from_there_on():
+    made = halving(SearchConfig(trials=2, bracket_size=2, min_survivors=1), epochs=TASKS)
+    (first, until), (second, _) = made.next_segments()
+    assert until == 1
+    made.report(first, {"epoch": 1, GAIN: 1.0}, until)
+    made.end(first, until)
+    made.report(second, {"task": 1, "epoch": TASKS, GAIN: 5.0, "reads": "method.lr"}, until)  # it trains nothing
+    made.end(second, until)
+    assert made.next_segments() == []
+    assert (first.stopped, second.is_alive, second.failed) == (1, True, False)
+    assert second.scores == dict.fromkeys(range(1, TASKS + 1), 5.0)
+    assert [made.finished_tasks(trial) for trial in (first, second)] == [0, 1]
 
 
 def test_a_wave_is_suggested_from_the_ones_before_it_told_in_the_order_of_numbers():

@@ -14,6 +14,8 @@ from ctvr.orchestrator.learning.distributed import Workers
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.on_ray.worker import _check_sources, _Reports, _StopTrial
 
+R1 = "t2v/r1"
+
 
 def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports(small_stream):
     """With a store of commits that already holds more, or less, than the segment."""
@@ -25,7 +27,7 @@ def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports
     def reports(until: int | None) -> _Reports:
         made = _Reports.__new__(_Reports)
         made.workers, made.tell, made.until, made.recorder = Workers(), sent.append, until, recorder
-        made.reads, made.reported, made.reused = (lambda done: {}), 0, 0
+        made.reads, made.reported, made.reused, made.epochs = (lambda done: {}), 0, 0, 0
         return made
 
     def ready(made: _Reports, done: int) -> None:
@@ -54,6 +56,41 @@ def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports
     ready(last, 2)
     last.report(None, replace(record, done=3), 1.0)
     assert [(row["task"], row.get("reads")) for row in sent] == [(1, None), (2, None), (3, "method.lr,seed")]
+
+
+def test_a_stretch_ends_after_its_epoch_and_a_finished_run_reports_its_epochs_again():
+    sent: list[dict] = []
+    record = RunState(
+        training=[{"step": 2.0 * epoch, "train/loss/x": 1.0, f"epoch/{R1}": epoch} for epoch in (1, 2, 3)]
+    )
+
+    def reports(until: int | None) -> _Reports:
+        made = _Reports.__new__(_Reports)
+        made.workers, made.tell, made.until, made.epochs, made.until_epoch = Workers(), sent.append, None, 4, until
+        made.recorder = SimpleNamespace(report=lambda *what: None, log_training=lambda record: None)
+        made.reads, made.reported, made.reported_epochs, made.reused = (lambda done: {}), 0, 0, 0
+        return made
+
+    first = reports(2)
+    first.after_epoch(replace(record, training=record.training[:1]))
+    with pytest.raises(_StopTrial):
+        first.after_epoch(replace(record, training=record.training[:2]))
+    assert sent == [{"epoch": epoch, "reused": 0, f"stream/{R1}": epoch} for epoch in (1, 2)]
+    sent.clear()
+    with pytest.raises(_StopTrial):  # the pause was stored, but the process ended before its report
+        reports(2).after_epoch(replace(record, training=record.training[:2]))
+    assert [row["epoch"] for row in sent] == [1, 2]
+    done = replace(record, done=1, metrics=[{f"stream/{R1}": 9.0}], seconds=[1.0])
+    for until, told in ((2, [1, 2]), (None, [1, 2, 3, 4])):  # training ended after three of four epochs
+        sent.clear()
+        last = reports(until)
+        if until:
+            with pytest.raises(_StopTrial):
+                last.report(None, done, 1.0)
+        else:
+            last.report(None, done, 1.0)
+        assert [row["epoch"] for row in sent] == told
+    assert sent[-1] == {"task": 1, "seconds": 1.0, "reused": 0, "epoch": 4, f"stream/{R1}": 9.0}
 
 
 def plan(**more) -> TrialPlan:

@@ -27,6 +27,7 @@ from ctvr.orchestrator.sweeps.sweep import (
     sweep,
 )
 from ctvr.orchestrator.tracking.tracker import Tracker
+from tests.small_stream import write_stream
 
 
 def request(stream: str, **more: object) -> SweepRequest:
@@ -62,6 +63,36 @@ def test_a_plan_says_if_no_trial_can_be_stopped_early(search, tasks, stops):
     halving = SuccessiveHalving(Mock(), config, tasks, dict)
     assert bool(halving.rungs) is stops
     assert "early stopping" not in describe_scheduler(replace(config, scheduler="none"), tasks)
+
+
+def test_a_sweep_of_a_stream_with_one_task_compares_epochs_where_trials_have_the_same_number(tmp_path, execution):
+    one = str(write_stream(tmp_path / "one", num_tasks=1, train=2, searched=1))
+    overrides = {"optim.epochs": "5"}
+    planned = plan_sweep(request(one, overrides=overrides), execution)
+    assert planned.epochs == 5
+    assert planned.fixed_settings["evaluation.every_epoch"] is True
+    assert planned.unsearched(1).evaluation.every_epoch
+    text = describe_sweep(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    assert "compared after epochs 1, 2, 4 of 5, since the stream has one task" in text
+    filled = planned.filling(16)
+    assert filled.search.brackets_at_once == brackets_for(planned.search, planned.search.trials, 5, 16)
+    for more, search, space in (
+        ({"optim.epochs": "1"}, {}, ()),
+        ({}, {}, ("optim.epochs=5,6",)),
+        ({**overrides, "evaluation.every_epoch": "false"}, {}, ()),
+        (overrides, {"grace_tasks": 5}, ()),
+    ):
+        other = plan_sweep(request(one, overrides=more, search=search, space_add=space), execution)
+        assert (other.epochs, other.experiment.evaluation.every_epoch) == (0, False)
+        assert "without early stopping" in describe_scheduler(other.search, 1, [other.epochs])
+    unstopped = plan_sweep(request(one, overrides=overrides, search={"scheduler": "none"}), execution)
+    assert (unstopped.epochs, unstopped.experiment.evaluation.every_epoch) == (0, False)
+
+
+def test_trials_of_a_stream_with_one_task_form_no_groups(tmp_path, execution):
+    """They would train the same model: the settings in which the trials of a group differ are read from task 2 on."""
+    one = str(write_stream(tmp_path / "one", num_tasks=1, train=2, searched=1))
+    assert plan_sweep(request(one, method="framefusion_moe"), execution).searched.later == ()
 
 
 def test_space_varies_only_the_listed_settings_and_space_add_keeps_the_methods_own(few, execution):

@@ -1,0 +1,46 @@
+"""Rungs after epochs: early stopping on streams of one task, where no rung lies between two tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.on_ray.plan import SearchConfig, rungs
+
+
+def epochs_compared(search: SearchConfig, experiment: Experiment, num_tasks: int, space: Container[str]) -> int:
+    """Return the number of epochs of a trial if trials can be compared after epochs, else 0.
+
+    They cannot where trials have different numbers of epochs.
+
+    Args:
+        search: settings of the search.
+        experiment: of a trial, except the searched settings.
+        num_tasks: of the method (`Stream.method_tasks`).
+        space: names of the searched settings.
+    """
+    if num_tasks > 1 or search.scheduler != "halving" or "optim.epochs" in space or not has_training(experiment):
+        return 0
+    epochs = experiment.optim.epochs
+    return epochs if rungs(search.grace_tasks, search.reduction_factor, epochs) else 0
+
+
+def describe_rungs(search: SearchConfig, num_tasks: int, epochs: Iterable[int] = ()) -> str:
+    """Return the plan's words on epochs after which trials are compared, or on why none is stopped; else "".
+
+    Args:
+        search: settings of the search.
+        num_tasks: of the stream.
+        epochs: of a trial of each search; 0 where tasks are compared.
+    """
+    if search.scheduler != "halving" or rungs(search.grace_tasks, search.reduction_factor, num_tasks):
+        return ""
+    listed = sorted(set(epochs) - {0})
+    if listed:
+        after = ", ".join(map(str, rungs(search.grace_tasks, search.reduction_factor, listed[-1])))
+        return f", compared after epochs {after} of {' or '.join(map(str, listed))}, since the stream has one task"
+    text = f", without early stopping: no rung is before the last of {num_tasks} tasks"
+    if num_tasks == 1:
+        text += " or epochs, optim.epochs is searched, or evaluation.every_epoch is false"
+    return text
