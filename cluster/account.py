@@ -169,6 +169,9 @@ def fill(text: str, names: Mapping[str, str]) -> str:
         (r"(setup\.sh mount )\S+", f"{names['FileSystem']}.efs.{names['Region']}.amazonaws.com:/"),
         (r"(SecurityGroupIds: )\[[^\]]*\]", f"[{names['SecurityGroup']}]"),
         (r"(SubnetIds: )\[[^\]]*\]", f"[{subnets}]"),
+        (r"( Groups: )\[[^\]]*\]", f"[{names['SecurityGroup']}]"),
+        (r"(SubnetId: )\S+", names["Subnets"].split(",")[0]),
+        (r"(GroupName: )[^}\s]+", names["PlacementGroup"]),
         (r"(ImageId: )\S+", names["Image"]),
         (r"(InstanceType: )p\S+(?= # EDIT)", names["WorkerType"]),
     ):

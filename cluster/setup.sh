@@ -22,6 +22,9 @@ SETTINGS="CTVR_STORE CTVR_STORAGE CTVR_RUNS CTVR_VIDEOS CTVR_NODES CTVR_GPUS_PER
 CTVR_ARTIFACTS CTVR_S3_INSTANCE_ROLE AWS_REGION AWS_ENDPOINT_URL MLFLOW_TRACKING_URI CTVR_TORCH_BACKEND
 CTVR_MAX_NODES CTVR_BUDGET_HOURS"
 FSTAB=${CTVR_FSTAB:-/etc/fstab}
+DEVICES=${CTVR_RDMA_DEVICES:-/sys/class/infiniband} # efa_0, ...: EFA interfaces of an AWS machine
+AMAZON=${CTVR_AMAZON:-/opt/amazon} # where AWS installs libfabric (efa) and NCCL's plug-in for it (ofi-nccl)
+EFA_INSTALLER=${CTVR_EFA_INSTALLER:-https://efa-installer.amazonaws.com/aws-efa-installer-latest.tar.gz}
 NFS_OPTIONS=nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport
 
 fail() {
@@ -84,6 +87,9 @@ write_settings() {
       esac
       printf 'export %s=%q\n' "$name" "${word#*=}"
     done
+    has_efa && for folder in "$AMAZON"/efa/lib "$AMAZON"/ofi-nccl/lib "$AMAZON"/ofi-nccl/lib/x86_64-linux-gnu; do
+      echo "[ ! -d $folder ] || export LD_LIBRARY_PATH=$folder\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
+    done
     echo "[ ! -f \"\$HOME/.ctvr_keys\" ] || . \"\$HOME/.ctvr_keys\""
     echo "[ ! -f \"\$HOME/.ctvr_services\" ] || . \"\$HOME/.ctvr_services\""
   } >"$HOME/.ctvr_env.new"
@@ -106,7 +112,20 @@ prepare() { # create the folders of videos and of the cache; install what the fi
   [ ! -f "$HOME/.ctvr_env" ] || . "$HOME/.ctvr_env"
   [ -z "${CTVR_CACHE:-}" ] || make_cache
   [ -z "${CTVR_VIDEOS:-}" ] || mkdir -p "$CTVR_VIDEOS" || fail "node: CTVR_VIDEOS=$CTVR_VIDEOS cannot be made."
+  install_efa
   install_package
+}
+
+has_efa() { compgen -G "$DEVICES/efa_*" >/dev/null; }
+
+install_efa() { # AWS's Deep Learning images have it; without it NCCL uses sockets, and says so only at NCCL_DEBUG=INFO
+  local folder
+  has_efa || return 0
+  [ ! -d "$AMAZON/efa/lib" ] || [ ! -d "$AMAZON/ofi-nccl/lib" ] || return 0
+  folder=$(mktemp -d)
+  curl -fsSL "$EFA_INSTALLER" | tar xz -C "$folder" && (cd "$folder/aws-efa-installer" && sudo ./efa_installer.sh -y) ||
+    fail "node: the EFA libraries cannot be installed from $EFA_INSTALLER. Use AWS's Deep Learning image."
+  rm -rf "$folder"
 }
 
 make_cache() { # a machine's own disks are empty after each start of it, and their mount may be root's

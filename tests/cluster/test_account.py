@@ -90,6 +90,20 @@ def test_only_given_addresses_reach_the_machines_and_only_machines_the_file_syst
         assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group]
 
 
+def test_machines_with_efa_are_in_the_stacks_placement_group_and_may_send_to_their_own_group(
+    made: dict[str, Any],
+) -> None:
+    ec2 = made["session"].client("ec2")
+    config = yaml.safe_load(made["file"].read_text())["available_node_types"]["a100-efa"]["node_config"]
+    (placement,) = ec2.describe_placement_groups()["PlacementGroups"]
+    assert (placement["GroupName"], placement["Strategy"]) == (config["Placement"]["GroupName"], "cluster")
+    (group,) = config["NetworkInterfaces"][0]["Groups"]
+    (found,) = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
+    for rules in (found["IpPermissions"], found["IpPermissionsEgress"]):
+        assert group in [pair["GroupId"] for rule in rules for pair in rule["UserIdGroupPairs"]]
+    assert "0.0.0.0/0" in [each["CidrIp"] for rule in found["IpPermissionsEgress"] for each in rule["IpRanges"]]
+
+
 def test_no_machine_may_do_more_than_it_needs() -> None:
     """Check the template itself: moto attaches no managed policy to a role that CloudFormation makes."""
     resources = yaml.safe_load(TEMPLATE.read_text())["Resources"]
@@ -125,8 +139,12 @@ def test_ray_takes_the_file_as_it_is_and_opens_nothing(made: dict[str, Any]) -> 
     cluster = AWSNodeProvider.fillout_available_node_types_resources(cluster)
     done = bootstrap_aws(cluster)
     for name, kind in done["available_node_types"].items():
-        for key in ("SecurityGroupIds", "SubnetIds", "ImageId", "IamInstanceProfile"):
-            assert kind["node_config"][key] == before[name]["node_config"][key]
+        for key in ("SecurityGroupIds", "SubnetIds", "ImageId", "IamInstanceProfile", "NetworkInterfaces"):
+            if key in before[name]["node_config"]:
+                assert kind["node_config"][key] == before[name]["node_config"][key]
+    near, plain = (done["available_node_types"][name]["node_config"] for name in ("a100-efa", "a100"))
+    assert near["SecurityGroupIds"] == plain["SecurityGroupIds"]
+    assert near["SubnetIds"] == plain["SubnetIds"][:1]
     resources = done["available_node_types"]["a100"]["resources"]  # known before the first machine exists
     assert (resources["CPU"], resources["GPU"]) == (96, 8)
     gpus = {
@@ -158,7 +176,9 @@ def test_a_mistake_is_one_line(made: dict[str, Any], account: ModuleType, capsys
 
 def test_only_the_first_kind_of_worker_is_replaced_by_another(account: ModuleType) -> None:
     text = (CLUSTER / "a100.yaml").read_text()
-    names = dict.fromkeys(("Region", "Bucket", "FileSystem", "SecurityGroup", "Subnets", "Image"), "x")
+    names = dict.fromkeys(
+        ("Region", "Bucket", "FileSystem", "SecurityGroup", "Subnets", "Image", "PlacementGroup"), "x"
+    )
     before, after = (
         {name: kind["node_config"]["InstanceType"] for name, kind in yaml.safe_load(t)["available_node_types"].items()}
         for t in (text, account.fill(text, {**names, "WorkerType": "p5e.48xlarge"}))
@@ -172,6 +192,7 @@ def test_no_further_kind_of_machine_starts_unless_its_limit_is_raised() -> None:
 
 
 def test_a_file_without_a_place_for_a_name_is_refused(account: ModuleType) -> None:
-    names = dict.fromkeys(("Region", "Bucket", "FileSystem", "SecurityGroup", "Subnets", "Image", "WorkerType"), "x")
+    keys = ("Region", "Bucket", "FileSystem", "SecurityGroup", "Subnets", "Image", "WorkerType", "PlacementGroup")
+    names = dict.fromkeys(keys, "x")
     with pytest.raises(ValueError, match="no line for x"):
         account.fill("cluster_name: ctvr\n", names)

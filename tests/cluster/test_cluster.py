@@ -65,7 +65,8 @@ def node_mistakes(cluster: Cluster) -> str:
     try:
         for kind in cluster["available_node_types"].values():
             given = dict(kind["node_config"])
-            given["SubnetId"] = given.pop("SubnetIds")[0]  # Ray takes one after the other
+            if "NetworkInterfaces" not in given:
+                given["SubnetId"] = given.pop("SubnetIds")[0]  # Ray takes one after the other
             validate_parameters({**given, "MinCount": 1, "MaxCount": 1}, shape)
     except Exception as error:
         return str(error)
@@ -103,6 +104,21 @@ def a100() -> Cluster:
 
 def test_ec2_knows_every_setting_of_a_node(a100: Cluster) -> None:
     assert node_mistakes(a100) == ""
+
+
+def test_machines_of_one_trial_are_near_each_other_and_have_one_efa_interface_and_a_public_address(
+    a100: Cluster,
+) -> None:
+    """AWS gives no public address to a machine with several interfaces, and installation needs the internet."""
+    plain, near = (a100["available_node_types"][name] for name in ("a100", "a100-efa"))
+    config = near["node_config"]
+    assert config["Placement"].keys() == {"GroupName"}
+    (interface,) = config["NetworkInterfaces"]
+    assert interface["InterfaceType"] == "efa"
+    assert interface["AssociatePublicIpAddress"] is True
+    same = {"ImageId", "IamInstanceProfile", "MetadataOptions", "BlockDeviceMappings", "InstanceType"}
+    assert all(config[key] == plain["node_config"][key] for key in same)
+    assert not {"SubnetIds", "SecurityGroupIds"} & config.keys()  # Ray refuses them next to interfaces
 
 
 @pytest.mark.parametrize(
@@ -309,6 +325,44 @@ def test_a_start_brings_back_what_a_machine_had(node: Path) -> None:
     (node / "venv" / ".ctvr_stamp").write_text("of other files")
     assert script(node, SETUP, "again", **more).returncode == 0
     assert re.search(rf"pip install .* -e {re.escape(str(REPOSITORY))} boto3$", asked.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("devices", [(), ("efa_0",), ("mlx5_0",)])
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_machine_with_an_efa_interface_has_its_libraries(
+    node: Path, devices: tuple[str, ...], is_installed: bool
+) -> None:
+    installer, amazon, rdma = node / "aws-efa-installer", node / "amazon", node / "infiniband"
+    rdma.mkdir()
+    for name in devices:
+        (rdma / name).mkdir()
+    installer.mkdir()
+    made = f"mkdir -p {amazon}/efa/lib {amazon}/ofi-nccl/lib"
+    (installer / "efa_installer.sh").write_text(f"#!/bin/bash\necho $@ >{node}/installed\n{made}\n")
+    (installer / "efa_installer.sh").chmod(0o755)
+    archive = node / "installer.tar.gz"
+    subprocess.run(["tar", "czf", archive, "-C", node, installer.name], check=True)
+    if is_installed:
+        subprocess.run(made.split(), check=True)
+    programs = node / "programs"
+    programs.mkdir()
+    (programs / "sudo").write_text('#!/bin/bash\nexec "$@"\n')
+    (programs / "sudo").chmod(0o755)
+    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "CTVR_RDMA_DEVICES": str(rdma)}
+    more |= {"CTVR_AMAZON": str(amazon), "CTVR_EFA_INSTALLER": f"file://{archive}"}
+    more["PATH"] = f"{programs}:{os.environ['PATH']}"
+    done = script(node, SETUP, "node", "CTVR_NODES=2", **more)
+    assert done.returncode == 0, done.stderr
+    is_efa = devices == ("efa_0",)
+    assert (node / "installed").exists() is (is_efa and not is_installed)
+    shown = subprocess.run(
+        ["bash", "-c", 'source ~/.ctvr_env; echo "$LD_LIBRARY_PATH"'],
+        env={"HOME": str(node), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert shown == (f"{amazon}/ofi-nccl/lib:{amazon}/efa/lib" if is_efa else "")
 
 
 @pytest.mark.parametrize("is_mounted", [True, False])
