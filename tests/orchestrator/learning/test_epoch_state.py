@@ -14,7 +14,7 @@ from ctvr.orchestrator.learning.epoch_state import EpochReports
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import Result, RunPaths, execute
-from ctvr.orchestrator.store.gc import PAUSES
+from ctvr.orchestrator.store.gc import PAUSES, find_weights
 from ctvr.orchestrator.streams.load import load_stream
 
 QUICK = ("clip4clip", "framefusion_moe", "base_moco", "er_ring")
@@ -122,6 +122,9 @@ def test_a_damaged_pause_is_trained_again(one, runs):
     paused(experiment, runs, 2)
     store = RunPaths(runs).open_store()
     (name,) = store.list(PAUSES)
+    kept = store.get_json(PAUSES, name)["weights"]
+    lost = find_weights(store, [name.partition("/")[0]])  # of a trial that was stopped there
+    assert f"weights/{kept}.safetensors" in {entry.name for entry in lost.entries}
     store.delete("weights", store.get_json(PAUSES, name)["weights"])
     check_equal(execute(experiment, RunPaths(runs)), whole)
 

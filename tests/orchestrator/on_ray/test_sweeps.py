@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -171,6 +172,39 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     assert "How do these methods compare on the test split of" in shown
     assert shown.count("were found, ") == 3  # zero-shot, recommended, searched
     assert not re.search(r"https?://|<script|url\(", shown)
+
+
+def test_a_sweep_of_one_task_stops_trials_after_epochs_and_the_others_learn_as_in_one_go(
+    two_cpus, execution, manifest, capsys
+):
+
+    content = json.loads(Path(manifest).read_text())
+    one = Path(manifest).with_name("one.json")
+    one.write_text(json.dumps({**content, "name": "one", "tasks": content["tasks"][:1]}))
+    overrides = {"optim.weight_decay": "0.2", "method.train_scale": "true", "method.frame_norm": "none"}
+    request = SweepRequest(
+        method="clip4clip",
+        stream=str(one),
+        name="o",
+        overrides={**overrides, "optim.epochs": "4"},
+        search={"searcher": "grid", "confirm": 0},
+        space=("method.lr=0,1e-6,1e-3,3e-3",),
+    )
+    text = sweep(request, execution)
+    said = capsys.readouterr().err
+    assert "compared after epochs 1, 2 of 4" in said
+    assert said.count("stopped after epoch 1: others are better") == 2
+    assert "2 complete, 2 stopped early, 0 failed" in text
+    tracker = execution.tracker()
+    trials = tracker.find_runs(sweep="o")
+    assert sorted(len(steps(tracker, run, "epoch/t2v/r1")) for run in trials) == [1, 1, 4, 4]
+    best = best_trials(tracker, "o", 1)[0]
+    settings = {name: best.settings[name] for name in ("method.lr", "optim.epochs", *overrides)}
+    again = {"method": "clip4clip", "stream": str(one), "evaluation.split": "val", **settings}
+    stream = load_stream(str(one), execution.runs)
+    plain = execute(resolve(again, stream.settings), RunPaths(execution.runs), fresh=True)
+    assert best.last("stream/t2v/r1") == (1, plain.record.metrics[0]["stream/t2v/r1"])
+    assert Store.open(execution.runs / "store").list("pauses") != []  # of the stopped trials: for `ctvr cache gc`
 
 
 def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) -> SearchOutcome:
