@@ -98,6 +98,7 @@ MAY: dict[str, set[str]] = {
         "learning",
         "data",
         "streams",
+        "synthetic",  # a video that the probe of `ctvr doctor --gpu` decodes
         "video",
         "store",
         "methods",

@@ -145,11 +145,20 @@ def _ui(arguments: argparse.Namespace) -> str:
 def add_doctor(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="check versions, disk, store, MLflow and videos")
     parser.add_argument("--stream", metavar="NAME", help="stream whose videos are checked, too")
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="measure steps, store and decoding for about a minute instead, and say what bounds training here",
+    )
     add_execution_options(parser)
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> str:
+    if arguments.gpu:
+        from ctvr.orchestrator.jobs.gpu_probe import probe  # imports torch
+
+        return probe(arguments.store, arguments.runs)
     from ctvr.orchestrator.doctor.run_checks import blocking, examine, to_text
     from ctvr.orchestrator.tracking.server import default_uri
 

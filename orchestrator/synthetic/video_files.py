@@ -98,6 +98,19 @@ def encode(frames: Pixels, rate: int = FPS, options: Mapping[str, str] = X264) -
     return target.getvalue()
 
 
+def write_textured(file: Path, seconds: int, rate: int = 25) -> Path:
+    """Write a video of 320 x 240 in H.264 with x264's own defaults: a textured, moving picture.
+
+    It has B-frames and distant key frames, as the benchmarks' files do and the embedded videos do not.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    picture = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+    corners = [(number * 2 % 240, number * 3 % 320) for number in range(seconds * rate)]
+    frames = np.stack([picture[top : top + 240, left : left + 320] for top, left in corners])
+    file.write_bytes(encode(frames, rate, {}))
+    return file
+
+
 def render_files(
     folder: Path, clips: Sequence[Clip], workers: int | None = None, progress: bool = True, film: Film | None = None
 ) -> str:

@@ -13,29 +13,21 @@ import os
 import socket
 import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.load import load_backbone
-from ctvr.orchestrator.data.batches import StreamData
-from ctvr.orchestrator.data.config import DataConfig
-from ctvr.orchestrator.data.device import Precision, set_determinism
-from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.data.device import Precision
+from ctvr.orchestrator.jobs.step_timing import TimedLoop, now, train_on_noise
 from ctvr.orchestrator.learning.distributed import Workers
-from ctvr.orchestrator.learning.evaluate import EvaluationConfig
-from ctvr.orchestrator.learning.loop import Loop, LoopConfig
-from ctvr.orchestrator.learning.optimizer import OptimConfig
-from ctvr.orchestrator.store.store import Store
-from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
+from ctvr.orchestrator.learning.loop import Loop
 from tools.bench.waits import waits_of
 from tools.bench.work import VIT, second_task
 
@@ -61,39 +53,9 @@ class GpuRow:
     waits: dict[str, int] = field(default_factory=dict)  # per epoch, by line
 
 
-class _Noise:
-    """Frames of any item: the same noise for all."""
-
-    def __init__(self, frames: int, size: int) -> None:
-        self.frames = np.random.default_rng(0).integers(0, 256, (frames, size, size, 3), dtype=np.uint8)
-
-    def key(self, item: Item) -> str:
-        return item.video
-
-    def load(self, item: Item) -> np.ndarray:
-        return self.frames
-
-
-def _noise_stream(pairs: int, videos: int) -> Stream:
-    """Return two tasks of one category each, `pairs` to train and `videos` to search."""
-
-    def items(task: int, split: str, count: int) -> tuple[Item, ...]:
-        captions = (f"a red square moves left of {number} blue circles" for number in range(count))
-        return tuple(
-            Item(f"{split}{task}-{number}", "", None, f"c{task}", (caption,)) for number, caption in enumerate(captions)
-        )
-
-    tasks = (
-        StreamTask(f"task_{task + 1:02d}", (f"c{task}",), items(task, "train", pairs), (), items(task, "test", videos))
-        for task in range(2)
-    )
-    return Stream("noise", tuple(tasks), "ctvr", has_val=False)
-
-
-class _Timed(Loop):
+class _Timed(TimedLoop):
     """A loop of three epochs: the first allocates memory and selects kernels, one is timed, the last is profiled."""
 
-    seconds: list[float]
     waits: Counter[str]  # of the second epoch
     kernel_seconds: float  # of the third
 
@@ -101,29 +63,19 @@ class _Timed(Loop):
         if len(self.seconds) == 2:
             return self._profiled(*given, **named)
         with waits_of(self.workers.device) as self.waits:
-            started = _now(self.workers.device)
-            terms = super()._epoch(*given, **named)
-            self.seconds.append(_now(self.workers.device) - started)
-        return terms
+            return super()._epoch(*given, **named)
 
     def _profiled(self, *given: Any, **named: Any) -> dict[str, float]:
         """Add up the time of kernels and copies; the profiler slows the host, not them."""
         self.kernel_seconds = 0.0
         if not torch.cuda.is_available():  # a simulated GPU
-            return super()._epoch(*given, **named)
+            return Loop._epoch(self, *given, **named)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            terms = super()._epoch(*given, **named)
+            terms = Loop._epoch(self, *given, **named)
             torch.cuda.synchronize(self.workers.device)
         events = profile.profiler.kineto_results.events()  # its own table of them takes a minute
         self.kernel_seconds = sum(each.duration_ns() for each in events if each.device_type() == DeviceType.CUDA) / 1e9
         return terms
-
-
-def _now(device: torch.device) -> float:
-    """Return the time in seconds after the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def time_step(
@@ -131,26 +83,19 @@ def time_step(
 ) -> GpuRow:
     """Time steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if any."""
     sys.stderr.write(f"bench: {name}, {precision}, {pairs} pairs ...\n")
-    set_determinism(device, precision=precision)
     size = dist.get_world_size() if dist.is_initialized() else 1
     workers = Workers(dist.get_rank() if size > 1 else 0, size, device)
-    settings, stream = DataConfig(num_frames=frames, batch_size=pairs), _noise_stream(pairs * steps, 4 * pairs)
-    source: Any = _Noise(frames, backbone.image_size)  # in place of a FrameSource
-    data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, settings, device)
-    config = LoopConfig(OptimConfig(epochs=3), EvaluationConfig(batch_size=pairs), precision=precision)
-    with tempfile.TemporaryDirectory() as folder:
-        loop = _Timed(second_task(name, backbone), data, config, Commits(Store.open(folder), "bench"), workers)
-    loop.seconds = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    loop._train(data.task(1))
+    method = second_task(name, backbone)
+    loop: Any = train_on_noise(_Timed, method, backbone, precision, workers, pairs, frames, steps, epochs=3)
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
     loop.method.eval()
     encoded = []
     for _ in range(2):
-        started = _now(device)
+        started = now(device)
         loop._gallery(1, "test")
-        encoded.append(_now(device) - started)
+        encoded.append(now(device) - started)
     step_seconds = loop.seconds[-1] / steps
     return GpuRow(
         name=name,

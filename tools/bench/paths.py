@@ -28,6 +28,7 @@ from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.interpreter import child_environment, run_module
+from ctvr.orchestrator.synthetic.video_files import write_textured
 from tools.bench.reference import (
     as_released,
     captions_like_msrvtt,
@@ -47,7 +48,6 @@ from tools.bench.work import (
     render_few,
     second_task,
     training_step,
-    write_clip,
 )
 
 Make = Callable[[Path, bool], HotPath]  # arguments: its own folder; whether to use the toy size
@@ -218,7 +218,7 @@ def cold(root: Path, is_toy: bool) -> HotPath:
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
 
-    clip = write_clip(root / "clip.mp4", 2 if is_toy else 15)
+    clip = write_textured(root / "clip.mp4", 2 if is_toy else 15)
 
     def by(name: str) -> Work:
         return lambda: decode(clip, Sampling(num_frames=12, size=224), None, name)

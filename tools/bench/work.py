@@ -107,18 +107,3 @@ def render_few(root: Path, per_split: int) -> Path:
     out = root / "few.json"
     write_manifest({"format": 1, "name": "few", "protocol": "ctvr", "settings": {}, "tasks": tasks}, out)
     return out
-
-
-def write_clip(file: Path, seconds: int, rate: int = 25) -> Path:
-    """Write a clip of 320 x 240 in H.264 with x264's own defaults: a textured, moving picture.
-
-    It has B-frames and distant key frames, as the benchmarks' files do and the embedded videos do not.
-    """
-    from ctvr.orchestrator.synthetic.video_files import encode
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    picture = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
-    corners = [(number * 2 % 240, number * 3 % 320) for number in range(seconds * rate)]
-    frames = np.stack([picture[top : top + 240, left : left + 320] for top, left in corners])
-    file.write_bytes(encode(frames, rate, {}))
-    return file

@@ -5,13 +5,14 @@ import torch
 
 from ctvr.methods.backbone.architectures import TINY
 from ctvr.methods.backbone.load import load_backbone
+from ctvr.orchestrator.jobs import step_timing
 from tools.bench import gpu
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_the_measurements_for_a_gpu_run_on_a_cpu_too(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[tuple[torch.device, str]] = []
-    monkeypatch.setattr(gpu, "set_determinism", lambda device, precision: prepared.append((device, precision)))
+    monkeypatch.setattr(step_timing, "set_determinism", lambda device, precision: prepared.append((device, precision)))
     row = gpu.time_step(
         "framefusion_moe", load_backbone(TINY, "shipped"), precision, torch.device("cpu"), pairs=2, frames=2, steps=2
     )

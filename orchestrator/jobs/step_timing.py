@@ -1,0 +1,107 @@
+"""Timing of the loop's own steps on noise in memory, for `ctvr doctor --gpu` and `make bench-gpu`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.base import Method
+from ctvr.orchestrator.data.batches import StreamData
+from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.device import Precision, set_determinism
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.distributed import Workers
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.loop import Loop, LoopConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
+
+
+class Noise:
+    """Frames of any item: the same noise for all."""
+
+    def __init__(self, frames: int, size: int) -> None:
+        self.frames = np.random.default_rng(0).integers(0, 256, (frames, size, size, 3), dtype=np.uint8)
+
+    def key(self, item: Item) -> str:
+        return item.video
+
+    def load(self, item: Item) -> np.ndarray:
+        return self.frames
+
+
+def noise_stream(pairs: int, videos: int) -> Stream:
+    """Return two tasks of one category each, `pairs` to train and `videos` to search."""
+
+    def items(task: int, split: str, count: int) -> tuple[Item, ...]:
+        captions = (f"a red square moves left of {number} blue circles" for number in range(count))
+        return tuple(
+            Item(f"{split}{task}-{number}", "", None, f"c{task}", (caption,)) for number, caption in enumerate(captions)
+        )
+
+    tasks = (
+        StreamTask(f"task_{task + 1:02d}", (f"c{task}",), items(task, "train", pairs), (), items(task, "test", videos))
+        for task in range(2)
+    )
+    return Stream("noise", tuple(tasks), "ctvr", has_val=False)
+
+
+class TimedLoop(Loop):
+    """A loop that times its epochs: the first allocates memory and selects kernels."""
+
+    seconds: list[float]
+
+    def _epoch(self, *given: Any, **named: Any) -> dict[str, float]:
+        started = now(self.workers.device)
+        terms = super()._epoch(*given, **named)
+        self.seconds.append(now(self.workers.device) - started)
+        return terms
+
+
+def now(device: torch.device) -> float:
+    """Return the time in seconds after the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def train_on_noise(
+    kind: type[TimedLoop],
+    method: Method,
+    backbone: Clip,
+    precision: Precision,
+    workers: Workers,
+    pairs: int,
+    frames: int,
+    steps: int,
+    epochs: int,
+) -> TimedLoop:
+    """Train a method in its second task on noise; return the loop with the seconds of its epochs.
+
+    Args:
+        kind: class of the loop.
+        method: whose second task has begun.
+        backbone: of the method.
+        precision: of the steps.
+        workers: this process and the number of processes.
+        pairs: of a step, over all processes.
+        frames: of a video.
+        steps: of an epoch.
+        epochs: number of epochs.
+    """
+    set_determinism(workers.device, precision=precision)
+    settings, stream = DataConfig(num_frames=frames, batch_size=pairs), noise_stream(pairs * steps, 4 * pairs)
+    source: Any = Noise(frames, backbone.image_size)  # in place of a FrameSource
+    data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, settings, workers.device)
+    config = LoopConfig(OptimConfig(epochs=epochs), EvaluationConfig(batch_size=pairs), precision=precision)
+    with tempfile.TemporaryDirectory() as folder:
+        loop = kind(method, data, config, Commits(Store.open(folder), "bench"), workers)
+    loop.seconds = []
+    loop._train(data.task(1))
+    return loop
