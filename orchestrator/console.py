@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import sys
@@ -23,10 +24,14 @@ def escape_unknown_characters() -> None:
 
 
 def say(line: str, with_time: bool = False) -> None:
-    """Write one redacted line to stderr and flush it; `with_time` prepends the time of day."""
+    """Write one redacted line to stderr and flush it; `with_time` prepends the time of day.
+
+    A terminal that was closed, or a full disk under a log, does not end the command.
+    """
     line = redact(line)
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n" if with_time else f"{line}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # lost, closed, or None (`2>&-`)
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n" if with_time else f"{line}\n")
+        sys.stderr.flush()
 
 
 def printable(text: str) -> str:

@@ -187,7 +187,10 @@ def _print(text: str) -> int:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what the interpreter flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
+    except OSError as error:  # a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _fail(f"the result was not written to stdout: {error.strerror}. Write it elsewhere.", ConfigError.status)
     return 0
 
 

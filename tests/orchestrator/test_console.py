@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
+
+import pytest
 
 from ctvr.orchestrator.console import format_duration, printable, say
+from ctvr.orchestrator.interpreter import child_environment, run_module
 
 
 def test_a_line_goes_to_stderr_with_the_time_where_asked(capsys):
@@ -14,6 +20,23 @@ def test_a_line_goes_to_stderr_with_the_time_where_asked(capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert re.fullmatch(r"decoded\n\d\d:\d\d:\d\d  task 1/2\n", said.err)
+
+
+@pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
+def test_a_lost_terminal_ends_no_command(lost):
+    code = "from ctvr.orchestrator.console import say; say('task 1/2'); print('goes on')"
+    command = ["sh", "-c", f'exec "$0" -c "$1" {lost}', sys.executable, code]
+    done = subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="not Linux")
+def test_a_result_that_cannot_be_written_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = run_module("ctvr", "methods")
+        done = subprocess.run(command, env=child_environment(), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "the result was not written to stdout: No space left on device" in done.stderr
 
 
 def test_durations_are_said_as_a_person_would():

@@ -177,3 +177,34 @@ def test_a_decoder_whose_program_does_not_load_is_no_fault_of_a_video(monkeypatc
         assert not isinstance(caught.value, VideoError)
         assert "no video is at fault" in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+END = """
+import atexit, ctypes, sys, tempfile, threading, time
+from ctvr.orchestrator.interpreter import leave
+if "bad end" in sys.argv:
+    ctypes.CDLL(None).__cxa_atexit(ctypes.c_void_p(0x13660), None, None)  # a destructor of a native library
+sys.stdout.write(tempfile.TemporaryDirectory().name + "\\n")
+atexit.register(print, "handler")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+sys.stderr.write("no line break")
+sys.exit(3) if "as Python does" in sys.argv else leave(3)
+"""
+
+
+def test_a_destructor_that_fails_does_not_make_a_crash_of_a_finished_command():
+    def end(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-P", "-c", END, *words], capture_output=True, text=True)
+
+    assert end("bad end", "as Python does").returncode == -11
+    done = end("bad end")
+    folder, *said = done.stdout.splitlines()
+    assert (done.returncode, said, done.stderr) == (3, ["thread", "handler"], "no line break")
+    assert not Path(folder).exists()
+
+
+def test_the_command_ends_so(tmp_path):
+    code = "import ctypes; ctypes.CDLL(None).__cxa_atexit(ctypes.c_void_p(8), None, None); import ctvr.__main__ as m; "
+    for words, status in ((["methods"], 0), (["methods", "nosuch"], 2)):
+        command = [sys.executable, "-c", f"{code}import sys; sys.argv[1:] = {words}; m.main()"]
+        assert subprocess.run(command, env=child_environment(), capture_output=True).returncode == status
