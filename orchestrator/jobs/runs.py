@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.console import format_duration
@@ -15,7 +14,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.store.gc import OF_RUNS
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
-from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.run_record import RunRecord, artifact_folder
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 RUNS = "still runs"
@@ -75,8 +74,7 @@ def _measured(run: RunRecord) -> str:
 
 def run_folder(run: RunRecord) -> Path | None:
     """Return the local folder of a run's files; None if a server holds them."""
-    place = urlsplit(run.artifacts)
-    return Path(place.path) if place.scheme in ("", "file") else None
+    return artifact_folder(run.run_id, run.artifacts)
 
 
 def _size(folder: Path | None) -> str:

@@ -84,6 +84,10 @@ def made_tables(
     if not runs:
         raise ConfigError(f"table: {no_runs_of(sweep or stream or '', tracker)}")
     made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction, split, sweep is None)]
+    if not made:
+        raise ConfigError(
+            f"table: none of the {len(runs)} runs records that it was measured on test or validation videos."
+        )
     ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
     notes = gain_notes(runs, ranks) if sweep is not None else []
     return [replace(each, notes=(*notes, *each.notes)) for each in made]

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from ctvr.orchestrator.errors import BadRecord, ConfigError
 from ctvr.orchestrator.tracking.event_log import EventLog
@@ -22,7 +21,7 @@ from ctvr.orchestrator.tracking.internals import PARENT, latest_points
 from ctvr.orchestrator.tracking.messages import FORMER_IDENTITY, IDENTITY, Message, check, folder_of
 from ctvr.orchestrator.tracking.mlflow_ui import NAME, OUR_VIEW, experiment_tags, our_view
 from ctvr.orchestrator.tracking.outbox import Outbox
-from ctvr.orchestrator.tracking.run_record import MAX_PARAM, MAX_TAG, metric_name, quoted, same, short
+from ctvr.orchestrator.tracking.run_record import MAX_PARAM, MAX_TAG, artifact_folder, metric_name, quoted, same, short
 from ctvr.orchestrator.tracking.server import new_client
 from ctvr.orchestrator.tracking.sqlite_records import Point, SqliteRecords, StoredRun
 
@@ -129,7 +128,7 @@ class Sender:
             )
             for run in page:
                 info, data = run.info, run.data
-                of = (info.run_id, info.run_name, info.status, info.start_time or 0, info.artifact_uri)
+                of = (info.run_id, info.run_name or "", info.status, info.start_time or 0, info.artifact_uri or "")
                 runs.append(StoredRun(*of, dict(data.params), dict(data.tags), latest_points(run)))
             token = page.token
             if not token:
@@ -148,7 +147,7 @@ class Sender:
         if (records := SqliteRecords.of(self.uri)) is not None:
             with suppress(sqlite3.Error):
                 address = records.artifacts(run_id)
-        return Path(unquote(urlsplit(address).path)) if address.startswith("file:///") else None
+        return artifact_folder(run_id, address) if address.startswith("file:///") else None
 
     def register(self, run_id: str, name: str, folder: Path | None, aliases: Sequence[str]) -> str:
         """Make a run's `model` a version of a registered model; return its number. A given folder is uploaded first."""

@@ -7,7 +7,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
@@ -35,6 +37,20 @@ class Histories(Mapping[str, list[tuple[int, float]]]):
 
     def __len__(self) -> int:
         return len(self.latest)
+
+
+class Texts(dict[str, Any]):
+    """Recorded texts of a run by name. A missing one is reported in one line, not as a KeyError."""
+
+    def __init__(self, found: Mapping[str, Any], run: str, kind: str) -> None:
+        super().__init__(found)
+        self.run, self.kind = run, kind
+
+    def __missing__(self, name: str) -> Any:
+        raise ConfigError(
+            f"run {self.run}: its record has no {self.kind} {name}. Restore it from a copy (`ctvr rebuild`), or remove "
+            f"it: ctvr runs rm {self.run}"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,16 @@ def as_text(value: Any) -> str:
 
 def metric_name(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name)  # MLflow refuses other characters, such as "@"
+
+
+def artifact_folder(run_id: str, address: str) -> Path | None:
+    """Return the local folder at a run's artifact address; None for a server's, and for one that is not the run's.
+
+    An address in a file from elsewhere may be any folder of the user.
+    """
+    place = urlsplit(address)
+    path = Path(unquote(place.path) if place.scheme == "file" else address)
+    return path if place.scheme in ("", "file") and path.is_absolute() and run_id in path.parts else None
 
 
 def number(value: float | None) -> float | None:

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.tracking.database import WAIT_SECONDS
 from ctvr.orchestrator.tracking.internals import SCHEMA
 
 Point = tuple[int, float]  # step and value of a metric
+NUMBERS: dict[str, Callable[[str], float]] = {  # parameters and tags that tables compute with
+    "seed": int,
+    "ctvr.reused_tasks": int,
+    "ctvr.place": int,
+    "ctvr.search_seconds": float,
+    "ctvr.best": float,
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,39 @@ class StoredRun:
     params: dict[str, str]
     tags: dict[str, str]
     latest: dict[str, Point]  # of each metric, at its last step
+
+    def check(self) -> None:
+        """Check the types of all values: an edited or damaged file may hold others than those recorded.
+
+        Raises:
+            ConfigError: with the first wrong value.
+        """
+        own = {"run_uuid": self.run_id, "name": self.name, "status": self.status, "artifact_uri": self.artifacts}
+        for table, texts in (("runs", own), ("params", self.params), ("tags", self.tags)):
+            for key, value in texts.items():
+                if type(key) is not str or type(value) is not str:
+                    raise self._wrong(f"{table}, {key}", value)
+        if type(self.started) is not int:
+            raise self._wrong("runs, start_time", self.started)
+        for name, kind in NUMBERS.items():
+            value = self.params.get(name, self.tags.get(name, "0"))
+            try:
+                kind(value)
+            except ValueError as error:
+                raise self._wrong(name, value) from error
+        for key, point in self.latest.items():
+            self.check_point(key, *point)
+
+    def check_point(self, key: str, step: object, value: object) -> None:
+        """Check a value of a metric, as `check`."""
+        if type(key) is not str or type(step) is not int or type(value) not in (float, int):
+            raise self._wrong(f"metric {key} at step {step}", value)
+
+    def _wrong(self, what: str, value: object) -> ConfigError:
+        return ConfigError(
+            f"tracking: run {self.run_id}: {what}: {value!r:.60} cannot be the recorded value. Restore mlflow.db "
+            "from a copy; or move it away and write `ctvr rebuild`, which makes it from the event log."
+        )
 
 
 class SqliteRecords:
@@ -52,6 +93,11 @@ class SqliteRecords:
             return None
         return cls(file) if found == [(SCHEMA,)] and begun else None
 
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.file, timeout=WAIT_SECONDS)
+        connection.text_factory = lambda content: content.decode(errors="replace")  # of a damaged or edited file
+        return connection
+
     def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> list[StoredRun]:
         """Return runs with these tags and, if given, this status, oldest first: of a stream, or of all."""
         wanted, values = ["runs.lifecycle_stage = 'active'"], list[str]()
@@ -68,30 +114,36 @@ class SqliteRecords:
             "SELECT run_uuid, runs.name, status, start_time, artifact_uri FROM runs JOIN experiments USING "
             f"(experiment_id) WHERE {' AND '.join(wanted)} ORDER BY start_time IS NULL, start_time, run_uuid"
         )
-        with closing(sqlite3.connect(self.file, timeout=WAIT_SECONDS)) as connection:
+        with closing(self._connect()) as connection:
             connection.execute("BEGIN")  # all of it as of one moment
             return [self._with_details(connection, *row) for row in connection.execute(query, values).fetchall()]
 
     def _with_details(
-        self, connection: sqlite3.Connection, run_id: str, name: str, status: str, started: int | None, artifacts: str
+        self,
+        connection: sqlite3.Connection,
+        run_id: str,
+        name: str | None,
+        status: str | None,
+        started: int | None,
+        artifacts: str | None,
     ) -> StoredRun:
         params, tags = (
-            dict(connection.execute(f"SELECT key, value FROM {table} WHERE run_uuid = ?", (run_id,)))
+            dict(connection.execute(f"SELECT key, COALESCE(value, '') FROM {table} WHERE run_uuid = ?", (run_id,)))
             for table in ("params", "tags")
         )
         last = connection.execute("SELECT key, step, value, is_nan FROM latest_metrics WHERE run_uuid = ?", (run_id,))
         latest = {key: (step, math.nan if is_nan else value) for key, step, value, is_nan in last}
-        return StoredRun(run_id, name, status, started or 0, artifacts, params, tags, latest)
+        return StoredRun(run_id, name or "", status or "", started or 0, artifacts or "", params, tags, latest)
 
     def history(self, run_id: str, key: str) -> list[Point]:
         """Return (step, value) of every value of a metric, in the order of their times."""
         query = "SELECT step, value, is_nan FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY timestamp, step, value"
-        with closing(sqlite3.connect(self.file, timeout=WAIT_SECONDS)) as connection:
+        with closing(self._connect()) as connection:
             rows = connection.execute(query, (run_id, key)).fetchall()
         return [(step, math.nan if is_nan else value) for step, value, is_nan in rows]
 
     def artifacts(self, run_id: str) -> str:
         """Return the URI of a run's artifact folder; empty for an unknown run."""
-        with closing(sqlite3.connect(self.file, timeout=WAIT_SECONDS)) as connection:
+        with closing(self._connect()) as connection:
             row = connection.execute("SELECT artifact_uri FROM runs WHERE run_uuid = ?", (run_id,)).fetchone()
         return str(row[0]) if row else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.tracking import tracker as tracking
+from ctvr.orchestrator.tracking.run_record import artifact_folder
 from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords
 from ctvr.orchestrator.tracking.tracker import Tracker
 
@@ -106,3 +109,64 @@ def test_reading_imports_no_mlflow(tracker):
     words = [sys.executable, "-c", code, str(tracker.runs)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("UPDATE runs SET start_time = 'soon'", "runs, start_time: 'soon'"),
+        ("UPDATE tags SET value = x'00ff' WHERE key = 'ctvr.sweep'", "tags, ctvr.sweep: b'"),
+        ("UPDATE params SET value = x'00ff' WHERE key = 'seed'", "params, seed: b'"),
+        ("UPDATE params SET value = 'two' WHERE key = 'seed'", "seed: 'two'"),
+        ("INSERT INTO tags SELECT 'ctvr.place', 'first', run_uuid FROM runs", "ctvr.place: 'first'"),
+        ("UPDATE latest_metrics SET value = 'high' WHERE key = 'r1'", "metric r1 at step 2: 'high'"),
+        ("UPDATE latest_metrics SET step = 'last' WHERE key = 'r1'", "metric r1 at step last: "),
+        ("UPDATE metrics SET value = 'high' WHERE key = 'r1'", "metric r1 at step 1: 'high'"),
+        ("UPDATE runs SET name = NULL, status = NULL, artifact_uri = NULL", ""),
+        ("UPDATE tags SET value = NULL WHERE key = 'ctvr.sweep'", ""),
+        ("UPDATE params SET value = CAST(x'ff41' AS TEXT) WHERE key = 'note'", ""),
+    ],
+)
+def test_a_value_of_another_type_is_named_in_one_line(tracker, tmp_path, change, said):
+    shutil.copy(tracker.uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as connection:
+        connection.execute(change)
+    read = Tracker(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
+
+    def values() -> list[object]:
+        return [run.metrics["r1"] for run in read.find_runs("shapes-5")]
+
+    if not said:
+        assert len(values()) == 3
+        return
+    with pytest.raises(ConfigError, match=re.escape(said)) as error:
+        values()
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_record_lacks_is_named_in_one_line(tracker):
+    run = tracker.find_runs("shapes-5")[0]
+    assert run.settings.get("method") is None
+    for texts, kind in ((run.settings, "parameter"), (run.tags, "tag")):
+        with pytest.raises(ConfigError, match=f"run {run.run_id[:8]}: its record has no {kind} method. .*ctvr runs rm"):
+            texts["method"]
+
+
+def test_a_folder_that_is_not_the_runs_is_no_folder_of_its_files(tmp_path):
+    run = "f" * 32
+    for address, found in (
+        (f"file:///a%20b/{run}/artifacts", Path(f"/a b/{run}/artifacts")),
+        (f"/a%20b/{run}/artifacts", Path(f"/a%20b/{run}/artifacts")),
+        ("file:///", None),
+        ("file:///home/user", None),
+        ("", None),
+        (f"{run}/artifacts", None),
+        (f"mlflow-artifacts:/1/{run}/artifacts", None),
+    ):
+        assert artifact_folder(run, address) == found, address
+
+
+def test_a_file_that_is_no_database_is_one_line(tmp_path):
+    (tmp_path / "mlflow.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 40)
+    with pytest.raises(ConfigError, match="tracking sqlite:.*Move the file away, or repair it"):
+        Tracker(f"sqlite:///{tmp_path}/mlflow.db", tmp_path).find_runs()
