@@ -137,7 +137,7 @@ def _is_former(name: str) -> bool:
     """Report if a name is a class of ours before 0.3 that no module of the user shadows."""
     if f"ctvr.{name}" not in EVERY_METHOD.values():
         return False
-    theirs = _MethodFolders().find_spec("methods") or importlib.util.find_spec("methods")
+    theirs = _find_in_method_folders("methods") or importlib.util.find_spec("methods")
     return theirs is None or os.path.realpath(theirs.origin or "") == os.path.realpath(__file__)
 
 
@@ -213,26 +213,52 @@ def _named_by(cls: type[Method]) -> list[object]:
 
 
 class _MethodFolders:
-    """Finds modules in the folders of the user's own methods, except those of Python's library."""
+    """Finds the modules of the user's own methods: those that the user has named, and those that these import.
+
+    A named module is found with its search space, `<module>_space`. An installed module that probes for an optional
+    package finds no file of the current folder.
+    """
+
+    def __init__(self) -> None:
+        self.own: set[str] = set()  # top-level names
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find a top-level module in the current folder, or in the folders that a Ray driver names."""
-        if name in sys.stdlib_module_names:  # of another system: Python's library may import it (_winapi)
+        """Find a top-level module."""
+        asked = {name, name.removesuffix("_space"), _importer()}
+        if path is not None or name in sys.stdlib_module_names or not self.own & asked:
             return None
-        folders = [os.path.abspath(os.curdir), *filter(None, os.environ.get(METHOD_FOLDERS, "").split(os.pathsep))]
-        return PathFinder.find_spec(name, folders) if path is None else None
+        found = _find_in_method_folders(name)
+        if found is not None:
+            self.own.add(name)
+        return found
+
+
+def _importer() -> str:
+    """Return the top-level name of the module whose import statement is being executed."""
+    frame = sys._getframe(2)
+    while True:
+        top = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if top not in ("importlib", "_frozen_importlib", "_frozen_importlib_external") or frame.f_back is None:
+            return top
+        frame = frame.f_back
+
+
+def _find_in_method_folders(name: str) -> ModuleSpec | None:
+    """Find a top-level module in the current folder, or in the folders that a Ray driver names."""
+    folders = [os.path.abspath(os.curdir), *filter(None, os.environ.get(METHOD_FOLDERS, "").split(os.pathsep))]
+    return PathFinder.find_spec(name, folders)
 
 
 def _look_in_method_folders(module: str) -> None:
-    """Search the user's folders from now on, if the module is not installed.
-
-    Otherwise the folders are not searched: an installed module that probes for an optional package must not find a
-    file of the current folder.
-    """
+    """Search the user's folders for a module that the user has named, if it is not installed."""
     top = module.partition(".")[0]
-    is_found = top in sys.modules or importlib.util.find_spec(top) is not None
-    if not is_found and not any(isinstance(finder, _MethodFolders) for finder in sys.meta_path):
-        sys.meta_path.append(_MethodFolders())  # last: it cannot replace installed modules
+    if top in sys.modules or importlib.util.find_spec(top) is not None:
+        return
+    finder = next((each for each in sys.meta_path if isinstance(each, _MethodFolders)), None)
+    if finder is None:
+        finder = _MethodFolders()
+        sys.meta_path.append(finder)  # last: it cannot replace installed modules
+    finder.own.add(top)
 
 
 def _of_others(name: str, module: str, cls: str) -> type[Method]:

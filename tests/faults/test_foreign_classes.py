@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import shutil
@@ -250,3 +251,29 @@ def test_a_class_that_nobody_named_is_refused_before_its_module_is_looked_for(th
 def test_a_row_of_a_table_is_no_class(theirs):
     methods.trust(["lwf:original", "--baselines=camoe:dsl,zero_shot", "mine:lower"])
     assert methods.trusted() == ("mine:lower",)
+
+
+def test_only_the_users_own_modules_find_files_of_the_current_folder(tmp_path, monkeypatch):
+    """An installed module that probes for an optional package must not, although the user has named a class here."""
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "probing.py").write_text("try:\n    import optional\nexcept ImportError:\n    pass\n")
+    (tmp_path / "optional.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    (tmp_path / "beside.py").write_text("import further\n\ndef late():\n    import later\n    return later\n")
+    for name in ("further", "later", "mine_space"):
+        (tmp_path / f"{name}.py").write_text("")
+    imports = "import importlib\nbeside = importlib.import_module('beside')\n"
+    (tmp_path / "mine.py").write_text(f"{EXAMPLE.read_text()}\n{imports}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    methods.trust(["mine:TextShift"])
+    try:
+        found = methods.find_method("mine:TextShift")
+        assert sys.modules[found.__module__].beside.late() is sys.modules["later"]
+        importlib.import_module("probing")
+        assert "further" in sys.modules
+        assert not (tmp_path / "ran").exists()
+        assert importlib.util.find_spec("optional") is None
+        assert importlib.util.find_spec("mine_space") is not None
+    finally:
+        for name in ("mine", "beside", "further", "later", "probing"):
+            sys.modules.pop(name, None)
