@@ -76,14 +76,14 @@ class Journal:
         for line in lines:
             try:
                 entry = json.loads(line)
-                self.rows.setdefault(entry["row"], {})[entry["label"]] = entry["about"]
-            except (ValueError, TypeError, KeyError, RecursionError):  # empty or truncated
-                continue
+                row, label, about = str(entry["row"]), str(entry["label"]), dict(entry["about"])
+                _results_of(about)
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+                continue  # empty, truncated or damaged: the trial runs again, but adopts its finished tasks
+            self.rows.setdefault(row, {})[label] = about
 
     def read(self, row: str, trial: HalvingTrial) -> None:
-        known = self.rows.get(row, {}).get(trial.label, {})
-        trial.scores = {int(task): float(value) for task, value in known.get("scores", {}).items()}
-        trial.reads, trial.reused = tuple(known.get("reads", ())), int(known.get("reused", 0))
+        trial.scores, trial.reads, trial.reused = _results_of(self.rows.get(row, {}).get(trial.label, {}))
 
     def write(self, row: str, trial: HalvingTrial) -> None:
         about = {"number": trial.number, "point": trial.point, "stopped": trial.stopped}
@@ -104,6 +104,12 @@ class Journal:
         temporary = file.with_suffix(".tmp")
         temporary.write_text("".join([json.dumps({"sources": self.sources}) + "\n", *lines]), encoding="utf-8")
         temporary.replace(file)
+
+
+def _results_of(about: Mapping[str, Any]) -> tuple[dict[int, float], tuple[str, ...], int]:
+    """Return the scores by finished tasks, the settings that were read and the tasks that another run trained."""
+    scores = {int(task): float(value) for task, value in about.get("scores", {}).items()}
+    return scores, tuple(map(str, about.get("reads", ()))), int(about.get("reused", 0))
 
 
 def _line(row: str, label: str, about: Mapping[str, Any]) -> str:

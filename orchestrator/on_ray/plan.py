@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from ctvr.methods.settings import setting
 from ctvr.orchestrator import renamed
-from ctvr.orchestrator.config import Settings, suggest
+from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.redaction import redact_data
@@ -296,6 +297,9 @@ def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
     temporary.replace(folder / "plan.json")
 
 
+_PARTS = ("request", "where", "table")  # of a plan.json besides the trials' plan: JSON objects
+
+
 def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
     """Read the plan that `write_plan` wrote.
 
@@ -303,16 +307,16 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
         ConfigError: if there is no sweep of that name, or its plan is from an incompatible version.
     """
     file = folder / "plan.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         known = sorted(path.parent.name for path in folder.parent.glob("*/plan.json"))
         raise ConfigError(
             f"sweep: {name!r} does not exist.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
         )
     try:
         kept = renamed.record(read_json(file))
-        plan = TrialPlan(**kept.pop("plan"))
-        return replace(plan, presets=tuple(plan.presets), trusted=()), kept
+        plan = build(TrialPlan, kept.pop("plan"), dotted=False)
+        return replace(plan, trusted=()), {name: dict(part) if name in _PARTS else part for name, part in kept.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"sweep {name}: {file} is not a plan of this version ({error}). Start a new sweep."
+            f"sweep {name}: {file} is not a plan of this version ({str(error)[:300]}). Start a new sweep."
         ) from error

@@ -48,5 +48,5 @@ def _holder(descriptor: int) -> str:
     try:
         held = json.loads(os.pread(descriptor, 1000, 0))
         return f"process {int(held['pid'])} on {held['host']}"
-    except (ValueError, KeyError, TypeError):  # it is being written
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # it is being written, or damaged
         return "another process"

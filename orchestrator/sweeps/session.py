@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.config import Settings, build
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, Interrupted
 from ctvr.orchestrator.execution import ExecutionConfig, absolute
@@ -135,10 +135,12 @@ def ray_cluster(execution: ExecutionConfig, tracker: Tracker) -> Iterator[Execut
         yield replace(execution, gpus_per_trial=gpus)
 
 
+_WHERE = ("address", "nodes", "local_cpus", "max_concurrent", "max_nodes")
+
+
 def resume_options(execution: ExecutionConfig) -> Settings:
     """Return the options that a resumed sweep takes from the first command unless they are given again."""
-    names = ("address", "nodes", "local_cpus", "max_concurrent", "max_nodes")
-    return {name: getattr(execution, name) for name in names}
+    return {name: getattr(execution, name) for name in _WHERE}
 
 
 @contextmanager
@@ -168,11 +170,12 @@ def _end_of_budget(hours: float) -> None:
 
 def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping[str, Any]) -> ExecutionConfig:
     """Return the execution settings of a resumed sweep: its trials' resources, on the present cluster."""
-    first = dict(kept.get("where", {}))
-    first = {name: value for name, value in first.items() if getattr(execution, name) in (None, 1)}
+    kept_where = {name: value for name, value in kept.get("where", {}).items() if name in _WHERE}
+    first = build(ExecutionConfig, kept_where, dotted=False)
+    where = {name: getattr(first, name) for name in kept_where if getattr(execution, name) in (None, 1)}
     return replace(
         execution,
-        **first,
+        **where,
         store=plan.store,
         videos=Path(plan.videos) if plan.videos else None,
         workers=plan.workers,

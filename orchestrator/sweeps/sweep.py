@@ -235,13 +235,15 @@ def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
     Raises:
         ConfigError: if another version wrote the plan.
     """
-    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in kept.items()}
+    values = dict(kept)
     if "space_add" not in values:  # before 0.3 --space added to the method's search space
         values |= {"space": (), "space_add": values.get("space", ())}
     try:
-        return SweepRequest(**values)
-    except TypeError as error:
-        raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new sweep.") from error
+        return build(SweepRequest, values, dotted=False)
+    except ConfigError as error:
+        raise ConfigError(
+            f"sweep {name}: its plan is of another version ({str(error)[:300]}). Start a new sweep."
+        ) from error
 
 
 def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], execution: ExecutionConfig) -> str:
@@ -254,7 +256,7 @@ def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], execution:
     Raises:
         ConfigError: if another version wrote the plan.
     """
-    return _search(plan_sweep(read_request(name, kept["request"]), execution), execution, plan)
+    return _search(plan_sweep(read_request(name, kept.get("request", {})), execution), execution, plan)
 
 
 def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan | None) -> str:

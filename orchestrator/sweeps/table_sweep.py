@@ -93,7 +93,7 @@ def resume_table(name: str, kept: Mapping[str, Any], execution: ExecutionConfig)
         preset = parse_preset(table["preset"])
         request = TableRequest(name, table["stream"], preset, table["overrides"], table.get("direction", "t2v"))
         request = replace(request, orders=table.get("orders", 1))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"sweep {name}: its plan is of another version ({error}). Start a new table.") from error
     return _run(plan_table(request, execution), execution, is_new=False)
 

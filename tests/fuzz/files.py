@@ -113,7 +113,8 @@ PLAN = {
         **dict.fromkeys(("sweep", "root", "store", "tracking_uri", "parent", "storage"), "x"),
         "presets": ["paper"],
     },
-    "request": {"overrides": {"optim.epochs": 1}},
+    "request": {"method": "lwf", "stream": "s", "name": "n", "overrides": {"optim.epochs": 1}, "space": ["a=1,2"]},
+    "where": {"nodes": 1, "address": None},
     "sources": "s",
 }
 

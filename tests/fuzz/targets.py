@@ -156,9 +156,15 @@ def _preset(path: Path) -> object:
 
 
 def _plan(path: Path) -> object:
+    """Read and use a plan as `ctvr sweep --resume` does before it loads the stream."""
+    from ctvr.orchestrator.execution import ExecutionConfig
     from ctvr.orchestrator.on_ray.plan import read_plan
+    from ctvr.orchestrator.sweeps.session import restore_execution
+    from ctvr.orchestrator.sweeps.sweep import read_request
 
-    return read_plan(path.parent, "s")
+    plan, kept = read_plan(path.parent, "s")
+    restore_execution(ExecutionConfig(), plan, kept).check()
+    return read_request("s", kept.get("request", {}))
 
 
 def _told(path: Path) -> object:
@@ -174,9 +180,12 @@ def _outbox(path: Path) -> object:
 
 
 def _journal(path: Path) -> object:
-    from ctvr.orchestrator.on_ray.journal import Journal
+    from ctvr.orchestrator.on_ray.journal import HalvingTrial, Journal
 
-    journal = Journal(path, "s")
+    journal, trial = Journal(path, "s"), HalvingTrial(1, {}, {}, "1")
+    for row, trials in journal.rows.items():
+        for journal.rows[row][trial.label] in list(trials.values()):
+            journal.read(row, trial)
     return journal.rows
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from ctvr.orchestrator.on_ray.journal import HalvingTrial, Journal
 
 
@@ -27,3 +31,19 @@ def test_a_journal_grows_by_a_line_and_may_end_within_one(tmp_path, caplog):
     file.write_text("")
     assert Journal(file, "code").rows == {}
     assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "about",
+    ["[1]", "null", '{"scores": [1]}', '{"scores": {"a": "b"}}', '{"scores": null}', '{"reused": null}',
+     '{"reused": Infinity}', '{"reads": 5}', "[" * 100_000],
+)  # fmt: skip
+def test_a_line_of_another_type_is_left_out_alone(tmp_path, about):
+    file, trial = tmp_path / "journal.json", HalvingTrial(1, {}, {}, "1")
+    good = json.dumps({"row": "r", "label": trial.label, "about": {"scores": {"1": 2.0}, "reads": ["x"], "reused": 3}})
+    bad = f'{{"row": "r", "label": "bad", "about": {about}}}'
+    file.write_text("\n".join(['{"sources": "code"}', good, bad, ""]))
+    journal = Journal(file, "code")
+    assert list(journal.rows["r"]) == [trial.label]
+    journal.read("r", trial)
+    assert (trial.scores, trial.reads, trial.reused) == ({1: 2.0}, ("x",), 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -33,6 +34,16 @@ def test_a_second_driver_is_refused_until_the_first_is_gone_however_it_ends(tmp_
         first.wait()
         with only_driver(tmp_path / "u", "u"):
             pass
+
+
+@pytest.mark.parametrize("held", ["", "5", '{"pid": Infinity, "host": "h"}', "[" * 1000, "\0"])
+def test_a_damaged_lock_names_another_process(tmp_path, held):
+    (tmp_path / "driver.lock").write_text(held)
+    with (tmp_path / "driver.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused = pytest.raises(ConfigError, match="sweep u: another process already runs it. Wait")
+        with refused, only_driver(tmp_path, "u"):
+            pytest.fail("two drivers")
 
 
 def test_a_driver_that_ends_leaves_the_lock_to_the_next_one_of_the_same_process(tmp_path):
