@@ -77,12 +77,12 @@ def train(
         ConfigError: for a setting, stream or folder that cannot be used, before training.
     """
     execution.check()
-    execution.places().open_store().check_writable()
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
     get_method(str(settings.get("method", "")))
     if (recommended := embedded_settings(settings["stream"])) is not None:
         chosen = with_recipe(str(settings["method"]), presets, recommended)
-        check_backbone(resolve(settings, recommended, chosen))  # reports mistakes before videos are rendered
+        _check(resolve(settings, recommended, chosen))  # reports mistakes before videos are rendered
+        execution.places().open_store().check_writable()
     places = execution.places()
     stream = load_stream(settings["stream"], places.root, places.videos)
     check_domain(str(settings["method"]), stream)
@@ -90,10 +90,8 @@ def train(
     chosen = default_presets(settings["method"], stream, presets)
     experiment = resolve(settings, stream.settings, chosen)
     if recommended is None:
-        check_backbone(experiment)
-    if experiment.run.workers > 1:
-        raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
-    check_mirror(experiment.tracking.mirror)
+        _check(experiment)
+    places.open_store().check_writable()
     tracker = execution.tracker(stream.name)
     name = generate_name(f"{experiment.run.method}-seed{experiment.run.seed}")
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
@@ -127,3 +125,10 @@ def train(
     if question:
         memo.keep(question, result.key)
     return CompleteRun(experiment, stream, result.record, recorder.run_id)
+
+
+def _check(experiment: Experiment) -> None:
+    check_backbone(experiment)
+    if experiment.run.workers > 1:
+        raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
+    check_mirror(experiment.tracking.mirror)

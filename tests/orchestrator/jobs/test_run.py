@@ -127,14 +127,16 @@ def test_a_store_that_cannot_be_written_is_refused_before_videos_are_rendered(tm
         ({"backbone.weights": "laion"}, "backbone: tiny-clip has no weights called 'laion'. Write shipped"),
         ({"backbone.weights": ""}, "backbone: tiny-clip has no weights called ''. Write shipped"),
         ({"backbone.weights": "./clip.pt"}, "backbone: clip.pt: no such weights file."),
+        ({"workers": 2}, "workers: `ctvr run` trains in one process."),
+        ({"optim.epoch": 2}, "optim.epoch: no such setting. Write optim.epochs=2."),
     ],
 )
-def test_a_wrong_backbone_is_refused_before_videos_are_rendered(tmp_path, monkeypatch, capsys, settings, message):
+def test_a_wrong_setting_is_refused_before_anything_is_written(tmp_path, monkeypatch, capsys, settings, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         run({"method": "clip4clip", "stream": "shapes-5", **settings}, (), ExecutionConfig(runs=tmp_path / "runs"))
     assert str(caught.value).startswith(message)
-    assert not list((tmp_path / "runs").glob("shapes*"))
+    assert not list((tmp_path / "runs").iterdir())
     assert capsys.readouterr().err == ""
 
 
