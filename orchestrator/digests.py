@@ -182,12 +182,14 @@ class _FileDigestCache:
         line = (json.dumps([path, *identity, digest]) + "\n").encode()
         with contextlib.suppress(OSError):  # a read-only cache only costs time
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            if len(line) < _LINE_LIMIT:
+            if len(line) < _LINE_LIMIT and (self.file.is_file() or not os.path.lexists(self.file)):
                 with self.file.open("ab", buffering=0) as file:
                     file.write(line)
 
     def _catch_up(self) -> None:
         """Read the lines that other processes appended since the last read."""
+        if not self.file.is_file():  # a FIFO would be waited for
+            return
         try:
             if self.file.stat().st_size < self.read_to:  # the cache was emptied
                 self.read_to = 0
@@ -199,7 +201,7 @@ class _FileDigestCache:
         end = data.rfind(b"\n") + 1  # an incomplete line is read by the next call
         self.read_to += end
         for line in data[:end].splitlines():
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
                 path, size, modified, changed, digest = json.loads(line)
                 if isinstance(path, str) and isinstance(digest, str) and len(digest) == 64:
                     self.known[path] = ((size, modified, changed), digest)

@@ -47,8 +47,9 @@ def recall(question: list[Any]) -> Any:
     """Return the stored answer to a question; None if there is none."""
     if not _is_enabled:
         return None
+    file = _folder() / digest_of(question)
     try:
-        return json.loads((_folder() / digest_of(question)).read_bytes())
+        return json.loads(file.read_bytes()) if file.is_file() else None  # a FIFO would be waited for
     except (OSError, ValueError, RecursionError):
         return None
 

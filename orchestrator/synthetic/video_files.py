@@ -31,6 +31,7 @@ from tqdm import tqdm
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import safe_children
 from ctvr.orchestrator.synthetic.drawing import Pixels
+from ctvr.orchestrator.text_files import read_text
 
 log = logging.getLogger(__name__)
 
@@ -162,14 +163,14 @@ def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, prog
 
 def _read_records(path: Path, plan: str) -> dict[str, Rendered]:
     """Return the records in digest.json; empty if it is missing, damaged or of other clips."""
+    if not os.path.lexists(path):
+        return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         if content["format"] != FORMAT or content["plan"] != plan:
             return {}
         return {name: Rendered(entry["file"], entry["pixels"]) for name, entry in content["clips"].items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.warning("%s is damaged (%s): all videos are rendered again", path, type(error).__name__)
         return {}
 

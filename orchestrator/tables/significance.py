@@ -6,6 +6,7 @@ The arithmetic is in intervals.py.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ctvr.orchestrator.tables.table import JOINT, Difference, Row
+from ctvr.orchestrator.text_files import read_text
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.tracker import Tracker
+
+log = logging.getLogger(__name__)
 
 NOTE = (
     "vs best: difference of R@1 from the row with the best one, its simultaneous 95 % interval over test videos and "
@@ -129,10 +133,13 @@ def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
 def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:
     """Return the stored ranks of a run; None if it has none."""
     try:
-        stored = json.loads(tracker.download(run_id, "ranks.json").read_text(encoding="utf-8"))
+        stored = json.loads(read_text(tracker.download(run_id, "ranks.json")))
         queries = list(map(str, stored["query ids"]))
         tasks = dict(zip(queries, map(int, stored.get("tasks", []))))
         aged = {str(share): dict(zip(queries, map(float, of))) for share, of in stored.get("reencoded", {}).items()}
         return Ranks(dict(zip(queries, map(float, stored["ranks"]))), tasks, aged)
-    except (FileNotFoundError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
+    except (FileNotFoundError, KeyError):  # it was stored without ranks
+        return None
+    except (TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+        log.warning("run %s: its ranks.json is damaged (%s), so it is not compared", run_id[:8], error)
         return None

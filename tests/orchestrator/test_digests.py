@@ -78,7 +78,7 @@ def test_damaged_and_unfinished_lines_of_the_memory_are_skipped(tmp_path, monkey
     file.write_bytes(b"one")
     age(file, monkeypatch=monkeypatch)
     memory = tmp_path / "digests.jsonl"
-    memory.write_bytes(b'\x00\xff\n[]\n{"a"\n[1,2,3,4,5]\n["/x", 1')
+    memory.write_bytes(b'\x00\xff\n[]\n{"a"\n[1,2,3,4,5]\n' + b"[" * 100_000 + b'\n["/x", 1')
     assert digest_file(file, tmp_path) == hashlib.sha256(b"one").hexdigest()
     assert digest_file(file, tmp_path) == hashlib.sha256(b"one").hexdigest()
     assert len(hashed) == 1
@@ -87,6 +87,8 @@ def test_damaged_and_unfinished_lines_of_the_memory_are_skipped(tmp_path, monkey
 def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"one")
     (tmp_path / "blocked").touch()
+    os.mkfifo(tmp_path / "digests.jsonl")
+    assert digest_file(tmp_path / "a.bin", tmp_path) == hashlib.sha256(b"one").hexdigest()
     assert digest_file(tmp_path / "a.bin", tmp_path / "blocked") == hashlib.sha256(b"one").hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,9 @@ def test_a_damaged_answer_and_an_unwritable_folder_cost_time_only(calls, monkeyp
     file.write_bytes(file.read_bytes()[:3])
     assert ask(calls, ["f"], [1, 2]) == [1, 2]
     assert len(calls) == 2
+    file.unlink()
+    os.mkfifo(file)
+    assert ask(calls, ["f"], [1, 2]) == [1, 2]
     (tmp_path / "file").touch()
     monkeypatch.setenv("CTVR_CACHE", str(tmp_path / "file"))
     assert ask(calls, ["f"], [1, 2]) == [1, 2]

@@ -63,13 +63,18 @@ def test_missing_and_damaged_files_are_made_anew_and_only_those(tmp_path, clips,
     assert contents(tmp_path) == whole
 
 
-@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"format": 1, "plan": "x"}', "\x00\x01"])
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"format": 1, "plan": "x"}', "\x00\x01", "[" * 100_000])
 def test_a_damaged_record_is_made_anew(tmp_path, clips, damage):
     render_files(tmp_path, clips, workers=1, progress=False)
     record = json.loads((tmp_path / "digest.json").read_text())
     (tmp_path / "digest.json").write_text(damage)
     render_files(tmp_path, clips, workers=1, progress=False)
     assert json.loads((tmp_path / "digest.json").read_text()) == record
+
+
+def test_a_record_that_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "digest.json")
+    assert shapes_files._read_records(tmp_path / "digest.json", "plan") == {}
 
 
 def test_a_render_that_was_killed_leaves_no_record_and_is_finished_later(tmp_path, clips, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.tables.significance import FEW_ORDERS, ONE_SEED, OTHER_ORDERS, Ranks, compare_rows
+from ctvr.orchestrator.tables.significance import FEW_ORDERS, ONE_SEED, OTHER_ORDERS, Ranks, compare_rows, read_ranks
 from ctvr.orchestrator.tables.table import Row, Value
 
 SHARES = {"low": 0.1, "mid": 0.4, "top": 0.6}
@@ -68,3 +70,31 @@ def test_rows_over_orders_of_tasks_are_compared_by_order(orders, said):
     twice = [replace(row, seeds=row.seeds * 2, runs=row.runs * 2) for row in rows]
     again = compare_rows(twice, _ranks(rows))[2].vs_best
     assert again is mid.vs_best or (again and mid.vs_best and again.p == pytest.approx(mid.vs_best.p))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, ""),
+        ('{"ranks": [1]}', ""),  # of a version that stored no ids
+        ("[]", "damaged"),
+        ("{", "damaged"),
+        ("[" * 100_000, "damaged"),
+        ('{"query ids": ["a"], "ranks": [[]]}', "damaged"),
+        ('{"query ids": ["a"], "ranks": [1], "tasks": [Infinity]}', "damaged"),
+        ("fifo", "FIFO"),
+    ],
+)
+def test_damaged_ranks_are_named_and_not_compared(tmp_path, caplog, content, said):
+    class Records:
+        def download(self, run_id: str, name: str) -> Path:
+            if content is None:
+                raise FileNotFoundError
+            return tmp_path / name
+
+    if content == "fifo":
+        os.mkfifo(tmp_path / "ranks.json")
+    elif content is not None:
+        (tmp_path / "ranks.json").write_text(content)
+    assert read_ranks(Records(), "f" * 32) is None
+    assert (said in caplog.text) if said else not caplog.records
