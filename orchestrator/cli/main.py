@@ -171,6 +171,10 @@ def _run(argv: list[str] | None) -> int:
         if supervisor.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
             raise  # a dying cluster, or a full disk that may be cleared: the parent restarts this command
         return _fail(f"{error}. Free some space and run again." if _is_full(error) else error, ConfigError.status)
+    except RuntimeError as error:  # of Path.resolve, before Python 3.13
+        if not str(error).startswith("Symlink loop"):
+            raise
+        return _fail(f"{error}. Give another path.", ConfigError.status)
     except UnicodeEncodeError as error:  # a path that the system's encoding cannot express
         name, encoding = str(error.object)[:200], sys.getfilesystemencoding()
         reason = (

@@ -15,6 +15,7 @@ from ctvr.orchestrator.doctor import network
 from ctvr.orchestrator.doctor.findings import Finding, listed
 from ctvr.orchestrator.proxies import proxies_of
 from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tracking.event_log import EVENTS
 from ctvr.orchestrator.tracking.outbox import REFUSED, Outbox
 from ctvr.orchestrator.tracking.server import check
 from ctvr.orchestrator.tracking.tracker import Tracker
@@ -41,7 +42,13 @@ class Examined:
         return Path(rest if separator else self.store).expanduser().absolute()
 
 
+_FOLDERS = ("artifacts", "outbox", EVENTS, "pages", "streams", "sweeps", "tables")  # of the runs folder
+
+
 def mlflow(place: Examined) -> Iterator[Finding]:
+    for path in (place.runs / name for name in _FOLDERS):
+        if os.path.lexists(path) and not path.is_dir():
+            yield Finding("error", "runs", f"{path}: is not a folder", "Move it away.")
     uri = place.tracking_uri
     check(uri)
     if not uri.startswith("sqlite:///"):
@@ -54,6 +61,9 @@ def mlflow(place: Examined) -> Iterator[Finding]:
         yield from _sweeps(place)
         return
     file = Path(uri.removeprefix("sqlite:///")).absolute()
+    if os.path.lexists(file) and not file.is_file():
+        yield Finding("error", "MLflow", f"{file}: is not a file", "Move it away.")
+        return
     if file.is_file() and (problem := _database_problem(file)):
         yield problem
         return

@@ -41,8 +41,10 @@ def require_records(runs: Path) -> None:
         ConfigError: if the records would be in a file that does not exist.
     """
     uri = default_uri(runs)
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise ConfigError(f"--runs: {runs} has no runs (mlflow.db does not exist). Give the folder of earlier runs.")
+    file = Path(uri.removeprefix("sqlite:///"))
+    if uri.startswith("sqlite:///") and not file.is_file():
+        why = "is not a file" if os.path.lexists(file) else "does not exist"
+        raise ConfigError(f"--runs: {runs} has no runs ({file.name} {why}). Give the folder of earlier runs.")
 
 
 def _move_password() -> None:

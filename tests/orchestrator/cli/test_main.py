@@ -344,3 +344,10 @@ def test_the_settings_of_a_node_are_the_defaults(monkeypatch, capsys):
         status, _, err = ctvr(capsys, "sweep")
         assert status == 2
         assert f"CTVR_GPUS_PER_TRIAL='{wrong}' in the environment is not a number" in err
+
+
+def test_a_loop_of_links_is_one_line(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for words in (["runs"], ["table", "s"], ["cache", "ls"]):
+        assert cli.main([*words, "--runs", str(tmp_path / "loop")]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1

@@ -442,3 +442,10 @@ def test_unfinished_sweeps_say_how_to_go_on(runs):
     )
     assert f"`ctvr rerun --sweep done --top 2 --seeds 3 --runs {runs}`" in found["done-final-2"]
     assert found["table-final-1"] == f"Resume with `ctvr sweep --resume table --runs {runs}`."
+
+
+@pytest.mark.parametrize("name", ["mlflow.db", "outbox", "told", "sweeps", "tables", "artifacts"])
+def test_what_is_no_file_or_folder_in_the_runs_folder_is_an_error(runs, name):
+    os.mkfifo(runs / name)
+    kind = "file" if name == "mlflow.db" else "folder"
+    assert f"{runs / name}: is not a {kind}" in [each.text for each in look(runs) if each.level == "error"]
