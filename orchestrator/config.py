@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ctvr.orchestrator import renamed
+from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.setting_groups import setting_names, variants_of
 
@@ -63,7 +64,7 @@ def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
     meant = closest_setting(name, names)
     every = ", ".join(names) if len(names) <= 20 else "ctvr schema METHOD"
     return ConfigError(
-        f"{name}: no such setting. " + (f"Write {meant}={as_text(value)}." if meant else f"All: {every}.")
+        f"{printable(name)}: no such setting. " + (f"Write {meant}={as_text(value)}." if meant else f"All: {every}.")
     )
 
 

@@ -26,9 +26,10 @@ def escape_unknown_characters() -> None:
 def say(line: str, with_time: bool = False) -> None:
     """Write one redacted line to stderr and flush it; `with_time` prepends the time of day.
 
-    A terminal that was closed, or a full disk under a log, does not end the command.
+    A terminal that was closed, or a full disk under a log, does not end the command. Names from files cannot move the
+    cursor: control characters are escaped.
     """
-    line = redact(line)
+    line = "\n".join(map(printable, redact(line).split("\n")))
     with contextlib.suppress(OSError, ValueError, AttributeError):  # lost, closed, or None (`2>&-`)
         sys.stderr.write(f"{time.strftime('%H:%M:%S')}  {line}\n" if with_time else f"{line}\n")
         sys.stderr.flush()

@@ -32,7 +32,8 @@ def read_settings(path: Path) -> Settings:
         raise ConfigError(f"--config {error}") from error
     except RecursionError as error:
         raise ConfigError(f"--config {path}: is nested too deeply. Write lines such as optim.epochs: 8.") from error
-    except (yaml.YAMLError, ValueError) as error:  # also a number of 5000 digits, a date in month 13
+    # also a number of 5000 digits, a date in month 13, and text that its tag does not fit (`!!bool perhaps`)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         raise ConfigError(f"--config {path}: cannot be read as YAML ({reason[:300]}). Correct it.") from error
     if settings is None:

@@ -124,6 +124,9 @@ def test_a_setting_given_twice_with_two_values_is_refused():
 HOSTILE_YAML = {
     "a key twice": ("optim.lr: 1\noptim.lr: 2\n", "'optim.lr' is given twice"),
     "a key twice, nested and dotted": ("optim:\n  lr: 1\noptim.lr: 2\n", "optim.lr is given twice"),
+    "a tag that the text does not fit": ("a: !!bool perhaps\n", "cannot be read as YAML ('perhaps')"),
+    "a tag of a time": ("a: !!timestamp soon\n", "cannot be read as YAML"),
+    "a tag of a number without text": ("a: !!int ''\n", "cannot be read as YAML"),
     "a cycle": ("a: &a\n  b: *a\n", "is inside its own anchor"),
     "a cycle of lists": ("a: &a [*a]\n", "is inside its own anchor"),
     "a cycle of merges": ("a: &a {<<: *a}\n", "is inside its own anchor"),
