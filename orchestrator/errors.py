@@ -82,6 +82,7 @@ class UntrustedCode(ConfigError):
 class VideoError(CtvrError, ValueError):
     """A video file cannot be used. `path` is the file, `reason` the cause."""
 
+    status = 2  # of input, as ConfigError
     is_permanent = True
 
     def __init__(self, path: str, reason: str) -> None:

@@ -13,6 +13,8 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
+from ctvr.orchestrator.text_files import other_file
+
 CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, raw H.264, HEVC, MPEG and DV"
 _PACKETS = (188, 192, 204)  # bytes of a packet of a transport stream: plain, AVCHD and Blu-ray, DVB
 # First bytes of formats that FFmpeg reads and this package does not, to name them in a message
@@ -27,13 +29,17 @@ _OTHERS = (
     (b"FWS", "a Flash file"),
     (b"CWS", "a Flash file"),
 )
+_SOUNDS = (b"ID3", b"fLaC", b"\xff\xfb", b"\xff\xf3", b"\xff\xf1", b"\xff\xf9")  # MP3, FLAC, AAC
+_PICTURES = frozenset((b"avif", b"heic", b"heix", b"mif1", b"heim", b"heis"))  # brands of HEIF (ISO 23008-12)
 _MP4_BOXES = frozenset(
     (
         *(b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"sidx", b"moof", b"uuid", b"udta"),
         *(b"jP  ", b"emsg", b"prft", b"junk"),
     )
 )
+_OF_FRAGMENTS = frozenset((b"moov", b"moof", b"mdat", b"styp", b"sidx", b"emsg", b"prft"))
 _UNKNOWN_RIFF = (0, 0xFFFFFFFF)  # placeholders that FFmpeg and other programs write first
+_RIFF = "the RIFF chunk"
 _HEADER = re.compile(rb"\0\0\x01[\xba-\xbf\xe0-\xef]")  # of a pack, of the system, of a packet of video
 _BLOCK, _PADDED = 1 << 16, 16  # bytes that are read at once, blocks of zeros that may precede a recording
 _MAX_BOXES = 100_000  # fragmented files have two boxes per second
@@ -120,13 +126,25 @@ def _is_transport(head: bytes) -> bool:
     return False
 
 
-def other_kind(path: Path) -> str | None:
-    """Return the name of an unsupported format that FFmpeg can convert ("a GIF"), None if it is not recognised."""
+def refusal(path: Path) -> str:
+    """Return what a file of no known container is, and what to do with it."""
     with path.open("rb") as file:
-        head = file.read(16)
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        return "a WebP"
-    return next((name for start, name in _OTHERS if head.startswith(start)), None)
+        head = file.read(_BLOCK)
+    if other := other_file(head[:64]):
+        return other
+    if not head.strip(b"\0"):
+        return "begins with zeros alone, as an unfinished download. Fetch it again"
+    if head.startswith(b"#EXTM3U"):
+        name = shlex.quote(f"{path.stem}.m3u8")  # FFmpeg insists on this ending
+        return f"is a playlist (HLS). Call it {name} and join its segments: `ffmpeg -i {name} -c copy OUT.mp4`"
+    is_riff = head.startswith(b"RIFF")
+    if head.startswith(_SOUNDS) or (is_riff and head[8:12] == b"WAVE"):
+        return "is a sound file: it has no pictures. Fetch the video"
+    others = (*_OTHERS, (b"RIFF", "a WebP")) if head[8:12] == b"WEBP" else _OTHERS
+    kind = next((name for start, name in others if head.startswith(start)), None)
+    if kind:
+        return f"is {kind}, which is not read. Convert it: {convert(path)}"
+    return f"is not a video file of a known container ({CONTAINERS}). Convert it, if FFmpeg reads it: {convert(path)}"
 
 
 def convert(path: Path) -> str:
@@ -150,13 +168,13 @@ def what_is_missing(path: Path, container: str) -> str | None:
         if container == "avi":
             length = struct.unpack("<I", file.read(8)[4:8])[0]
             is_known = length not in _UNKNOWN_RIFF  # a recording that was piped or not finished has a placeholder
-            return _cut("the RIFF chunk", length + 8, size) if is_known and length + 8 > size else None
+            return _cut(_RIFF, length + 8, size) if is_known and length + 8 > size else None
     return None
 
 
 def is_of_media_alone(missing: str) -> bool:
-    """Report whether only a media box claims too many bytes, so that the index of the video may be complete."""
-    return missing.startswith(_cut("box 'mdat'", 0, 0).split(" 0,")[0])
+    """Report whether only the length of the media is wrong, so that no frame need be missing."""
+    return missing.startswith(tuple(_cut(what, 0, 0).split(" 0,")[0] for what in ("box 'mdat'", _RIFF)))
 
 
 def _cut(what: str, end: int, size: int) -> str:
@@ -165,7 +183,9 @@ def _cut(what: str, end: int, size: int) -> str:
 
 def _mp4(file: BinaryIO, size: int) -> str | None:
     """Walk the top-level boxes: each must end inside the file, and one of them must be the index (`moov`)."""
-    position, seen = 0, set()
+    position, seen = 0, set[bytes]()
+    file.seek(8)
+    is_picture = file.read(4) in _PICTURES
     for _ in range(_MAX_BOXES):
         if size - position < 8:
             break
@@ -183,6 +203,8 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
         if length < 8:
             return f"is damaged: MP4 box at byte {position} claims {length} bytes"
         if position + length > size:
+            if {b"moov", b"mdat"} <= seen and name not in _OF_FRAGMENTS:
+                break
             return _cut(f"box {name.decode('ascii')!r}", position + length, size)
         seen.add(name)
         position += length
@@ -190,6 +212,8 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
         return None
     if b"moof" in seen:
         return "is a segment of a stream without its first part (`moov` box). Join them: cat INIT SEGMENT > OUT.mp4"
+    if is_picture:
+        return "is a picture (AVIF or HEIC), which is not read. Put the pictures of a video into a folder, as .png"
     return "is cut short: it has no index (`moov` box), as an unfinished download"
 
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from ctvr.orchestrator.digests import ROOT, digest_sources, list_imported_sources
 from ctvr.orchestrator.errors import ConfigError, IndexDisagrees, VideoError
@@ -239,6 +239,11 @@ def _open_image(folder: Path, file: Path, limits: Limits) -> np.ndarray:
     try:
         with Image.open(file, formats=["PNG", "JPEG"]) as image:
             check_size(folder, image.width, image.height, limits)
-            return np.asarray(image.convert("RGB"))
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip to 8
+                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            return np.asarray(upright.convert("RGB"))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise VideoError(str(folder), f"{file.name} is damaged or not an image ({type(error).__name__})") from None
+        raise VideoError(
+            str(folder), f"{file.name} is damaged or not a PNG or JPEG image ({type(error).__name__})"
+        ) from None

@@ -18,12 +18,11 @@ import numpy as np
 
 from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.container import (
-    CONTAINERS,
     container_of,
     convert,
     is_of_media_alone,
     keep_the_rest,
-    other_kind,
+    refusal,
     what_is_missing,
 )
 from ctvr.orchestrator.video.counting import frames_in_order, seconds_of
@@ -213,11 +212,8 @@ def _checked_file(path: Path) -> tuple[str, str | None]:
         if path.stat().st_size == 0:
             raise VideoError(str(path), "is empty (0 bytes)")
         container = container_of(path)
-        if container is None and (kind := other_kind(path)):
-            raise VideoError(str(path), f"is {kind}, which is not read. Convert it: {convert(path)}")
         if container is None:
-            text = f"is not a video file of a known container ({CONTAINERS})"
-            raise VideoError(str(path), f"{text}. Convert it, if FFmpeg reads it: {convert(path)}")
+            raise VideoError(str(path), refusal(path))
         return container, what_is_missing(path, container)
     except (OSError, ValueError) as error:
         if isinstance(error, VideoError):

@@ -82,7 +82,7 @@ def test_a_folder_is_counted_and_what_is_refused_is_named_in_one_line(videos, ca
 
 
 def test_a_name_with_a_line_break_is_printed_in_one_line(videos, capsys):
-    assert main(["frames", str(videos / "below/bad\n\x1b[31mred.mp4")]) == 1
+    assert main(["frames", str(videos / "below/bad\n\x1b[31mred.mp4")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "\x1b" not in said

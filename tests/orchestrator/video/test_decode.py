@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.video import decoders
 from ctvr.orchestrator.video.decode import decoder_version, probe
 from ctvr.orchestrator.video.index import Limits
-from ctvr.orchestrator.video.sampling import Sampling, choose_frames, missing_frame, resize_and_crop
+from ctvr.orchestrator.video.sampling import NATIVE, Sampling, choose_frames, missing_frame, resize_and_crop
 from tests.in_subprocess import in_subprocess
 from tests.orchestrator.video.clips import decode_apart, needs, read_number, write_video
 
@@ -319,6 +319,21 @@ def test_a_damaged_frame_in_a_folder_is_named(tmp_path):
     (tmp_path / "frame_002.png").write_bytes(data[: len(data) // 2])
     with pytest.raises(VideoError, match=r"frame_002\.png is damaged"):
         decode_apart(tmp_path, Sampling(2, 16))
+
+
+def test_frames_of_16_bits_and_of_a_turned_camera_are_what_one_sees(tmp_path):
+    grey = np.arange(20 * 24, dtype=np.uint16).reshape(20, 24) * 128
+    Image.fromarray(grey).save(tmp_path / "frame_1.png")
+    clip = decode_apart(tmp_path, Sampling(1, NATIVE))
+    np.testing.assert_array_equal(clip.frames[0], np.repeat((grey // 256)[..., None], 3, axis=2))
+    (tmp_path / "turned").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned to the right
+    Image.fromarray(np.repeat((grey // 256).astype(np.uint8)[..., None], 3, axis=2)).save(
+        tmp_path / "turned/frame_1.png", exif=exif
+    )
+    turned = decode_apart(tmp_path / "turned", Sampling(1, NATIVE))
+    np.testing.assert_array_equal(turned.frames[0], np.rot90(clip.frames[0], -1))
 
 
 def test_an_unknown_decoder_is_a_config_error(video):

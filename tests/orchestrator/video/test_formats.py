@@ -197,6 +197,42 @@ def test_a_file_that_is_not_read_names_the_command_that_converts_it(tmp_path, na
         decode_apart(tmp_path / name, Sampling(4, 32))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
+            "is a pointer of Git LFS.* git lfs pull",
+        ),
+        (b"\n<!DOCTYPE html><html>Sign in", "is a web page, as a failed download leaves one"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "is XML, such as the answer"),
+        (b"PK\x03\x04" + bytes(90), "is a zip archive"),
+        (b"\x1f\x8b" + bytes(90), r"is compressed \(gzip\). Unpack it"),
+        (b"#EXTM3U\n#EXT-X-VERSION:3\n", "is a playlist .*`ffmpeg -i a.m3u8 -c copy OUT.mp4`"),
+        (bytes(100_000), "begins with zeros alone, as an unfinished download"),
+        (b"ID3\4" + bytes(2000), "is a sound file: it has no pictures"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "is a sound file: it has no pictures"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1" + b"\0\0\0\x08meta", r"is a picture \(AVIF or HEIC\)"),
+    ],
+)
+def test_a_file_that_is_no_video_is_called_what_it_is(tmp_path, content, message):
+    (tmp_path / "a.mp4").write_bytes(content)
+    with pytest.raises(VideoError, match=message) as error:
+        decode_apart(tmp_path / "a.mp4", Sampling(4, 32))
+    assert "\n" not in error.value.reason
+
+
+def test_text_after_a_whole_video_is_no_loss_and_a_cut_fragment_is_one(tmp_path):
+    video = write_video(tmp_path / "a.mp4")
+    (tmp_path / "tail.mp4").write_bytes(video.read_bytes() + b"mp4 made by a recorder")
+    clip = decode_apart(tmp_path / "tail.mp4", Sampling(60, 96))
+    assert [read_number(image) for image in clip.frames] == list(range(60))
+    data = repacked(tmp_path / "f.mp4", video, movflags="frag_keyframe+empty_moov").read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(data[: data.rindex(b"moof") + 20])
+    with pytest.raises(VideoError, match="is cut short: box 'moof'"):
+        decode_apart(tmp_path / "cut.mp4", Sampling(4, 32))
+
+
 def test_packets_that_are_lost_within_a_group_of_pictures_are_damage(tmp_path):
     data = write_video(tmp_path / "a.ts", **B_FRAMES).read_bytes()
     (tmp_path / "hole.ts").write_bytes(data[: 188 * 20] + data[188 * 24 :])

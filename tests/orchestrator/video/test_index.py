@@ -6,6 +6,7 @@ import pickle
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ctvr.orchestrator.errors import VideoError
@@ -28,11 +29,20 @@ def videos(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
 def test_a_film_cut_anywhere_is_refused(videos, ext, tmp_path):
     data = videos[ext].read_bytes()
+    if ext == "avi":  # its index is the last chunk, and no frame is lost without it
+        data = data[: data.rindex(b"idx1")]
     cut = tmp_path / f"cut.{ext}"
     for length in range(1, len(data), max(1, len(data) // 60)):
         cut.write_bytes(data[:length])
         with pytest.raises(VideoError):
             decode_apart(cut, SMALL)
+
+
+def test_an_avi_that_lacks_only_its_index_has_all_frames(videos, tmp_path):
+    data = videos["avi"].read_bytes()
+    (tmp_path / "cut.avi").write_bytes(data[: data.rindex(b"idx1")])
+    whole, cut = (decode_apart(video, SMALL) for video in (videos["avi"], tmp_path / "cut.avi"))
+    np.testing.assert_array_equal(cut.frames, whole.frames)
 
 
 @pytest.mark.parametrize("ext", ["mp4", "mkv", "avi"])
@@ -55,20 +65,20 @@ def test_bytes_behind_a_complete_mp4_are_harmless(videos, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "reason"),
     [
-        ("playlist.m3u8", b"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n"),
-        ("concat.mp4", b"ffconcat version 1.0\nfile /etc/passwd\n"),
-        ("dash.mp4", b"<?xml version='1.0'?><MPD></MPD>"),
-        ("text.mp4", b"not a video at all" * 100),
-        ("zeros.avi", bytes(4096)),
-        ("page.mkv", b"<html>404 Not Found</html>"),
+        ("playlist.m3u8", b"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n", "is a playlist"),
+        ("concat.mp4", b"ffconcat version 1.0\nfile /etc/passwd\n", "is not a video file"),
+        ("dash.mp4", b"<?xml version='1.0'?><MPD></MPD>", "is XML"),
+        ("text.mp4", b"not a video at all" * 100, "is not a video file"),
+        ("zeros.avi", bytes(4096), "begins with zeros alone"),
+        ("page.mkv", b"<html>404 Not Found</html>", "is a web page"),
     ],
 )
-def test_only_video_containers_reach_a_decoder(tmp_path, name, content):
+def test_only_video_containers_reach_a_decoder(tmp_path, name, content, reason):
     file = tmp_path / name
     file.write_bytes(content)
-    with pytest.raises(VideoError, match="is not a video file") as caught:
+    with pytest.raises(VideoError, match=reason) as caught:
         decode_apart(file, SMALL)
     assert "\n" not in str(caught.value)
     assert str(file) in str(caught.value)
