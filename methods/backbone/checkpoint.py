@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 ENDINGS = re.compile(r"\.(safetensors|pt|pth|bin|ckpt|tar|index\.json)(\.\d+)?$")  # CLIP4Clip counts: .bin.0
 OF_A_FOLDER = (
     *("model.safetensors", "open_clip_model.safetensors", "model.safetensors.index.json"),
-    *("open_clip_pytorch_model.bin", "pytorch_model.bin"),
+    *("open_clip_pytorch_model.bin", "pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 ROOTS = ("visual.", ROOT)  # prefixes of image towers: open_clip, transformers
 # Words that wrappers put into names: torch.compile, FSDP, activation checkpoints, DeepSpeed, DistributedDataParallel
@@ -167,10 +167,16 @@ def fitted(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: ob
     for each in ("logit_scale", "logit_bias"):
         if each in found and each in wanted and found[each].numel() == wanted[each].numel() == 1:
             found[each] = found[each].reshape(wanted[each].shape)
-    if "logit_scale" in wanted and "logit_scale" not in found:
-        log.warning("%s: has no logit_scale; the temperature of %s is a new one.", source, name)
+    if is_new := "logit_scale" in wanted and "logit_scale" not in found:
         found["logit_scale"] = wanted["logit_scale"]
+    roots = {each.partition(".")[0] for each in wanted}
+    heads = [each for each in found if each.partition(".")[0] not in roots]
+    if heads and wanted.keys() <= found.keys():  # a head for another task, next to both towers
+        found = {each: value for each, value in found.items() if each not in heads}
+        log.warning("%s: outside the towers, %s is not read (%d in all).", source, heads[0], len(heads))
     check(found, wanted, source, name)
+    if is_new:
+        log.warning("%s: has no logit_scale; the temperature of %s is a new one.", source, name)
     return found
 
 
@@ -185,7 +191,7 @@ def check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: obj
     if missing or unknown:
         raise ValueError(
             f"{source}: does not fit {name}: {_counted(missing, 'missing')}; {_counted(unknown, 'unknown')}. "
-            "Check backbone.name."
+            f"{_remedy_of_names(missing, unknown, wanted)}"
         )
     if other := [each for each in found if found[each].shape != wanted[each].shape]:
         theirs, ours = tuple(found[other[0]].shape), tuple(wanted[other[0]].shape)
@@ -204,6 +210,17 @@ def _counted(names: list[str], what: str) -> str:
     if not names:
         return f"0 tensors are {what}"
     return f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {what}, such as {names[0]}"
+
+
+def _remedy_of_names(missing: list[str], unknown: list[str], wanted: Mapping[str, Tensor]) -> str:
+    if any("lora_" in each for each in unknown):
+        return "It holds an adapter (LoRA). Merge it into its base model, and give the whole weights."
+    tower = {each for each in wanted if each.startswith("visual.")}
+    if not unknown and tower and tower.isdisjoint(missing):
+        return "It holds the image tower without a whole text tower. Give weights of both."
+    if not unknown and tower and tower <= {*missing}:
+        return "It holds no image tower. Give weights of both towers."
+    return "Check backbone.name." if unknown else "Give a file with all tensors, or check backbone.name."
 
 
 def _remedy(names: list[str]) -> str:

@@ -111,7 +111,7 @@ def _damaged(file: Path, reason: str) -> str:
     for known, what in _STARTS.items():
         if start.startswith(known):
             return f"{file}: damaged or no weights file (it {what})."
-    return f"{file}: damaged or no weights file ({reason}). Give a .safetensors or .pt file."
+    return f"{file}: damaged or no weights file ({reason}). Fetch it again, or give a .safetensors or .pt file."
 
 
 def reason_of(error: BaseException) -> str:

@@ -149,7 +149,9 @@ def test_different_weights_of_equal_standing_are_refused(state):
 def test_what_does_not_fit_is_one_line_with_both_sides(state):
     name = next(each for each in state if each.startswith("visual."))
     without = {each: value for each, value in state.items() if each != name}
-    with pytest.raises(ValueError, match=f"1 tensor is missing, such as {name}; 0 tensors are unknown. Check"):
+    with pytest.raises(
+        ValueError, match=f"1 tensor is missing, such as {name}; 0 tensors are unknown. Give a file with all"
+    ):
         fitted(without, state, SOURCE, "tower")
     with pytest.raises(ValueError, match=f"is missing, such as {name}; 1 tensor is unknown, such as other. Check"):
         fitted({**without, "other": torch.zeros(1)}, state, SOURCE, "tower")
@@ -243,3 +245,25 @@ def test_what_names_a_file_is_a_file(name):
 @pytest.mark.parametrize("name", ["openai", "laion2b_s34b_b79k", "random", "shipped", "dfn2b.5"])
 def test_what_names_a_tag_is_none(name):
     assert not is_path(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: {"base_model.model.visual.proj.lora_A.weight": torch.zeros(2, 2)}, r"holds an adapter \(LoRA\)"),
+        (lambda state: {n: v for n, v in state.items() if n.startswith("visual.")}, "image tower without a whole text"),
+        (lambda state: {n: v for n, v in state.items() if not n.startswith("visual.")}, "It holds no image tower"),
+    ],
+)
+def test_a_part_of_the_weights_is_called_what_it_is(state, change, message, caplog):
+    with pytest.raises(ValueError, match=message):
+        fitted(change(state), state, SOURCE, "it")
+    assert not caplog.text
+
+
+def test_a_head_next_to_both_towers_is_left_out_and_said(state, caplog):
+    found = fitted({**state, "classifier.weight": torch.zeros(2, 2)}, state, SOURCE, "it")
+    assert found.keys() == state.keys()
+    assert "outside the towers, classifier.weight is not read (1 in all)" in caplog.text
+    with pytest.raises(ValueError, match="1 tensor is unknown, such as visual.more"):
+        fitted({**state, "visual.more": torch.zeros(2, 2)}, state, SOURCE, "it")
