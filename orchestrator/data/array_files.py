@@ -58,7 +58,9 @@ def _check_npy(file: IO[bytes], size: int) -> None:
     if version not in _HEADERS:
         raise ValueError(f"its format is {version[0]}.{version[1]}, not 1.0 or 2.0")
     shape, _, dtype = _HEADERS[version](file)
-    if dtype.hasobject or dtype.names is not None:
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects, not numbers; np.savez(FILE, **OBJECTS) writes arrays by name")
+    if dtype.names is not None:
         raise ValueError(f"it holds {dtype}, not numbers")
     if any(n < 0 for n in shape) or file.tell() + math.prod(shape) * dtype.itemsize > size:
         raise ValueError(f"its header declares the shape {str(shape)[:60]}, but the file has {size} bytes")

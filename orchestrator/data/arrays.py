@@ -28,9 +28,10 @@ from ctvr.orchestrator.data.array_files import (
 )
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError, VideoError
-from ctvr.orchestrator.text_files import open_regular
+from ctvr.orchestrator.text_files import first_bytes, open_regular, other_file
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
+_MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"\x89HDF", b"PAR1")  # first bytes of these forms
 COLUMNS = ("name", "row", "features")  # of .parquet: one line for each vector
 
 
@@ -38,7 +39,8 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
     """Read a file or folder as name -> array, or as one array if it has no names (.npy, a .pt with one tensor).
 
     Args:
-        path: .npy; .npz; .pt or .pth (a tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
+        path: .npy; .npz (arrays by name, or an array of names and one of features in their order); .pt or .pth (a
+            tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
             .parquet (columns name, features and, for several vectors of a name, row); .tar (a WebDataset shard:
             KEY.npy, with KEY.name.txt where the name is not the key); or a folder of NAME.npy.
 
@@ -69,12 +71,32 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
     reader = readers.get(path.suffix.lstrip(".").lower())
     if reader is None:
         raise ConfigError(f"{path}: unknown file format. Give one of {_endings()}, or a folder of .npy files.")
+    head = first_bytes(path)
+    if not head.startswith(_MAGIC) and (other := other_file(head)):
+        raise ConfigError(f"{path}: {other}.")
     try:
-        return reader(path)
+        return _with_ids(reader(path))
     except ConfigError:
         raise
     except Exception as error:  # five libraries with their own exception classes
         raise ConfigError(f"{path}: cannot be read as arrays ({reason_of(error)}). Save it again.") from error
+
+
+def _with_ids(found: Arrays | np.ndarray) -> Arrays | np.ndarray:
+    """Return name -> array of a file that holds one array of names and one of their features, in the same order.
+
+    Raises:
+        ValueError: if a name occurs twice.
+    """
+    if isinstance(found, np.ndarray) or len(found) != 2:
+        return found
+    names, values = sorted(found.values(), key=lambda array: array.dtype.kind not in "US")
+    if names.dtype.kind not in "US" or names.ndim != 1 or values.ndim < 2 or len(names) != len(values):
+        return found
+    texts = [name.decode() if isinstance(name, bytes) else name for name in names.tolist()]
+    if len(set(texts)) < len(texts):
+        raise ValueError(f"{next(name for name in texts if texts.count(name) > 1)!r:.60} occurs twice")
+    return dict(zip(texts, values))
 
 
 def read_features(path: str) -> np.ndarray:

@@ -64,7 +64,7 @@ class Narration:
 
 def read_narrations(path: Path) -> Iterator[tuple[str, Narration]]:
     """Yield the videos of a file in the schema of ActivityNet Captions, with stripped sentences."""
-    data = read_json(path)
+    data = read_json(path, unique_keys=True)
     if not isinstance(data, dict) or not data:
         raise ConfigError(f"{path}: is not video id -> timestamps and sentences. Give ActivityNet's own JSON file.")
     for video, entry in data.items():

@@ -14,9 +14,16 @@ from typing import Any
 
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.captions import captions_of
 from ctvr.orchestrator.text_files import MOST, lines_of, read_text
 
 SEPARATORS = {",": "commas", ";": "';'", "\t": "tabs", "|": "'|'"}
+# Word of a table or of the hub's data sets -> split
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -30,6 +37,10 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
         ConfigError: if the file is missing or not text, a column is missing, or a required cell is empty.
     """
     table = open_table(path, required)
+    if not any(table.header):
+        raise ConfigError(f"{path}: is empty. Write a header with the columns {', '.join(required)}.")
+    if table.header[0][:1] in ("{", "["):
+        raise ConfigError(f"{path}: is JSON, not a table. Write a .csv file with the columns {', '.join(required)}.")
     if missing := [name for name in required if name not in table.header]:
         listed = " and ".join(map(repr, missing))
         hint = "" if len(missing) > 1 else suggest(missing[0], table.header)
@@ -129,7 +140,35 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
-def in_order(tasks: Iterable[str]) -> list[str]:
-    """Sort task names; numerically if all are numbers (also 1.0, 2.0, 10.0: a pandas column with missing values)."""
+def captions_in(where: str, cell: str) -> list[str]:
+    """Return the captions of a cell.
+
+    Args:
+        where: file and line, for messages.
+
+    Raises:
+        ConfigError: as `captions_of`.
+    """
+    try:
+        return captions_of(cell)
+    except ValueError as error:
+        raise ConfigError(f"{where}: caption {error}") from None
+
+
+def in_order(tasks: Iterable[str], source: object = "tasks") -> list[str]:
+    """Sort task names; numerically if all are numbers (also 1.0, 2.0, 10.0: a pandas column with missing values).
+
+    Args:
+        source: the file, for messages.
+
+    Raises:
+        ConfigError: if two names are the same number.
+    """
     names = list(tasks)
-    return sorted(names, key=Decimal) if all(_NUMBER.fullmatch(name) for name in names) else names
+    if not all(_NUMBER.fullmatch(name) for name in names):
+        return names
+    numbers: dict[Decimal, str] = {}
+    for name in names:
+        if (other := numbers.setdefault(Decimal(name), name)) != name:
+            raise ConfigError(f"{source}: tasks {other!r} and {name!r} are one number. Write it in one way.")
+    return sorted(names, key=Decimal)

@@ -10,8 +10,8 @@ from typing import Any
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
-from ctvr.orchestrator.importers.cells import in_order, read_csv
-from ctvr.orchestrator.streams.captions import captions_of
+from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, read_csv
+from ctvr.orchestrator.streams.captions import MISSING
 from ctvr.orchestrator.streams.stream import SPLITS
 
 CSV_COLUMNS = ("video", "caption", "category", "split", "task")
@@ -21,7 +21,9 @@ ANY = "any"  # category of every video of a table without that column
 
 
 def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
-    """Import a user's table with columns video, caption, split (train, val, test), task[, category, start, end].
+    """Import a user's table with columns video, caption, split, task[, category, start, end].
+
+    `split` is train, val or test, or a word of SPLIT_WORDS in any letter case.
 
     Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
     ordered by their numbers, or else by their first appearance. `video` is an id or a path below `videos`; start and
@@ -54,8 +56,10 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
                 f"{table}: line {line}: {row['video']!r:.80} is also in {first!r:.200}. Keep it in one place."
             )
         seen[key][1]["captions"] += captions
+    if not rows:
+        raise ConfigError(f"{table}: has a header and no rows. Write a row for each caption.")
     stem = name or (Path(out).stem if out else table.stem)
-    return builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks)], {}, [table])
+    return builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks, table)], {}, [table])
 
 
 def ids_of(table: Path) -> list[str]:
@@ -88,10 +92,11 @@ def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
             line = line if has_category else first or line
             raise ConfigError(f"{table}: line {line}: category is empty. Fill it in, or omit the column.")
         row["category"] = row["category"] or ANY
-        try:
-            yield line, row, captions_of(row["caption"])
-        except ValueError as error:
-            raise ConfigError(f"{table}: line {line}: caption {error}") from None
+        row["split"] = SPLIT_WORDS.get(row["split"].lower(), row["split"])
+        if unknown := [name for name in ("video", "category", "split", "task") if row[name] in MISSING]:
+            value = f"{unknown[0]} is {row[unknown[0]]!r}"
+            raise ConfigError(f"{table}: line {line}: {value}, which marks a missing value. Fill it in.")
+        yield line, row, captions_in(f"{table}: line {line}", row["caption"])
 
 
 def _row_segment(table: Path, line: int, row: Mapping[str, str]) -> tuple[float, float] | None:
@@ -99,6 +104,8 @@ def _row_segment(table: Path, line: int, row: Mapping[str, str]) -> tuple[float,
     if not start and not end:
         return None
     try:
+        if "_" in start + end:  # Python reads 1_5 as 15
+            raise ValueError
         return float(start), float(end)
     except ValueError as error:
         raise ConfigError(

@@ -16,8 +16,8 @@ from ctvr.orchestrator.importers.builder import (
     Manifest,
     empty_task,
 )
-from ctvr.orchestrator.importers.captions import clean, read_msrvtt_captions, read_narrations
-from ctvr.orchestrator.importers.cells import read_csv
+from ctvr.orchestrator.importers.captions import read_msrvtt_captions, read_narrations
+from ctvr.orchestrator.importers.cells import captions_in, read_csv
 from ctvr.orchestrator.importers.pickles import read_pickle
 
 MSRVTT_SETTINGS = {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
@@ -133,7 +133,9 @@ def import_msrvtt(
     for line, row in rows:
         if row["video_id"] in test:
             raise ConfigError(f"{test_csv}: line {line}: a second caption of {row['video_id']!r}. Keep one per video.")
-        test[row["video_id"]] = clean([row["sentence"]])
+        test[row["video_id"]] = captions_in(f"{test_csv}: line {line}", row["sentence"])
+        if len(test[row["video_id"]]) > 1:
+            raise ConfigError(f"{test_csv}: line {line}: {row['video_id']!r} has a list of captions. Keep one.")
     split = _read(split_pkl, held_out)
     sources = {"train": " and ".join(map(str, paths)), "val": str(test_csv)}
     builder = Builder(videos, out)

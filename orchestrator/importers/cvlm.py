@@ -22,7 +22,7 @@ from ctvr.orchestrator.importers.captions import (
     read_msrvtt_splits,
     read_narrations,
 )
-from ctvr.orchestrator.importers.cells import read_csv
+from ctvr.orchestrator.importers.cells import captions_in, read_csv
 from ctvr.orchestrator.importers.pickles import read_pickle
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import SPLITS
@@ -56,8 +56,8 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         msrvtt/       MSRVTT_data.json, MSRVTT_JSFUSION_test.csv   (1K-A; all other videos train)
         didemo/       train_data.json, test_data.json[, val_data.json]   (a paragraph per video); to keep only a paper's
                       videos, also train_list.txt, val_list.txt, test_list.txt (an id per line; any of them)
-        msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl, captions_msvd.json, captions.txt
-                      or captions.csv
+        msvd/         train_list.txt, val_list.txt, test_list.txt, raw-captions.pkl, captions_msvd.json, captions.txt,
+                      captions.csv or the corpus's own *corpus*.csv
         lsmdc/        LSMDC16_annos_training.csv, LSMDC16_annos_val.csv, LSMDC16_challenge_1000_publictect.csv
         msrvtt-full/  MSRVTT_data.json, or train_val_videodatainfo.json and test_videodatainfo.json  (all captions)
 
@@ -74,19 +74,25 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         if not (Path(folder) / name).is_dir():
             raise ConfigError(f"{Path(folder) / name}: no such folder. Make it, or leave {name!r} out of datasets.")
     builder = Builder(folder, out)
-    tasks, sources = [], []
+    tasks, sources, notes = [], [], list[str]()
     for name in names:
         files = _Files(Path(folder) / name)
         task = empty_task() | {"categories": [name]}
         for split, captions in DATASETS[name](files).items():
+            if empty := [video for video, texts in captions.items() if not texts]:
+                notes.append(
+                    f"{name}: {len(empty)} {split} videos without caption text are left out, first {empty[0]!r}."
+                )
             task[split] = [builder.item(video, name, texts, below=name) for video, texts in captions.items() if texts]
         tasks.append(task)
         sources += files.used
     if len(names) == 1:
-        return builder.finish(names[0], "ctvr", tasks, ALONE, sources, _published(names))
-    all_five = names == list(FIVE)
-    stem = "cvlm" if all_five else (Path(out).stem if out else "cvlm-part")
-    return builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, _published(names) if all_five else None)
+        manifest, report = builder.finish(names[0], "ctvr", tasks, ALONE, sources, _published(names))
+    else:
+        published = _published(names) if names == list(FIVE) else None
+        stem = "cvlm" if published else (Path(out).stem if out else "cvlm-part")
+        manifest, report = builder.finish(stem, "cvlm", tasks, CVLM_SETTINGS, sources, published)
+    return manifest, "\n".join([report, *notes])
 
 
 def _published(names: Sequence[str]) -> dict[str, int]:
@@ -149,8 +155,8 @@ def _msrvtt_1ka(files: _Files) -> dict[str, Captions]:
     captions = read_msrvtt_captions(paths)
     table = files.need("*jsfusion_test*.csv", "*test*.csv")
     test: Captions = {}
-    for _, row in read_csv(table, ("video_id", "sentence")):
-        test.setdefault(row["video_id"], []).append(row["sentence"])
+    for line, row in read_csv(table, ("video_id", "sentence")):
+        test.setdefault(row["video_id"], []).extend(captions_in(f"{table}: line {line}", row["sentence"]))
     return {"train": {video: texts for video, texts in captions.items() if video not in test}, "test": test}
 
 
@@ -185,6 +191,8 @@ def _lsmdc(files: _Files) -> dict[str, Captions]:
                     f"{path}: line {number}: {len(cells)} cells, not {LSMDC_CELLS} (clip, four times, sentence) "
                     "between tabs. Download it again."
                 )
+            if line.strip() and not any(cell[:1].isdigit() for cell in cells[1:5]):
+                raise ConfigError(f"{path}: line {number}: {cells[1]!r:.40} is not a time. Remove a line of headings.")
             if line.strip() and cells[-1].strip():
                 found.setdefault(split, {}).setdefault(cells[0], []).append(cells[-1].strip())
     return found
@@ -230,7 +238,9 @@ def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]
 
 
 def _msvd(files: _Files) -> dict[str, Captions]:
-    captions = _msvd_captions(files.need("raw-captions.pkl", "*captions*.csv", "*captions*.txt", "*captions*.json"))
+    captions = _msvd_captions(
+        files.need("raw-captions.pkl", *(f"*captions*.{end}" for end in ("csv", "txt", "json")), "*corpus*.csv")
+    )
     stems = {video_stem(video): video for video in captions}
     found: dict[str, Captions] = {}
     for split in SPLITS:
@@ -260,14 +270,18 @@ def _msvd_captions(path: Path) -> Captions:
                 raise ConfigError(f"{path}: {video!r} has no list of captions. Give MSVD's raw-captions.pkl.")
             captions[str(video)] = clean(all_text(path, str(video), [_joined(entry) for entry in entries]))
     elif path.suffix == ".json":
-        data = read_json(path)
+        data = read_json(path, unique_keys=True)
         for video, texts in data.items() if isinstance(data, dict) else [("", None)]:
             if not isinstance(texts, list):
                 raise ConfigError(f"{path}: is not video id -> captions. Give X-Pool's captions_msvd.json.")
             captions[video] = clean(all_text(path, video, texts))
+    elif path.suffix == ".csv" and "corpus" in path.name.lower():  # as first published: in all languages
+        for _, row in read_csv(path, ("VideoID", "Start", "End", "Language"), ("Description",)):
+            if row["Language"] == "English" and row["Description"]:
+                captions.setdefault(f"{row['VideoID']}_{row['Start']}_{row['End']}", []).append(row["Description"])
     elif path.suffix == ".csv":
-        for _, row in read_csv(path, ("video_id", "caption")):
-            captions.setdefault(row["video_id"], []).append(row["caption"])
+        for number, row in read_csv(path, ("video_id", "caption")):
+            captions.setdefault(row["video_id"], []).extend(captions_in(f"{path}: line {number}", row["caption"]))
     else:
         for number, line in enumerate(read_lines(path), start=1):
             video, caption = [*line.split(maxsplit=1), "", ""][:2]  # separated by a blank or a tab

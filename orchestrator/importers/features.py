@@ -65,8 +65,11 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     stream = parse_manifest(manifest, source=str(table), base=out.parent)
     write_manifest(manifest, out)
     of_texts = "captions also have features" if texts else "captions are encoded by the selected backbone"
+    zeros = [item["video"] for item in items if not arrays[item["path"]].any(axis=1).all()]
+    count = f"{len(zeros)} of {len(items)} videos"
+    notes = [f"{count} have a vector of zeros, first {zeros[0]!r}. It counts as a frame."] if zeros else []
     lines = [describe(stream), f"features of {width} numbers, {min(frames)} to {max(frames)} a video; {of_texts}"]
-    return manifest, "\n".join([*lines, f"digest {stream.digest}"])
+    return manifest, "\n".join([*lines, *notes, f"digest {stream.digest}"])
 
 
 def _items(manifest: Manifest) -> Iterator[dict[str, Any]]:
@@ -88,7 +91,7 @@ def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str
     if missing := [name for name in names if name not in found]:
         raise ConfigError(
             f"{file}: lacks features of {len(missing)} of {len(names)} {what}, the first {missing[0][:60]!r}. "
-            f"It has {len(found)}, such as {next(iter(found), '')[:60]!r}."
+            + (f"It has {len(found)}, such as {next(iter(found))[:60]!r}." if found else "It has no array of numbers.")
         )
     return found
 

@@ -1,9 +1,11 @@
 """Importer of a folder in Hugging Face's VideoFolder layout -> a manifest: from `ctvr streams export --hf`, or others.
 
-It has a folder for each split (train, validation or val, test) with the videos and `metadata.jsonl` or `metadata.csv`:
+It has a folder for each split (a word of SPLIT_WORDS) with the videos and `metadata.jsonl` or `metadata.csv`:
 `file_name`, captions (`captions`, a list, or one in `caption` or `text`), `task`, and optionally `video_id`,
-`category`, `start`, `end`, `twin`. Several lines of one file are captions of one video. An optional `stream.json` gives
-the protocol and the order of the tasks. Without metadata the folder may contain parquet shards (importers/shards.py).
+`category`, `start`, `end`, `twin`. Several lines of one file are captions of one video. The metadata may instead be in
+the folder itself, once: a row's split is then its column `split`, or the folder of its video. An optional `stream.json`
+gives the protocol and the order of the tasks. Without metadata the folder may contain parquet files
+(importers/shards.py).
 """
 
 from __future__ import annotations
@@ -11,17 +13,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Manifest, check_and_write, empty_task
-from ctvr.orchestrator.importers.cells import in_order, open_table, read_json_lines
-from ctvr.orchestrator.importers.shards import Shards, find_shards
-from ctvr.orchestrator.streams.captions import captions_of
+from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, open_table, read_json_lines
+from ctvr.orchestrator.importers.shards import Shards, find_shards, split_of
 from ctvr.orchestrator.streams.manifest import FORMAT, read_json
 from ctvr.orchestrator.streams.stream import SPLITS
-from ctvr.orchestrator.streams.videos import FOLDERS, METADATA, STREAM, video_stem
+from ctvr.orchestrator.streams.videos import METADATA, STREAM, video_stem
+from ctvr.orchestrator.video.endings import find_videos
 
 CAPTIONS = ("captions", "caption", "text")
 Row = dict[str, Any]
@@ -47,17 +49,20 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     more: Row = {}
     videos = folder.resolve()
     shards = find_shards(folder)
-    if any(list(_metadata(folder, split)) for split in SPLITS) or not shards:
-        for split in SPLITS:
-            for file, line, row in _rows(folder, split):
-                collected.add(split, file, line, row, _path(file, line, row, folder))
+    if _is_described(folder) or not shards:
+        for split, file, line, row in _rows(folder):
+            collected.add(split, file, line, row, _path(file, line, row, folder))
     else:
         read = Shards(folder, shards, None if out is None else out.with_suffix(""))
         for split, file, line, row, path in read.rows():
             collected.add(split, file, line, row, path)
         videos, more = read.videos(), read.sources()
     if not collected.items:
-        raise ConfigError(f"folder: {folder} has no train/{METADATA}. Give a folder in the layout of VideoFolder.")
+        raise ConfigError(
+            f"folder: {folder} has no {METADATA} and no train/{METADATA} with a row. Give a folder in the layout of "
+            "VideoFolder."
+        )
+    notes = _left_out(folder, {path for path, _, _ in collected.items}) if not more else []
     manifest: Manifest = {
         "format": FORMAT,
         "name": name or str(about.get("name") or folder.resolve().name),
@@ -74,7 +79,18 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
         raise ConfigError(
             f"{folder}: is not the stream whose digest {STREAM} names. Export it again, or remove the file."
         )
-    return manifest, text
+    return manifest, "\n".join([text, *notes])
+
+
+def _left_out(folder: Path, read: set[str]) -> list[str]:
+    """Report the videos of a folder that no row names."""
+    videos = [file.relative_to(folder).as_posix() for file in find_videos(folder).videos]
+    left = [video for video in videos if video not in read]
+    return (
+        [f"{len(left)} of {len(videos)} videos have no row in the metadata and are left out, first {left[0]}."]
+        if left
+        else []
+    )
 
 
 def _about(folder: Path) -> Row:
@@ -84,31 +100,75 @@ def _about(folder: Path) -> Row:
     return about
 
 
-def _metadata(folder: Path, split: str) -> Iterator[Path]:
-    for name in dict.fromkeys((FOLDERS[split], split)):
-        yield from (file for end in (METADATA, "metadata.csv") if (file := folder / name / end).is_file())
+def _metadata(folder: Path) -> Path | None:
+    """Return the metadata of a folder.
+
+    Raises:
+        ConfigError: if there are two files of them.
+    """
+    found = [file for end in (METADATA, "metadata.csv") if (file := folder / end).is_file()]
+    if len(found) > 1:
+        raise ConfigError(f"folder: {found[0]} and {found[1]} both describe its videos. Keep one of them.")
+    return found[0] if found else None
 
 
-def _rows(folder: Path, split: str) -> Iterator[tuple[Path, int, Row]]:
-    """Yield (file, line from 1, row) of a split's metadata; nothing if the split does not exist."""
-    file = next(_metadata(folder, split), None)
-    if file is None:
-        if bare := [place for name in (FOLDERS[split], split) if (place := folder / name).is_dir()]:
-            raise ConfigError(f"{bare[0]}: has no {METADATA} with the captions of its videos. Write one.")
-        return
-    rows = read_json_lines(file) if file.suffix == ".jsonl" else open_table(file, ("file_name", "task")).rows
-    for line, row in rows:
-        yield file, line, row
+def _of_splits(folder: Path) -> dict[str, list[Path]]:
+    """Return split -> its folders.
+
+    Raises:
+        ConfigError: if another folder has metadata.
+    """
+    found: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    for place in sorted(each for each in folder.iterdir() if each.is_dir()):
+        split = SPLIT_WORDS.get(place.name.lower())
+        if split:
+            found[split].append(place)
+        elif file := _metadata(place):
+            raise ConfigError(f"{file}: its folder is not of a split. Call it train, validation or test.")
+    return found
+
+
+def _is_described(folder: Path) -> bool:
+    return any(_metadata(place) for place in (folder, *(each for some in _of_splits(folder).values() for each in some)))
+
+
+def _rows(folder: Path) -> Iterator[tuple[str, Path, int, Row]]:
+    """Yield (split, file, line from 1, row) of the metadata of a folder or of those of its splits."""
+    whole = _metadata(folder)
+    for split, places in _of_splits(folder).items():
+        files = [file for place in places if (file := _metadata(place))]
+        if len(files) > 1 or (files and whole):
+            raise ConfigError(f"folder: {whole or files[1]} and {files[0]} both describe its videos. Keep one of them.")
+        if places and not files and not whole:
+            raise ConfigError(f"{places[0]}: has no {METADATA} with the captions of its videos. Write one.")
+        for file in files:
+            yield from ((split, file, line, row) for line, row in _lines(file))
+    if whole:
+        for line, row in _lines(whole):
+            yield split_of(f"{whole}: line {line}", row, PurePath(), _file_name(row)), whole, line, row
+
+
+def _lines(file: Path) -> Iterator[tuple[int, Row]]:
+    if file.suffix == ".jsonl":
+        return read_json_lines(file)
+    return open_table(file, ("file_name", "task", "split", *CAPTIONS)).rows
+
+
+def _file_name(row: Row) -> str | None:
+    """Return the cell `file_name`, or the only other one whose column ends so, as `datasets` allows it."""
+    others = [name for name in row if name.endswith("_file_name")]
+    value = _cell(row, others[0] if "file_name" not in row and len(others) == 1 else "file_name")
+    return value if isinstance(value, str) else None
 
 
 def _path(file: Path, line: int, row: Row, folder: Path) -> str:
     """Return the path of a row's video below the folder."""
-    name = _cell(row, "file_name")
-    if not isinstance(name, str):
+    name = _file_name(row)
+    if name is None:
         raise ConfigError(f"{file}: line {line}: file_name is missing. Write the video's name, relative to this file.")
     if PurePosixPath(name).is_absolute():
         raise ConfigError(f"{file}: line {line}: file_name {name!r} is absolute. Write it relative to this folder.")
-    return (file.parent / name).relative_to(folder).as_posix()
+    return (file.parent / name.removeprefix("./")).relative_to(folder).as_posix()
 
 
 def _cell(row: Row, name: str) -> Any:
@@ -131,10 +191,7 @@ def _captions(where: str, row: Row) -> list[Any]:
     if isinstance(found, dict):
         raise ConfigError(f"{where}: captions are an object. Write one text, or a list of texts.")
     text = str(found)
-    try:
-        listed = captions_of(text)
-    except ValueError as error:
-        raise ConfigError(f"{where}: caption {error}") from None
+    listed = captions_in(where, text)
     return [text] if listed == [text.strip()] else listed  # a plain caption is kept unchanged
 
 

@@ -11,19 +11,16 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import VideoFolder
+from ctvr.orchestrator.importers.cells import SPLIT_WORDS
 from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
+from ctvr.orchestrator.text_files import first_bytes, other_file
 
-SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
 MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, most likely first
 NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "video", "video_id")
 TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
@@ -61,7 +58,8 @@ class Shards:
         for shard in self.shards:
             file = self.folder / shard
             for number, row in enumerate(_read(file), start=1):
-                yield _split_of(shard, row, f"{file}: row {number}"), file, number, row, self._place(file, number, row)
+                split = split_of(f"{file}: row {number}", row, shard, row["name"])
+                yield split, file, number, row, self._place(file, number, row)
 
     def videos(self) -> Path:
         """Return the folder to which paths are relative."""
@@ -136,7 +134,7 @@ def _read(file: Path) -> Iterator[dict[str, Any]]:
     try:
         with parquet.ParquetFile(file) as opened:
             schema = opened.schema_arrow
-            media, name = _media(file, schema), next((n for n in NAMES if _is_text(schema, n)), None)
+            media, name = _media(file, schema), next((n for n in NAMES if _is_name(schema, n)), None)
             wanted = [each for each in dict.fromkeys((*TAKEN, media, name)) if each in schema.names]
             for batch in opened.iter_batches(batch_size=ROWS, columns=wanted):
                 for row in batch.to_pylist():
@@ -144,6 +142,9 @@ def _read(file: Path) -> Iterator[dict[str, Any]]:
     except (arrow.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
         if isinstance(error, ConfigError):
             raise
+        head = first_bytes(file)
+        if not head.startswith(b"PAR1") and (other := other_file(head)):
+            raise ConfigError(f"{file}: {other}.") from None
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise ConfigError(f"{file}: cannot be read as parquet ({reason}). Download it again.") from error
 
@@ -164,11 +165,13 @@ def _media(file: Path, schema: Any) -> str | None:
     return chosen
 
 
-def _is_text(schema: Any, name: str) -> bool:
+def _is_name(schema: Any, name: str) -> bool:
     import pyarrow.types as types
 
     kinds = [schema.field(index).type for index in schema.get_all_field_indices(name)]
-    return len(kinds) == 1 and (types.is_string(kinds[0]) or types.is_large_string(kinds[0]))
+    return len(kinds) == 1 and any(
+        is_kind(kinds[0]) for is_kind in (types.is_string, types.is_large_string, types.is_integer)
+    )
 
 
 def _plain(row: Mapping[str, Any], media: str | None, name: str | None) -> dict[str, Any]:
@@ -178,23 +181,38 @@ def _plain(row: Mapping[str, Any], media: str | None, name: str | None) -> dict[
     path = row.get(name) if name and name != media else None
     if isinstance(value, Mapping):
         path, value = value.get("path") or path, value.get("bytes")
-    return {**found, "bytes": value, "name": path}
+    return {**found, "bytes": value, "name": path if path is None else str(path)}
 
 
-def _split_in(shard: Path) -> str:
-    """Return the split in a shard's name or that of its nearest folder; empty if there is none."""
-    for part in (shard.stem, *reversed(shard.parts[:-1])):
+def _split_in(path: PurePath) -> str:
+    """Return the split in a file's name or that of its nearest folder; empty if there is none."""
+    for part in (path.stem, *reversed(path.parts[:-1])):
         if words := _WORD.findall(part.lower()):
             return SPLIT_WORDS[words[0]]
     return ""
 
 
-def _split_of(shard: Path, row: Mapping[str, Any], where: str) -> str:
+def split_of(where: str, row: Mapping[str, Any], metadata: PurePath, video: str | None) -> str:
+    """Return the split of a row: its column `split`, or a word in the path of its file or of its video.
+
+    Args:
+        metadata: the file of the row, relative to the data set.
+        video: path of the video, None if the row contains it.
+
+    Raises:
+        ConfigError: if none of them names a split.
+    """
     written = str(row.get("split") or "").lower()
-    split = SPLIT_WORDS.get(written, "") if written else _split_in(shard)
+    split = (
+        SPLIT_WORDS.get(written, "")
+        if written
+        else _split_in(metadata) or _split_in(PurePosixPath(video or "").parent / "_")
+    )
     if not split:
         said = f"split is {written!r}" if written else "no split"
-        raise ConfigError(f"{where}: {said}. Name the file train-*.parquet or test-*.parquet, or write a column split.")
+        raise ConfigError(
+            f"{where}: {said}. Write a column split (train, val or test), or put the files into folders train and test."
+        )
     return split
 
 

@@ -1,4 +1,4 @@
-"""Captions in one table cell: a single caption, or a list in Python or JSON syntax.
+"""Captions in one table cell: a single caption, or a list or tuple in Python or JSON syntax.
 
 `captions_of` parses a cell and `cell_of` writes one: `captions_of(cell_of(caption)) == [caption]` for every caption.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 import ast
 import json
 import re
+import unicodedata
 
 # What pandas, numpy and SQL write for a missing value. To use such a word as a caption, write the list ["nan"]
 MISSING = frozenset({"nan", "NaN", "-nan", "NULL", "null", "None", "<NA>", "NaT", "N/A", "#N/A"})
+_INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp")  # Unicode's categories of blanks, zero-width and control characters
 _STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _ELEMENT = re.compile(rf"\s*({_STRING})\s*(,?)\s*", re.DOTALL)
-_LIST = re.compile(r"\[\s*['\"].*['\"]\s*,?\s*\]", re.DOTALL)
+_LIST = re.compile(r"[\[{]\s*['\"].*|.*['\"]\s*,?\s*\]", re.DOTALL)  # a list or dictionary of texts, perhaps malformed
+_TUPLE = re.compile(rf"\(\s*(?:{_STRING})\s*,.*\)", re.DOTALL)
+_PAIRS = ("[]", "()", "{}")
 
 
 def captions_of(cell: str) -> list[str]:
@@ -24,20 +28,20 @@ def captions_of(cell: str) -> list[str]:
             The message continues a text that ends in "caption ".
     """
     text = cell.strip()
-    if not text:
+    if all(unicodedata.category(each) in _INVISIBLE for each in text):
         raise ValueError("is empty. Fill it in, or remove the line.")
     if text in MISSING:
         raise ValueError(
             f'is {text!r}, which marks a missing value. Fill it in, or write ["{text}"] to use it as text.'
         )
-    if text[0] != "[" or text[-1] != "]":
+    if text[0] + text[-1] not in _PAIRS or (text[0] == "(" and not _TUPLE.fullmatch(text)):
         return [text]
     found = _json_list(text)
-    if found is None:
+    if found is None and text[0] != "{":
         found = _python_list(text)
     if found is None:
-        if _LIST.fullmatch(text):
-            raise ValueError(f'is a malformed list (got {text[:40]!r}). Write it as JSON: ["a dog", "a cat"].')
+        if text[0] != "(" and _LIST.fullmatch(text):
+            raise ValueError(f'is not a list of texts (got {text[:40]!r}). Write it as JSON: ["a dog", "a cat"].')
         return [text]
     if not found or not all(caption.strip() for caption in found):
         raise ValueError(f"is a list without text (got {text[:40]!r}). Fill it in, or remove the line.")

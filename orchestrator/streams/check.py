@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from ctvr.orchestrator.streams.captions import MISSING
 from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import check_videos
 
@@ -13,7 +14,7 @@ def check_stream(stream: Stream) -> str:
     """Report missing videos, captions shared by several videos of a gallery, and files shared by several items."""
     lines = [check_videos(stream)]
     if stream.domain != "images":
-        lines += [*_same_files(stream), *_films_of_both_sides(stream), *_control_characters(stream)]
+        lines += [*_same_files(stream), *_films_of_both_sides(stream), *_odd_captions(stream)]
     if stream.domain == "videos":
         lines += _shared_captions(stream)
     return "\n".join(lines)
@@ -75,7 +76,13 @@ def _films_of_both_sides(stream: Stream) -> Iterator[str]:
         )
 
 
-def _control_characters(stream: Stream) -> Iterator[str]:
+def _odd_captions(stream: Stream) -> Iterator[str]:
+    markers = [(text, item.video) for _, _, item in iter_items(stream) for text in item.captions if text in MISSING]
+    if markers:
+        yield (
+            f"{_count(markers, 'caption marks', 'captions mark')} a missing value, such as {markers[0][0]!r} of "
+            f"{markers[0][1]}. Fill them in, and import the file again."
+        )
     odd = [item.video for _, _, item in iter_items(stream) for caption in item.captions if _is_odd(caption)]
     if odd:
         yield (

@@ -230,7 +230,7 @@ def test_keys_of_a_shard_are_names_with_their_dots_and_macos_files_are_left_out(
 def test_a_compressed_shard_names_the_program_that_unpacks_it(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w:gz"):
         pass
-    assert "gunzip it first" in refused(tmp_path / "a.tar")
+    assert "is compressed (gzip). Unpack it" in refused(tmp_path / "a.tar")
 
 
 @pytest.mark.parametrize("trick", ["external", "virtual", "fill", "fifo", "gzip"])

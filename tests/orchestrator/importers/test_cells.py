@@ -73,7 +73,7 @@ def test_separators_and_marks_of_other_programs_are_read(tmp_path, encoding, sep
     ("row", "message"),
     [
         (b"v0,nan,c,train,1\n", "line 2: caption is 'nan', which marks a missing value"),
-        (b"v0,\"['a', b']\",c,train,1\n", "is a malformed list"),
+        (b"v0,\"['a', b']\",c,train,1\n", "is not a list of texts"),
         (b"v0,a dog, brown,c,train,1\n", "line 2: has 6 cells, and the header 5. Put a caption with commas into"),
         (b'v0,"Old man" walks,c,train,1\n', "line 2: not a .csv file"),
         (b'v0,"a\nb",c,train,1\nv1,"a dog,c,test,1\n', "line 4: not a .csv file"),
@@ -156,3 +156,61 @@ def test_a_fifo_and_a_device_are_no_manifest(tmp_path):
     for path in (tmp_path / "m.json", Path("/dev/zero")):
         with pytest.raises(ConfigError, match="it is a (FIFO|device)"):
             read_json(path)
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        ("['a dog', nan]", "is not a list of texts"),
+        ('["a dog", null]', "is not a list of texts"),
+        ("{'en': 'a dog'}", "is not a list of texts"),
+        ("\u200b\ufeff", "is empty"),
+        ("[music]", None),
+        ("('a dog') barks (loudly)", None),
+    ],
+)
+def test_what_a_program_wrote_for_several_values_is_no_caption(cell, reason):
+    if reason is None:
+        assert captions_of(cell) == [cell]
+    else:
+        with pytest.raises(ValueError, match=reason):
+            captions_of(cell)
+
+
+def test_a_tuple_in_a_cell_is_a_list_of_captions():
+    assert captions_of("('a dog', \"a cat\",)") == ["a dog", "a cat"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS"),
+        ("\ufeff <!DOCTYPE html>\n", "is a web page"),
+        ("PK\x03\x04", r"is a zip archive or a spreadsheet \(.xlsx\)"),
+        ("PAR1", "is a parquet file"),
+        ('{"video": "v0"}\n', "is JSON, not a table"),
+        ("\n", "is empty. Write a header"),
+        (HEADER, "has a header and no rows"),
+        (HEADER + "v0,a,c,train,nan\n", "line 2: task is 'nan', which marks a missing value"),
+        (HEADER + "NULL,a,c,train,1\n", "line 2: video is 'NULL', which marks a missing value"),
+        (HEADER + "v0,a,c,train,1\nv1,b,c,test,1.0\n", "t.csv: tasks '1' and '1.0' are one number"),
+        (HEADER.replace("\n", ",start,end\n") + "v0,a,c,train,1,1_0,2_0\n", "are not two numbers"),
+    ],
+)
+def test_a_file_that_is_no_table_of_captions_is_called_what_it_is(tmp_path, content, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        captions(tmp_path, content.encode())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("order", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark_names_its_order_of_bytes(tmp_path, order):
+    with pytest.raises(ConfigError, match=f"iconv -f {order.replace('-16-', '-16')}"):
+        captions(tmp_path, HEADER.encode(order))
+
+
+def test_splits_may_have_the_names_that_other_programs_give_them(tmp_path):
+    (tmp_path / "t.csv").write_text(HEADER + "v0,a,c,Training,1\nv1,b,c,dev,1\nv2,b,c,TEST,1\n")
+    manifest, _ = import_csv(tmp_path / "t.csv", tmp_path, None)
+    found = {split: [item["video"] for item in manifest["tasks"][0][split]] for split in ("train", "val", "test")}
+    assert found == {"train": ["v0"], "val": ["v1"], "test": ["v2"]}

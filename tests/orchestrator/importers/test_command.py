@@ -180,7 +180,7 @@ def test_wrong_annotations_are_refused_in_one_line(msrvtt: dict[str, Path], cont
     ("text", "message"),
     [
         ("key,video,sentence\n1,2,3\n", "line 1: no column 'video_id'. Did you mean 'video'"),
-        ("", "line 1: no column 'video_id' and 'sentence'. The header has"),
+        ("", "is empty. Write a header with the columns video_id, sentence"),
         ("video_id,sentence\nvideo7010,\n", "line 2: sentence is empty"),
         ("video_id,sentence\nvideo7010,a\nvideo7010,b\n", "line 3: a second caption of 'video7010'"),
         ('video_id,sentence\nvideo7010,"a\n', "not a .csv file"),
@@ -430,7 +430,7 @@ def test_a_table_becomes_a_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (("x", "a", "c", "training", "1", "", ""), "line 2: split is 'training'. Did you mean 'train'"),
+        (("x", "a", "c", "trainset", "1", "", ""), "line 2: split is 'trainset'. Did you mean 'train'"),
         (("x", "", "c", "train", "1", "", ""), "line 2: caption is empty"),
         (("x", "a", "c", "train", "1", "0", ""), "line 2: start '0' and end '' are not two numbers"),
         (("x", "a", "c", "train", "1", "a", "b"), "are not two numbers"),
@@ -531,11 +531,21 @@ def test_msvd_ids_may_have_the_ending_of_a_video_on_one_side(five: Path, side: s
         assert [item["captions"] for item in found[0][split]] == [item["captions"] for item in whole[0][split]]
 
 
-@pytest.mark.parametrize("name", ["captions.txt", "captions.csv", "captions_msvd.json"])
+@pytest.mark.parametrize("name", ["captions.txt", "captions.csv", "captions_msvd.json", "video_corpus.csv"])
 def test_msvd_captions_may_be_text(five: Path, name: str) -> None:
     whole, _ = import_cvlm(five, None, ["msvd"])
     (five / "msvd" / "raw-captions.pkl").unlink()
     rows = [("same", "a cat"), ("val", "a dog"), ("test", "a car"), ("test", "a bus")]
+    if name == "video_corpus.csv":  # as first published; the id of a clip has its seconds
+        told = [(video, "3", "9", language, text) for video, text in rows for language in ("English", "German")]
+        write_rows(five / "msvd" / name, ("VideoID", "Start", "End", "Language", "Description"), *told)
+        for split in ("train", "val", "test"):
+            file = five / "msvd" / f"{split}_list.txt"
+            file.write_text(f"{file.read_text().strip()}_3_9\n")
+        found = import_cvlm(five, None, ["msvd"])[0]["tasks"][0]
+        assert [item["captions"] for item in found["test"]] == [["a car", "a bus"]]
+        assert found["train"][0]["video"] == "msvd/same_3_9"
+        return
     if name.endswith("csv"):
         write_rows(five / "msvd" / name, ("video_id", "caption"), *rows)
     elif name.endswith("json"):  # as X-Pool has it
@@ -561,6 +571,22 @@ def test_lists_of_ids_keep_the_videos_of_didemo_that_a_paper_uses(five: Path) ->
     listed.write_text("d0\n")
     with pytest.raises(ConfigError, match="'d0' stands for d0.mov and d0.mp4"):
         import_cvlm(five, None, ["didemo"])
+
+
+def test_videos_without_text_are_left_out_and_counted(five: Path) -> None:
+    entries = json.loads((five / "didemo" / "train_data.json").read_text())
+    write_json(five / "didemo" / "train_data.json", [*entries, {"video": "d9.avi", "description": " ", "times": []}])
+    manifest, report = import_cvlm(five, None, ["didemo"])
+    assert [item["video"] for item in manifest["tasks"][0]["train"]] == ["didemo/d1.avi"]
+    assert "didemo: 1 train videos without caption text are left out, first 'd9.avi'." in report
+
+
+def test_a_line_of_headings_is_no_clip_of_lsmdc(five: Path) -> None:
+    (five / "lsmdc").mkdir()
+    for name in ("LSMDC16_annos_training", "LSMDC16_challenge_1000_publictect"):
+        (five / "lsmdc" / f"{name}.csv").write_text("clip\tstart\tend\tfrom\tto\tsentence\nm_1\t0\t1\t0\t1\tx\n")
+    with pytest.raises(ConfigError, match="LSMDC16_annos_training.csv: line 1: 'start' is not a time"):
+        import_cvlm(five, None, ["lsmdc"])
 
 
 def test_two_more_data_sets_stand_alone(five: Path) -> None:
@@ -619,6 +645,9 @@ def test_the_order_of_data_sets_can_be_chosen(five: Path) -> None:
         ("msvd/test_list.txt", "unknown", "1 of 1 videos have no caption, first 'unknown'"),
         ("msvd/raw-captions.pkl", "cos\nsystem\n(S'true'\ntR.", r"refused: global 'os\.system'"),
         ("msvd/raw-captions.pkl", "(dp0\nS'same'\nI3\ns.", "'same' has no list of captions"),
+        ("msvd/raw-captions.pkl", "version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS"),
+        ("activitynet/train.json", '{"v_a": 1, "v_a": 2}', "key 'v_a' occurs twice"),
+        ("msrvtt/MSRVTT_JSFUSION_test.csv", "video_id,sentence\nvideo9,nan\n", "line 2: caption is 'nan'"),
         ("msrvtt/MSRVTT_data.json", None, "no file fits train_val_videodatainfo.json"),
     ],
 )

@@ -77,3 +77,39 @@ def test_an_array_without_names_is_in_the_order_of_the_table(form: str, tmp_path
 
 def test_an_exact_name_wins_over_one_that_is_like_it(table: Path) -> None:
     assert read(table, ["a1", "b.2", "c3.mp4", "./d4", "./a1", "a1.mp4"]) == [0, 1, 2, 3]
+
+
+def test_an_array_of_names_next_to_one_of_features_gives_the_names(table: Path) -> None:
+    features, out = table.parent / "features.npz", table.parent / "out.json"
+    order = [2, 0, 3, 1]
+    names = np.array([ROWS[n][0] for n in order])
+    np.savez(features, embeddings=np.asarray(order, np.float32)[:, None], ids=names)
+    manifest, _ = import_features(table, features, None, out, "out")
+    items = [item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]]
+    found = {item["video"]: float(np.load(table.parent / "out" / item["path"])[0, 0]) for item in items}
+    assert found == {video: n for n, (video, _) in enumerate(ROWS)}
+    np.savez(features, embeddings=np.ones((4, 1)), ids=names[[0, 0, 1, 2]])
+    with pytest.raises(ConfigError, match="'c3.mp4' occurs twice"):
+        import_features(table, features, None, out, "out")
+
+
+def test_vectors_of_zeros_are_counted(table: Path) -> None:
+    features = table.parent / "features.npz"
+    padded = np.array([[1.0, 2.0], [0.0, 0.0]])
+    np.savez(features, **{video: padded if video == "d4" else padded[:1] for video, _ in ROWS})
+    _, report = import_features(table, features, None, table.parent / "out.json", "out")
+    assert "1 of 4 videos have a vector of zeros, first 'd4'" in report
+
+
+@pytest.mark.parametrize("ending", ["npz", "npy", "h5", "parquet"])
+def test_what_a_failed_download_leaves_is_called_so(table: Path, ending: str) -> None:
+    features = table.parent / f"features.{ending}"
+    features.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(ConfigError, match="is a pointer of Git LFS. Fetch the file itself: git lfs pull"):
+        import_features(table, features, None, table.parent / "out.json", "out")
+
+
+def test_a_pickled_dictionary_says_how_to_save_arrays(table: Path) -> None:
+    np.save(table.parent / "features.npy", {"a1": np.ones(3)}, allow_pickle=True)
+    with pytest.raises(ConfigError, match=r"it holds pickled objects, not numbers; np\.savez\(FILE"):
+        import_features(table, table.parent / "features.npy", None, table.parent / "out.json", "out")

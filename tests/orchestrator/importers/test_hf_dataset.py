@@ -66,7 +66,7 @@ def test_a_folder_that_is_none_and_a_stream_that_was_changed_are_refused(tmp_pat
     with pytest.raises(ConfigError, match="is not a folder"):
         import_dataset(tmp_path / "gone", None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"has no train/metadata.jsonl"):
+    with pytest.raises(ConfigError, match=r"has no metadata.jsonl and no train/metadata.jsonl"):
         import_dataset(tmp_path / "empty", None)
     folder = write(tmp_path / "set/train", one("a"))
     write(folder / "test", one("b"))
@@ -96,3 +96,95 @@ def test_names_in_parquet_start_from_its_folder(tmp_path):
         "train": [("train/a/0.mp4", "a a/0.mp4"), ("train/b/1.mp4", "a b/1.mp4")],
         "test": [("test/a/2.mp4", "a a/2.mp4"), ("test/0/3.mp4", "a 0/3.mp4")],
     }
+
+
+def touch(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def videos_of(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    (task,) = import_dataset(folder, None)[0]["tasks"]
+    return {split: [(item["path"], *item["captions"]) for item in task[split]] for split in ("train", "val", "test")}
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("has_column", [False, True])
+def test_metadata_in_the_folder_itself_describes_all_splits(tmp_path, form, has_column):
+    """The split is the folder of a video, whatever the video's own name says, or the column `split`."""
+    train, test = ("x/a.mp4", "x/b.mp4") if has_column else ("train/a.mp4", "test/train_b.mp4")
+    touch(tmp_path, train, test)
+    rows = [{"file_name": train, "text": "a dog"}, {"file_name": f"./{test}", "text": "a cat"}]
+    if has_column:
+        rows = [row | {"split": split} for row, split in zip(rows, ("Train", "test"))]
+    if form == "parquet":
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "metadata.parquet")
+    elif form == "jsonl":
+        (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+        (tmp_path / "metadata.csv").write_text("".join(";".join(line) + "\n" for line in lines))
+    assert videos_of(tmp_path) == {"train": [(train, "a dog")], "val": [], "test": [(test, "a cat")]}
+
+
+def test_folders_of_splits_may_have_any_of_their_names_and_columns_another_word(tmp_path):
+    for place, name in (("Training", "a"), ("dev", "b"), ("eval", "c")):
+        touch(tmp_path, f"{place}/{name}.mp4")
+        (tmp_path / place / "metadata.csv").write_text(f"video_file_name,text\n{name}.mp4,a {name}\n")
+    assert videos_of(tmp_path) == {
+        "train": [("Training/a.mp4", "a a")],
+        "val": [("dev/b.mp4", "a b")],
+        "test": [("eval/c.mp4", "a c")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"metadata.csv": "file_name,text\na.mp4,a dog\n"}, "metadata.csv: line 2: no split. Write a column split"),
+        (
+            {"metadata.csv": "file_name,text,split\na.mp4,a dog,x\n"},
+            "metadata.csv: line 2: split is 'x'. Write a column split",
+        ),
+        (
+            {"metadata.csv": "file_name,text\ntrain/a.mp4,x\n", "test/metadata.csv": "file_name,text\nb.mp4,x\n"},
+            "both describe its videos. Keep one of them",
+        ),
+        (
+            {"train/metadata.csv": "file_name,text\na.mp4,x\n", "train/metadata.jsonl": "{}"},
+            "both describe its videos. Keep one of them",
+        ),
+        (
+            {"train/metadata.csv": "file_name,text\na.mp4,x\n", "more/metadata.csv": "file_name,text\na.mp4,x\n"},
+            "more/metadata.csv: its folder is not of a split",
+        ),
+    ],
+)
+def test_metadata_without_one_split_are_refused(tmp_path, files, message):
+    for name, text in files.items():
+        touch(tmp_path, name).joinpath(name).write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        import_dataset(tmp_path, None)
+    assert "\n" not in str(error.value)
+
+
+def test_videos_without_a_row_are_counted(tmp_path):
+    folder = write(tmp_path / "set/train", one("a"))
+    write(folder / "test", one("b"))
+    touch(folder, "train/z.mp4", "train/.z.mp4", "notes.txt")
+    _, report = import_dataset(folder, None)
+    assert "1 of 3 videos have no row in the metadata and are left out, first train/z.mp4." in report
+
+
+def test_numbers_in_parquet_name_videos_and_a_pointer_is_none(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    touch(tmp_path, "12.mp4", "13.mp4")
+    for split, number in (("train", 12), ("test", 13)):
+        parquet.write_table(arrow.table({"video_id": [number], "text": ["x"]}), tmp_path / f"{split}.parquet")
+    assert videos_of(tmp_path) == {"train": [("12.mp4", "x")], "val": [], "test": [("13.mp4", "x")]}
+    (tmp_path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ConfigError, match="train.parquet: is a pointer of Git LFS"):
+        import_dataset(tmp_path, None)

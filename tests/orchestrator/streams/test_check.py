@@ -71,3 +71,7 @@ def test_the_ceiling_is_the_best_of_all_rankings(seed: int) -> None:
     videos = [[draw.choice("abcd") for _ in range(draw.randint(1, 3))] for _ in range(4)]
     found = ceiling(stream([videos]))
     assert (100.0 if found is None else found) == best(videos)
+
+
+def test_markers_of_missing_values_are_counted() -> None:
+    assert "3 captions mark a missing value, such as 'nan' of t0v0" in check_stream(stream([[["nan"], ["NULL", "b"]]]))
