@@ -209,7 +209,7 @@ def captions(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
     yield of("train", "a list", [NARRATIONS])
     yield of("table", "empty", "")
     yield of("table", "only a header", "video,caption,category,split,task\n")
-    yield of("table", "an unknown split", TABLE + "v3,a cow,farm,dev,1\n")
+    yield of("table", "an unknown split", TABLE + "v3,a cow,farm,holdout,1\n")
     yield of("table", "one video in two splits", TABLE + "v1,a dog,pets,test,1\n")
     yield of("table", "a task without test videos", TABLE + "v3,a cow,farm,train,2\n")
     yield of("table", "a path that leads out", TABLE + "../../etc/passwd,a cow,pets,test,1\n")
