@@ -81,7 +81,9 @@ def can_pause(method: Method, stream: Stream, workers: Workers) -> bool:
     Tests check every method of this package on videos with one worker. Several workers may differ between epochs.
     """
     parts = [type(part).__module__ for part in method.modules() if isinstance(part, Method)]
-    is_tested = stream.domain == "videos" and not stream.is_chunked and all(name.startswith("ctvr.methods.") for name in parts)
+    is_tested = (
+        stream.domain == "videos" and not stream.is_chunked and all(name.startswith("ctvr.methods.") for name in parts)
+    )
     return is_tested and workers.size == 1 and not method.declared.has_epoch_state
 
 
