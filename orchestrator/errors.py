@@ -6,7 +6,7 @@
         │   ├── Mistakes                     2    all mistakes of one command, a line each
         │   ├── TrackingUnavailable          2    MLflow's server does not respond
         │   └── UntrustedCode                2    a file names a class that the user has not named
-        ├── VideoError        (ValueError)   1    one video cannot be used
+        ├── VideoError        (ValueError)   2    one video cannot be used
         ├── IndexDisagrees    (ValueError)   1    the decoder returns another frame than the index of a video lists
         ├── BadRecord         (ValueError)   1    a tracking record that can never be accepted
         ├── ContractViolation (ValueError)   1    a method breaks the contract of `Method`

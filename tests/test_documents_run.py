@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -35,7 +36,7 @@ FIRST = ("docs/tutorial.md", "README.md", "docs/usage.md", "docs/python.md")  # 
 WHY_NOT = {
     "make .*": "a target of make; those that check or build have jobs of their own in CI",
     r"ctvr sweep( .*)?|ctvr rerun( .*)?|python orchestrator/sweep.py": "Ray: tests/orchestrator/on_ray",
-    r"ctvr reproduce (ITEM|\w+/[\w-]+)": "Ray, and a table of hours",
+    r"ctvr reproduce (ITEM|\w+/[\w-]+)( --name .*)?": "Ray, and a table of hours",
     "ctvr reproduce claims( --(only|seeds|stream) .*)?": "Ray, and hours: tests/orchestrator/sweeps/test_claims.py",
     "ctvr table (--sweep .*|NAME-final-.*)": "a finished rerun, which takes Ray: tests/orchestrator/on_ray",
     "ctvr cache build .*": "decodes a benchmark, or on a cluster: tests/orchestrator/jobs/test_cache.py",
@@ -88,6 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.syspath_prepend(str(home))
         embedded = lambda name, root, render: parse_manifest({**manifest, "name": name}, name, home / "small")
         patch.setattr(load, "_load_rendered", embedded)
+        patch.setattr(ray, "init", lambda *given, **named: pytest.fail("it runs Ray for hours: add it to WHY_NOT"))
         rows = [
             [item["path"], caption, item["category"], split, str(number)]
             for number, task in enumerate(manifest["tasks"], 1)

@@ -114,13 +114,10 @@ def attach_features(clip: Clip, stream: Stream) -> Clip:
 def _caption_features(path: Path) -> tuple[list[str], np.ndarray]:
     """Read N captions and their features (N, d) from a file that an import wrote."""
     found = read_arrays(path)
-    texts, features = (found.get(name) if isinstance(found, dict) else None for name in ("texts", "features"))
-    if texts is None or features is None or texts.dtype.kind != "U" or texts.ndim != 1:
-        raise ConfigError(f"{path}: texts or features are missing. Import the stream again.")
-    vectors = validate_features(features, str(path))
-    if len(vectors) != len(texts):
-        raise ConfigError(f"{path}: has {len(vectors)} features for {len(texts)} texts. Import the stream again.")
-    return texts.tolist(), vectors
+    vectors = list(found.values()) if isinstance(found, dict) else []
+    if not vectors or any(each.dtype.kind != "f" or each.shape != (vectors[0].size,) for each in vectors):
+        raise ConfigError(f"{path}: does not hold one vector for each text. Import the stream again.")
+    return list(found), validate_features(np.stack(vectors), str(path))
 
 
 def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> None:

@@ -157,7 +157,7 @@ def _store_rate(place: str, backbone: Clip, device: torch.device, megabytes: int
     with _beside(place) as folder:
         with Packer(Store.open(folder), KIND) as packer:
             for number in range(clips):
-                packer.add(f"{number:064x}", {"frames": frames + np.uint8(number)}, {})
+                packer.add(f"{number:064x}", {"frames": frames + np.uint8(number % 256)}, {})
         _forget_pages(folder)
         source: Any = _Stored(Store.open(folder))  # another one: nothing is verified or mapped yet
         data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, device)

@@ -52,6 +52,9 @@ def made(account: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Itera
             patch.setenv(name, "testing")
         patch.setenv("HOME", str(folder))
         patch.setattr(account, "_image", lambda session: "ami-0123456789abcdef0")  # moto has no public parameters of it
+        of_stack = account._outputs
+        near = {"PlacementGroup": "ctvr-near"}  # moto has no placement groups
+        patch.setattr(account, "_outputs", lambda *given: near | of_stack(*given))
         with mock_aws():
             words = ["create", "--ssh-from", "203.0.113.7", "--into", str(filled)]
             assert account.main(words) == 0
@@ -95,13 +98,20 @@ def test_machines_with_efa_are_in_the_stacks_placement_group_and_may_send_to_the
 ) -> None:
     ec2 = made["session"].client("ec2")
     config = yaml.safe_load(made["file"].read_text())["available_node_types"]["a100-efa"]["node_config"]
-    (placement,) = ec2.describe_placement_groups()["PlacementGroups"]
-    assert (placement["GroupName"], placement["Strategy"]) == (config["Placement"]["GroupName"], "cluster")
+    template = yaml.safe_load(TEMPLATE.read_text())
+    assert template["Outputs"]["PlacementGroup"] == {"Value": {"Ref": "Near"}}
+    assert template["Resources"]["Near"] == {
+        "Type": "AWS::EC2::PlacementGroup",
+        "Properties": {"Strategy": "cluster"},
+    }
+    assert config["Placement"]["GroupName"] == "ctvr-near"
     (group,) = config["NetworkInterfaces"][0]["Groups"]
     (found,) = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
-    for rules in (found["IpPermissions"], found["IpPermissionsEgress"]):
-        assert group in [pair["GroupId"] for rule in rules for pair in rule["UserIdGroupPairs"]]
+    assert group in [pair["GroupId"] for rule in found["IpPermissions"] for pair in rule["UserIdGroupPairs"]]
     assert "0.0.0.0/0" in [each["CidrIp"] for rule in found["IpPermissionsEgress"] for each in rule["IpRanges"]]
+    own = {"Fn::GetAtt": ["Machines", "GroupId"]}
+    sends = template["Resources"]["Outwards"]["Properties"]  # moto makes no rule of it
+    assert (sends["GroupId"], sends["DestinationSecurityGroupId"], sends["IpProtocol"]) == (own, own, "-1")
 
 
 def test_no_machine_may_do_more_than_it_needs() -> None:

@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_present_one(caplog):
     time.sleep(0.1)
     assert watcher.stop()
     assert watcher.current == "first"
-    told = [record.message for record in caplog.records if "model: gone" in record.message]
+    told = [text for record in caplog.records if "model: gone" in (text := record.getMessage())]
     assert len(told) == 1, "the same reason is told once"
     assert "the present one answers" in told[0]
 

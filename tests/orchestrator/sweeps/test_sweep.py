@@ -237,7 +237,7 @@ def test_a_request_comes_back_from_json():
 
 
 def test_a_request_of_another_version_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match="sweep s: its plan is of another version .*'colour'"):
+    with pytest.raises(ConfigError, match="sweep s: its plan is of another version .*colour"):
         read_request("s", {**vars(request("few")), "colour": "red"})
 
 
