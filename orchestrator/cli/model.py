@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs
+from ctvr.orchestrator.interpreter import leave
 
 
 def add_search(commands: Any) -> None:
@@ -71,9 +70,7 @@ def _serve(arguments: argparse.Namespace) -> NoReturn:
     from ctvr.orchestrator.jobs.serve import serve
 
     given = arguments
-    status = serve(given.model, execution, given.among, given.host, given.port, given.token_file)
-    sys.stderr.flush()
-    os._exit(status)  # the interpreter's own end takes seconds, and must not meet a thread that still loads a model
+    leave(serve(given.model, execution, given.among, given.host, given.port, given.token_file))
 
 
 def add_page(commands: Any) -> None:

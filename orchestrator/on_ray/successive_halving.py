@@ -255,9 +255,10 @@ class SuccessiveHalving:
         """
         done, value = int(result.get(self.unit, 0)), result.get(self.search.metric)
         is_last = done == self.length
-        if value is None or not 0 < done <= (done if self.unit == "epoch" and is_last else until):
+        may_skip = is_last and self.unit == "epoch"
+        if value is None or done < 1 or (done > until and not may_skip):
             return
-        for unreported in range(1, done) if self.unit == "epoch" and is_last else ():
+        for unreported in range(1, done) if may_skip else ():
             trial.scores.setdefault(unreported, float(value))
         trial.record(done, float(value), result, is_last)
         self.journal.write(self.row, trial)

@@ -53,6 +53,8 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
         ConfigError: for an unknown name or a malformed manifest.
     """
     name, root = str(name_or_path), Path(root)
+    if render and name != plain_name(name) and is_embedded(name):
+        load_stream(name, root, videos, render=False)  # refuses a wrong suffix before anything is rendered
     written, order = split_order(name)
     ordered, count = _split_chunks(written)
     if count is not None:  # the tasks arrive in their order

@@ -99,6 +99,12 @@ def test_streams_that_cannot_be_cut_are_refused(tmp_path, small_stream):
     assert len(small_stream.chunked(12).method_tasks) == 12
 
 
+def test_a_wrong_suffix_is_refused_before_anything_is_rendered(tmp_path):
+    with pytest.raises(ConfigError, match=r"Use 5 to 320 chunks\."):
+        load_stream("shapes-5_chunks999", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_manifest_keeps_its_chunks_where_its_path_is_made_absolute(tmp_path, manifest, monkeypatch):
     monkeypatch.chdir(Path(manifest).parent)
     assert find_manifest("small.json_blurry25_chunks4@2") == f"{manifest}_blurry25_chunks4@2"
