@@ -1,7 +1,5 @@
 """A small HTTP server of this machine for tests."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 

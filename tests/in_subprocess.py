@@ -1,7 +1,5 @@
 """A function in a child of its own, for what must not be loaded in the process of pytest (see tests/conftest.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

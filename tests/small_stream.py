@@ -1,7 +1,5 @@
 """A stream of a few real videos of 64 x 64 pixels, made in a moment."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Commands that people wait for import none of the libraries that take seconds and that the answer does not need."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

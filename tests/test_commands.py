@@ -1,7 +1,5 @@
 """Every command of the documents is valid: it parses, and the names in it exist."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

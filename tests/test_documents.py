@@ -1,7 +1,5 @@
 """Everything that the documents name exists: methods, tests, files, make targets."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import inspect

@@ -3,8 +3,6 @@
 Typed as they are printed, in one process, where a stream of a few videos stands in the place of the embedded ones.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json

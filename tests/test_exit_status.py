@@ -1,7 +1,5 @@
 """The exit status of a run is that of its tests, whatever native code does while a process of tests ends."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make setup` asks uv for the build of torch that fits the machine, and says so where that build cannot be reached."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """First commands of the tutorial and of the pages about own methods end above zero-shot, on the embedded stream."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

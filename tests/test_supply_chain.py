@@ -1,7 +1,5 @@
 """External artefacts are pinned by digest: actions of the workflows by commit, packages by their files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

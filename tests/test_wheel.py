@@ -1,7 +1,5 @@
 """Contents of the installed wheel: every package, every data file, and a command that runs without the checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

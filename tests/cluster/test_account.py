@@ -3,8 +3,6 @@
 moto is not AWS: it shows that the template is complete and that the names arrive, not that AWS grants the requests.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json

@@ -3,8 +3,6 @@
 Nothing here needs a cloud: node settings are checked against EC2's own description of them, which botocore carries.
 """
 
-from __future__ import annotations
-
 import copy
 import http.server
 import os

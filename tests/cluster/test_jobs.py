@@ -1,7 +1,5 @@
 """`ray job submit` reaches a cluster that demands a token, with variables of the user's own."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -4,8 +4,6 @@
 (Apache-2.0), without descriptions. An unknown field is a mistake: the API server would drop it silently.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import gzip

@@ -4,8 +4,6 @@ SkyPilot's packages conflict with ours. To run the last tests, install it in an 
 interpreter: `CTVR_SKYPILOT=/tmp/sky/bin/python pytest tests/cluster/test_skypilot.py`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Both nodes are this machine, so Ray's two halves share it; only root may start Slurm's daemons. `make test-cluster`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

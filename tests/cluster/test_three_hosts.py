@@ -5,8 +5,6 @@ password) and the object store (S3, in moto's server) run on the head; Ray requi
 together they are the life of a cluster.
 """
 
-from __future__ import annotations
-
 import base64
 import ipaddress
 import json

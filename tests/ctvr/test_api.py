@@ -1,7 +1,5 @@
 """`import ctvr`: the same runs, tables and mistakes as those of the command line, as objects."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Another package adds a method and a stream without changes to ours."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A kept model is an MLflow pyfunc: texts in, hits out, by its signature, without its runs folder or videos."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

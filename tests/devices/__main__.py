@@ -3,8 +3,6 @@
 `--write` makes budget.json of them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,5 @@
 """Cases for the pretended GPU in addition to every method with its defaults, and the host waits allowed in each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

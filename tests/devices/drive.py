@@ -1,7 +1,5 @@
 """A method over two tasks of noise, as the loop runs it: on the CPU, or on a pretended GPU."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from collections import Counter

@@ -7,8 +7,6 @@ test names its line. If you remove one, write the smaller number with `python -m
 `--write` the command prints the table. fake_cuda.py lists what a pretended GPU cannot see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

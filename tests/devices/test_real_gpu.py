@@ -4,8 +4,6 @@
 which has neither kernels nor memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

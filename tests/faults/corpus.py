@@ -3,8 +3,6 @@
 Videos are files for a decoder; the others are files or arguments of a command.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct

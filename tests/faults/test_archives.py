@@ -4,8 +4,6 @@ Our code never loads YAML unsafely and never unpacks an archive (the last test c
 from a colleague or a web page in place of the expected ones.
 """
 
-from __future__ import annotations
-
 import ast
 import bz2
 import gzip

@@ -1,7 +1,5 @@
 """Clocks that jump: no effect on results, on the tasks that count as finished, or on tables."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Two thousand damaged objects: all are found, none is served, and each lost one is recomputed once."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A disk that is full at the n-th write: one line with path and remedy, no finished work is lost, the run resumes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A foreign file names a class: no command imports it, one line reports it, and --trust allows it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

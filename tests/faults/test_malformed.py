@@ -1,7 +1,5 @@
 """Three hundred malformed inputs: one line each that names the file or the setting, no traceback, no hang."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """An MLflow server that is killed or stopped while runs are recorded: in the end it holds every metric once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """A node of a fake cluster is lost with its processes: the trial continues on another node, with the same numbers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """An object store that dies during an upload: no partial object is ever visible, every acknowledged one exists."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Several processes at one key, some of which are killed; and one that comes back from the dead."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """`python -m tests.fuzz --count 2000 --seed 3`: damaged inputs for every reader; exit status 1 if one ended badly."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 An input is the same for the same seed, reader and number, whatever ran before it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

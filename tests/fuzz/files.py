@@ -1,7 +1,5 @@
 """Small whole files for every reader, each made into a folder; the name of the one that is damaged is returned."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Damage to a file, drawn from a seed: bytes of any format, values of JSON, cells and lines of text."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A reader may return, or raise an error of the project. The readers in `methods`,
 raise a ValueError or a FileNotFoundError, which their callers catch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 from collections.abc import Callable

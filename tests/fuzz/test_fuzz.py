@@ -3,8 +3,6 @@
 Another seed: `CTVR_FUZZ_SEED=7 make test-all`; more inputs: `make fuzz COUNT=2000 SEED=7`.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """StructAlign: the invariants of the paper's equations, and the released code's numbers under its preset."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

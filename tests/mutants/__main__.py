@@ -9,8 +9,6 @@ ours again and runs the quick tests until the first failure. First the tests run
 pass without a bug can catch one. Exit status 1 if a bug survives.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import os

@@ -1,7 +1,5 @@
 """Planted bugs: those of bugs.yaml, and those generated for the functions that changed since a commit."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

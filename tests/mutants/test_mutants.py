@@ -1,7 +1,5 @@
 """The list of bugs cannot rot: every line is found once, still is Python with the bug, and its tests exist."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

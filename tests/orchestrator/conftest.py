@@ -1,7 +1,5 @@
 """The small stream, decoded once for all tests of a session."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every mistake on the command line gives one line that names the setting and a remedy."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path

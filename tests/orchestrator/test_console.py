@@ -1,7 +1,5 @@
 """Lines for the person who waits go to stderr."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

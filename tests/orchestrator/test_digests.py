@@ -1,7 +1,5 @@
 """Digests of values do not depend on order; digests of files are remembered but never stale."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The tree of exceptions, as used by the command line and Ray, and as documented in errors.py."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pickle

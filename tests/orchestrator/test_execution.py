@@ -1,7 +1,5 @@
 """Checks that refuse an experiment before anything starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Processes that we start import nothing from the user's working directory, unless the user requests it."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Kept answers: equal to the computed ones, for one state of the sources, and never in the way."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """No library sends a request for this machine through a proxy."""
 
-from __future__ import annotations
-
 import os
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Records of the release before names changed still load (fixtures_0_2/make_fixtures.py)."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import zipfile

@@ -1,7 +1,5 @@
 """Secrets are never printed, logged or recorded; a finding names a secret and does not repeat it."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Old names are read wherever names come from outside, with one notice each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ repeats its writes (fake_trials.py). The search, its journal, MLflow's server an
 sweep`. Each node needs about 130 MB, each trial at work about 130 MB more.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

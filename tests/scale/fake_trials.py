@@ -4,8 +4,6 @@ Everything around it is real: Ray Tune starts and stops it in a process of its o
 MLflow's server takes its messages. Torch is not loaded, so that a process needs a tenth of the memory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Growth of a driver's work per trial with the number of trials and of nodes; without Ray's processes."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator, Mapping

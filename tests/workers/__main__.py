@@ -1,7 +1,5 @@
 """`python -m tests.workers [METHOD ...]`: how far several workers are from one, as the table of docs/gpu.md."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The training cases: a method with settings, and the results that a worker reports."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Two runs that should have learned the same: where they part, in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Plain gloo processes that train one case after the other; one that waits forever is a failure."""
 
-from __future__ import annotations
-
 import tempfile
 import traceback
 import warnings

@@ -3,8 +3,6 @@
 A stopped process must be named by the other, a slow one must not. The limit is 2 s here, where trials have 60.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

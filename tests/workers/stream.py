@@ -1,7 +1,5 @@
 """A stream of two tasks in memory: 12 pairs in a step, a last batch that no number of workers divides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ randomness on, all workers hold the same bits, and a repeated run gives the same
 learn what one CPU learns (tests/devices/nccl.py). A new method is tested by its line in METHODS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

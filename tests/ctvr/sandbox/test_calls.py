@@ -1,7 +1,5 @@
 """The tables of system calls compared with this system's headers, and the calls that none of them lists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An isolated process keeps access to our packages and libraries, and of root's capabilities only the one to read."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every way out of a child is tried, open without a sandbox and closed in it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

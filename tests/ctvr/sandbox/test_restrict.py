@@ -1,7 +1,5 @@
 """A sandboxed process has no network and only the files it was given; a kernel without support is reported."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The filter of system calls, tried in children, leaves a process threads, files and its own end; nothing else."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

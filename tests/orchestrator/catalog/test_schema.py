@@ -1,7 +1,5 @@
 """The schema of settings accepts the groups of a method, and only what the chosen variant has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jsonschema

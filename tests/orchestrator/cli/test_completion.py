@@ -1,7 +1,5 @@
 """`ctvr completion`: the Tab key offers exactly the words that the parsers accept."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

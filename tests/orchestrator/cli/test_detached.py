@@ -1,7 +1,5 @@
 """A submitted sweep continues when its connection is lost, and is found again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Names of videos hold any character; a terminal or locale that does not have it ends no command."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

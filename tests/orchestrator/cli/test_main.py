@@ -1,7 +1,5 @@
 """The command line as a user meets it: every mistake is one line on stderr and exit status 2; stdout has results."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """An environment variable of a node is the default of its option."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

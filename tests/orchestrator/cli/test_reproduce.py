@@ -1,7 +1,5 @@
 """`ctvr reproduce` is `ctvr sweep --preset TABLE` by the paper's number."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -3,8 +3,6 @@
 The drivers here are small scripts that use the child's half as `ctvr` does. With Ray: on_ray/test_sweeps.py.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

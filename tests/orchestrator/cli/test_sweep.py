@@ -1,7 +1,5 @@
 """`ctvr sweep` and `ctvr rerun`: the request that the arguments produce, and the arguments that are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

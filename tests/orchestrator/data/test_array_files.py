@@ -1,7 +1,5 @@
 """Array files with wrong sizes: each gives one line before it takes memory, and no other file is read."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

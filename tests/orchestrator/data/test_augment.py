@@ -1,7 +1,5 @@
 """One random draw per video, in range, decided by the seed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Pairs, batches and frames: nothing lost, nothing twice, everything decided by the seed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Set-up of a GPU, and errors where it is not usable. These tests need no GPU."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Frames through the store: decoded once, keyed by everything that decides them, repaired when damaged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

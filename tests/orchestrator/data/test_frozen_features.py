@@ -1,7 +1,5 @@
 """Stored features change the time of a run, and nothing else except the rounding of kernels for one video."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every video is decoded once; videos that cannot be decoded are named, and stop nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Report of `ctvr doctor` about the sandbox of children."""
 
-from __future__ import annotations
-
 import pytest
 
 from ctvr.orchestrator.doctor import machine

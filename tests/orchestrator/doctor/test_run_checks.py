@@ -1,7 +1,5 @@
 """Every obstacle is found before the sweep, and every finding names a remedy."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

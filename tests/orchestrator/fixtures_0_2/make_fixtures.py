@@ -8,8 +8,6 @@ the description of an exported model, and the CSV of the stream's table. Videos,
 except for the commits of the single run. FOLDER is written as PLACE, so that no path of the maker's machine is kept.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

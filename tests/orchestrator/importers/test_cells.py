@@ -1,7 +1,5 @@
 """Tables of any program are read with complete captions; a missing or unreadable part is reported in one line."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The benchmarks' own files become manifests that load, with the counts the papers print."""
 
-from __future__ import annotations
-
 import collections
 import csv
 import json

@@ -1,7 +1,5 @@
 """Features find their videos by name, also where a program has written `./` or the ending of a video."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Foreign folders in the form of VideoFolder become streams; an error in one is reported in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

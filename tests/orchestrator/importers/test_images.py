@@ -1,7 +1,5 @@
 """The published files of CIFAR and Tiny-ImageNet become streams of images that hold each picture once, in its class."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The files of MSRVTT-QA become a stream of questions that holds each of them once, with its video."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

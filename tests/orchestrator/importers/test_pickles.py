@@ -1,7 +1,5 @@
 """Nothing in a pickle is executed; plain containers are read as `pickle` would read them."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`ctvr cache`: fill, list, check and clean the store."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

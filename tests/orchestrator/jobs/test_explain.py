@@ -1,7 +1,5 @@
 """The settings of a key are printed, and so are the differences of two keys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """`ctvr explain TABLE ROW COLUMN` leads from a number to its runs and to the commands that repeat them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError

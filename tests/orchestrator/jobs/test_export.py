@@ -1,7 +1,5 @@
 """Streams out and in again: frames and features in files of other programs, and runs on features alone."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

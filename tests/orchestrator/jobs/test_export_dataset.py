@@ -1,7 +1,5 @@
 """A stream as a folder that Hugging Face's `datasets` reads, and the same stream again from that folder."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

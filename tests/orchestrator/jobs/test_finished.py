@@ -1,7 +1,5 @@
 """A finished run is recognised by its command, and by nothing that is not the same command."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ctvr frames`: the frames of a video as training reads them, and which videos of a folder can be read."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

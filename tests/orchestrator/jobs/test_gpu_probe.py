@@ -1,7 +1,5 @@
 """`ctvr doctor --gpu` on a CPU, where it measures the small backbone; and what it recommends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`ctvr plot`: pictures whose bytes depend on the model alone, and mistakes of one line."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

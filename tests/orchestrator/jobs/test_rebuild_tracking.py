@@ -1,7 +1,5 @@
 """A lost MLflow is rebuilt from the sent messages and the commits: tables are the same, byte by byte."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ctvr run` and `ctvr table` on the small stream."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """`ctvr runs`: runs are listed, shown with the command that repeats them, and removed unless something holds them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ctvr serve`: the newest model of a run answers, each query in one space; signals and wrong options end it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The budget of a run: what a method keeps besides one model, and the multiply-adds that it spends."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

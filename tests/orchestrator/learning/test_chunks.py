@@ -1,7 +1,5 @@
 """Runs whose method does not know the boundaries of the stream (`Stream.chunked`)."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commits are complete, verified and created once."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

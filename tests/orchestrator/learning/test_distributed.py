@@ -1,7 +1,5 @@
 """Collectives of workers, simulated by threads; tests/workers uses real processes."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections.abc import Callable, Iterator

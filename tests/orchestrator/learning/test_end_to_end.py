@@ -1,7 +1,5 @@
 """Every method learns a built-in stream from the first video to the last metric."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

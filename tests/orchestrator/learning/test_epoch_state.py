@@ -1,7 +1,5 @@
 """Pauses between epochs: a run that several processes train, one after the other, equals an unbroken one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Speed and waiting of an epoch are measured and committed, and decide nothing."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

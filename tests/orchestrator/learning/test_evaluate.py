@@ -1,7 +1,5 @@
 """The protocol of CTVR: stored galleries, cumulative and own-task search, task-conditioned text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A method is built from settings; a trained model can be loaded again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Precomputed features are those that runs look up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

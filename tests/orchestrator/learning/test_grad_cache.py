@@ -1,7 +1,5 @@
 """A step of several batches has the gradient of one large batch, or is refused with a reason."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

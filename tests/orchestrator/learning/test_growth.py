@@ -1,7 +1,5 @@
 """Bytes that methods keep after many tasks."""
 
-from __future__ import annotations
-
 import pytest
 
 from ctvr.methods import METHODS

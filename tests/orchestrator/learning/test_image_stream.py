@@ -1,7 +1,5 @@
 """Streams of labelled images: the same loop, commits and settings, with nearest neighbours instead of a search."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

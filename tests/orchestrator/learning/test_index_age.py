@@ -1,7 +1,5 @@
 """Ages of a gallery: the worked example of the definitions, their invariants, and runs that must agree to the bit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

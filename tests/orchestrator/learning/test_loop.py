@@ -1,7 +1,5 @@
 """The task loop: interruptions change no number, galleries are stored, nothing is trained twice."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Initial and kept state of the loop's steps: randomness at the beginning of a task, checkpointed activations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """Changes of a method are saved and restored; a state that does not fit is refused with names."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Metrics equal a brute-force computation, with ties, and the papers' identities."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Schedules and optimizers equal those of the papers and the released code."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

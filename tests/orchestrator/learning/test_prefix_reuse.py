@@ -1,7 +1,5 @@
 """Runs that cannot differ up to a task train it once; all settings that they read before decide."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 

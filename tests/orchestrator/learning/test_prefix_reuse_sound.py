@@ -5,8 +5,6 @@ another value: up to the task that reads it, all weights, galleries and metrics 
 (A setting that was read is part of the key, so that nothing is shared between its values.)
 """
 
-from __future__ import annotations
-
 import typing
 from typing import Any, Literal
 

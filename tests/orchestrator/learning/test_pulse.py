@@ -1,7 +1,5 @@
 """A stalled worker is named by the workers that wait for it; a slow one is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

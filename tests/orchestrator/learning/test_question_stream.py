@@ -1,7 +1,5 @@
 """Streams of questions: the same loop and commits, with a list of answers instead of a search."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

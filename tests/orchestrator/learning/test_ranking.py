@@ -1,7 +1,5 @@
 """Ranks counted tile by tile equal those of the complete matrix, for all tiles, ties and NaN."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

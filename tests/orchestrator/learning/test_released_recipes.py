@@ -1,7 +1,5 @@
 """The presets `original` train as the released codes did: optimizers, rates, decay, bounds (tests/methods/fixtures)."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings become an experiment, or a one-line error."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """A run follows its experiment."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A run has one key: it changes with everything that decides the result, and with nothing else."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

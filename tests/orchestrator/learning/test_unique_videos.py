@@ -1,7 +1,5 @@
 """A video that occurs several times in a batch is encoded once, and nothing else changes."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import fields, replace
 

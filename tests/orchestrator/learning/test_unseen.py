@@ -1,7 +1,5 @@
 """Streams that are searched and never learned: retention, distractors, and the videos that they may not have."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

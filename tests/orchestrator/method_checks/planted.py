@@ -1,7 +1,5 @@
 """Methods with one fault each, and the correct method from which they derive."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

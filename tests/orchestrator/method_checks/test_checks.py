@@ -1,7 +1,5 @@
 """`ctvr new method` and `ctvr check-method`: the written method passes and runs, and each planted fault is caught."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The forgetting of an untrained model is 0, for any normalization of scores."""
 
-from __future__ import annotations
-
 import pytest
 
 from ctvr.methods import CONFIGURATIONS, METHODS

@@ -1,7 +1,5 @@
 """Tests of this package start Ray in their own process, which opens no video: FFmpeg and Ray conflict."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

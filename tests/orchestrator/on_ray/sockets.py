@@ -1,7 +1,5 @@
 """Listening sockets of processes, and their answers to a stranger."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import ipaddress

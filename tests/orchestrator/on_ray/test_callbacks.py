@@ -1,7 +1,5 @@
 """Messages about running trials, and their concurrency, without a cluster."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Number of trials that fit a cluster, of any shape; a plan that can never run is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

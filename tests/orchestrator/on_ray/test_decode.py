@@ -1,7 +1,5 @@
 """Decoding as a Ray Data job: the same frames as on one machine, with every broken video named."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Trial failures that are retried, and their messages, without a cluster."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

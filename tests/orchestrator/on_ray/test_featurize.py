@@ -1,7 +1,5 @@
 """Features as a Ray Data job equal those of one machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

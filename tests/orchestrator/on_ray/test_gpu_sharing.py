@@ -1,7 +1,5 @@
 """Trials on one GPU keep to their share of its memory; one that needs more runs again while no other runs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every private name of Ray that we use exists in the installed Ray, and behaves as we need."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A journal grows by lines and survives a kill."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

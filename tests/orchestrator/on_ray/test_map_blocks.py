@@ -1,7 +1,5 @@
 """Blocks of work: small if there is little work, large enough for a pack of the store if there is much."""
 
-from __future__ import annotations
-
 from ctvr.orchestrator.on_ray.map_blocks import BLOCK, LARGE, MANY, num_blocks
 from ctvr.orchestrator.store import packer
 

@@ -1,7 +1,5 @@
 """A sweep begins when all nodes have joined with the same sources, or names the others in one line."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Stored plans of sweeps, without Ray."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ray's files are found where Ray puts them, and put where its sockets can be bound."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Search spaces and searchers, without a cluster."""
 
-from __future__ import annotations
-
 import pytest
 from ray import tune
 

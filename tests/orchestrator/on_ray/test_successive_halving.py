@@ -1,7 +1,5 @@
 """Halving in brackets depends on results only, not on load, order of arrival or size of the cluster."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping

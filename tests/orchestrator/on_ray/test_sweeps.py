@@ -1,7 +1,5 @@
 """Sweeps, workers, kills and reruns on a real Ray: that of the package, or one that a killed command started."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """A whole table on a real Ray: rows share the cluster, a failed row does not end it, and resuming repeats nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

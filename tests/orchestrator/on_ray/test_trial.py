@@ -1,7 +1,5 @@
 """Trials of several workers under Ray Train: devices, backends, failures; without a cluster."""
 
-from __future__ import annotations
-
 import pickle
 import resource
 import subprocess

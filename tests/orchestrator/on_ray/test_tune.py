@@ -1,7 +1,5 @@
 """Input of Tune from the driver of a sweep, and its evaluation, without a cluster. With one: test_sweeps.py."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Reports of a trial's process to the search, and refused sources, without a cluster."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import replace
 from types import SimpleNamespace

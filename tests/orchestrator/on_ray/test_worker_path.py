@@ -1,7 +1,5 @@
 """Ray's workers import nothing from the user's current folder, except a method that the user names."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Pages in a real browser, headless: light and dark, as wide as a phone, without a network. Skipped where none is."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The contact sheet of a search is one file that needs nothing else."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of a stream's runs: the values of the table, and the forgotten and the outnumbered queries."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

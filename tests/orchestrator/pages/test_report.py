@@ -1,7 +1,5 @@
 """The report of a sweep shows a paper's row and matrices."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

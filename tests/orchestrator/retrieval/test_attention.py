@@ -1,7 +1,5 @@
 """Pictures of a model show its own attention, the tokens that it merges, and its scores."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The drift figure shows a run's own features after each task, in the plane with most of their variance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

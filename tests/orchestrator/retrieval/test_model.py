@@ -1,7 +1,5 @@
 """A search with a trained model finds the evaluation's results, in the stored gallery and in plain files."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """A task with MTEB's interface finds what the model itself finds, from decoders, from frames, and either way round."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import av

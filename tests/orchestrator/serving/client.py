@@ -1,7 +1,5 @@
 """A service of this process on a free port of loopback, and one request to it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -1,7 +1,5 @@
 """A snapshot of a small model, and a service of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The service answers as `ctvr search` does, shows videos of the gallery only, and refuses the rest in one line."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

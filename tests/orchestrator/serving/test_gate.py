@@ -1,7 +1,5 @@
 """On loopback a request must name this machine; elsewhere, and wherever there is a token, it must have the token."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,5 @@
 """Garbage collection removes only objects that no record names: no object that may still be needed is removed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A store's folder that holds foreign files or cannot be written: only the object concerned is affected."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """Objects in a pack are found, copied, damaged and removed like single objects, except on the level of files."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

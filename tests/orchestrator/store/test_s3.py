@@ -4,8 +4,6 @@ moto has conditional writes, as AWS, and checks no signature; rclone checks sign
 refused.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """The file format: other readers can open it, and no changed byte goes unnoticed."""
 
-from __future__ import annotations
-
 import json
 import struct
 

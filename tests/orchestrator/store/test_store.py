@@ -1,7 +1,5 @@
 """The store never serves a wrong byte, never shows a partial object, and reports errors in one line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

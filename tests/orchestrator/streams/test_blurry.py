@@ -1,7 +1,5 @@
 """Streams with blurry boundaries: a share of the training videos changes its task, and nothing else does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The report of `ctvr streams check`: the highest R@1 that captions allow, compared with a ranking by brute force."""
 
-from __future__ import annotations
-
 import random
 import re
 from itertools import product

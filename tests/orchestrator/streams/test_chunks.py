@@ -1,7 +1,5 @@
 """Streams whose boundaries are hidden: chunks of training videos are learned when they are complete."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

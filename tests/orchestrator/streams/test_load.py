@@ -1,7 +1,5 @@
 """Manifests become Streams; an error in one is reported in one line."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

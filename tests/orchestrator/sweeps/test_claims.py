@@ -1,7 +1,5 @@
 """Claims are judged by the complete runs of their rows, and a claim without runs says so."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Replacement of the recommended settings by a challenger, and the differences that a comparison can detect."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

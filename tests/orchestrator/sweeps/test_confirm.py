@@ -1,7 +1,5 @@
 """The best trials and the recommended settings again, on validation videos: without a cluster."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A sweep has one driver."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Notes of a sweep and its rerun on MLflow's pages, read back by MLflow's own client."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Decoding of videos before several processes need them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Winners, baselines and seeds of a rerun: without a cluster. With one: test_ray_sweeps.py."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Methods by name: presets that a stream recommends, search spaces."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

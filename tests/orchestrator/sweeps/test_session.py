@@ -1,7 +1,5 @@
 """Plans of trials and interruptions: without a cluster."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

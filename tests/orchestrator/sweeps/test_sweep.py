@@ -1,7 +1,5 @@
 """Parts of a sweep, checked before anything starts. With a cluster: test_ray_sweeps.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Parts of a whole table, checked before anything starts, and its end. With Ray: test_ray_tables.py."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The second embedded stream: five data sets."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

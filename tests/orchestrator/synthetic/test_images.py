@@ -1,7 +1,5 @@
 """The painted patterns: no colour identifies the class, pixels do in part, and each class is drawn as it is named."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Motions and their reversal."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

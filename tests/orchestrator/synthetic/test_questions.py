@@ -1,7 +1,5 @@
 """The embedded questions: asked of the videos of shapes-5, each with one answer that the clip shows."""
 
-from __future__ import annotations
-
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.synthetic.drawing import COLOURS, SHAPES
 from ctvr.orchestrator.synthetic.scenes import CATEGORIES

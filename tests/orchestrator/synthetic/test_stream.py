@@ -1,7 +1,5 @@
 """The embedded stream: what its manifest holds, and the probe of temporal order."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Rendered files: equal bytes, verified, repaired, safe against a second process."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Worlds: what their words mean, what their clips show, what a dial changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The stream of worlds: its manifest, its dials and its files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

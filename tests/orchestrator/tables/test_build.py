@@ -1,7 +1,5 @@
 """Tables are made from records only: which runs they contain, averages, published numbers, and notes."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The papers' claims: each names rows that exist and the effect that its paper prints, and verdicts follow the rule."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Rows whose rate was published for float16 weights say so."""
 
-from __future__ import annotations
-
 from ctvr.orchestrator.tables.float16_rates import float16_note
 
 

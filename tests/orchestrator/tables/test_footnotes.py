@@ -1,7 +1,5 @@
 """Footnotes about test videos, compared with a monitored run: the videos that it loads, and their effect."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The recipes resolve to the implementation details that the five papers print, or a deviation has its reason."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Columns of the age of the index: what runs measured, with intervals by their ranks, and the curve over its cost."""
 
-from __future__ import annotations
-
 import csv
 import io
 

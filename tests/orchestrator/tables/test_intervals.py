@@ -1,7 +1,5 @@
 """Differences of rows: variances by hand, quantiles against scipy, and p that agrees with its interval."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A row gets a paper's numbers if and only if it ran the paper's settings."""
 
-from __future__ import annotations
-
 import pytest
 
 from ctvr.orchestrator.sweeps.table import papers_of, printed_settings

@@ -1,7 +1,5 @@
 """No item of the papers is silently absent: every table and figure has a table preset, or a reason for having none."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

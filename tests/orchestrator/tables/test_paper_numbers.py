@@ -1,7 +1,5 @@
 """The published numbers are possible, and those that were read by eye are the printed ones."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables are data: those that are shipped name rows that exist, and a file that breaks the format is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

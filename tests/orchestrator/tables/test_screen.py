@@ -1,7 +1,5 @@
 """Tables on a screen: columns under each other, within its width, with the notes that change how a row is read."""
 
-from __future__ import annotations
-
 from ctvr.orchestrator.tables.screen import LINES, to_text
 from ctvr.orchestrator.tables.table import Column, Difference, Row, Table, Value
 

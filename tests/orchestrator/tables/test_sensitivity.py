@@ -1,7 +1,5 @@
 """Positions of a searched setting's values; the panels are tested with the other figures of a table."""
 
-from __future__ import annotations
-
 from ctvr.orchestrator.tables.sensitivity import _places
 
 

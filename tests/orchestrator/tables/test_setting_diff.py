@@ -1,7 +1,5 @@
 """Footnotes are computed: a changed setting appears in one, and an unchanged setting does not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Comparison of a table's rows with the best one, and the notes on rows that are not compared."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A table has the same content in Markdown, LaTeX and CSV; no text in it can become markup, commands or formulas."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

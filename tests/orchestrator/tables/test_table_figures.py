@@ -1,7 +1,5 @@
 """Figures of a table show the values of its rows, and nothing if the rows lack them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

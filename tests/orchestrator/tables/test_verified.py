@@ -1,7 +1,5 @@
 """Every entry names a test that exists and runs, and the page agrees with the data."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

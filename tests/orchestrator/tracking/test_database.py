@@ -1,7 +1,5 @@
 """The SQLite file of a runs folder is complete or missing, and commands wait for a file in use."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A figure depends on its numbers only."""
 
-from __future__ import annotations
-
 import matplotlib
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Detection of runs whose process has ended: only where that is certain."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

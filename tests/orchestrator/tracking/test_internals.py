@@ -1,7 +1,5 @@
 """All internals of MLflow that we use exist in the installed version."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import inspect

@@ -1,7 +1,5 @@
 """Runs whose process has ended: the next start continues its own and closes others; uncertain ones stay open."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

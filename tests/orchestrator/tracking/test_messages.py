@@ -1,7 +1,5 @@
 """No line of a runs folder points outside it, uploads a file of the user, or stops its reader."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

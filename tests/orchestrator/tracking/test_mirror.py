@@ -1,7 +1,5 @@
 """Mirrors get all of MLflow's numbers, in order, and cannot stop a run. The trackers are modules of this test."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

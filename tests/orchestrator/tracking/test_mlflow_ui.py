@@ -1,7 +1,5 @@
 """MLflow's pages show third-party names literally, not as markup."""
 
-from __future__ import annotations
-
 import pytest
 
 from ctvr.orchestrator.tracking.internals import NOTE

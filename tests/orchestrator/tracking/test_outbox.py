@@ -1,7 +1,5 @@
 """No record in the outbox is lost, and none can stop training."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

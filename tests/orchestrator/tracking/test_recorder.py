@@ -1,7 +1,5 @@
 """Records of a run in MLflow: every metric once, however often the run was interrupted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Location of records: a local file by default, and one line for every error."""
 
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """Runs that are read without MLflow are those that its client reads from the same file."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A method has the same style in every figure, and differs from all others in grey, too."""
 
-from __future__ import annotations
-
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.tracking.styles import ORDER, style_of, styles_of
 

@@ -1,7 +1,5 @@
 """Tests of the tracker share one SQLite store: the first contact with a new one takes seconds."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

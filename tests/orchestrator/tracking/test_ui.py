@@ -1,7 +1,5 @@
 """`ctvr ui` for its owner and for a stranger: MLflow's pages on this machine, and nothing else."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

@@ -1,7 +1,5 @@
 """Small videos for the tests of the decoder, and a child that reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool

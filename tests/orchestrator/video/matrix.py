@@ -3,8 +3,6 @@
 What this FFmpeg cannot make is left out. `make video-formats` writes docs/video-formats.md.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import struct

@@ -1,7 +1,5 @@
 """Which frames are kept, how they are resized, and that the decoders agree."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import random

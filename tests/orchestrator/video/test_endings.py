@@ -1,7 +1,5 @@
 """Videos of a folder: by their endings, without hidden files, and with a report of unreadable folders."""
 
-from __future__ import annotations
-
 import os
 
 from ctvr.orchestrator.video import endings

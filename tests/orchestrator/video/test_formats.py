@@ -1,7 +1,5 @@
 """Frames are those of a whole decode, in order, whatever the container's metadata claim."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

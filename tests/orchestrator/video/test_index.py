@@ -1,7 +1,5 @@
 """Errors of a file are reported before anything is decoded."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Videos of every container, codec and trait are read correctly, as docs/video-formats.md states."""
 
-from __future__ import annotations
-
 import av
 import pytest
 

@@ -1,7 +1,5 @@
 """The pool of decoding children: whatever a file does to its child, the others are decoded."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

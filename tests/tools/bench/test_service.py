@@ -1,7 +1,5 @@
 """The latency of the service is that of answers, which are compared with the whole matrix."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
