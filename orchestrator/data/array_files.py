@@ -90,9 +90,10 @@ def read_npz(path: Path) -> Arrays | np.ndarray:
 
 
 def read_h5(path: Path) -> Arrays:
-    """Read the numeric datasets of an HDF5 file; text and compound types are skipped.
+    """Read the numeric datasets of an HDF5 file; compound types and text are skipped.
 
-    External storage, external links and virtual datasets are refused: they would read other files of the user.
+    Next to a single numeric dataset, a single list of text is read, too: the names of its rows. External storage,
+    external links and virtual datasets are refused: they would read other files of the user.
     """
     h5py = optional("h5py", path)
     found: Arrays = {}
@@ -101,13 +102,28 @@ def read_h5(path: Path) -> Arrays:
         for name, dataset in datasets:
             if dataset.external or dataset.is_virtual:
                 raise ValueError(f"{name[:60]!r} is stored in another file")
-        datasets = [
-            (name, dataset) for name, dataset in datasets if dataset.dtype.kind in "biufc" and dataset.shape is not None
-        ]
-        check_size(sum(dataset.nbytes for _, dataset in datasets), regular.seek(0, io.SEEK_END))
-        for name, dataset in datasets:
+        datasets = [(name, dataset) for name, dataset in datasets if dataset.shape is not None]
+        numbers = [(name, dataset) for name, dataset in datasets if dataset.dtype.kind in "biufc"]
+        size = regular.seek(0, io.SEEK_END)
+        check_size(sum(dataset.nbytes for _, dataset in numbers), size)
+        for name, dataset in numbers:
             found[name] = dataset[()]
+        texts = [(name, each) for name, each in datasets if h5py.check_string_dtype(each.dtype) and each.ndim == 1]
+        if len(numbers) == len(texts) == 1:
+            found[texts[0][0]] = _texts(texts[0][1], size)
     return found
+
+
+def _texts(dataset: Any, size: int) -> np.ndarray:
+    """Read text piece by piece: many elements may refer to one long text."""
+    read: list[str] = []
+    left = SPARE + RATIO * size
+    for place in range(len(dataset)):
+        read.append(dataset[place].decode())
+        left -= len(read[-1])
+        if left < 0:
+            raise ValueError(f"its text has more than {RATIO} times the bytes of the file")
+    return np.array(read)
 
 
 def _datasets(h5py: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -126,7 +142,7 @@ def read_tar(path: Path) -> Arrays:
     """Read the arrays of a WebDataset shard; other files in it are skipped."""
     arrays: Arrays = {}
     names: dict[str, str] = {}
-    with open_regular(path) as regular, _tar(regular) as archive:
+    with open_regular(path) as regular, open_tar(regular) as archive:
         size = regular.seek(0, io.SEEK_END)
         regular.seek(0)
         for member in archive:
@@ -153,8 +169,12 @@ def read_tar(path: Path) -> Arrays:
     return found
 
 
-def _tar(file: IO[bytes]) -> tarfile.TarFile:
-    """Open an uncompressed archive; the size of a compressed one is unknown until it is in memory."""
+def open_tar(file: IO[bytes]) -> tarfile.TarFile:
+    """Open an uncompressed archive; the size of a compressed one is unknown until it is in memory.
+
+    Raises:
+        ValueError: for a compressed one.
+    """
     start = file.read(6)
     file.seek(0)
     for mark, command in {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ\0": "unxz"}.items():

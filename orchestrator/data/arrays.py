@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,19 +43,15 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
         path: .npy; .npz (arrays by name, or an array of names and one of features in their order); .pt or .pth (a
             tensor, or a dictionary of tensors); .h5 or .hdf5 (datasets by name);
             .parquet (columns name, features and, for several vectors of a name, row); .tar (a WebDataset shard:
-            KEY.npy, with KEY.name.txt where the name is not the key); or a folder of NAME.npy.
+            KEY.npy, with KEY.name.txt where the name is not the key); or a folder of NAME.npy, of NAME.npz with one
+            array each or one called "features", or of shards.
 
     Raises:
         ConfigError: for another kind of file, an unreadable one, one that holds more than arrays, or a missing
             package.
     """
     if path.is_dir():
-        found = {file.stem: _npy(file) for file in sorted(path.glob("[!.]*.npy"))}
-        if not found:
-            raise ConfigError(
-                f"{path}: folder holds no .npy file. Give a file, or a folder of NAME.npy, one per video."
-            )
-        return found
+        return _folder(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such file. Give one that ends in {_endings()}, or a folder of .npy files.")
     open_regular(path).close()
@@ -82,18 +79,52 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
         raise ConfigError(f"{path}: cannot be read as arrays ({reason_of(error)}). Save it again.") from error
 
 
+def _folder(folder: Path) -> Arrays:
+    """Return name -> array of the files below a folder; names are paths without endings."""
+    files = [file for file in sorted(folder.rglob("[!.]*")) if file.suffix in (".npy", ".npz", ".tar")]
+    files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+    if {file.suffix for file in files} == {".tar"}:
+        shards = [read_arrays(file) for file in files]
+        found = [(name, array) for shard in shards if isinstance(shard, dict) for name, array in shard.items()]
+    else:
+        files = [file for file in files if file.suffix != ".tar"]
+        found = [(file.relative_to(folder).with_suffix("").as_posix(), _of_one(file)) for file in files]
+    if not found:
+        raise ConfigError(
+            f"{folder}: folder holds no .npy file. Give a file, or a folder of NAME.npy or NAME.npz, one per video."
+        )
+    if len(arrays := dict(found)) < len(found):
+        twice = next(name for name, count in Counter(name for name, _ in found).items() if count > 1)
+        raise ConfigError(f"{folder}: {twice[:60]!r} is in two files. Keep one of them.")
+    return arrays
+
+
+def _of_one(file: Path) -> np.ndarray:
+    """Return the features of a file of one video."""
+    found = _npy(file) if file.suffix == ".npy" else read_arrays(file)
+    if isinstance(found, np.ndarray):
+        return found
+    array = found.get("features", next(iter(found.values())) if len(found) == 1 else None)
+    if array is None:
+        raise ConfigError(f"{file}: has {len(found)} arrays ({', '.join(found)[:80]}). Call one of them 'features'.")
+    return array
+
+
 def _with_ids(found: Arrays | np.ndarray) -> Arrays | np.ndarray:
     """Return name -> array of a file that holds one array of names and one of their features, in the same order.
+
+    Names are text, or whole numbers in an array whose own name ends in "id" or "ids".
 
     Raises:
         ValueError: if a name occurs twice.
     """
     if isinstance(found, np.ndarray) or len(found) != 2:
         return found
-    names, values = sorted(found.values(), key=lambda array: array.dtype.kind not in "US")
-    if names.dtype.kind not in "US" or names.ndim != 1 or values.ndim < 2 or len(names) != len(values):
+    names, values = sorted(found.values(), key=lambda array: (array.dtype.kind not in "US", array.ndim))
+    kinds = "USiu" if any(key.lower().endswith(("id", "ids")) and found[key] is names for key in found) else "US"
+    if names.dtype.kind not in kinds or names.ndim != 1 or values.ndim < 2 or len(names) != len(values):
         return found
-    texts = [name.decode() if isinstance(name, bytes) else name for name in names.tolist()]
+    texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
     if len(set(texts)) < len(texts):
         raise ValueError(f"{next(name for name in texts if texts.count(name) > 1)!r:.60} occurs twice")
     return dict(zip(texts, values))

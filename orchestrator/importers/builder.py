@@ -52,9 +52,14 @@ class VideoFolder:
                 known.setdefault(composed(key), path)
 
     def find(self, video: str) -> tuple[str, bool]:
-        """Return (path below the folder, whether it is a clip cut to its segment); `<id>.mp4` if nothing exists."""
+        """Return (path below the folder, whether it is a clip cut to its segment); `<id>.mp4` if nothing exists.
+
+        The number 7010 may be the video video7010, as some files of MSR-VTT have it.
+        """
         stem = video_stem(video)
-        for known, key in ((self.files, video), (self.files, stem), (self.frames, stem)):
+        numbered = f"video{stem}" if stem.isascii() and stem.isdigit() else stem
+        places = ((self.files, video), (self.files, stem), (self.frames, stem))
+        for known, key in (*places, (self.files, numbered), (self.frames, numbered)):
             path = known.get(key) or known.get(composed(key))
             if path is not None:
                 return path, False

@@ -17,7 +17,7 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
     """Return captions per video from any published MSR-VTT annotation file, recognised by its content.
 
     `{"sentences": [{"caption", "video_id"}]}` (MSRVTT_data, *_videodatainfo) or COCO-like
-    `{"annotations": [{"caption", "image_id"}]}` (MSR_VTT).
+    `{"annotations": [{"caption", "image_id"}]}` (MSR_VTT). The id 7010 is video7010.
     """
     captions: Captions = {}
     for path in paths:
@@ -33,6 +33,8 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
         of_file: Captions = {}
         for number, entry in enumerate(data[found[0]]):
             video, caption = (entry.get(id_key), entry.get("caption")) if isinstance(entry, dict) else (None, None)
+            if type(video) is int:
+                video = f"video{video}"
             if not isinstance(video, str) or not isinstance(caption, str):
                 raise ConfigError(f"{path}: {found[0]}[{number}] lacks {id_key!r} or 'caption'. Download it again.")
             of_file.setdefault(video, []).append(caption)
@@ -48,6 +50,7 @@ def read_msrvtt_splits(path: Path) -> dict[str, str]:
     splits: dict[str, str] = {}
     for number, entry in enumerate(videos if isinstance(videos, list) else [None]):
         video, split = (entry.get("video_id"), entry.get("split")) if isinstance(entry, dict) else (None, None)
+        video = f"video{video}" if type(video) is int else video
         if not isinstance(video, str) or split not in ("train", "validate", "test"):
             raise ConfigError(f"{path}: videos[{number}] lacks 'video_id' or its 'split'. Give MSRVTT_data.json.")
         splits[video] = split

@@ -24,6 +24,8 @@ SPLIT_WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+# mm:ss or hh:mm:ss with decimals; seconds are below 60, and so are minutes after hours
+_CLOCK = re.compile(r"(?:(\d+):(?=[0-5]?\d:))?(\d+):([0-5]?\d(?:[.,]\d+)?)", re.ASCII)
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -153,6 +155,40 @@ def captions_in(where: str, cell: str) -> list[str]:
         return captions_of(cell)
     except ValueError as error:
         raise ConfigError(f"{where}: caption {error}") from None
+
+
+def segment_of(where: str, start: Any, end: Any) -> tuple[float, float] | None:
+    """Return the seconds of a segment, None of two empty cells (None or "").
+
+    A cell is a number of seconds, or text: such a number, mm:ss or hh:mm:ss, with decimals after a point (or, after
+    a colon, a comma).
+
+    Args:
+        where: file and line, for messages.
+
+    Raises:
+        ConfigError: if a cell is anything else, or only one of them is empty.
+    """
+    cells = [None if cell == "" else cell for cell in (start, end)]
+    if cells == [None, None]:
+        return None
+    try:
+        return _seconds(cells[0]), _seconds(cells[1])
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(
+            f"{where}: start {start!r:.40} and end {end!r:.40} are not two numbers. Write seconds, mm:ss or hh:mm:ss, "
+            "or neither."
+        ) from None
+
+
+def _seconds(cell: Any) -> float:
+    if not isinstance(cell, str):
+        return float(cell)
+    if clock := _CLOCK.fullmatch(cell.strip()):
+        return 60 * (60 * int(clock[1] or 0) + int(clock[2])) + float(clock[3].replace(",", "."))
+    if "_" in cell:  # Python reads 1_5 as 15
+        raise ValueError
+    return float(cell)
 
 
 def in_order(tasks: Iterable[str], source: object = "tasks") -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
-from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, read_csv
+from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, read_csv, segment_of
 from ctvr.orchestrator.streams.captions import MISSING
 from ctvr.orchestrator.streams.stream import SPLITS
 
@@ -27,12 +27,12 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
 
     Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
     ordered by their numbers, or else by their first appearance. `video` is an id or a path below `videos`; start and
-    end are in seconds.
+    end are seconds, mm:ss or hh:mm:ss.
 
     Returns and raises as `import_msrvtt`.
     """
     table = Path(table)
-    rows = [(line, row, captions, _row_segment(table, line, row)) for line, row, captions in read_table(table)]
+    rows = [(line, row, captions, _segment(table, line, row)) for line, row, captions in read_table(table)]
     ids = _ids((row["video"], segment) for _, row, _, segment in rows)
     builder = Builder(videos, out)
     seen: dict[tuple[str, Any], tuple[tuple[str, ...], dict[str, Any]]] = {}
@@ -64,7 +64,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
 
 def ids_of(table: Path) -> list[str]:
     """Return the ids that `import_csv` gives the videos of a table, in the order of its lines."""
-    rows = ((row["video"], _row_segment(table, line, row)) for line, row, _ in read_table(table))
+    rows = ((row["video"], _segment(table, line, row)) for line, row, _ in read_table(table))
     return list(_ids(rows).values())
 
 
@@ -99,16 +99,5 @@ def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
         yield line, row, captions_in(f"{table}: line {line}", row["caption"])
 
 
-def _row_segment(table: Path, line: int, row: Mapping[str, str]) -> tuple[float, float] | None:
-    start, end = row.get("start", ""), row.get("end", "")
-    if not start and not end:
-        return None
-    try:
-        if "_" in start + end:  # Python reads 1_5 as 15
-            raise ValueError
-        return float(start), float(end)
-    except ValueError as error:
-        raise ConfigError(
-            f"{table}: line {line}: start {start!r:.40} and end {end!r:.40} are not two numbers. Write seconds, or "
-            "neither."
-        ) from error
+def _segment(table: Path, line: int, row: Mapping[str, str]) -> tuple[float, float] | None:
+    return segment_of(f"{table}: line {line}", row["start"], row["end"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from ctvr.orchestrator.streams.stream import SPLITS, describe
 from ctvr.orchestrator.streams.videos import composed, video_stem
 
 TEXTS = "texts.npz"
+_FEATURES = re.compile("feat|emb|vec|data|arr", re.IGNORECASE)
+_NUMBERED = re.compile(r"video\d+", re.ASCII)
 
 
 def import_features(table: Path, features: Path, texts: Path | None, out: Path, name: str) -> tuple[Manifest, str]:
@@ -26,7 +29,8 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
 
     Args:
         table: as in `import_csv`.
-        features: a file or folder for `read_arrays`: id -> (T, d) or (d,), or one array in the order of the videos.
+        features: a file or folder for `read_arrays`: id -> (T, d) or (d,), or one array in the order of the videos,
+            which may be called features or the like.
         texts: features of the captions: caption -> (d,), or one array (lines of the table, d). None: a text tower
             encodes them.
         out: the manifest to write; the arrays are in a folder of its name.
@@ -38,7 +42,9 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     with tempfile.TemporaryDirectory() as empty:  # a folder without videos
         manifest, _ = import_csv(table, Path(empty), None, name)
     items = list(_items(manifest))
-    found = _by_name(features, read_arrays(features), ids_of(table), "videos")
+    names = ids_of(table)
+    read = _unnamed(read_arrays(features), names)
+    found = _by_name(features, read, names, "videos")
     arrays: Arrays = {}  # for each file
     width = 0
     for number, item in enumerate(items):
@@ -68,7 +74,9 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     zeros = [item["video"] for item in items if not arrays[item["path"]].any(axis=1).all()]
     count = f"{len(zeros)} of {len(items)} videos"
     notes = [f"{count} have a vector of zeros, first {zeros[0]!r}. It counts as a frame."] if zeros else []
-    lines = [describe(stream), f"features of {width} numbers, {min(frames)} to {max(frames)} a video; {of_texts}"]
+    order = " in the order of the table" if isinstance(read, np.ndarray) else ""
+    size = f"features of {width} numbers{order}, {min(frames)} to {max(frames)} a video"
+    lines = [describe(stream), f"{size}; {of_texts}"]
     return manifest, "\n".join([*lines, *notes, f"digest {stream.digest}"])
 
 
@@ -76,6 +84,15 @@ def _items(manifest: Manifest) -> Iterator[dict[str, Any]]:
     for task in manifest["tasks"]:
         for split in SPLITS:
             yield from task[split]
+
+
+def _unnamed(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarray:
+    """Return the array of a file that contains only one, if its name is that of features and not of a video."""
+    if isinstance(found, dict) and len(found) == 1:
+        ((key, array),) = found.items()
+        if _FEATURES.search(key) and array.ndim > 1 and _bare(key) not in map(_bare, names):
+            return array
+    return found
 
 
 def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str) -> Arrays:
@@ -99,16 +116,17 @@ def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str
 def _as_named(found: Arrays, names: list[str]) -> Arrays:
     """Return the arrays by `names`, if exactly one key differs from a name in one of these ways.
 
-    They are `./`, a video's extension, the code of an accent, or a common folder of all keys: features/ID, or
-    ID/c3d_features (ActivityNet).
+    They are `./`, a video's extension, the code of an accent, MSR-VTT's video7010 for 7010, or folders if all keys have
+    some: features/ID, train/ID, or ID/c3d_features (ActivityNet).
     """
     keys: dict[str, list[str]] = {}
     parts = [key.removeprefix("./").split("/") for key in found]
+    all_in_folders = all(len(each) > 1 for each in parts)
     for key, (*folders, last) in zip(found, parts):
         keys.setdefault(_bare(key), []).append(key)
-        if folders and len({tuple(each[:-1]) for each in parts}) == 1:
+        if all_in_folders:
             keys.setdefault(_bare(last), []).append(key)
-        elif folders and len({each[-1] for each in parts}) == 1:
+        if folders and len({each[-1] for each in parts}) == 1:
             keys.setdefault(_bare("/".join(folders)), []).append(key)
     bare = Counter(_bare(name) for name in names)
     fitting = {name: keys[_bare(name)] for name in names if name not in found and _bare(name) in keys}
@@ -116,7 +134,8 @@ def _as_named(found: Arrays, names: list[str]) -> Arrays:
 
 
 def _bare(name: str) -> str:
-    return composed(video_stem(name.removeprefix("./")))
+    stem = composed(video_stem(name.removeprefix("./")))
+    return stem.removeprefix("video") if _NUMBERED.fullmatch(stem) else stem
 
 
 def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:

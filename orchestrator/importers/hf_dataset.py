@@ -4,8 +4,8 @@ It has a folder for each split (a word of SPLIT_WORDS) with the videos and `meta
 `file_name`, captions (`captions`, a list, or one in `caption` or `text`), `task`, and optionally `video_id`,
 `category`, `start`, `end`, `twin`. Several lines of one file are captions of one video. The metadata may instead be in
 the folder itself, once: a row's split is then its column `split`, or the folder of its video. An optional `stream.json`
-gives the protocol and the order of the tasks. Without metadata the folder may contain parquet files
-(importers/shards.py).
+gives the protocol and the order of the tasks. Without metadata the folder may contain shards: parquet, Arrow of
+`datasets.save_to_disk`, WebDataset (importers/shards.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from typing import Any
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Manifest, check_and_write, empty_task
-from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, open_table, read_json_lines
+from ctvr.orchestrator.importers.cells import (
+    SPLIT_WORDS,
+    captions_in,
+    in_order,
+    open_table,
+    read_json_lines,
+    segment_of,
+)
 from ctvr.orchestrator.importers.shards import Shards, find_shards, split_of
 from ctvr.orchestrator.streams.manifest import FORMAT, read_json
 from ctvr.orchestrator.streams.stream import SPLITS
@@ -33,7 +40,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     """Import the folder; returns and raises as `import_msrvtt`.
 
     Tasks are in the order of `stream.json`, else of their numbers, else of their first appearance. A folder without
-    column `task` is one task; one without `category` has one category per task. Videos inside parquet files are
+    column `task` is one task; one without `category` has one category per task. Videos inside shards are
     written once, each into a file named by its digest in a folder of the manifest's name.
     """
     folder = Path(folder)
@@ -47,6 +54,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
             f"{folder / STREAM}: tasks: {error} is missing or of another kind. Export it again."
         ) from error
     more: Row = {}
+    notes: list[str] = []
     videos = folder.resolve()
     shards = find_shards(folder)
     if _is_described(folder) or not shards:
@@ -56,13 +64,13 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
         read = Shards(folder, shards, None if out is None else out.with_suffix(""))
         for split, file, line, row, path in read.rows():
             collected.add(split, file, line, row, path)
-        videos, more = read.videos(), read.sources()
+        videos, more, notes = read.videos(), read.sources(), read.notes()
     if not collected.items:
         raise ConfigError(
             f"folder: {folder} has no {METADATA} and no train/{METADATA} with a row. Give a folder in the layout of "
             "VideoFolder."
         )
-    notes = _left_out(folder, {path for path, _, _ in collected.items}) if not more else []
+    notes = notes if more else _left_out(folder, {path for path, _, _ in collected.items})
     manifest: Manifest = {
         "format": FORMAT,
         "name": name or str(about.get("name") or folder.resolve().name),
@@ -216,8 +224,8 @@ class _Collected:
         label = _text(row, "task", "task_01")
         if self.about and label not in self.tasks:
             raise ConfigError(f"{where}: task is {label!r}, which {STREAM} does not name. Correct one.")
-        category, segment = _text(row, "category", label), _segment(where, row)
-        key = path, None if segment is None else tuple(segment), _text(row, "video_id", "")
+        category, segment = _text(row, "category", label), segment_of(where, _cell(row, "start"), _cell(row, "end"))
+        key = path, segment, _text(row, "video_id", "")
         captions = _captions(where, row)
         place = label, split, category
         if key in self.items:
@@ -227,7 +235,13 @@ class _Collected:
             self.items[key]["captions"] += captions
             self.items[key].get("answers", []).extend(row.get("answers") or [])
             return
-        item = {"video": key[2], "path": path, "segment": segment, "category": category, "captions": captions}
+        item = {
+            "video": key[2],
+            "path": path,
+            "segment": segment and list(segment),
+            "category": category,
+            "captions": captions,
+        }
         item |= {"answers": row["answers"]} if row.get("answers") else {"twin": _cell(row, "twin")}
         task = self.tasks.setdefault(label, empty_task() | {"name": label})
         if category not in task["categories"]:
@@ -263,13 +277,3 @@ def _by_path(paths: set[str], path: str) -> str:
             "video_id; if they are one, keep one of them."
         )
     return video_stem(path.partition("/")[2])
-
-
-def _segment(where: str, row: Row) -> list[float] | None:
-    start, end = _cell(row, "start"), _cell(row, "end")
-    try:
-        return None if start is None and end is None else [float(start), float(end)]
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(
-            f"{where}: start {start!r:.40} and end {end!r:.40} are not two numbers. Write seconds."
-        ) from None

@@ -1,7 +1,7 @@
-"""Parquet shards of the hub's data sets: rows with captions, and videos as bytes in a column or as files.
+"""Shards of data sets (importers/shard_files.py): rows with captions, and videos as bytes or as files.
 
 A column of bytes is `{bytes, path}`, as `datasets` writes its feature Video, or plain binary. The split is in the name
-of the file or of its folder (train-00000-of-00002.parquet, test/0000.parquet), or in a column `split`.
+of the file or of its folder (train-00000-of-00002.parquet, test/0000.tar), or in a column `split`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
@@ -18,23 +18,23 @@ from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import VideoFolder
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS
+from ctvr.orchestrator.importers.shard_files import NAMES, READERS, read_shard
 from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
-from ctvr.orchestrator.text_files import first_bytes, other_file
 
-MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, most likely first
-NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "video", "video_id")
-TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
-ROWS = 16  # read at a time: a video may have 100 MB
 SPARE, RATIO = 64 << 20, 20  # bytes written at most: the compression of videos, but not of a decompression bomb
 _WORD = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in SPLIT_WORDS))
 _NUMBERS = re.compile(r"-\d+-of-\d+.*$|[-_]?\d+$")
+_COUNT = re.compile(r"-(\d+)-of-(\d+)(\.\w+)$")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """List the .parquet files below a folder, without those in hidden folders."""
-    found = (file.relative_to(folder) for file in sorted(folder.rglob("*.parquet")) if file.is_file())
-    return [file for file in found if not any(part.startswith(".") for part in file.parts)]
+    """List the shards below a folder, without those in hidden folders, caches of `datasets` and tables of shards."""
+    every = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix in READERS)
+    found = [file for file in every if not any(part.startswith(".") for part in file.parts)]
+    found = [file for file in found if (folder / file).is_file() and not file.name.startswith("cache-")]
+    tars = {file.with_suffix("") for file in found if file.suffix == ".tar"}
+    return [file for file in found if file.suffix == ".tar" or file.with_suffix("") not in tars]  # of video2dataset
 
 
 class Shards:
@@ -57,7 +57,7 @@ class Shards:
         """Yield (split, shard, row from 1, cells, path of the video below `videos()`)."""
         for shard in self.shards:
             file = self.folder / shard
-            for number, row in enumerate(_read(file), start=1):
+            for number, row in enumerate(read_shard(file), start=1):
                 split = split_of(f"{file}: row {number}", row, shard, row["name"])
                 yield split, file, number, row, self._place(file, number, row)
 
@@ -70,6 +70,14 @@ class Shards:
         revision = _revision(self.folder.resolve(), self.shards[0])
         digests = {shard.as_posix(): digest_file(str(self.folder / shard)) for shard in self.shards}
         return {"sources": digests, **({"about": {"revision": revision}} if revision else {})}
+
+    def notes(self) -> list[str]:
+        """Report sets of which some shards are absent, by the counts in their names."""
+        counts: dict[tuple[str, int], int] = Counter()
+        for shard in self.shards:
+            if match := _COUNT.search(shard.name):
+                counts[_COUNT.sub(r"-*-of-\2\3", shard.as_posix()), int(match[2])] += 1
+        return [f"{n} of {all_of} shards {name} exist." for (name, all_of), n in counts.items() if n < all_of]
 
     def _check_sets(self) -> None:
         """Reject two sets of one split, such as configurations of the hub: their rows would be merged."""
@@ -124,64 +132,6 @@ class Shards:
             raise ConfigError(f"{file}: cannot be written ({error.strerror}). Give another --runs folder.") from error
         finally:
             partial.unlink(missing_ok=True)
-
-
-def _read(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a shard: the columns of TAKEN, `bytes` and `name` of the video."""
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
-    try:
-        with parquet.ParquetFile(file) as opened:
-            schema = opened.schema_arrow
-            media, name = _media(file, schema), next((n for n in NAMES if _is_name(schema, n)), None)
-            wanted = [each for each in dict.fromkeys((*TAKEN, media, name)) if each in schema.names]
-            for batch in opened.iter_batches(batch_size=ROWS, columns=wanted):
-                for row in batch.to_pylist():
-                    yield _plain(row, media, name)
-    except (arrow.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        head = first_bytes(file)
-        if not head.startswith(b"PAR1") and (other := other_file(head)):
-            raise ConfigError(f"{file}: {other}.") from None
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise ConfigError(f"{file}: cannot be read as parquet ({reason}). Download it again.") from error
-
-
-def _media(file: Path, schema: Any) -> str | None:
-    """Return the column that contains videos as bytes."""
-    import pyarrow.types as types
-
-    found = []
-    for column in schema:
-        kind = column.type
-        inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
-        if types.is_binary(inner) or types.is_large_binary(inner):
-            found.append(column.name)
-    chosen = next((name for name in MEDIA if name in found), found[0] if len(found) == 1 else None)
-    if found and chosen is None:
-        raise ConfigError(f"{file}: {' and '.join(found[:3])} contain bytes. Call the column of the videos 'video'.")
-    return chosen
-
-
-def _is_name(schema: Any, name: str) -> bool:
-    import pyarrow.types as types
-
-    kinds = [schema.field(index).type for index in schema.get_all_field_indices(name)]
-    return len(kinds) == 1 and any(
-        is_kind(kinds[0]) for is_kind in (types.is_string, types.is_large_string, types.is_integer)
-    )
-
-
-def _plain(row: Mapping[str, Any], media: str | None, name: str | None) -> dict[str, Any]:
-    found = {key: row[key] for key in TAKEN if row.get(key) is not None and key != media}
-    found.setdefault("caption", found.pop("sentence", None))
-    value = row.get(media) if media else None
-    path = row.get(name) if name and name != media else None
-    if isinstance(value, Mapping):
-        path, value = value.get("path") or path, value.get("bytes")
-    return {**found, "bytes": value, "name": path if path is None else str(path)}
 
 
 def _split_in(path: PurePath) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.importers.cells import in_order
+from ctvr.orchestrator.importers.builder import VideoFolder
+from ctvr.orchestrator.importers.captions import read_msrvtt_captions
+from ctvr.orchestrator.importers.cells import in_order, segment_of
 from ctvr.orchestrator.importers.csv_table import import_csv
 from ctvr.orchestrator.importers.hf_dataset import import_dataset
 from ctvr.orchestrator.streams.captions import captions_of, cell_of
@@ -212,3 +214,36 @@ def test_splits_may_have_the_names_that_other_programs_give_them(tmp_path):
     manifest, _ = import_csv(tmp_path / "t.csv", tmp_path, None)
     found = {split: [item["video"] for item in manifest["tasks"][0][split]] for split in ("train", "val", "test")}
     assert found == {"train": ["v0"], "val": ["v1"], "test": ["v2"]}
+
+
+@pytest.mark.parametrize(
+    ("cells", "segment"),
+    [
+        (("", ""), None),
+        ((None, None), None),
+        (("1.5", 2), (1.5, 2.0)),
+        (("0:05", "1:30"), (5.0, 90.0)),
+        (("00:00:05", "01:00:00.250"), (5.0, 3600.25)),
+        (("00:00:05,5", "90:00"), (5.5, 5400.0)),
+    ],
+)
+def test_times_are_seconds_or_those_of_a_clock(cells, segment):
+    assert segment_of("t.csv: line 2", *cells) == segment
+
+
+@pytest.mark.parametrize(
+    "cell", ["", "1:75", "1:60:00", "1:2:3:4", "1:", ":30", "-0:05", "1_0", "0,5", "00:00:10:12", "\u0661:30"]
+)
+def test_no_other_time_is_guessed(cell):
+    with pytest.raises(ConfigError, match=r"^t.csv: line 2: start .* are not two numbers. Write seconds, mm:ss or hh:"):
+        segment_of("t.csv: line 2", cell, "1:30")
+
+
+def test_whole_numbers_are_ids_of_msrvtt(tmp_path):
+    """Some copies of MSR-VTT's files and features have 7010 for video7010."""
+    (tmp_path / "captions.json").write_text(json.dumps({"annotations": [{"image_id": 7010, "caption": "a dog"}]}))
+    assert read_msrvtt_captions([tmp_path / "captions.json"]) == {"video7010": ["a dog"]}
+    for name in ("video7010.mp4", "7011.mp4", "video7011.mp4"):
+        (tmp_path / name).touch()
+    find = VideoFolder(tmp_path).find
+    assert [find(name)[0] for name in ("7010", "7011", "7012")] == ["video7010.mp4", "7011.mp4", "7012.mp4"]

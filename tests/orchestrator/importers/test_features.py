@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctvr.orchestrator.data.arrays import write_arrays
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.features import import_features
 
@@ -38,6 +39,7 @@ def read(table: Path, keys: list[str]) -> list[float]:
         ["./a1.mkv", "b.2", "c3.webm", "d4", "e5", "./e5"],
         ["features/a1", "features/b.2", "features/c3.mp4", "features/d4"],
         ["a1/c3d_features", "b.2/c3d_features", "c3/c3d_features", "d4.mp4/c3d_features"],
+        ["train/a1", "test/b.2", "train/c3", "test/d4"],
     ],
 )
 def test_keys_are_taken_for_the_ids_that_they_mean(keys: list[str], table: Path) -> None:
@@ -111,3 +113,96 @@ def test_a_pickled_dictionary_says_how_to_save_arrays(table: Path) -> None:
     np.save(table.parent / "features.npy", {"a1": np.ones(3)}, allow_pickle=True)
     with pytest.raises(ConfigError, match=r"it holds pickled objects, not numbers; np\.savez\(FILE"):
         import_features(table, table.parent / "features.npy", None, table.parent / "out.json", "out")
+
+
+def first_numbers(table: Path, features: Path) -> list[float]:
+    """The first number of each video's features, in the order of the table."""
+    out = table.parent / "out.json"
+    manifest, _ = import_features(table, features, None, out, "out")
+    items = {item["video"]: item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]}
+    names = [line.partition(",")[0] for line in table.read_text().splitlines()[1:]]
+    return [float(np.load(out.with_suffix("") / items[name]["path"])[0, 0]) for name in names]
+
+
+ROW = np.arange(12, dtype=np.float32).reshape(4, 3)
+IDS = [video for video, _ in ROWS]
+
+
+@pytest.mark.parametrize("ids", ["text", "bytes", "numbers", None])
+@pytest.mark.parametrize("form", ["h5", "npz"])
+def test_one_array_finds_its_rows_by_the_ids_next_to_it_or_in_the_order_of_the_table(
+    form: str, ids: str | None, table: Path
+) -> None:
+    names, rows = IDS, ROW
+    if ids:
+        names, rows = names[::-1], rows[::-1]
+    if ids == "numbers":
+        text = table.read_text()
+        for n, name in enumerate(IDS):
+            text = text.replace(f"\n{name},", f"\nvideo{n},")
+        table.write_text(text)
+    listed = {
+        "text": np.array(names),
+        "bytes": np.array([name.encode() for name in names]),
+        "numbers": np.array([3, 2, 1, 0]),
+    }
+    arrays = {"features": rows} | ({"video_ids": listed[ids]} if ids else {})
+    file = table.parent / f"features.{form}"
+    if form == "npz":
+        np.savez(file, **arrays)
+    else:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(file, "w") as opened:
+            for name, array in arrays.items():
+                text = array.dtype.kind == "U"
+                kind = h5py.string_dtype() if text else array.dtype
+                opened.create_dataset(name, data=array.astype(object) if text else array, dtype=kind)
+    assert first_numbers(table, file) == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"features": ROW[:3]}, "has 3 rows for 4 videos of the table"),
+        ({"z9": ROW}, "lacks features of 4 of 4 videos, the first 'a1'. It has 1, such as 'z9'"),
+        ({"features": ROW, "frames": np.arange(4)}, "lacks features of 4 of 4 videos"),
+        ({"features": ROW, "ids": np.arange(4)}, "lacks features of 4 of 4 videos, the first 'a1'. It has 4"),
+    ],
+)
+def test_an_array_whose_rows_may_be_others_is_not_taken(
+    arrays: dict[str, np.ndarray], message: str, table: Path
+) -> None:
+    np.savez(table.parent / "features.npz", **arrays)
+    with pytest.raises(ConfigError, match=message):
+        import_features(table, table.parent / "features.npz", None, table.parent / "out.json", "out")
+
+
+@pytest.mark.parametrize("kind", ["one", "named features", "npy", "split"])
+def test_a_folder_has_a_file_for_each_video(kind: str, table: Path) -> None:
+    folder = table.parent / "features"
+    for n, (video, split) in enumerate(ROWS):
+        file = folder / (split if kind == "split" else "") / f"{video}.np{'y' if kind == 'npy' else 'z'}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        array = np.full((2, 3), n, np.float32)
+        if kind == "npy":
+            np.save(file, array)
+        else:
+            more = {"seconds": np.arange(2)} if kind == "named features" else {}
+            np.savez(file, **({"features": array} if more else {"c3d": array}), **more)
+    (folder / "._a1.npz").write_bytes(b"of a Mac")
+    assert first_numbers(table, folder) == [0, 1, 2, 3]
+    np.savez(folder / "a1.npz", x=ROW, y=ROW)
+    if kind == "one":
+        with pytest.raises(ConfigError, match=r"a1.npz: has 2 arrays \(x, y\). Call one of them 'features'."):
+            import_features(table, folder, None, table.parent / "out.json", "out")
+
+
+def test_a_folder_of_shards_is_one_file(table: Path) -> None:
+    folder = table.parent / "shards"
+    for n, names in enumerate((IDS[:2], IDS[2:])):
+        arrays = [(name, np.full((2, 3), 2 * n + place, np.float32)) for place, name in enumerate(names)]
+        write_arrays(folder / f"{n:05d}.tar", arrays)
+    assert first_numbers(table, folder) == [0, 1, 2, 3]
+    write_arrays(folder / "00002.tar", [("a1", ROW)])
+    with pytest.raises(ConfigError, match="shards: 'a1' is in two files. Keep one of them."):
+        import_features(table, folder, None, table.parent / "out.json", "out")

@@ -1,0 +1,177 @@
+"""Rows of one shard of a data set: .parquet, Arrow as `datasets.save_to_disk` writes it, or a WebDataset .tar."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ctvr.orchestrator.data.array_files import open_tar
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.text_files import first_bytes, open_regular, other_file
+from ctvr.orchestrator.video.endings import is_video_name
+
+MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, most likely first
+NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "video", "video_id")
+TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
+ROWS = 16  # read at a time: a video may have 100 MB
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream of Arrow
+_MAGIC = {".parquet": b"PAR1", ".arrow": b"\xff\xff\xff\xff"}
+VIDEO, _TEXTS = "of a video", (".txt", ".json")  # kinds of members of a .tar
+
+
+def read_shard(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a shard: the columns of TAKEN, `bytes` and `name` of the video.
+
+    Raises:
+        ConfigError: if the file is another one, is damaged, or has no single column or member of a video.
+    """
+    head = first_bytes(file)
+    if not head.startswith(_MAGIC.get(file.suffix, b"\0")) and (other := other_file(head)):
+        raise ConfigError(f"{file}: {other}.")
+    try:
+        yield from READERS[file.suffix](file)
+    except ConfigError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: a .txt or .json in it is not UTF-8 ({error.reason}). Write it as UTF-8.") from error
+    except Exception as error:  # Arrow, OSError, ValueError, tarfile and what they raise for damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ConfigError(f"{file}: cannot be read as {file.suffix} ({reason}). Download it again.") from error
+
+
+def _parquet(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(file) as opened:
+        columns = _Columns(file, opened.schema_arrow)
+        for batch in opened.iter_batches(batch_size=ROWS, columns=columns.wanted):
+            yield from columns.rows(batch)
+
+
+def _arrow(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as arrow
+
+    with arrow.memory_map(str(file)) as source:
+        opened: Any
+        if source.read(6) == b"ARROW1":  # as pandas and polars write it
+            opened = arrow.ipc.open_file(source)
+            batches = map(opened.get_batch, range(opened.num_record_batches))
+        else:
+            source.seek(source.size() - len(_END))
+            if source.read() != _END:
+                raise ValueError("it is cut short")
+            source.seek(0)
+            batches = opened = arrow.ipc.open_stream(source)
+        columns = _Columns(file, opened.schema)
+        for whole in batches:
+            batch = whole.select(columns.wanted)
+            batch.validate(full=True)  # of a damaged file, else read beyond its end
+            for start in range(0, len(batch), ROWS):
+                yield from columns.rows(batch.slice(start, ROWS))
+
+
+class _Columns:
+    """The columns of a table that are read, and which of them is the video and which its name."""
+
+    def __init__(self, file: Path, schema: Any) -> None:
+        self.media, self.name = _media(file, schema), next((n for n in NAMES if _is_name(schema, n)), None)
+        self.wanted = [each for each in dict.fromkeys((*TAKEN, self.media, self.name)) if each in schema.names]
+
+    def rows(self, batch: Any) -> Iterator[dict[str, Any]]:
+        for row in batch.to_pylist():
+            value = row.get(self.media) if self.media else None
+            path = row.get(self.name) if self.name and self.name != self.media else None
+            if isinstance(value, Mapping):
+                path, value = value.get("path") or path, value.get("bytes")
+            found = _taken({key: cell for key, cell in row.items() if key != self.media})
+            yield {**found, "bytes": value, "name": path if path is None else str(path)}
+
+
+def _taken(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: row[key] for key in TAKEN if row.get(key) is not None}
+    found.setdefault("caption", found.pop("sentence", None))
+    return found
+
+
+def _media(file: Path, schema: Any) -> str | None:
+    """Return the column that contains videos as bytes."""
+    import pyarrow.types as types
+
+    found = []
+    for column in schema:
+        kind = column.type
+        inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
+        if types.is_binary(inner) or types.is_large_binary(inner):
+            found.append(column.name)
+    chosen = next((name for name in MEDIA if name in found), found[0] if len(found) == 1 else None)
+    if found and chosen is None:
+        raise ConfigError(f"{file}: {' and '.join(found[:3])} contain bytes. Call the column of the videos 'video'.")
+    return chosen
+
+
+def _is_name(schema: Any, name: str) -> bool:
+    import pyarrow.types as types
+
+    kinds = [schema.field(index).type for index in schema.get_all_field_indices(name)]
+    return len(kinds) == 1 and any(
+        is_kind(kinds[0]) for is_kind in (types.is_string, types.is_large_string, types.is_integer)
+    )
+
+
+def _tar(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a WebDataset shard: KEY.mp4 (or another video), KEY.txt (its caption), KEY.json (cells)."""
+    with open_regular(file) as regular, open_tar(regular) as archive:
+        size = regular.seek(0, io.SEEK_END)
+        regular.seek(0)
+        members = [each for each in archive if _kind(each.name)]
+        if not members:
+            raise ConfigError(f"{file}: has no video. Put KEY.mp4 next to KEY.txt; for features see `import features`.")
+        for key, parts in _samples([each.name for each in members]).items():
+            found: dict[str, bytes] = {}
+            for member in (members[place] for place in parts):
+                kind = _kind(member.name)
+                stream = archive.extractfile(member) if member.isreg() and not member.issparse() else None
+                if stream is None or member.size > size:
+                    raise ValueError(f"{member.name[:60]!r} is not a whole file within it")
+                if kind in found:
+                    raise ConfigError(f"{file}: {key!r:.80} has two files {kind}. Give each sample one of each kind.")
+                found[kind] = stream.read()
+            video = next((members[place].name for place in parts if _kind(members[place].name) == VIDEO), None)
+            if video is None:
+                raise ConfigError(f"{file}: {key!r:.80} has no video. Put KEY.mp4 next to KEY.txt or KEY.json.")
+            row = json.loads(found.get(".json") or "{}")
+            if not isinstance(row, dict):
+                raise ConfigError(f'{file}: {key!r:.80}: its .json is not an object. Write {{"caption": ...}}.')
+            if ".txt" in found:
+                row["caption"] = found[".txt"].decode("utf-8-sig").strip()
+            yield {**_taken(row), "bytes": found[VIDEO], "name": key + PurePosixPath(video).suffix}
+
+
+def _kind(member: str) -> str:
+    """Return VIDEO, an ending of _TEXTS, or "" for a member that is not read."""
+    name = member.rpartition("/")[2]
+    if name.startswith("."):
+        return ""
+    return VIDEO if is_video_name(name) else next((end for end in _TEXTS if name.lower().endswith(end)), "")
+
+
+def _samples(names: list[str]) -> dict[str, list[int]]:
+    """Return key -> places of its members. A key ends at the first dot of a name, as WebDataset has it.
+
+    It ends at the last dot if two videos would share a key: their names contain dots (a.1.mp4, a.2.mp4).
+    """
+    for at_first in (True, False):
+        found: dict[str, list[int]] = defaultdict(list)
+        for place, name in enumerate(names):
+            folder, slash, last = name.removeprefix("./").rpartition("/")
+            found[folder + slash + last.split(".")[0] if at_first else name.rpartition(".")[0]].append(place)
+        if all(sum(_kind(names[place]) == VIDEO for place in places) < 2 for places in found.values()):
+            break
+    return found
+
+
+READERS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {".parquet": _parquet, ".arrow": _arrow, ".tar": _tar}

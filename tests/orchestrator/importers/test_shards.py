@@ -1,0 +1,151 @@
+"""Shards of data sets: Arrow as `datasets.save_to_disk` writes it, and WebDataset's .tar."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.hf_dataset import import_dataset
+
+
+def tar(path: Path, **members: str | bytes) -> Path:
+    """Write a shard; `__` in a name stands for a dot, `_of_` for a slash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            data = content.encode() if isinstance(content, str) else content
+            entry = tarfile.TarInfo(name.replace("_of_", "/").replace("__", "."))
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def found_in(folder: Path, out: Path | None = None) -> dict[str, list[tuple[object, ...]]]:
+    (task,) = import_dataset(folder, out)[0]["tasks"]
+    return {
+        split: [(item["video"], item["captions"], item["segment"]) for item in task[split]]
+        for split in ("train", "test")
+    }
+
+
+def test_samples_of_tars_are_videos_with_their_text_or_their_json(tmp_path):
+    """As video2dataset writes them: a table of each shard's metadata lies next to it."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    cells = {"captions": ["a bird", "it sings"], "start": "0:01", "end": 2.5, "url": "x"}
+    folder = tmp_path / "set"
+    tar(folder / "train/00000.tar", a__mp4="1", a__txt="a dog\n", a__json='{"url": "x"}', b__mp4="2", b__txt="a cat")
+    tar(folder / "train/00001.tar", c__webm="3", c__json=json.dumps(cells), c__npy="numbers", ___c__webm="of a Mac")
+    tar(folder / "test/00000.tar", d__mp4="4", d__txt="a fish")
+    parquet.write_table(arrow.table({"caption": ["a dog"], "key": ["a"]}), folder / "train/00000.parquet")
+    assert found_in(folder, tmp_path / "m.json") == {
+        "train": [("a", ["a dog"], None), ("b", ["a cat"], None), ("c", ["a bird", "it sings"], [1.0, 2.5])],
+        "test": [("d", ["a fish"], None)],
+    }
+    assert sorted((file.read_bytes(), file.suffix) for file in (tmp_path / "m").iterdir()) == [
+        (b"1", ".mp4"),
+        (b"2", ".mp4"),
+        (b"3", ".webm"),
+        (b"4", ".mp4"),
+    ]
+
+
+def test_keys_with_dots_keep_them_and_their_folder_may_be_the_split(tmp_path):
+    members = {"train_of_a__1": "one", "train_of_a__2": "two", "test_of_b__1": "three"}
+    both = {f"{name}{end}": text for name, text in members.items() for end in ("__mp4", "__txt")}
+    tar(tmp_path / "all-00000.tar", **both)
+    assert found_in(tmp_path) == {
+        "train": [("a.1", ["one"], None), ("a.2", ["two"], None)],
+        "test": [("b.1", ["three"], None)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"a__npy": "1"}, "has no video. Put KEY.mp4 next to KEY.txt"),
+        ({"a__mp4": "1", "b__txt": "x"}, "no caption"),
+        ({"a__mp4": "1", "a__txt": "x", "b__txt": "x"}, "'b' has no video"),
+        ({"a__mp4": "1", "a__webm": "1", "a__txt": "x"}, "'a' has two files of a video"),
+        ({"a__mp4": "1", "a__txt": b"caf\xe9"}, "is not UTF-8"),
+        ({"a__mp4": "1", "a__json": "[1]"}, "its .json is not an object"),
+        ({"a__mp4": "1", "a__json": "{"}, "cannot be read as .tar"),
+    ],
+)
+def test_a_tar_without_whole_samples_is_refused_in_one_line(tmp_path, members, message):
+    tar(tmp_path / "train.tar", **members)
+    with pytest.raises(ConfigError, match=message) as error:
+        import_dataset(tmp_path, None)
+    assert "train.tar" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_tar_that_is_cut_or_compressed_or_links_elsewhere_is_refused(tmp_path):
+    file = tar(tmp_path / "train.tar", a__mp4=b"1" * 9999, a__txt="x")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:3000])
+    with pytest.raises(ConfigError, match="train.tar: cannot be read as .tar"):
+        import_dataset(tmp_path, None)
+    with tarfile.open(file, "w:gz"):
+        pass
+    with pytest.raises(ConfigError, match="train.tar: is compressed"):
+        import_dataset(tmp_path, None)
+    with tarfile.open(file, "w") as archive:
+        entry = tarfile.TarInfo("a.mp4")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        archive.addfile(entry)
+    with pytest.raises(ConfigError, match=r"'a.mp4' is not a whole file within it"):
+        import_dataset(tmp_path, None)
+
+
+def saved(folder: Path, form: str, **rows: list[dict[str, object]]) -> Path:
+    """Write splits as `datasets.save_to_disk` does (a stream of Arrow), or as pandas and polars do (a file of it)."""
+    arrow = pytest.importorskip("pyarrow")
+    for split, each in rows.items():
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        table = arrow.Table.from_pylist(each)
+        new = arrow.ipc.new_stream if form == "stream" else arrow.ipc.new_file
+        with new(folder / split / "data-00000-of-00001.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=1)
+        (folder / split / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    return folder
+
+
+def row(name: str, caption: str) -> dict[str, object]:
+    return {"video": {"bytes": name.encode(), "path": f"/elsewhere/{name}.mp4"}, "caption": caption}
+
+
+@pytest.mark.parametrize("form", ["stream", "file"])
+def test_a_folder_of_save_to_disk_is_read_and_its_caches_are_not(tmp_path, form):
+    folder = saved(tmp_path / "set", form, train=[row("a", "a dog"), row("b", "a cat")], test=[row("c", "a fish")])
+    whole = folder / "train/data-00000-of-00001.arrow"
+    (folder / "train/cache-0123456789abcdef.arrow").write_bytes(whole.read_bytes())
+    assert found_in(folder, tmp_path / "m.json") == {
+        "train": [("a", ["a dog"], None), ("b", ["a cat"], None)],
+        "test": [("c", ["a fish"], None)],
+    }
+    assert sorted(file.read_bytes() for file in (tmp_path / "m").iterdir()) == [b"a", b"b", b"c"]
+
+
+def test_every_cut_of_arrow_is_refused_also_between_batches(tmp_path):
+    folder = saved(tmp_path / "set", "stream", train=[row("a", "a dog"), row("b", "a cat")], test=[row("c", "a fish")])
+    file = folder / "train/data-00000-of-00001.arrow"
+    whole = file.read_bytes()
+    for length in range(0, len(whole) - 1, 8):
+        file.write_bytes(whole[:length])
+        with pytest.raises(ConfigError, match=r"arrow: cannot be read as \.arrow") as error:
+            import_dataset(folder, None)
+        assert "\n" not in str(error.value)
+
+
+def test_missing_shards_are_counted(tmp_path):
+    folder = saved(tmp_path, "stream", train=[row("a", "a dog")], test=[row("c", "a fish")])
+    for number in (0, 2):
+        (folder / f"train/data-0000{number}-of-00003.arrow").write_bytes(
+            (folder / "train/data-00000-of-00001.arrow").read_bytes()
+        )
+    (folder / "train/data-00000-of-00001.arrow").unlink()
+    _, report = import_dataset(folder, None)
+    assert report.endswith("\n2 of 3 shards train/data-*-of-00003.arrow exist.")
