@@ -31,6 +31,11 @@ def add_streams(commands: Any) -> None:
         help="files by name, e.g. split=MSRVTT_10_dataset.pkl; see docs/own-videos.md",
     )
     importer.add_argument("--name", metavar="NAME", help="name of the stream (default: after the split file)")
+    importer.add_argument(
+        "--correct-captions",
+        action="store_true",
+        help="replace HTML's codes of characters (&amp;) in captions, and UTF-8 that was read as latin-1",
+    )
     add_execution_options(importer, folders=("runs", "videos"))
     importer.set_defaults(run=_streams_import)
     exporter = actions.add_parser("export", help="write a stream's table, frames and features for other programs")
@@ -91,6 +96,7 @@ def _streams_import(arguments: argparse.Namespace) -> str:
         arguments.videos,
         arguments.runs.resolve(),
         arguments.name,
+        arguments.correct_captions,
     )
 
 

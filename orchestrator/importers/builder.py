@@ -14,6 +14,7 @@ from typing import Any
 
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.captions import correct_encoding, decode_entities
 from ctvr.orchestrator.streams.check import check_stream
 from ctvr.orchestrator.streams.manifest import FORMAT, parse_manifest
 from ctvr.orchestrator.streams.stream import SPLITS, Stream, describe
@@ -155,6 +156,22 @@ class Builder:
         videos = self.videos.resolve()
         parent = None if self.out is None else self.out.resolve().parent
         return str(videos.relative_to(parent)) if parent and videos.is_relative_to(parent) else str(videos)
+
+
+def correct_captions(manifest: Manifest, report: str, videos: Path, out: Path) -> str:
+    """Correct the captions of a written manifest (codes of HTML, a wrong encoding); return the report again."""
+    number = 0
+    for item in (item for task in manifest["tasks"] for split in SPLITS for item in task[split]):
+        corrected = [correct_encoding(decode_entities(caption)) for caption in item["captions"]]
+        number += sum(new != old for new, old in zip(corrected, item["captions"]))
+        item["captions"] = corrected
+    count = f"{number} caption{'s were' if number != 1 else ' was'} corrected."
+    if not number:
+        return f"{report}\n{count}"
+    digest = next(line for line in report.splitlines() if line.startswith("digest "))
+    checked = check_and_write(manifest, str(out), videos, out)
+    notes = [note for note in report.partition(digest)[2].strip().splitlines() if note not in checked]
+    return "\n".join([checked, *notes, count])
 
 
 def check_and_write(manifest: Manifest, source: str, videos: Path, out: Path | None) -> str:

@@ -17,6 +17,7 @@ from ctvr.orchestrator.config import check_name, parse_overrides, suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import (
     Manifest,
+    correct_captions,
     write_manifest,
 )
 from ctvr.orchestrator.importers.csv_table import import_csv
@@ -59,7 +60,14 @@ NO_VIDEOS = ("cvlm", "features", "hf", *IMAGES)  # their own arguments give all 
 # ------------------------------------------------------------------------------------ the command line
 
 
-def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root: Path, name: str | None = None) -> str:
+def import_stream(
+    kind: str,
+    files: Mapping[str, str],
+    videos: Path | None,
+    root: Path,
+    name: str | None = None,
+    correct: bool = False,
+) -> str:
     """Import a benchmark as `<root>/streams/<name>.json`: `ctvr streams import KIND word=FILE ...`.
 
     Args:
@@ -69,6 +77,7 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
         root: the runs folder.
         name: the name of the stream; default: the kind and its number of tasks (`msrvtt-10`), `cvlm` if all five data
             sets exist, and a table's own file name.
+        correct: replace HTML's codes of characters in captions, and text in a wrong encoding.
 
     Returns:
         The importer's report, the path of the manifest, and the next command.
@@ -84,6 +93,9 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
     check_name(name, "--name")
     if name in RENDERED:
         raise ConfigError(f"--name {name!r}: is an embedded stream. Choose another name.")
+    if correct and kind in (*IMAGES, "features"):
+        why = "has no captions" if kind in IMAGES else "may have features of captions as they are"
+        raise ConfigError(f"--correct-captions: {kind} {why}. Leave it out.")
     out = Path(root) / "streams" / f"{name}.json"
     before = out.read_bytes() if out.is_file() else None
     manifest, report = _import_kind(kind, files, videos, out, name)
@@ -96,6 +108,8 @@ def import_stream(kind: str, files: Mapping[str, str], videos: Path | None, root
         report = report.replace(f"{manifest['name']}: ", f"{name}: ")
         manifest["name"] = name
         write_manifest(manifest, out)
+    if correct:
+        report = correct_captions(manifest, report, out.parent / manifest["videos"], out)
     elsewhere = "" if Path(root) == Path("runs").resolve() else f" --runs {root}"
     follows = {"features": "run --method zero_shot", **dict.fromkeys(IMAGES, "run --method image_finetune")}
     follows[QUESTIONS] = "run --method umt_qa"

@@ -1,11 +1,13 @@
-"""Captions in one table cell: a single caption, or a list or tuple in Python or JSON syntax.
+"""Captions in one table cell, and captions that a program has garbled.
 
-`captions_of` parses a cell and `cell_of` writes one: `captions_of(cell_of(caption)) == [caption]` for every caption.
+A cell is a single caption, or a list or tuple in Python or JSON syntax. `captions_of` parses a cell and `cell_of`
+writes one: `captions_of(cell_of(caption)) == [caption]` for every caption.
 """
 
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 import unicodedata
@@ -17,6 +19,7 @@ _STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _ELEMENT = re.compile(rf"\s*({_STRING})\s*(,?)\s*", re.DOTALL)
 _LIST = re.compile(r"[\[{]\s*['\"].*|.*['\"]\s*,?\s*\]", re.DOTALL)  # a list or dictionary of texts, perhaps malformed
 _TUPLE = re.compile(rf"\(\s*(?:{_STRING})\s*,.*\)", re.DOTALL)
+_ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
 _PAIRS = ("[]", "()", "{}")
 
 
@@ -55,6 +58,22 @@ def cell_of(caption: str) -> str:
     except ValueError:  # a marker for a missing value, or text that looks like a list
         is_plain = False
     return caption if is_plain else json.dumps([caption], ensure_ascii=False)
+
+
+def decode_entities(caption: str) -> str:
+    """Replace HTML's references to characters (`&amp;`, `&#39;`), also those that were written twice (`&amp;#39;`)."""
+    for _ in range(2):  # as the tokenizers of CLIP do
+        caption = _ENTITY.sub(lambda found: html.unescape(found[0]), caption) if "&" in caption else caption
+    return caption
+
+
+def correct_encoding(caption: str) -> str:
+    """Restore UTF-8 that was read as latin-1 or windows-1252 and saved again (`donâ€™t`)."""
+    if caption.isascii():
+        return caption
+    import ftfy
+
+    return ftfy.fix_encoding(caption)
 
 
 def _json_list(text: str) -> list[str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from ctvr.orchestrator.streams.captions import MISSING
+from ctvr.orchestrator.streams.captions import MISSING, correct_encoding, decode_entities
 from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import check_videos
 
@@ -82,6 +82,21 @@ def _odd_captions(stream: Stream) -> Iterator[str]:
         yield (
             f"{_count(markers, 'caption marks', 'captions mark')} a missing value, such as {markers[0][0]!r} of "
             f"{markers[0][1]}. Fill them in, and import the file again."
+        )
+    kinds = {"HTML's codes of characters": decode_entities, "text in a wrong encoding": correct_encoding}
+    for kind, correct in kinds.items():
+        texts = [(text, item.video) for _, _, item in iter_items(stream) for text in item.captions]
+        if wrong := [(text, video) for text, video in texts if correct(text) != text]:
+            yield (
+                f"{_count(wrong, 'caption contains', 'captions contain')} {kind}, such as {wrong[0][0][:60]!r} of "
+                f"{wrong[0][1]}. CLIP's tokenizers correct them, others do not. `ctvr streams import ... "
+                "--correct-captions` does."
+            )
+    lost = [item.video for _, _, item in iter_items(stream) if any("\ufffd" in text for text in item.captions)]
+    if lost:
+        yield (
+            f"{_count(lost, 'video has', 'videos have')} captions with lost characters (U+FFFD), first {lost[0]}. Save "
+            "the original file as UTF-8, and import it again."
         )
     odd = [item.video for _, _, item in iter_items(stream) for caption in item.captions if _is_odd(caption)]
     if odd:

@@ -16,7 +16,8 @@ from typing import BinaryIO
 from ctvr.orchestrator.text_files import other_file
 
 CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, raw H.264, HEVC, MPEG and DV"
-_PACKETS = (188, 192, 204)  # bytes of a packet of a transport stream: plain, AVCHD and Blu-ray, DVB
+_PLAIN, _AVCHD, _DVB = 188, 192, 204  # bytes of a packet of a transport stream; AVCHD's begins with a time
+_PROBED = 5 * _DVB
 # First bytes of formats that FFmpeg reads and this package does not, to name them in a message
 _OTHERS = (
     (b"GIF8", "a GIF"),
@@ -48,7 +49,7 @@ _MAX_BOXES = 100_000  # fragmented files have two boxes per second
 def container_of(path: Path) -> str | None:
     """Return FFmpeg's name of the demuxer for this file, or None if it is not a container of the allow-list."""
     with path.open("rb") as file:
-        head = file.read(5 * max(_PACKETS))
+        head = file.read(_PROBED)
         if not head[:8].strip(b"\0"):  # recordings of receivers can begin with padding
             file.seek(0)
             head = _after_zeros(file)
@@ -68,7 +69,7 @@ def container_of(path: Path) -> str | None:
         return "mpeg"
     if head.startswith(b"\x00\x00\x01\xba"):
         return "mpeg"
-    return "mpegts" if _is_transport(head) else _raw_stream(head) or _program(path)
+    return "mpegts" if _packet_size(head) else _raw_stream(head) or _program(path)
 
 
 def _program(path: Path) -> str | None:
@@ -116,14 +117,24 @@ def _raw_stream(head: bytes) -> str | None:
     return "h264" if first & 0x9F in (6, 7, 9) else None  # message, sequence parameters or delimiter
 
 
-def _is_transport(head: bytes) -> bool:
-    """Report whether consecutive packets of a transport stream are found, even if the file begins inside a packet."""
-    for size in _PACKETS:
+def _packet_size(head: bytes) -> int:
+    """Return the size of packets of a transport stream, even if the file begins inside a packet; 0 of other files."""
+    for size in (_PLAIN, _AVCHD, _DVB):
         for first in range(size):
             marks = head[first::size]
             if len(marks) >= (3 if first in (0, 4) else 4) and set(marks) == {0x47}:
-                return True
-    return False
+                return size
+    return 0
+
+
+def ends_in_packet(path: Path, container: str) -> bool:
+    """Report whether a transport stream ends inside a packet, as a download that was cut short."""
+    if container != "mpegts":
+        return False
+    with path.open("rb") as file:
+        size = _packet_size(file.read(_PROBED))
+        file.seek(max(0, path.stat().st_size - 2 * size))
+        return bool(size) and set(file.read()[4 if size == _AVCHD else 0 :: size]) != {0x47}
 
 
 def refusal(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 _IDR = 5  # NAL unit type of H.264
-_REORDERED = 16  # positions by which H.264 and HEVC can reorder a frame, at most
+REORDERED = 16  # positions by which H.264 and HEVC can reorder a frame, at most
 
 
 def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
@@ -19,24 +19,29 @@ def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
 
     Raises:
         av.FFmpegError: if a later packet cannot be decoded; such packets are skipped unless `strict`.
+        EOFError: if this is the last packet, as in a file that is cut short.
     """
     import av
 
     first: int | None = None  # pts of the first key frame
     is_begun = is_shown = is_open = False
+    failed: av.FFmpegError | None = None
     for packet in file.demux(stream):
+        if failed and packet.size:
+            raise failed
         if packet.is_keyframe and packet.size and not is_begun:
             is_begun, first, is_open = True, packet.pts, _is_open(packet, stream.codec_context)
         try:
             frames = packet.decode()
-        except av.FFmpegError:
+        except av.FFmpegError as error:
             leads = not is_begun or (first is not None and packet.pts is not None and packet.pts < first)
             leads = leads or (is_open and not is_shown and not packet.is_keyframe)
-            if strict and not leads:
-                raise
+            failed = error if strict and not leads else failed
             continue
         is_shown = is_shown or bool(frames)
         yield from frames
+    if failed:
+        raise EOFError from failed
 
 
 def _is_open(packet: Any, context: Any) -> bool:
@@ -65,7 +70,7 @@ def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarra
     values = np.asarray([np.nan if each is None else each for each in pts], dtype=np.float64)
     order = np.argsort(values, kind="stable")
     is_whole = not np.isnan(values).any() and len(np.unique(values)) == len(values)
-    if is_whole and np.abs(order - number).max(initial=0) <= _REORDERED:
+    if is_whole and np.abs(order - number).max(initial=0) <= REORDERED:
         values = values[order]
     known = np.zeros(len(values), dtype=bool)
     reached = -np.inf

@@ -17,7 +17,7 @@ import numpy as np
 
 from ctvr.orchestrator.errors import ConfigError, IndexDisagrees, VideoError
 from ctvr.orchestrator.video.container import keep_the_rest
-from ctvr.orchestrator.video.counting import frames_in_order
+from ctvr.orchestrator.video.counting import REORDERED, frames_in_order
 from ctvr.orchestrator.video.index import Index, Limits, Watch, check_size, frame_seconds, opened, translate_av_errors
 from ctvr.orchestrator.video.sampling import SLACK
 from ctvr.orchestrator.video.upright import display_matrix, upright
@@ -119,7 +119,8 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                     raise IndexDisagrees(index.times[min(place, len(pts) - 1)])
                 if place == i:
                     if limits.strict and frame.is_corrupt:
-                        text = f"is damaged: the frame at {index.times[i]:.2f} s is corrupt. {keep_the_rest(path)}"
+                        cut = ", or the file is cut short there" * (i + REORDERED >= len(index.times))
+                        text = f"is damaged: the frame at {index.times[i]:.2f} s is corrupt{cut}. {keep_the_rest(path)}"
                         raise VideoError(str(path), text)
                     yield i, frame, display_matrix(frame) or matrix
                     break

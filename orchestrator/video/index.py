@@ -20,6 +20,7 @@ from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.container import (
     container_of,
     convert,
+    ends_in_packet,
     is_of_media_alone,
     keep_the_rest,
     refusal,
@@ -123,6 +124,9 @@ def translate_av_errors(path: Path) -> Iterator[None]:
     except (av.FFmpegError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise VideoError(str(path), f"is damaged or not a video ({reason}). {keep_the_rest(path)}") from None
+    except EOFError:
+        text = "is damaged: its last picture cannot be decoded, or the file is cut short there"
+        raise VideoError(str(path), f"{text}. {keep_the_rest(path)}") from None
     except MemoryError:
         raise VideoError(str(path), "needs more memory than the limit memory_bytes") from None
 
@@ -171,7 +175,8 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
     if not found.count:
         raise VideoError(str(path), "has no frames")
     if found.why or not len(found.pts):
-        return count_index(path, container, found.why or HIDDEN, limits, watch)
+        end = "; the file ends inside a packet, so it is cut short" if ends_in_packet(path, container) else ""
+        return count_index(path, container, (found.why or HIDDEN) + end, limits, watch)
     times = (found.pts - found.pts[0]) * base
     fps = float(rate) if rate else 1 / frame_seconds(times) if frame_seconds(times) else 0.0
     return Index(container, codec, width, height, fps, times, found.pts, found.keys)

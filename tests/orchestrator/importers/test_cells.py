@@ -13,9 +13,11 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import VideoFolder
 from ctvr.orchestrator.importers.captions import read_msrvtt_captions
 from ctvr.orchestrator.importers.cells import in_order, segment_of
+from ctvr.orchestrator.importers.command import import_stream
 from ctvr.orchestrator.importers.csv_table import import_csv
 from ctvr.orchestrator.importers.hf_dataset import import_dataset
 from ctvr.orchestrator.streams.captions import captions_of, cell_of
+from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.videos import VideoPlaces
 
@@ -247,3 +249,23 @@ def test_whole_numbers_are_ids_of_msrvtt(tmp_path):
         (tmp_path / name).touch()
     find = VideoFolder(tmp_path).find
     assert [find(name)[0] for name in ("7010", "7011", "7012")] == ["video7010.mp4", "7011.mp4", "7012.mp4"]
+
+
+def test_captions_are_corrected_only_if_asked(tmp_path):
+    for name in ("v0.mp4", "v1.mp4"):
+        (tmp_path / name).touch()
+    rows = "v0,a dog &amp; a cat,c,train,1\nv1,don\u00e2\u20ac\u2122t,c,test,1\n"
+    (tmp_path / "t.csv").write_text(HEADER + rows)
+    files = {"table": str(tmp_path / "t.csv")}
+    kept = import_stream("csv", files, tmp_path, tmp_path)
+    assert "1 caption contains text in a wrong encoding" in kept
+    assert load_stream("t", tmp_path).tasks[0].test[0].captions == ("don\u00e2\u20ac\u2122t",)
+    corrected = import_stream("csv", files, tmp_path, tmp_path, correct=True)
+    stream = load_stream("t", tmp_path)
+    assert stream.tasks[0].train[0].captions == ("a dog & a cat",)
+    assert stream.tasks[0].test[0].captions == ("don\u2019t",)
+    assert f"digest {stream.digest}" in corrected
+    assert "2 captions were corrected." in corrected
+    assert "wrong encoding" not in corrected
+    with pytest.raises(ConfigError, match="--correct-captions: features may have"):
+        import_stream("features", files | {"features": "x.npz"}, None, tmp_path, correct=True)

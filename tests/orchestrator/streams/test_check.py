@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from ctvr.orchestrator.streams.captions import correct_encoding, decode_entities
 from ctvr.orchestrator.streams.check import check_stream
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 
@@ -73,3 +74,48 @@ def test_the_ceiling_is_the_best_of_all_rankings(seed: int) -> None:
 
 def test_markers_of_missing_values_are_counted() -> None:
     assert "3 captions mark a missing value, such as 'nan' of t0v0" in check_stream(stream([[["nan"], ["NULL", "b"]]]))
+
+
+GARBLED = {
+    "don\u00e2\u20ac\u2122t": "don\u2019t",
+    "don\u00e2\x80\x99t": "don\u2019t",
+    "a caf\u00c3\u00a9": "a caf\u00e9",
+    "\u00e5\u00b0\x8f\u00e7\u0152\u00ab": "\u5c0f\u732b",
+    "a dog &amp; a cat": "a dog & a cat",
+    "it&#39;s &lt;b&gt;": "it's <b>",
+    "it&amp;#x27;s": "it's",
+    "caf&eacute; don\u00e2\u20ac\u2122t": "caf\u00e9 don\u2019t",
+}
+
+
+@pytest.mark.parametrize("caption", GARBLED)
+def test_garbled_captions_are_corrected(caption: str) -> None:
+    assert correct_encoding(decode_entities(caption)) == GARBLED[caption]
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "R&D; AT&T",
+        "a &copy sign",
+        "\u00abCAF\u00c9\u00bb",
+        "\u201ccaf\u00e9\u201d\u2014he",
+        "\u5c0f\u732b",
+        "&nosuch;",
+        "5 \u20ac",
+    ],
+)
+def test_other_captions_keep_their_characters(caption: str) -> None:
+    assert correct_encoding(decode_entities(caption)) == caption
+
+
+def test_garbled_captions_are_counted() -> None:
+    made = stream([[["a dog &amp; a cat", "x"], ["don\u00e2\u20ac\u2122t"], ["it&#39;s"], ["a \ufffd"]]])
+    _, *lines = check_stream(made).splitlines()
+    found = [line for line in lines if "captions" in line or "caption " in line]
+    assert len(found) == 3
+    assert found[0].startswith("3 captions contain HTML's codes of characters, such as 'a dog &amp; a cat' of t0v0.")
+    assert found[1].startswith("1 caption contains text in a wrong encoding, such as 'don\u00e2\u20ac\u2122t' of t0v1.")
+    assert found[2].startswith("1 video has captions with lost characters (U+FFFD), first t0v3.")
+    assert all("ctvr streams import ... --correct-captions" in line for line in found[:2])
+    assert "HTML" not in check_stream(stream([[["R&D"], ["caf\u00e9"]]]))

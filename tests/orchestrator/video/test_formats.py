@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.video.container import ends_in_packet
 from ctvr.orchestrator.video.counting import seconds_of
 from ctvr.orchestrator.video.decode import probe
 from ctvr.orchestrator.video.sampling import NATIVE, Sampling, resize_and_crop
@@ -321,3 +322,41 @@ def test_any_other_angle_turns_the_picture_in_its_frame():
     assert turned.shape == image.shape
     assert turned[10, 10].tolist() == [200] * 3
     assert turned[0, 0].tolist() == [0] * 3
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg2video"])
+def test_a_transport_stream_cut_inside_a_group_shows_what_is_left_and_says_that_it_is_cut(tmp_path, codec):
+    """Frames equal those of the whole recording; a last picture that is not whole is called so."""
+    whole = write_video(tmp_path / "a.ts", frames=40, codec=codec, bf="2")
+    data, cut = whole.read_bytes(), tmp_path / "cut.ts"
+    with av.open(str(whole)) as file:
+        pictures = {frame.pts: frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)}
+    said = set()
+    for length in (*(len(data) - 188 * n for n in range(16)), len(data) - 100, len(data) - 188 * 20 - 7):
+        cut.write_bytes(data[:length])
+        try:
+            clip = decode_apart(cut, Sampling(40, NATIVE))
+        except VideoError as error:
+            said.add(error.reason)
+            continue
+        with av.open(str(cut)) as file:
+            shown = [frame.pts for frame in file.decode(video=0)]
+        assert clip.info is not None
+        assert clip.info.frames == len(shown)
+        for image, pts in zip(clip.frames, shown):
+            np.testing.assert_array_equal(image, pictures[pts])
+        is_said = clip.info.counted.endswith("; the file ends inside a packet, so it is cut short")
+        assert is_said == (length % 188 != 0)
+        said.add("shown")
+    assert "shown" in said
+    assert len(said) > 1
+    assert all("the file is cut short there. `ffmpeg -i cut.ts" in reason for reason in said - {"shown"})
+
+
+def test_the_end_of_packets_of_192_bytes_and_of_a_file_that_begins_inside_one_is_found(tmp_path):
+    data = write_video(tmp_path / "a.ts", **B_FRAMES).read_bytes()
+    cards = b"".join(bytes(4) + data[i : i + 188] for i in range(0, len(data), 188))
+    for content, is_cut in ((data[50:], False), (data[50:-1], True), (cards, False), (cards[:-9], True)):
+        (tmp_path / "b.ts").write_bytes(content)
+        assert ends_in_packet(tmp_path / "b.ts", "mpegts") == is_cut
+    assert not ends_in_packet(tmp_path / "b.ts", "mpeg")
