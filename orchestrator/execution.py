@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import check_creatable
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.streams.load import load_stream, plain_name
 from ctvr.orchestrator.tracking.left import close_left
@@ -105,7 +105,7 @@ class ExecutionConfig:
         return self.runs.resolve() / "sweeps" / name
 
     def check(self) -> None:
-        """Refuse numbers out of range and unusable folders or servers, before anything starts.
+        """Refuse numbers out of range and unusable folders or servers, before anything starts or is created.
 
         Raises:
             ConfigError: one line that names the option.
@@ -144,18 +144,13 @@ class ExecutionConfig:
             )
         if self.videos is not None and not self.videos.is_dir():
             raise ConfigError(f"--videos: {self.videos} is not a folder. Give the folder of the stream's videos.")
-        try:
-            self.runs.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.runs):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"--runs {self.runs}: cannot be written ({error.strerror}). Choose another folder."
-            ) from error
-        if self.store:
+        check_creatable(self.runs, "--runs")
+        if "://" in (place := absolute(self.store).removeprefix("file://")):
             from ctvr.orchestrator.store.store import Store
 
-            Store.open(absolute(self.store))  # refuse it before videos are rendered
+            Store.open(place)  # refuse it before videos are rendered
+        elif place and not Path(place).is_dir():
+            check_creatable(Path(place), "--store")
         check(default_uri(self.runs))
 
 

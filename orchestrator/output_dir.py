@@ -1,7 +1,10 @@
-"""Output folder of a command, created before the slow work."""
+"""Output folders of a command: checked before its settings are accepted, created before the slow work."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
@@ -28,3 +31,26 @@ def create_output_dir(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Give another folder.") from error
+
+
+def check_creatable(folder: Path, option: str) -> None:
+    """Check that a folder can be written, or created where it does not exist. Nothing is created.
+
+    Raises:
+        ConfigError: if it cannot, with `option`.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=_nearest(folder.absolute())):
+            pass
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option} {folder}: cannot be written ({reason}). Choose another folder.") from error
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the first above it that exists; a link that leads nowhere exists."""
+    for path in (folder, *folder.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(path)
+            return path
+    return folder

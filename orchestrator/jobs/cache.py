@@ -20,7 +20,7 @@ from ctvr.orchestrator.learning.featurize import Featurize, featurize_here, feat
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.store.gc import DAY, Garbage, by_kind, find_garbage, find_weights, remove_garbage
 from ctvr.orchestrator.store.store import Size, Store, size_of
-from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.load import is_embedded, load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.selection import best_trials
 from ctvr.orchestrator.tracking.left import is_left
@@ -50,8 +50,10 @@ def build_cache(
     execution.check()
     places = execution.places()
     name = find_manifest(stream_name)
-    stream = load_stream(name, places.root, places.videos)
+    stream = load_stream(name, places.root, places.videos, render=False)
     experiment = resolve({"method": "zero_shot", "stream": name, **overrides}, stream.settings)
+    if is_embedded(name):
+        stream = load_stream(name, places.root, places.videos)
     splits = ("train", "val", "test") if stream.has_val else ("train", "test")
     store = places.open_store()
     store.check_writable()

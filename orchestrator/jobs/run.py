@@ -19,9 +19,9 @@ from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option,
 from ctvr.orchestrator.learning.commits import RunState
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import check_backbone
-from ctvr.orchestrator.learning.resolve import check_domain, get_method, resolve, with_recipe
-from ctvr.orchestrator.learning.run import execute
-from ctvr.orchestrator.streams.load import embedded_settings, load_stream
+from ctvr.orchestrator.learning.resolve import check_domain, get_method, resolve
+from ctvr.orchestrator.learning.run import check_streams, execute
+from ctvr.orchestrator.streams.load import is_embedded, load_stream
 from ctvr.orchestrator.streams.metric_names import progress_text
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.run_names import generate_name
@@ -79,19 +79,17 @@ def train(
     execution.check()
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
     get_method(str(settings.get("method", "")))
-    if (recommended := embedded_settings(settings["stream"])) is not None:
-        chosen = with_recipe(str(settings["method"]), presets, recommended)
-        _check(resolve(settings, recommended, chosen))  # reports mistakes before videos are rendered
-        execution.places().open_store().check_writable()
     places = execution.places()
-    stream = load_stream(settings["stream"], places.root, places.videos)
+    stream = load_stream(settings["stream"], places.root, places.videos, render=False)
     check_domain(str(settings["method"]), stream)
-    question = question_of(settings, presets, stream)
     chosen = default_presets(settings["method"], stream, presets)
     experiment = resolve(settings, stream.settings, chosen)
-    if recommended is None:
-        _check(experiment)
+    _check(experiment)
+    check_streams(experiment, stream, places)
     places.open_store().check_writable()
+    if is_embedded(settings["stream"]):  # all mistakes have been reported: videos are rendered
+        stream = load_stream(settings["stream"], places.root, places.videos)
+    question = question_of(settings, presets, stream)
     tracker = execution.tracker(stream.name)
     name = generate_name(f"{experiment.run.method}-seed{experiment.run.seed}")
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)

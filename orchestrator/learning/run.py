@@ -91,6 +91,18 @@ def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("train", evaluation.split, chosen or evaluation.split)))
 
 
+def check_streams(experiment: Experiment, stream: Stream, places: RunPaths) -> None:
+    """Refuse what the descriptions of the streams rule out, before any video is rendered or decoded.
+
+    Raises:
+        ConfigError: for an unknown stream of the evaluation, a missing split, or too few pairs.
+    """
+    load_others(experiment.evaluation, stream, places, render=False)
+    splits_of(experiment, stream)
+    if has_training(experiment):
+        check_pairs(stream, experiment.data, experiment.run.workers)
+
+
 def has_training(experiment: Experiment) -> bool:
     """Return whether anything is trained, so that a run depends on its seed; zero-shot CLIP trains nothing."""
     cls = find_method(experiment.run.method)

@@ -47,18 +47,20 @@ if TYPE_CHECKING:
 DISTRACTORS = "distractors"  # key of their stream among `StreamData.others`; the name of no stream of `also`
 
 
-def load_others(config: EvaluationConfig, stream: Stream, places: RunPaths) -> dict[str, Stream]:
+def load_others(config: EvaluationConfig, stream: Stream, places: RunPaths, render: bool = True) -> dict[str, Stream]:
     """Return the streams of `also` by name, and that of the distractors, each as one task of its searched videos.
+
+    With `render`, videos of embedded streams that do not exist are rendered.
 
     Raises:
         ConfigError: for an unknown stream, one without captions or without the split, and for too few distractors.
     """
     found = {}
     for written in config.also:
-        other = _searched(written, "evaluation.also", config.split, places)
+        other = _searched(written, "evaluation.also", config.split, places, render)
         found[f"also/{re.sub(r'[^a-zA-Z0-9_.-]', '_', other.name)}"] = other
     if config.distractors:
-        other = _searched(config.distractors_from, "evaluation.distractors_from", config.split, places)
+        other = _searched(config.distractors_from, "evaluation.distractors_from", config.split, places, render)
         items, most = _items(other, config.split), max(config.distractors)
         if len(items) < most:
             raise ConfigError(
@@ -70,9 +72,9 @@ def load_others(config: EvaluationConfig, stream: Stream, places: RunPaths) -> d
     return found
 
 
-def _searched(name: str, setting: str, split: str, places: RunPaths) -> Stream:
+def _searched(name: str, setting: str, split: str, places: RunPaths, render: bool) -> Stream:
     try:
-        stream = load_stream(name, places.root, places.videos)
+        stream = load_stream(name, places.root, places.videos, render)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {str(error).removeprefix('stream: ')}") from error
     if stream.domain != "videos":

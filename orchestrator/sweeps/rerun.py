@@ -165,7 +165,7 @@ def rerun(
     assert sweep is not None  # best_trials has found it
     stream_name = winners[0].settings["stream"]
     places = execution.places()
-    stream = load_stream(stream_name, places.root, places.videos)
+    stream = load_stream(stream_name, places.root, places.videos, render=False)
     given = _overrides_of(sweep, execution)
     if given is None and baselines:
         raise ConfigError(

@@ -19,6 +19,7 @@ from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, preset_settings, presets_of, resolve
+from ctvr.orchestrator.learning.run import check_streams
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import (
     SearchConfig,
@@ -177,6 +178,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         given["evaluation.every_epoch"] = full["evaluation.every_epoch"] = True
         experiment = resolve(full, stream.settings, presets)
     check_mirror(experiment.tracking.mirror)
+    check_streams(experiment, stream, places)
     if stream.has_val and experiment.evaluation.split == "test":
         raise ConfigError(
             f"evaluation.split=test: a sweep selects settings on the validation videos of {stream.name}. Omit it."

@@ -16,6 +16,7 @@ from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_clip
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, named_in, resolve
+from ctvr.orchestrator.learning.run import check_streams
 from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for, within
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
@@ -174,4 +175,5 @@ def _plan_row(
     experiment = resolve(full, stream.settings, presets)
     if fewer := _clamp_to_depth(experiment, request.preset.varies):
         experiment = resolve({**full, **fewer}, stream.settings, presets)
+    check_streams(experiment, stream, execution.places())
     return PlannedRow(row, experiment, None)
