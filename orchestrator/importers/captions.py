@@ -16,30 +16,32 @@ from ctvr.orchestrator.text_files import lines_of, read_text
 def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
     """Return captions per video from any published MSR-VTT annotation file, recognised by its content.
 
-    `{"sentences": [{"caption", "video_id"}]}` (MSRVTT_data, *_videodatainfo) or COCO-like
-    `{"annotations": [{"caption", "image_id"}]}` (MSR_VTT). The id 7010 is video7010.
+    `{"sentences": [{"caption", "video_id"}]}` (MSRVTT_data, *_videodatainfo), COCO-like
+    `{"annotations": [{"caption", "image_id"}]}` (MSR_VTT), or a list of `{"caption", "video_id"}` whose captions may be
+    lists (the hub's copies). The id 7010 is video7010.
     """
     captions: Captions = {}
     for path in paths:
         data = read_json(path)
         keys = {"sentences": "video_id", "annotations": "image_id"}
-        found = [key for key in keys if isinstance(data, dict) and isinstance(data.get(key), list)]
-        if not found:
+        found = {key: data[key] for key in keys if isinstance(data, dict) and isinstance(data.get(key), list)}
+        if not found and not _is_list_of(dict, data):
             raise ConfigError(
                 f"{path}: neither 'sentences' nor 'annotations' in it. Give MSRVTT_data.json, "
                 "train_val_videodatainfo.json or MSR_VTT.json."
             )
-        id_key = keys[found[0]]
+        name, entries = next(iter(found.items()), ("", data))
+        id_key = keys.get(name, "video_id")
         of_file: Captions = {}
-        for number, entry in enumerate(data[found[0]]):
+        for number, entry in enumerate(entries):
             video, caption = (entry.get(id_key), entry.get("caption")) if isinstance(entry, dict) else (None, None)
-            if type(video) is int:
-                video = f"video{video}"
-            if not isinstance(video, str) or not isinstance(caption, str):
-                raise ConfigError(f"{path}: {found[0]}[{number}] lacks {id_key!r} or 'caption'. Download it again.")
-            of_file.setdefault(video, []).append(caption)
-        for video, texts in of_file.items():
-            captions.setdefault(video, clean(texts))  # overlapping files do not duplicate captions
+            video = f"video{video}" if type(video) is int else video
+            texts: list[Any] = caption if isinstance(caption, list) else [caption]
+            if not isinstance(video, str) or not all(isinstance(text, str) for text in texts):
+                raise ConfigError(f"{path}: {name}[{number}] lacks {id_key!r} or 'caption'. Download it again.")
+            of_file.setdefault(video, []).extend(texts)
+        for video, found_texts in of_file.items():
+            captions.setdefault(video, clean(found_texts))  # overlapping files do not duplicate captions
     return captions
 
 
@@ -74,6 +76,9 @@ def read_narrations(path: Path) -> Iterator[tuple[str, Narration]]:
         times: Any
         sentences: Any
         times, sentences = (entry.get(k) if isinstance(entry, dict) else None for k in ("timestamps", "sentences"))
+        if not isinstance(entry, dict):  # paragraphs, as captioning code has them
+            text = f"{path}: {video!r} is not timestamps and sentences"
+            raise ConfigError(f"{text}. Give ActivityNet's own train.json and val_1.json.")
         if not _is_list_of(list, times) or not _is_list_of(str, sentences) or len(times) != len(sentences):
             raise ConfigError(
                 f"{path}: {video!r}: timestamps and sentences are not two equal lists. Download it again."

@@ -24,6 +24,11 @@ SPLIT_WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+# Columns of published tables, and the column of ours that each is
+_OTHER_NAMES = {
+    **dict.fromkeys(("video_id", "videoid", "vid", "video_name", "file_name", "filename", "youtube_id"), "video"),
+    **dict.fromkeys(("sentence", "text", "description", "query", "captions", "title"), "caption"),
+}
 # mm:ss or hh:mm:ss with decimals; seconds are below 60, and so are minutes after hours
 _CLOCK = re.compile(r"(?:(\d+):(?=[0-5]?\d:))?(\d+):([0-5]?\d(?:[.,]\d+)?)", re.ASCII)
 _NUMBER = re.compile(r"\d+(\.\d+)?")
@@ -46,8 +51,11 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
     if missing := [name for name in required if name not in table.header]:
         listed = " and ".join(map(repr, missing))
         hint = "" if len(missing) > 1 else suggest(missing[0], table.header)
+        known = {_OTHER_NAMES.get(name.lower()): name for name in reversed(table.header)}
+        renamed = [f"{known[name]!r} {name!r}" for name in missing if name in known]
         between = "" if table.separator == "," else f", separated by {SEPARATORS[table.separator]},"
         hint = hint or f" The header{between} has: {', '.join(table.header)[:200]}."
+        hint += f" Call {' and '.join(renamed)}." if renamed else ""
         raise ConfigError(f"{path}: line 1: no column {listed}.{hint}")
     for line, row in table.rows:
         cells = {name: row.get(name, "").strip() for name in (*required, *optional)}

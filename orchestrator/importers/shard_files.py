@@ -131,24 +131,35 @@ def _tar(file: Path) -> Iterator[dict[str, Any]]:
         if not members:
             raise ConfigError(f"{file}: has no video. Put KEY.mp4 next to KEY.txt; for features see `import features`.")
         for key, parts in _samples([each.name for each in members]).items():
-            found: dict[str, bytes] = {}
+            found: dict[str, list[bytes]] = defaultdict(list)
+            name = ""
             for member in (members[place] for place in parts):
-                kind = _kind(member.name)
                 stream = archive.extractfile(member) if member.isreg() and not member.issparse() else None
                 if stream is None or member.size > size:
                     raise ValueError(f"{member.name[:60]!r} is not a whole file within it")
-                if kind in found:
-                    raise ConfigError(f"{file}: {key!r:.80} has two files {kind}. Give each sample one of each kind.")
-                found[kind] = stream.read()
-            video = next((members[place].name for place in parts if _kind(members[place].name) == VIDEO), None)
-            if video is None:
+                kind = _kind(member.name)
+                found[kind].append(stream.read())
+                name = key + PurePosixPath(member.name).suffix if kind == VIDEO else name
+            if not name:
                 raise ConfigError(f"{file}: {key!r:.80} has no video. Put KEY.mp4 next to KEY.txt or KEY.json.")
-            row = json.loads(found.get(".json") or "{}")
-            if not isinstance(row, dict):
-                raise ConfigError(f'{file}: {key!r:.80}: its .json is not an object. Write {{"caption": ...}}.')
-            if ".txt" in found:
-                row["caption"] = found[".txt"].decode("utf-8-sig").strip()
-            yield {**_taken(row), "bytes": found[VIDEO], "name": key + PurePosixPath(video).suffix}
+            if many := [kind for kind in (VIDEO, ".txt") if len(found[kind]) > 1]:
+                raise ConfigError(f"{file}: {key!r:.80} has two files {many[0]}. Give each sample one of each kind.")
+            row = _cells(f"{file}: {key!r:.80}", found[".json"])
+            if found[".txt"]:
+                row["caption"] = found[".txt"][0].decode("utf-8-sig").strip()
+            yield {**_taken(row), "bytes": found[VIDEO][0], "name": name}
+
+
+def _cells(where: str, texts: list[bytes]) -> dict[str, Any]:
+    """Return the cells of the .json files of a sample, such as KEY.json and KEY.info.json."""
+    cells: dict[str, Any] = {}
+    for row in map(json.loads, texts):
+        if not isinstance(row, dict):
+            raise ConfigError(f'{where}: its .json is not an object. Write {{"caption": ...}}.')
+        if different := [name for name in TAKEN if name in row and cells.get(name, row[name]) != row[name]]:
+            raise ConfigError(f"{where}: its .json files have two values of {different[0]}. Keep one of them.")
+        cells |= row
+    return cells
 
 
 def _kind(member: str) -> str:

@@ -19,6 +19,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import VideoFolder
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS
 from ctvr.orchestrator.importers.shard_files import NAMES, READERS, read_shard
+from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
 
 SPARE, RATIO = 64 << 20, 20  # bytes written at most: the compression of videos, but not of a decompression bomb
@@ -52,6 +53,7 @@ class Shards:
         self.left = SPARE + RATIO * sum((folder / shard).stat().st_size for shard in shards)
         self._listed: VideoFolder | None = None
         self._check_sets()
+        self._check_order()
 
     def rows(self) -> Iterator[tuple[str, Path, int, dict[str, Any], str]]:
         """Yield (split, shard, row from 1, cells, path of the video below `videos()`)."""
@@ -91,6 +93,14 @@ class Shards:
                     f"folder: {self.folder}: {first} and {second} are two sets of {split or 'one'} rows. Give a folder "
                     "with one of them."
                 )
+
+    def _check_order(self) -> None:
+        """Reject a folder in which an early version of `datasets` keeps rows and their order in two files."""
+        for state in {(self.folder / shard).with_name("state.json") for shard in self.shards}:
+            about = read_json(state) if state.is_file() else None
+            if isinstance(about, dict) and (about.get("_indices_files") or about.get("_indices_data_files")):
+                remedy = "load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW_FOLDER)"
+                raise ConfigError(f"{state}: names indices of rows, which are not read. Save it again: {remedy}")
 
     def _place(self, file: Path, number: int, row: dict[str, Any]) -> str:
         content, name = row.pop("bytes"), row.pop("name")

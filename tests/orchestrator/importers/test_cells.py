@@ -20,6 +20,7 @@ from ctvr.orchestrator.streams.captions import captions_of, cell_of
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.videos import VideoPlaces
+from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES
 
 HEADER = "video,caption,category,split,task\n"
 ODD = [
@@ -245,6 +246,9 @@ def test_whole_numbers_are_ids_of_msrvtt(tmp_path):
     """Some copies of MSR-VTT's files and features have 7010 for video7010."""
     (tmp_path / "captions.json").write_text(json.dumps({"annotations": [{"image_id": 7010, "caption": "a dog"}]}))
     assert read_msrvtt_captions([tmp_path / "captions.json"]) == {"video7010": ["a dog"]}
+    listed = [{"video_id": 7011, "caption": ["a cat", "a pet"]}, {"video_id": "video7012", "caption": "a fish"}]
+    (tmp_path / "list.json").write_text(json.dumps(listed))
+    assert read_msrvtt_captions([tmp_path / "list.json"]) == {"video7011": ["a cat", "a pet"], "video7012": ["a fish"]}
     for name in ("video7010.mp4", "7011.mp4", "video7011.mp4"):
         (tmp_path / name).touch()
     find = VideoFolder(tmp_path).find
@@ -269,3 +273,22 @@ def test_captions_are_corrected_only_if_asked(tmp_path):
     assert "wrong encoding" not in corrected
     with pytest.raises(ConfigError, match="--correct-captions: features may have"):
         import_stream("features", files | {"features": "x.npz"}, None, tmp_path, correct=True)
+
+
+def test_columns_of_published_tables_are_recognised(tmp_path):
+    (tmp_path / "t.csv").write_text("end,start,task,text,video_id\n60,47,226,cut it,a\n")
+    with pytest.raises(
+        ConfigError, match="text, video_id. Call 'video_id' 'video' and 'text' 'caption'.$"
+    ):
+        import_csv(tmp_path / "t.csv", tmp_path, None)
+
+
+@pytest.mark.parametrize("suffix", [*VIDEO_SUFFIXES, "."])
+def test_a_video_with_any_ending_is_found_below_the_folder(tmp_path, suffix):
+    """DiDeMo's ids have their endings, and some end in a point."""
+    (tmp_path / "videos/a").mkdir(parents=True)
+    (tmp_path / f"videos/a/x{suffix}").touch()
+    find = VideoFolder(tmp_path).find
+    assert find(f"x{suffix}") == (f"videos/a/x{suffix}", False)
+    if suffix != ".":
+        assert find("x")[0] == f"videos/a/x{suffix}"

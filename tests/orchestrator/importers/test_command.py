@@ -281,6 +281,7 @@ def test_frames_that_are_cut_already_carry_no_segment(actnet: dict[str, Path], t
         ({"timestamps": [[2, 1]], "sentences": ["a"]}, r"'v_a': segment: is not a time segment \(got \[2, 1\]\)"),
         ({"timestamps": [7], "sentences": ["a"]}, "'v_a': timestamps and sentences"),
         ([], "timestamps and sentences"),
+        ("a paragraph", "'v_a' is not timestamps and sentences. Give ActivityNet's own train.json"),
     ],
 )
 def test_wrong_queries_are_refused_in_one_line(actnet: dict[str, Path], entry: Any, message: str) -> None:

@@ -62,6 +62,18 @@ def test_keys_with_dots_keep_them_and_their_folder_may_be_the_split(tmp_path):
     }
 
 
+def test_files_of_a_sample_may_lie_apart_and_be_several_json(tmp_path):
+    """As `tar` writes them without --sort=name, and as downloaders write KEY.info.json next to KEY.mp4.json."""
+    apart = {"a__mp4": "1", "b__TXT": "a cat", "b__input__MP4": "2", "a__outputs__txt": "a dog"}
+    tar(tmp_path / "train.tar", **apart)
+    both = {"c__mp4": "3", "c__info__json": '{"caption": "a fish", "id": 1}', "c__mp4__json": '{"fps": 25, "id": 2}'}
+    tar(tmp_path / "test.tar", **both)
+    assert found_in(tmp_path) == {
+        "train": [("a", ["a dog"], None), ("b", ["a cat"], None)],
+        "test": [("c", ["a fish"], None)],
+    }
+
+
 @pytest.mark.parametrize(
     ("members", "message"),
     [
@@ -71,6 +83,10 @@ def test_keys_with_dots_keep_them_and_their_folder_may_be_the_split(tmp_path):
         ({"a__mp4": "1", "a__webm": "1", "a__txt": "x"}, "'a' has two files of a video"),
         ({"a__mp4": "1", "a__txt": b"caf\xe9"}, "is not UTF-8"),
         ({"a__mp4": "1", "a__json": "[1]"}, "its .json is not an object"),
+        (
+            {"a__mp4": "1", "a__json": '{"text": "x"}', "a__b__json": '{"text": "y"}'},
+            "'a': its .json files have two values of text",
+        ),
         ({"a__mp4": "1", "a__json": "{"}, "cannot be read as .tar"),
     ],
 )
@@ -138,6 +154,13 @@ def test_every_cut_of_arrow_is_refused_also_between_batches(tmp_path):
         with pytest.raises(ConfigError, match=r"arrow: cannot be read as \.arrow") as error:
             import_dataset(folder, None)
         assert "\n" not in str(error.value)
+
+
+def test_a_folder_with_an_order_of_its_own_is_not_read_in_another(tmp_path):
+    folder = saved(tmp_path, "stream", train=[row("a", "a dog")], test=[row("c", "a fish")])
+    (folder / "test/state.json").write_text('{"_indices_data_files": [{"filename": "indices.arrow"}]}')
+    with pytest.raises(ConfigError, match=r"test/state.json: names indices of rows, which are not read. Save it again"):
+        import_dataset(folder, None)
 
 
 def test_missing_shards_are_counted(tmp_path):
