@@ -27,7 +27,7 @@ SPLIT_WORDS = {
 # Columns of published tables, and the column of ours that each is
 _OTHER_NAMES = {
     **dict.fromkeys(("video_id", "videoid", "vid", "video_name", "file_name", "filename", "youtube_id"), "video"),
-    **dict.fromkeys(("sentence", "text", "description", "query", "captions", "title"), "caption"),
+    **dict.fromkeys(("sentence", "text", "description", "query", "captions"), "caption"),
 }
 # mm:ss or hh:mm:ss with decimals; seconds are below 60, and so are minutes after hours
 _CLOCK = re.compile(r"(?:(\d+):(?=[0-5]?\d:))?(\d+):([0-5]?\d(?:[.,]\d+)?)", re.ASCII)

@@ -277,9 +277,7 @@ def test_captions_are_corrected_only_if_asked(tmp_path):
 
 def test_columns_of_published_tables_are_recognised(tmp_path):
     (tmp_path / "t.csv").write_text("end,start,task,text,video_id\n60,47,226,cut it,a\n")
-    with pytest.raises(
-        ConfigError, match="text, video_id. Call 'video_id' 'video' and 'text' 'caption'.$"
-    ):
+    with pytest.raises(ConfigError, match="text, video_id. Call 'video_id' 'video' and 'text' 'caption'.$"):
         import_csv(tmp_path / "t.csv", tmp_path, None)
 
 
