@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ctvr.orchestrator.console import printable, say
 from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.video.container import CUT
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
 from ctvr.orchestrator.video.pool import Decoder, Job
 from ctvr.orchestrator.video.sampling import NATIVE, Frames, Sampling
@@ -125,13 +126,17 @@ def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | Non
             f"{' '.join(VIDEO_SUFFIXES)}."
         )
     refused: dict[Path, str] = {}
+    cut: list[Path] = []
     with Decoder(min(4, os.cpu_count() or 1)) as decoder:
         for job, result in decoder.map(Job(str(video), sampling, segment) for video in found.videos):
             if isinstance(result, VideoError):
                 refused[Path(job.path)] = result.reason
+            elif result.info is not None and CUT in result.info.counted:
+                cut.append(Path(job.path))
     count = len(found.videos)
     head = f"{printable(str(folder))}: {count - len(refused)} of {count} videos can be read"
     lines = [f"{printable(str(video))}: {printable(refused[video])}" for video in sorted(refused)]
+    lines += [f"{printable(str(video))}: can be read; {CUT}" for video in sorted(cut)]
     lines += [f"{printable(str(error.filename))}: cannot be listed ({error.strerror})" for error in found.unreadable]
     if found.others:
         head += f"; {found.others} other {'file does' if found.others == 1 else 'files do'} not have a video's suffix"

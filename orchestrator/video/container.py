@@ -16,6 +16,7 @@ from typing import BinaryIO
 from ctvr.orchestrator.text_files import other_file
 
 CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, raw H.264, HEVC, MPEG and DV"
+CUT = "the file ends inside a packet, so it is cut short"
 _PLAIN, _AVCHD, _DVB = 188, 192, 204  # bytes of a packet of a transport stream; AVCHD's begins with a time
 _PROBED = 5 * _DVB
 # First bytes of formats that FFmpeg reads and this package does not, to name them in a message

@@ -18,6 +18,7 @@ import numpy as np
 
 from ctvr.orchestrator.errors import VideoError
 from ctvr.orchestrator.video.container import (
+    CUT,
     container_of,
     convert,
     ends_in_packet,
@@ -175,7 +176,7 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
     if not found.count:
         raise VideoError(str(path), "has no frames")
     if found.why or not len(found.pts):
-        end = "; the file ends inside a packet, so it is cut short" if ends_in_packet(path, container) else ""
+        end = f"; {CUT}" if ends_in_packet(path, container) else ""
         return count_index(path, container, (found.why or HIDDEN) + end, limits, watch)
     times = (found.pts - found.pts[0]) * base
     fps = float(rate) if rate else 1 / frame_seconds(times) if frame_seconds(times) else 0.0

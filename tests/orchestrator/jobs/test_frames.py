@@ -79,6 +79,16 @@ def test_a_folder_is_counted_and_what_is_refused_is_named_in_one_line(videos, ca
     assert refused[0].startswith(f"{videos}/below/bad\\n\\x1b[31mred.mp4: ")
 
 
+def test_a_recording_that_is_cut_short_is_read_and_named(tmp_path, capsys):
+    whole = write_video(tmp_path / "a.ts", bf="0")
+    (tmp_path / "b.ts").write_bytes(whole.read_bytes()[:-50])
+    assert main(["frames", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}: 2 of 2 videos can be read",
+        f"{tmp_path}/b.ts: can be read; the file ends inside a packet, so it is cut short",
+    ]
+
+
 def test_a_name_with_a_line_break_is_printed_in_one_line(videos, capsys):
     assert main(["frames", str(videos / "below/bad\n\x1b[31mred.mp4")]) == 2
     said = capsys.readouterr().err
