@@ -41,6 +41,7 @@ START_TIMEOUT_SECONDS = "300"  # normal starts took more than 40 s on a loaded m
 REPLACEMENT_SECONDS = "1800"  # on a cluster, where the replacement of a lost machine must boot and install first
 PAUSE_SECONDS = 10.0  # before the second start of Ray; twice that before the third
 POLL_SECONDS = "0.2"  # interval at which the controller polls for reports; the default of 2.0 s slows short tasks
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _TOKEN = secrets.token_hex(32)  # of clusters that this process starts; Ray reads it once per process
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -163,7 +164,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
 def _job_variables() -> set[str]:
     """Return the variables that a submitted job (`ray job submit`) sets: Ray refuses a variable that is set twice."""
     try:
-        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+        job = json.loads(os.environ.get(_JOB) or "{}")
         return set((job.get("runtime_env") or {}).get("env_vars") or {})
     except (ValueError, AttributeError):  # Ray reports the error
         return set()
@@ -188,6 +189,7 @@ def _answers(file: Path) -> bool:
 def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
     """Start a cluster on this machine; retry, because Ray's time limit of 30 s is too short on a busy machine."""
     bind_to_loopback(True)
+    os.environ.pop(_JOB, None)  # of a submitted job: belongs to another cluster, and names files there
     if not token_file().is_file():  # otherwise Ray would write a new token into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     folder, problem = usable_folder()

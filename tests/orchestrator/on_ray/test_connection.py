@@ -361,6 +361,18 @@ def test_variables_that_a_submitted_job_sets_are_left_to_it(monkeypatch):
     assert "OMP_NUM_THREADS" in given[1]
 
 
+def test_a_cluster_that_a_submitted_job_starts_is_not_the_jobs(monkeypatch):
+    """Ray would merge the job's environment, and look for its folder in a cluster that does not have it."""
+    job = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "4"}, "working_dir": "gcs://_ray_pkg_0.zip"}}
+    monkeypatch.setattr("os.environ", {**os.environ, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)})
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(connection, "_await_dashboard", lambda port: None)
+    seen: list[bool] = []
+    monkeypatch.setattr("ray.init", lambda **options: seen.append("RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ))
+    connection.connect("local")
+    assert seen == [False]
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
