@@ -119,3 +119,27 @@ def test_garbled_captions_are_counted() -> None:
     assert found[2].startswith("1 video has captions with lost characters (U+FFFD), first t0v3.")
     assert all("ctvr streams import ... --correct-captions" in line for line in found[:2])
     assert "HTML" not in check_stream(stream([[["R&D"], ["caf\u00e9"]]]))
+
+
+def of_items(*items: tuple[str, str, tuple[float, float] | None]) -> Stream:
+    """A stream of one task with these ids, files and segments: the first item trains, the others are searched."""
+    made = tuple(Item(video, f"/none/{file}", segment, "c", (f"a {video}",)) for video, file, segment in items)
+    return Stream("s", (StreamTask("task_1", ("c",), made[:1], (), made[1:]),), "ctvr", False)  # type: ignore[arg-type]
+
+
+def test_two_ids_of_one_file_are_named() -> None:
+    report = check_stream(of_items(("v0", "v0.mp4", None), ("v0.mp4", "v0.mp4", None), ("v1", "v1.mp4", None)))
+    assert "1 file has more than one id (v0 and v0.mp4). Each id counts as a separate video. Keep one id." in report
+    assert "more than one id" not in check_stream(of_items(("v0", "v0.mp4", (0, 1)), ("v1", "v0.mp4", (1, 2))))
+
+
+def test_a_video_with_segments_in_train_and_test_is_named() -> None:
+    report = check_stream(of_items(("v0@0-1", "v0.mp4", (0, 1)), ("v0@1-2", "v0.mp4", (1, 2)), ("v1", "v1.mp4", None)))
+    assert "1 video has segments in train and in other splits (v0@0-1 in train, v0@1-2 in test)" in report
+    apart = check_stream(of_items(("v0", "v0.mp4", None), ("v1@0-1", "v1.mp4", (0, 1)), ("v1@1-2", "v1.mp4", (1, 2))))
+    assert "segments in train" not in apart
+
+
+def test_control_characters_are_counted_and_line_breaks_are_not() -> None:
+    report = check_stream(stream([[["a\0b", "x"], ["a\x07b"], ["a\nb"], ["a\u2028b"]]]))
+    assert "3 captions contain control characters, such as one of t0v0." in report  # t0v0 trains, too

@@ -133,6 +133,9 @@ MAKERS = {
     "mpeg4.m4v": lambda folder: unpacked(folder / "a.m4v", write_video(folder / "s.avi", codec="mpeg4")),
     "png.mov": lambda folder: write_video(folder / "a.mov", pixels="rgb24", codec="png"),
     "utvideo.avi": lambda folder: write_video(folder / "a.avi", codec="utvideo"),
+    "svq1.mov": lambda folder: write_video(folder / "a.mov", pixels="yuv410p", codec="svq1"),
+    "cinepak.avi": lambda folder: write_video(folder / "a.avi", frames=20, pixels="rgb24", codec="cinepak"),
+    "msvideo1.avi": lambda folder: write_video(folder / "a.avi", pixels="rgb555le", codec="msvideo1"),
     "zmbv.avi": lambda folder: write_video(folder / "a.avi", pixels="bgr0", codec="zmbv"),
 }
 
