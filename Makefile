@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED = 0
 export MLFLOW_DISABLE_TELEMETRY = true
 
-.PHONY: help setup sweep test test-all test-gpu test-faults test-cluster wheel lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
+.PHONY: help setup sweep test test-all test-browser test-gpu test-faults test-cluster wheel lint format bench bench-gpu null-simulation check-methods chaos fuzz video-formats scale ui docs clean mutants hashes verify-hashes sbom
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -54,6 +54,12 @@ test-faults: $(READY)  ## kill a sweep on Ray, over and over, and lose a node; o
 test-cluster: $(READY)  ## cluster files, a stack in moto's account, hosts made of network namespaces, a Slurm of two nodes
 	$(INSTALL) -c constraints.txt Flask-WTF
 	$(PYTEST) -n 1 -m "slow or not slow" --durations=25 $(ARGS) tests/cluster
+
+SCREENSHOTS ?= build/screenshots
+test-browser: $(READY)  ## pages in Debian's Chromium: axe-core, desktop, phone, dark, print; pictures go to SCREENSHOTS=build/screenshots
+	$(INSTALL) -c constraints.txt axe-playwright-python
+	mkdir -p $(SCREENSHOTS)
+	CTVR_SCREENSHOTS=$(abspath $(SCREENSHOTS)) $(PYTEST) -n 1 -m "slow or not slow" $(ARGS) tests/orchestrator/pages/test_browser.py
 
 wheel: $(READY)  ## build it into dist/, install it elsewhere and run it from there
 	rm -rf build

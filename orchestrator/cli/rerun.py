@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.cli.options import (
     add_direction,
@@ -14,7 +14,10 @@ from ctvr.orchestrator.cli.options import (
     get_existing_runs,
     split_commas,
 )
-from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import ConfigError, CtvrError
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.execution import ExecutionConfig
 
 
 def add_rerun(commands: Any) -> None:
@@ -49,6 +52,16 @@ def swept(arguments: argparse.Namespace) -> str:
     return arguments.name or arguments.sweep or ""
 
 
+def with_page(text: str, name: str, execution: ExecutionConfig) -> str:
+    """Write the report of a finished sweep or rerun; return its text with the page to open at its end."""
+    from ctvr.orchestrator.jobs.report import open_line
+
+    try:
+        return f"{text}\n{open_line(name, execution)}"
+    except (CtvrError, KeyboardInterrupt) as error:  # the sweep itself is complete
+        return f"{text}\npage: was not written ({str(error) or 'stopped'}). Write it: ctvr report {name}"
+
+
 def _rerun(arguments: argparse.Namespace) -> str:
     if not (sweep := swept(arguments)):
         raise ConfigError("rerun: the name of the sweep is missing. Write: ctvr rerun NAME")
@@ -59,4 +72,5 @@ def _rerun(arguments: argparse.Namespace) -> str:
     baselines, direction = split_commas(arguments.baselines), get_direction(arguments)
     with within_budget(arguments.budget_hours):
         counts = (arguments.top, arguments.seeds)
-        return rerun(sweep, execution, *counts, baselines, direction, arguments.task_orders)
+        text = rerun(sweep, execution, *counts, baselines, direction, arguments.task_orders)
+        return with_page(text, sweep, execution)

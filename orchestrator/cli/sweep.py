@@ -22,7 +22,7 @@ from ctvr.orchestrator.cli.options import (
     settings_of,
     split_commas,
 )
-from ctvr.orchestrator.cli.rerun import swept
+from ctvr.orchestrator.cli.rerun import swept, with_page
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.trust import trust_options
@@ -152,7 +152,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
         from ctvr.orchestrator.sweeps.session import within_budget
 
         with within_budget(arguments.budget_hours):
-            return resume(arguments.resume, execution)
+            return with_page(resume(arguments.resume, execution), arguments.resume, execution)
     overrides = settings_of(arguments)
     if arguments.smoke:
         arguments.trials, arguments.seeds = 1, min(1 if arguments.seeds is None else arguments.seeds, 1)
@@ -241,7 +241,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         orders=arguments.task_orders,
     )
     with within_budget(arguments.budget_hours):
-        return sweep(request, execution)
+        return with_page(sweep(request, execution), name, execution)
 
 
 def _slug(stream: str) -> str:
@@ -260,7 +260,8 @@ def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: 
     from ctvr.orchestrator.sweeps.table_sweep import sweep_table
 
     with within_budget(arguments.budget_hours), named_in(f"table {arguments.preset or 'of --vary'}"):
-        return sweep_table(request, execution)
+        text = sweep_table(request, execution)
+        return with_page(text, request.name, execution) if request.preset.seeds else text
 
 
 def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:

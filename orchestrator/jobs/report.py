@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.commits import Commits, digest_of_commit
-from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, lost_names
+from ctvr.orchestrator.on_ray.plan import NUMBER
+from ctvr.orchestrator.pages.forgetting import ANCHOR, LostQuery, ModelHistory, lost_names
 from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.pages.report import report
+from ctvr.orchestrator.pages.searched import SearchedSetting, SearchedSpace, Trial
 from ctvr.orchestrator.streams.stream import Item, Stream
-from ctvr.orchestrator.sweeps.selection import best_trials
+from ctvr.orchestrator.sweeps.comparison import last_value
+from ctvr.orchestrator.sweeps.selection import METRIC_LABELS, SPACE, best_trials, selection_metric
 from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -23,7 +28,17 @@ COMPLETE = "ctvr.complete"
 
 
 def make_report(name: str, execution: ExecutionConfig, html: Path | None = None) -> str:
-    """Write the report of a sweep, of a rerun, or of all complete runs of a stream; return its path.
+    """Write a report as `write_report` does; return the line that names its file."""
+    return f"written: {write_report(name, execution, html)}"
+
+
+def open_line(name: str, execution: ExecutionConfig) -> str:
+    """Write a report; return the line that names its address, at the forgetting explorer."""
+    return f"open: {write_report(name, execution).as_uri()}#{ANCHOR}"
+
+
+def write_report(name: str, execution: ExecutionConfig, html: Path | None = None) -> Path:
+    """Write the report of a sweep with its rerun, of a rerun, or of all complete runs of a stream; return its path.
 
     Args:
         name: name of a sweep, a rerun (NAME-final-...) or a stream.
@@ -38,14 +53,19 @@ def make_report(name: str, execution: ExecutionConfig, html: Path | None = None)
     sweep = tracker.find_sweep(name)
     if sweep is None and not tracker.find_runs(stream=name):
         raise ConfigError(f"report: {no_runs_of(name, tracker)}")
-    tables = made_tables(execution, name, None) if sweep else made_tables(execution, None, name)
-    facts = _facts(name, sweep, tracker)
+    search = tracker.find_sweep(str(sweep.settings.get("rerun_of", name))) if sweep else None
+    reruns = tracker.find_runs(tags={"ctvr.rerun_of": name, COMPLETE: "true"}) if sweep else []
+    shown = reruns[-1].tags["ctvr.sweep"] if reruns else name
+    tables = made_tables(execution, shown, None) if sweep else made_tables(execution, None, name)
+    facts = _facts(name, search or sweep, tracker)
+    if reruns:
+        facts.append(("Shown below", f"the best again next to baselines, over fresh seeds on test videos: {shown}"))
     memories, names = _memories(tables, tracker, execution)
-    text = report(name, facts, tables, memories, names)
+    text = report(name, facts, tables, memories, names, _searched(search, tracker))
     file = write_page(html or execution.runs / "pages" / f"{Path(name).stem}.html", text)
     if sweep is not None:
         tracker.log_artifacts(sweep.run_id, [file], into="page")  # an artifact of the sweep in MLflow
-    return f"written: {file}"
+    return file
 
 
 def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[str, str]]:
@@ -61,10 +81,70 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
         ("Budget", f"{trials} trials, {sweep.tags.get('ctvr.complete_trials')} of them complete; "
                    f"searched by {settings.get('search.searcher')}, {settings.get('search.scheduler')}"),
     ]  # fmt: skip
-    best = best_trials(tracker, name, 1)[0]
+    best = best_trials(tracker, sweep.name, 1)[0]
     facts.append(("Winner of the search", f"{best.name}, run {best.run_id}"))
-    facts.append(("Confirmation", _verdict(name, sweep, tracker) or "none was run, or it has not ended"))
+    facts.append(
+        (
+            "Confirmation",
+            _verdict(sweep.name, sweep, tracker).removeprefix("confirmation: ") or "none was run, or it has not ended",
+        )
+    )
     return facts
+
+
+def _searched(sweep: RunRecord | None, tracker: Tracker) -> SearchedSpace | None:
+    """Return the space and the trials of a search; None for other sweeps."""
+    if sweep is None or "ctvr.trials" not in sweep.tags:
+        return None
+    metric, _ = selection_metric(sweep)
+    best, runs = best_trials(tracker, sweep.name, 1)[0], tracker.find_runs(sweep=sweep.name)
+    trials = [
+        Trial(
+            number=run.tags.get(NUMBER, "").lstrip("0") or run.name,
+            settings={name: str(value) for name, value in run.settings.items()},
+            value=last_value(run, metric),
+            tasks=(run.last(metric) or (0, 0.0))[0],
+            state=_state(run),
+            is_complete=run.tags.get(COMPLETE) == "true",
+            is_winner=run.run_id == best.run_id,
+        )
+        for run in runs
+    ]
+    return SearchedSpace(_space(sweep, trials), tuple(trials), f"{METRIC_LABELS.get(metric, metric)}, in points")
+
+
+def _state(run: RunRecord) -> str:
+    if run.tags.get(COMPLETE) == "true":
+        return "complete"
+    return f"stopped: {run.tags['ctvr.stopped']}" if "ctvr.stopped" in run.tags else run.status.lower()
+
+
+def _space(sweep: RunRecord, trials: Sequence[Trial]) -> tuple[SearchedSetting, ...]:
+    """Return the recorded space; of a sweep before 0.3, the settings in which trials differ, as far as tried."""
+    try:
+        known = dict(json.loads(sweep.tags[SPACE]))
+        return tuple(
+            SearchedSetting(name, tuple(each["values"]))
+            if "values" in each
+            else SearchedSetting(name, (), float(each["low"]), float(each["high"]), bool(each["log"]))
+            for name, each in known.items()
+        )
+    except (KeyError, ValueError, TypeError, RecursionError):  # MLflow's records may be old, or have been edited
+        return tuple(_as_tried(name, trials) for name in trials[0].settings if _differs(name, trials))
+
+
+def _differs(name: str, trials: Sequence[Trial]) -> bool:
+    return len({trial.settings.get(name) for trial in trials}) > 1
+
+
+def _as_tried(name: str, trials: Sequence[Trial]) -> SearchedSetting:
+    tried = list(dict.fromkeys(trial.settings.get(name, "") for trial in trials))
+    try:
+        numbers = sorted({float(value) for value in tried})
+    except ValueError:
+        return SearchedSetting(name, tuple(tried))
+    is_log = numbers[0] > 0 and numbers[-1] / numbers[0] > 5
+    return SearchedSetting(name, (), numbers[0], numbers[-1], is_log, is_known=False)
 
 
 def _verdict(name: str, sweep: RunRecord, tracker: Tracker) -> str:
@@ -103,6 +183,8 @@ def _memories(
             )
         except CtvrError as error:  # also an untrusted class; the other rows are shown
             memories.append(ModelHistory(label, 0, (), str(error)))
+    best = next((n for n, row in enumerate(tables[0].rows) if tables[0].is_best(row, tables[0].columns[0])), 0)
+    memories[best] = replace(memories[best], is_open=True)
     found = [stream for stream in streams.values() if stream is not None]
     return memories, [task.name for task in found[0].tasks] if found else []
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from ray import tune
 from ray.tune.search import Searcher
-from ray.tune.search.sample import Categorical, Float, Integer
+from ray.tune.search.sample import Categorical, Float, Integer, LogUniform
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchSpace, parse_values, within
+from ctvr.orchestrator.tracking.run_record import as_text
 
 
 class PerTaskResults(Searcher):
@@ -41,6 +42,18 @@ class PerTaskResults(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         is_whole = result is not None and result.get("task", 0) >= self.num_tasks
         self.inner.on_trial_complete(trial_id, result=result if is_whole else None, error=error)
+
+
+def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space as plain data: setting -> its listed `values`, or `low`, `high` and `log`; others are omitted."""
+    found: dict[str, Any] = {}
+    for name, domain in space.items():
+        if isinstance(domain, Categorical):
+            found[name] = {"values": [as_text(value) for value in domain.categories]}
+        elif isinstance(domain, (Float, Integer)) and math.isfinite(domain.upper - domain.lower):
+            is_log = isinstance(domain.get_sampler(), LogUniform)
+            found[name] = {"low": domain.lower, "high": domain.upper, "log": is_log}
+    return found
 
 
 def grid_points(space: SearchSpace) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from html import escape
 from ctvr.orchestrator.pages.thumbnails import image, strips
 from ctvr.orchestrator.streams.stream import Item
 
+ANCHOR = "forgotten"  # of the explorer's heading
 SHOWN = 12  # lost queries per run with pictures
 
 
@@ -42,6 +43,7 @@ class ModelHistory:
     found: int  # queries that were found first after their own task, without those of the last task
     lost: tuple[LostQuery, ...]
     reason: str = ""  # why nothing is known, if so
+    is_open: bool = False  # whether its pictures are unfolded
 
 
 def lost_names(history: Sequence[Mapping[str, float]], task_of: Mapping[str, int]) -> tuple[int, list[str]]:
@@ -62,7 +64,7 @@ def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) 
     shown = [lost for memory in memories for lost in memory.lost[:SHOWN]]
     pictures = strips((item.path, item.segment) for lost in shown for item in (lost.item, lost.winner))
     parts = [
-        "<h2>Forgotten queries</h2>",
+        f'<h2 id="{ANCHOR}">Forgotten queries</h2>',
         '<p class="soft">Captions that found their own video first when their task was learned, but not after the '
         "last task. <b>Forgotten</b>: the video that is first now was in the gallery before, so the model has changed. "
         "<b>Outnumbered</b>: it came with a later task.</p>",
@@ -79,7 +81,8 @@ def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) 
         cards = "\n".join(_card(lost, names, pictures) for lost in memory.lost[:SHOWN])
         if cards:
             more = f", the {SHOWN} that fell furthest" if len(memory.lost) > SHOWN else ""
-            parts.append(f'<details open><summary>lost{more}</summary><div class="grid">{cards}</div></details>')
+            fold = "<details open>" if memory.is_open else "<details>"
+            parts.append(f'{fold}<summary>lost{more}</summary><div class="grid">{cards}</div></details>')
     return "\n".join(parts)
 
 

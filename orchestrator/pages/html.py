@@ -14,25 +14,24 @@ STYLE = """
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #a66f00; --c5: #3d9fd6; --c6: #777; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --card: #151b23;
   --page: #0d1117; --c0: #4ea8de; --c1: #ff8c42; --c2: #2ecc9a; --c3: #e59ac8; --c4: #e6b84d; --c5: #8ccbf2; } }
-* { box-sizing: border-box } body { margin: 0 auto; padding: 1rem; max-width: 72rem; color: var(--ink);
+* { box-sizing: border-box } body { margin: 0 auto; padding: 1rem; max-width: 78rem; color: var(--ink);
   background: var(--page); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
 h1 { font-size: 1.5rem; line-height: 1.25 } h2 { font-size: 1.2rem; margin-top: 2rem; border-top: 1px solid var(--line);
   padding-top: 1rem } h3 { font-size: 1rem } small, .soft { color: var(--soft) } code { font-size: .9em }
 .scroll { overflow-x: auto } .scroll:focus-visible, summary:focus-visible { outline: 2px solid var(--c0) }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
+th, td { padding: .25rem .4rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
 th:first-child, td:first-child { text-align: left } .best { font-weight: 700 } .wrap { white-space: normal;
-  min-width: 7.5rem } table:not(.heat) td:first-child { white-space: normal; min-width: 7rem; max-width: 18rem }
+  min-width: 8.5rem } table:not(.heat) td:first-child { white-space: normal; max-width: 18rem;
+  overflow-wrap: break-word }
 .all { display: none; font-size: .9rem; padding: .3rem 0 } tr.winner td, tr.winner td:first-child { background:
   var(--card) }
 @media screen and (max-width: 45rem) { .all { display: block } .table:not(:has(.all :checked)) .more { display: none }
-  th, td { padding: .25rem .3rem } table:not(.heat) td:first-child { min-width: 5rem; max-width: 9rem } }
+  table { font-size: .85rem }
+  th, td { padding: .25rem .2rem } table:not(.heat) td:first-child { min-width: 7.3rem; max-width: 9rem;
+  overflow-wrap: anywhere } }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; margin: .3rem 0;
   font-size: .85rem } .key svg { width: 2.6rem; height: .9rem; vertical-align: middle; margin-right: .4rem }
-@media print { body { max-width: none; padding: 0; font-size: 11px } table { font-size: 9px }
-  th, td { padding: 2px 4px } th { white-space: normal; overflow-wrap: normal } .wrap { min-width: 0 }
-  .all { display: none } table:not(.heat) td:first-child { min-width: 0; max-width: 11rem }
-  .scroll { overflow: visible } .card, figure, tr { break-inside: avoid } * { print-color-adjust: exact } }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap: 1rem }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6rem; margin: 0 }
 .card img { width: 100%; height: auto; border-radius: 4px; display: block } .card p { margin: .4rem 0 0 }
@@ -44,6 +43,12 @@ td:first-child, th:first-child { position: sticky; left: 0; background: var(--pa
 li { margin: .2rem 0 }
 pre { white-space: pre-wrap; background: var(--card); padding: .8rem; border-radius: 6px; font-size: .85rem }
 details > summary { cursor: pointer; font-weight: 600; padding: .3rem 0 }
+@page { margin: 12mm }
+@media print { body { max-width: none; padding: 0; font-size: 11px } table { font-size: 9px }
+  th, td { padding: 2px 4px } th { white-space: normal; overflow-wrap: normal } .wrap { min-width: 0 }
+  .all { display: none } table:not(.heat) td:first-child { max-width: 11rem } .grid { gap: .5rem;
+  grid-template-columns: repeat(3, 1fr) } svg { max-width: 24rem }
+  .scroll { overflow: visible } .card, figure, tr { break-inside: avoid } * { print-color-adjust: exact } }
 """
 
 

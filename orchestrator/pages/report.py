@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 
+from ctvr.orchestrator.pages.charts import curves_html
 from ctvr.orchestrator.pages.forgetting import ModelHistory, forgetting_explorer
 from ctvr.orchestrator.pages.html import page
 from ctvr.orchestrator.pages.matrix_html import matrices_html
+from ctvr.orchestrator.pages.searched import SearchedSpace, searched_html
 from ctvr.orchestrator.tables.table import Column, Row, Table, cell, number
-from ctvr.orchestrator.tables.table_figures import looks
 
 MAIN = ("r1", "bwf", "fr", "accuracy", "forgetting")  # keys of the columns that a narrow screen shows first
 ARROWS = {"up": " \N{UPWARDS ARROW}", "down": " \N{DOWNWARDS ARROW}", "": ""}
@@ -20,18 +20,10 @@ MEANINGS = {  # beginning of a column's title -> meaning with its unit
     "BWF": "BWF: backward forgetting, points of R@1 that earlier tasks have lost in their own galleries",
     "Params": "Params (M): millions of trained parameters",
 }
-STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # between ticks, in percent
-MARKERS = (  # circle, square, triangle, diamond
-    "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0",
-    "M-3 -3h6v6h-6z",
-    "M0 -4.5L4 3H-4z",
-    "M0 -4.5L4 0L0 4.5L-4 0z",
-)
-DASHES = {"-": "", "--": ' stroke-dasharray="6 3"', ":": ' stroke-dasharray="2 3"', "-.": ' stroke-dasharray="8 3 2 3"'}
 
 
 def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], memories: Sequence[ModelHistory],
-           names: Sequence[str]) -> str:  # fmt: skip
+           names: Sequence[str], searched: SearchedSpace | None = None) -> str:  # fmt: skip
     """Return a complete document.
 
     Args:
@@ -40,6 +32,7 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
         tables: of the complete runs.
         memories: of the rows' first runs.
         names: of the stream's tasks.
+        searched: the space and the trials of the search, if one was run.
     """
     said = "".join(f"<p><b>{escape(what)}</b><br>{escape(text)}</p>" for what, text in facts)
     parts = [said]
@@ -47,6 +40,8 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
         parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table)]
     if memories:
         parts.append(forgetting_explorer(memories, names))
+    if searched is not None:
+        parts.append(searched_html(searched))
     if tables:
         parts.append("<h2>Details</h2>")
     for table in tables:
@@ -79,7 +74,7 @@ def notes_html(table: Table) -> str:
     notes += dict.fromkeys(f"Paper: {row.paper_source}" for row in table.rows if row.paper)
     notes += [f"{row.label}, paper: {mark}" for row in table.rows if row.paper for mark in row.paper_marks]
     listed = "".join(f"<li><small>{escape(note)}</small></li>" for note in notes)
-    title = f"{len(notes)} notes on the rows of {escape(table.heading)}"
+    title = f"{len(notes)} note{'s' * (len(notes) > 1)} on the rows of {escape(table.heading)}"
     return f"<details><summary>{title}</summary><ul>{listed}</ul></details>" if notes else ""
 
 
@@ -126,66 +121,3 @@ def _printed(table: Table, row: Row) -> str:
         cells.append(_cell("td", text, "" if _is_main(column) else "more"))
     cells += [_cell("td", "", "more")] * len(table.comparison_titles) + [_cell("td", "")]
     return f'<tr class="paper">{"".join(cells)}</tr>'
-
-
-def curves_html(table: Table) -> str:
-    """Plot R@1 (or accuracy) after each task, a line for each row, as inline SVG with its legend."""
-    rows = [row for row in table.rows if len(row.curve) > 1]
-    if not rows:
-        return ""
-    width, height, left, bottom = 460, 270, 48, 44
-    steps = sorted({step for row in rows for step, _, _ in row.curve})
-    ticks = _ticks([mean for row in rows for _, mean, _ in row.curve])
-    low, high = ticks[0], ticks[-1]
-
-    def place(step: int, value: float) -> tuple[float, float]:
-        x = left + (step - steps[0]) / max(1, steps[-1] - steps[0]) * (width - left - 10)
-        return round(x, 1), round(10 + (high - value) / (high - low) * (height - bottom - 10), 1)
-
-    parts = []
-    for tick in ticks:
-        y = place(steps[0], tick)[1]
-        parts.append(f'<path d="M{left} {y}H{width}" stroke="var(--line)"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>')
-    parts += [
-        f'<text x="{place(step, low)[0]}" y="{height - bottom + 18}" text-anchor="middle">{step}</text>'
-        for step in steps
-    ]
-    middle = (height - bottom) / 2
-    parts.append(f'<text x="{(left + width) / 2}" y="{height - 6}" text-anchor="middle">tasks learned</text>')
-    parts.append(
-        f'<text x="10" y="{middle}" text-anchor="middle" transform="rotate(-90 10 {middle})">'
-        f"{escape(table.measured)} (%)</text>"
-    )
-    legend = []
-    for index, (row, (hue, drawn)) in enumerate(zip(rows, looks(rows))):
-        colour, dash = f"var(--c{hue})", DASHES[drawn]
-        points = [place(step, mean) for step, mean, _ in row.curve]
-        line = " ".join(f"{x},{y}" for x, y in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-        parts += [_marker(index, x, y, colour) for x, y in points]
-        sample = f'<path d="M0 7H40" stroke="{colour}" stroke-width="2"{dash}/>{_marker(index, 20, 7, colour)}'
-        legend.append(f'<li><svg viewBox="0 0 40 14" aria-hidden="true">{sample}</svg>{escape(row.label)}</li>')
-    alt = f"{table.measured} in percent after each task: {', '.join(row.label for row in rows)}"
-    return (
-        f'<figure><svg viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(alt, quote=True)}">'
-        f"{''.join(parts)}</svg><figcaption><small>{escape(table.measured)} over all videos so far, after each task"
-        f'</small><ul class="key">{"".join(legend)}</ul></figcaption></figure>'
-    )
-
-
-def _ticks(values: Sequence[float]) -> list[float]:
-    """Return three to six round numbers around values in percent."""
-    low, high = min(values), max(values)
-    step = next(each for each in STEPS if math.ceil(high / each) - math.floor(low / each) <= 5)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    if last - first < 2:
-        last = first + 2
-    return [each * step for each in range(first, last + 1)]
-
-
-def _marker(index: int, x: float, y: float, colour: str) -> str:
-    """Return a marker of the `index`-th row at a place: shapes tell rows apart in grey and in print."""
-    shape = MARKERS[index % len(MARKERS)]
-    return f'<path d="{shape}" transform="translate({x} {y})" fill="{colour}"/>'

@@ -242,7 +242,7 @@ def execute_rerun(
         )
     if failed == len(runs):
         raise RunsFailed(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
-    text = table(execution, sweep=name, direction=direction)
+    text = table(execution, sweep=name, direction=direction, names_report=False)
     mlflow_notes.annotate_rerun(tracker, parent, name, sweep_name, execution)
     if failed:
         raise RunsFailed(f"{text}\n{failed} runs failed and are missing from the table. `ctvr ui` shows why.")

@@ -24,6 +24,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 if TYPE_CHECKING:
     from ctvr.orchestrator.learning.experiment import Experiment
 
+SPACE = "ctvr.space"  # tag of a sweep's parent run: the searched space as JSON
 FIRST_SEED, FIRST_CONFIRMATION = 1, 1001
 METRIC_LABELS = {GAIN: "R@1 gain over zero-shot", MEAN: "R@1, the mean over tasks"}
 

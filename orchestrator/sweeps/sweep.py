@@ -31,7 +31,7 @@ from ctvr.orchestrator.on_ray.plan import (
     within,
     write_plan,
 )
-from ctvr.orchestrator.on_ray.search import count_listed, count_trials, override_space
+from ctvr.orchestrator.on_ray.search import count_listed, count_trials, describe_space, override_space
 from ctvr.orchestrator.on_ray.tune import can_resume, run_search
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
@@ -53,7 +53,7 @@ from ctvr.orchestrator.sweeps.search_spaces import (
     search_space,
     upper_bounds,
 )
-from ctvr.orchestrator.sweeps.selection import best_trials, expand_task_orders
+from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, expand_task_orders
 from ctvr.orchestrator.sweeps.session import (
     check_machine,
     close_search,
@@ -282,7 +282,8 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
         stream = ready.stream
         say(describe_sweep(planned, room, ready.decoded, execution, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
-        parent = tracker.open_sweep(request.name, stream.name, settings, {OVERRIDES: json.dumps(request.overrides)})
+        tags = {OVERRIDES: json.dumps(request.overrides), SPACE: json.dumps(describe_space(planned.space))}
+        parent = tracker.open_sweep(request.name, stream.name, settings, tags)
         question = f"Which settings of {request.method} are best on {stream.name}?"
         mlflow_notes.write_sweep_note(tracker, parent, request.name, question, planned.search, planned.space)
         plan = replace(plan, parent=parent, root=str(execution.places().root), tracking_uri=tracker.uri)

@@ -40,10 +40,12 @@ def table(
     stream: str | None = None,
     direction: Direction = "t2v",
     split: str = "",
+    names_report: bool = True,
 ) -> str:
     """Write and return the table of a sweep's complete runs (or of each stream's complete runs) on one split.
 
-    The returned text has aligned columns that fit the terminal; the files have all columns and notes.
+    The returned text has aligned columns that fit the terminal; the files have all columns and notes. `names_report`:
+    whether the next commands include the report, which a finished sweep writes itself.
     """
     made = made_tables(execution, sweep, stream, direction, split)
     name = sweep or stream or "all"
@@ -52,8 +54,10 @@ def table(
     folder = os.path.relpath(files[0].parent)
     more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
     models = " ".join(f"--model best-{table.stream}" for table in made[:1])
-    following = f"next: ctvr report {name.partition(',')[0]}{more}\n      ctvr search 'TEXT' {models}{more}"
-    return f"{to_text(made, width)}\nwritten: {folder} ({len(files)} files)\n{following}"
+    following = [f"ctvr report {name.partition(',')[0]}{more}"] * names_report
+    following.append(f"ctvr search 'TEXT' {models}{more}")
+    told = "\n      ".join(following)
+    return f"{to_text(made, width)}\nwritten: {folder} ({len(files)} files)\nnext: {told}"
 
 
 def made_tables(

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from ctvr.orchestrator.cli import main as cli
+from ctvr.orchestrator.cli.rerun import with_page
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
 from tests.orchestrator.cli.test_main import _logging_as_before, ctvr  # noqa: F401
 
 
@@ -20,6 +23,8 @@ def asked(monkeypatch) -> list[Any]:
 
     for job in ("sweeps.sweep.sweep", "sweeps.resume.resume", "sweeps.table_sweep.sweep_table", "sweeps.rerun.rerun"):
         monkeypatch.setattr(f"ctvr.orchestrator.{job}", keep)
+    for command in ("sweep", "rerun"):
+        monkeypatch.setattr(f"ctvr.orchestrator.cli.{command}.with_page", lambda text, *more: text)
     for check in ("sweeps.preflight.check_resumable", "tracking.server.require_records"):
         monkeypatch.setattr(f"ctvr.orchestrator.{check}", lambda *words: None)
     return found
@@ -163,3 +168,19 @@ def test_a_table_of_ones_own_is_a_file(capsys, tmp_path, asked):
 def test_the_commands_are_those_of_the_parser():
     assert cli.make_parser().parse_args(["sweep"]).overrides == []
     assert Path(cli.make_parser().parse_args(["rerun", "--sweep", "s"]).runs) == Path("runs")
+
+
+def test_the_end_of_a_sweep_names_its_page_and_a_failed_page_does_not_fail_the_sweep(monkeypatch):
+    def stop(name, execution):
+        raise KeyboardInterrupt
+
+    def refuse(name, execution):
+        raise ConfigError("report: the disk is full.")
+
+    execution = ExecutionConfig()
+    monkeypatch.setattr("ctvr.orchestrator.jobs.report.write_report", lambda name, _: Path("/a b") / f"{name}.html")
+    assert with_page("the table", "monday", execution) == "the table\nopen: file:///a%20b/monday.html#forgotten"
+    for fail, reason in ((stop, "stopped"), (refuse, "report: the disk is full.")):
+        monkeypatch.setattr("ctvr.orchestrator.jobs.report.write_report", fail)
+        said = f"page: was not written ({reason}). Write it: ctvr report monday"
+        assert with_page("the table", "monday", execution) == f"the table\n{said}"

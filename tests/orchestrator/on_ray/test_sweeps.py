@@ -164,10 +164,13 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     assert "4 trials, 2 of them complete; searched by grid, halving" in shown
     assert f"{best_trials(tracker, 's', 1)[0].name}, run" in shown
     assert "against the recommended settings" in shown
+    assert shown.count("were found, ") == 3  # of its rerun: zero-shot, recommended, searched
     (final,) = {run.tags["ctvr.sweep"] for run in tracker.find_runs() if "-final-" in run.tags["ctvr.sweep"]}
     make_report(final, execution, execution.runs / "final.html")
     shown = (execution.runs / "final.html").read_text()
-    assert "How do these methods compare on the test split of" in shown
+    assert "Which settings of clip4clip are best on" in shown  # the search that it reruns
+    assert '<h2 id="searched">' in shown
+    assert shown.count("stopped: halving after task 2") == 2
     assert shown.count("were found, ") == 3  # zero-shot, recommended, searched
     assert not re.search(r"https?://|<script|url\(", shown)
 

@@ -50,7 +50,7 @@ def test_the_table_has_arrows_meanings_a_winner_and_secondary_columns():
 
 def test_pictures_stand_before_notes():
     text = report("t", [], [shown_table()], [ModelHistory("clip4clip", 0, ())], ["task_01", "task_02"])
-    places = [text.index(word) for word in ("<table>", "<svg", "Forgotten queries", "1 notes on the rows", "</main>")]
+    places = [text.index(word) for word in ("<table>", "<svg", "Forgotten queries", "1 note on the rows", "</main>")]
     assert places == sorted(places)
 
 

@@ -1,0 +1,62 @@
+"""The search on a sweep's page: the space as recorded, or as tried, and every trial, stopped ones too."""
+
+import json
+import math
+import re
+
+from ray import tune
+
+from ctvr.orchestrator.jobs.report import _space
+from ctvr.orchestrator.on_ray.search import describe_space
+from ctvr.orchestrator.pages.searched import SearchedSetting, SearchedSpace, Trial, searched_html
+from ctvr.orchestrator.sweeps.selection import SPACE
+from ctvr.orchestrator.tracking.run_record import RunRecord
+
+
+def trial(number: int, rate: str, rank: str, value: float, **more) -> Trial:
+    return Trial(str(number), {"method.lr": rate, "method.rank": rank, "seed": "0"}, value, 5, "complete", True, **more)
+
+
+def test_a_value_stands_where_it_lies_in_its_range():
+    rate = SearchedSetting("method.lr", low=1e-6, high=1e-4, is_log=True)
+    assert rate.place("1e-05") == 0.5
+    assert SearchedSetting("beta", low=0.0, high=0.8).place("0.2") == 0.25
+    rank = SearchedSetting("rank", ("8", "16"))
+    assert (rank.place("8"), rank.place("16")) == (0.25, 0.75)
+    for odd in (rank.place("9"), rate.place("auto"), SearchedSetting("one", low=1.0, high=1.0).place("1")):
+        assert math.isnan(odd)
+
+
+def test_the_page_shows_ranges_every_trial_and_the_winner():
+    settings = (SearchedSetting("method.lr", low=1e-6, high=1e-4, is_log=True), SearchedSetting("method.rank", ("8",)))
+    stopped = Trial("3", {"method.lr": "1e-6", "method.rank": "8"}, 2.0, 1, "stopped: task 1", False)
+    trials = (trial(1, "2e-5", "8", 9.0), trial(2, "1e-5", "8", 11.5, is_winner=True), stopped)
+    text = searched_html(SearchedSpace(settings, trials, "R@1 gain, in points"))
+    assert "1e-06 to 0.0001 (log scale)" in text
+    assert "tried: 2e-05 +9.00 complete; 1e-06 +2.00 stopped; 1e-05 +11.50 winner" in text
+    rows = re.findall(r"<tr.*?><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", text)
+    assert rows == [("2 ★", "complete", "+11.50"), ("1", "complete", "+9.00"), ("3", "stopped: task 1", "+2.00")]
+    for kind in ("best trial", "complete", "stopped early"):
+        assert f"</svg>{kind}" in text
+
+
+def test_a_search_without_a_finite_result_has_a_table_and_no_chart():
+    text = searched_html(SearchedSpace((SearchedSetting("a", ("1",)),), (trial(1, "1", "1", math.nan),), "R@1"))
+    assert "all 1 trials" in text
+    assert "<figure" not in text
+
+
+def test_the_recorded_space_is_read_back_and_a_missing_one_is_that_of_the_trials():
+    space = {"method.lr": tune.loguniform(1e-6, 2e-5), "method.rank": tune.choice([8, 16]), "b": tune.uniform(0, 0.9)}
+    sweep = RunRecord("id", "s", {}, {}, {SPACE: json.dumps(describe_space(space))}, "FINISHED", "")
+    trials = [trial(1, "1e-6", "8", 1.0), trial(2, "1e-5", "8", 2.0)]
+    assert _space(sweep, trials) == (
+        SearchedSetting("method.lr", low=1e-6, high=2e-5, is_log=True),
+        SearchedSetting("method.rank", ("8", "16")),
+        SearchedSetting("b", low=0.0, high=0.9),
+    )
+    tried = (SearchedSetting("method.lr", low=1e-6, high=1e-5, is_log=True, is_known=False),)
+    for damaged in ({}, {SPACE: "{"}, {SPACE: '{"method.lr": {}}'}):
+        sweep = RunRecord("id", "s", {}, {}, damaged, "FINISHED", "")
+        assert _space(sweep, trials) == tried
+    assert str(tried[0]) == "1e-06 to 1e-05 (log scale), as tried"
