@@ -29,8 +29,8 @@ _OTHER_NAMES = {
     **dict.fromkeys(("video_id", "videoid", "vid", "video_name", "file_name", "filename", "youtube_id"), "video"),
     **dict.fromkeys(("sentence", "text", "description", "query", "captions"), "caption"),
 }
-# mm:ss or hh:mm:ss with decimals; seconds are below 60, and so are minutes after hours
-_CLOCK = re.compile(r"(?:(\d+):(?=[0-5]?\d:))?(\d+):([0-5]?\d(?:[.,]\d+)?)", re.ASCII)
+# mm:ss or hh:mm:ss with decimals; seconds are below 60, and so are minutes after hours. pandas writes 0 days hh:mm:ss
+_CLOCK = re.compile(r"(?:0 days )?(?:(\d+):(?=[0-5]?\d:))?(\d+):([0-5]?\d(?:[.,]\d+)?)", re.ASCII)
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
-from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, read_csv, segment_of
+from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order, open_table, read_csv, segment_of
 from ctvr.orchestrator.streams.captions import MISSING
 from ctvr.orchestrator.streams.stream import SPLITS
 
 CSV_COLUMNS = ("video", "caption", "category", "split", "task")
 REQUIRED = ("video", "caption", "split", "task")
 OPTIONAL = ("category", "start", "end")
+_TIMES = re.compile(r"(start|begin|end|stop)[ _]?(time|times|timestamp|sec|seconds|s)?", re.IGNORECASE)
 ANY = "any"  # category of every video of a table without that column
 
 
@@ -59,7 +61,12 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
     if not rows:
         raise ConfigError(f"{table}: has a header and no rows. Write a row for each caption.")
     stem = name or (Path(out).stem if out else table.stem)
-    return builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks, table)], {}, [table])
+    manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks, table)], {}, [table])
+    header = open_table(table, REQUIRED).header
+    if (times := [column for column in header if _TIMES.fullmatch(column)]) and "start" not in header:
+        said = f"Not read: {', '.join(times)}. If they are segments of the videos, call the columns start and end."
+        report = f"{report}\n{said}"
+    return manifest, report
 
 
 def ids_of(table: Path) -> list[str]:

@@ -117,16 +117,21 @@ def _as_named(found: Arrays, names: list[str]) -> Arrays:
     """Return the arrays by `names`, if exactly one key differs from a name in one of these ways.
 
     They are `./`, a video's extension, the code of an accent, MSR-VTT's video7010 for 7010, or folders if all keys have
-    some: features/ID, train/ID, or ID/c3d_features (ActivityNet).
+    some: features/ID, train/ID, ID/c3d_features (ActivityNet), or ID.clip, which all keys then share.
     """
     keys: dict[str, list[str]] = {}
     parts = [key.removeprefix("./").split("/") for key in found]
+    field = "".join(next(iter(found), "").rpartition(".")[1:])
+    shared = field if all(key.endswith(field) for key in found) else ""
     all_in_folders = all(len(each) > 1 for each in parts)
+    is_one_name = len({each[-1] for each in parts}) == 1
     for key, (*folders, last) in zip(found, parts):
         keys.setdefault(_bare(key), []).append(key)
+        if (without := _bare(key.removesuffix(shared))) != _bare(key):
+            keys.setdefault(without, []).append(key)
         if all_in_folders:
             keys.setdefault(_bare(last), []).append(key)
-        if folders and len({each[-1] for each in parts}) == 1:
+        if folders and is_one_name:
             keys.setdefault(_bare("/".join(folders)), []).append(key)
     bare = Counter(_bare(name) for name in names)
     fitting = {name: keys[_bare(name)] for name in names if name not in found and _bare(name) in keys}

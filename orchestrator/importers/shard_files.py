@@ -105,7 +105,7 @@ def _media(file: Path, schema: Any) -> str | None:
     for column in schema:
         kind = column.type
         inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
-        if types.is_binary(inner) or types.is_large_binary(inner):
+        if types.is_binary(inner) or types.is_large_binary(inner) or types.is_binary_view(inner):
             found.append(column.name)
     chosen = next((name for name in MEDIA if name in found), found[0] if len(found) == 1 else None)
     if found and chosen is None:
@@ -117,9 +117,9 @@ def _is_name(schema: Any, name: str) -> bool:
     import pyarrow.types as types
 
     kinds = [schema.field(index).type for index in schema.get_all_field_indices(name)]
-    return len(kinds) == 1 and any(
-        is_kind(kinds[0]) for is_kind in (types.is_string, types.is_large_string, types.is_integer)
-    )
+    kinds = [kind.value_type if types.is_dictionary(kind) else kind for kind in kinds]
+    names = (types.is_string, types.is_large_string, types.is_string_view, types.is_integer)
+    return len(kinds) == 1 and any(is_kind(kinds[0]) for is_kind in names)
 
 
 def _tar(file: Path) -> Iterator[dict[str, Any]]:

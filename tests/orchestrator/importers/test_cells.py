@@ -228,6 +228,7 @@ def test_splits_may_have_the_names_that_other_programs_give_them(tmp_path):
         (("0:05", "1:30"), (5.0, 90.0)),
         (("00:00:05", "01:00:00.250"), (5.0, 3600.25)),
         (("00:00:05,5", "90:00"), (5.5, 5400.0)),
+        (("0 days 00:00:05", "0 days 00:00:07.500000"), (5.0, 7.5)),  # of pandas
     ],
 )
 def test_times_are_seconds_or_those_of_a_clock(cells, segment):
@@ -290,3 +291,15 @@ def test_a_video_with_any_ending_is_found_below_the_folder(tmp_path, suffix):
     assert find(f"x{suffix}") == (f"videos/a/x{suffix}", False)
     if suffix != ".":
         assert find("x")[0] == f"videos/a/x{suffix}"
+
+
+def test_columns_that_may_be_segments_are_named_and_not_read(tmp_path):
+    rows = "start time,end_time,video,caption,split,task\n1,2,a,x,train,1\n1,2,b,x,test,1\n"
+    (tmp_path / "t.csv").write_text(rows)
+    manifest, report = import_csv(tmp_path / "t.csv", tmp_path, None)
+    assert manifest["tasks"][0]["train"][0]["segment"] is None
+    assert report.endswith(
+        "Not read: start time, end_time. If they are segments of the videos, call the columns start and end."
+    )
+    (tmp_path / "t.csv").write_text(rows.replace("start time,end_time", "start,end"))
+    assert "Not read" not in import_csv(tmp_path / "t.csv", tmp_path, None)[1]

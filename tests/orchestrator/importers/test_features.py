@@ -40,6 +40,8 @@ def read(table: Path, keys: list[str]) -> list[float]:
         ["features/a1", "features/b.2", "features/c3.mp4", "features/d4"],
         ["a1/c3d_features", "b.2/c3d_features", "c3/c3d_features", "d4.mp4/c3d_features"],
         ["train/a1", "test/b.2", "train/c3", "test/d4"],
+        ["a1.clip", "b.2.clip", "c3.clip", "d4.clip"],
+        ["a1.mp4", "b.2.mp4", "c3.mp4", "d4.mp4"],
     ],
 )
 def test_keys_are_taken_for_the_ids_that_they_mean(keys: list[str], table: Path) -> None:

@@ -145,6 +145,21 @@ def test_a_folder_of_save_to_disk_is_read_and_its_caches_are_not(tmp_path, form)
     assert sorted(file.read_bytes() for file in (tmp_path / "m").iterdir()) == [b"a", b"b", b"c"]
 
 
+def test_columns_of_other_programs_types_are_names_and_videos(tmp_path):
+    """polars writes views, and pandas its categories as a dictionary."""
+    arrow = pytest.importorskip("pyarrow")
+    kinds = {"video_id": arrow.string_view(), "caption": arrow.dictionary(arrow.int32(), arrow.string())}
+    for split in ("train", "test"):
+        columns = {name: arrow.array([f"{name} of {split}"]).cast(kind) for name, kind in kinds.items()}
+        table = arrow.table({**columns, "video": arrow.array([split.encode()]).cast(arrow.binary_view())})
+        with arrow.ipc.new_file(tmp_path / f"{split}.arrow", table.schema) as writer:
+            writer.write_table(table)
+    assert found_in(tmp_path) == {
+        "train": [("video_id of train", ["caption of train"], None)],
+        "test": [("video_id of test", ["caption of test"], None)],
+    }
+
+
 def test_every_cut_of_arrow_is_refused_also_between_batches(tmp_path):
     folder = saved(tmp_path / "set", "stream", train=[row("a", "a dog"), row("b", "a cat")], test=[row("c", "a fish")])
     file = folder / "train/data-00000-of-00001.arrow"
