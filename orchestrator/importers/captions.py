@@ -35,7 +35,7 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
         of_file: Captions = {}
         for number, entry in enumerate(entries):
             video, caption = (entry.get(id_key), entry.get("caption")) if isinstance(entry, dict) else (None, None)
-            video = f"video{video}" if type(video) is int else video
+            video = msrvtt_id(video)
             texts: list[Any] = caption if isinstance(caption, list) else [caption]
             if not isinstance(video, str) or not all(isinstance(text, str) for text in texts):
                 raise ConfigError(f"{path}: {name}[{number}] lacks {id_key!r} or 'caption'. Download it again.")
@@ -45,6 +45,12 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
     return captions
 
 
+def msrvtt_id(value: Any) -> Any:
+    """Return video7010 for 7010, a number or its digits; anything else unchanged."""
+    is_number = type(value) is int or (isinstance(value, str) and value.isascii() and value.isdigit())
+    return f"video{int(value)}" if is_number else value
+
+
 def read_msrvtt_splits(path: Path) -> dict[str, str]:
     """Return video -> train, validate or test, from MSRVTT_data.json."""
     data = read_json(path)
@@ -52,7 +58,7 @@ def read_msrvtt_splits(path: Path) -> dict[str, str]:
     splits: dict[str, str] = {}
     for number, entry in enumerate(videos if isinstance(videos, list) else [None]):
         video, split = (entry.get("video_id"), entry.get("split")) if isinstance(entry, dict) else (None, None)
-        video = f"video{video}" if type(video) is int else video
+        video = msrvtt_id(video)
         if not isinstance(video, str) or split not in ("train", "validate", "test"):
             raise ConfigError(f"{path}: videos[{number}] lacks 'video_id' or its 'split'. Give MSRVTT_data.json.")
         splits[video] = split

@@ -16,7 +16,7 @@ from ctvr.orchestrator.importers.builder import (
     Manifest,
     empty_task,
 )
-from ctvr.orchestrator.importers.captions import read_msrvtt_captions, read_narrations
+from ctvr.orchestrator.importers.captions import msrvtt_id, read_msrvtt_captions, read_narrations
 from ctvr.orchestrator.importers.cells import captions_in, read_csv
 from ctvr.orchestrator.importers.pickles import read_pickle
 
@@ -131,6 +131,7 @@ def import_msrvtt(
     rows = read_csv(test_csv, ("video_id", "sentence"))
     test: Captions = {}
     for line, row in rows:
+        row["video_id"] = msrvtt_id(row["video_id"])
         if row["video_id"] in test:
             raise ConfigError(f"{test_csv}: line {line}: a second caption of {row['video_id']!r}. Keep one per video.")
         test[row["video_id"]] = captions_in(f"{test_csv}: line {line}", row["sentence"])

@@ -16,6 +16,7 @@ from ctvr.orchestrator.importers.builder import BACKBONE, MAX_IDS, Builder, Capt
 from ctvr.orchestrator.importers.captions import (
     all_text,
     clean,
+    msrvtt_id,
     read_entries,
     read_lines,
     read_msrvtt_captions,
@@ -156,7 +157,7 @@ def _msrvtt_1ka(files: _Files) -> dict[str, Captions]:
     table = files.need("*jsfusion_test*.csv", "*test*.csv")
     test: Captions = {}
     for line, row in read_csv(table, ("video_id", "sentence")):
-        test.setdefault(row["video_id"], []).extend(captions_in(f"{table}: line {line}", row["sentence"]))
+        test.setdefault(msrvtt_id(row["video_id"]), []).extend(captions_in(f"{table}: line {line}", row["sentence"]))
     return {"train": {video: texts for video, texts in captions.items() if video not in test}, "test": test}
 
 
