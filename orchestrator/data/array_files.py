@@ -161,6 +161,7 @@ def read_tar(path: Path) -> Arrays:
                 arrays[key] = np.lib.format.read_array(content, allow_pickle=False)
             else:
                 names[key] = stream.read().decode()
+        check_tar_end(archive, regular)
     if not arrays:
         raise ValueError("it does not contain a .npy file")
     found = {names.get(key, key): array for key, array in arrays.items()}
@@ -181,6 +182,24 @@ def open_tar(file: IO[bytes]) -> tarfile.TarFile:
         if start.startswith(mark):
             raise ValueError(f"it is compressed; {command} it first")
     return tarfile.open(fileobj=file, mode="r:")
+
+
+def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
+    """Check that zeros alone follow the members of an archive; all members must have been listed.
+
+    Python ends an archive at a damaged header and between two joined archives without a word.
+
+    Raises:
+        ValueError: if its end is missing, or something else follows.
+    """
+    file.seek(archive.offset)
+    length = 0
+    while block := file.read(MIB):
+        length += len(block)
+        if block.strip(b"\0"):
+            raise ValueError(f"after byte {archive.offset} it is damaged, or another archive follows")
+    if length < tarfile.BLOCKSIZE:
+        raise ValueError("its end is missing: it was not closed, or not fetched whole")
 
 
 def _key_of(member: str) -> tuple[str, str]:

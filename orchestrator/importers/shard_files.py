@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ctvr.orchestrator.data.array_files import open_tar
+from ctvr.orchestrator.data.array_files import check_tar_end, open_tar
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.text_files import first_bytes, open_regular, other_file
 from ctvr.orchestrator.video.endings import is_video_name
@@ -128,6 +128,7 @@ def _tar(file: Path) -> Iterator[dict[str, Any]]:
         size = regular.seek(0, io.SEEK_END)
         regular.seek(0)
         members = [each for each in archive if _kind(each.name)]
+        check_tar_end(archive, regular)
         if not members:
             raise ConfigError(f"{file}: has no video. Put KEY.mp4 next to KEY.txt; for features see `import features`.")
         for key, parts in _samples([each.name for each in members]).items():

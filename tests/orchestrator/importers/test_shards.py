@@ -5,8 +5,10 @@ import json
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ctvr.orchestrator.data.arrays import read_arrays, write_arrays
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.hf_dataset import import_dataset
 
@@ -114,6 +116,26 @@ def test_a_tar_that_is_cut_or_compressed_or_links_elsewhere_is_refused(tmp_path)
         archive.addfile(entry)
     with pytest.raises(ConfigError, match=r"'a.mp4' is not a whole file within it"):
         import_dataset(tmp_path, None)
+
+
+def test_a_tar_that_loses_samples_without_a_word_is_refused(tmp_path):
+    """Python reads on until a damaged header, the end of the first of two archives, or a cut between members."""
+    whole = tar(tmp_path / "train.tar", a__mp4="1", a__txt="x", b__mp4="2", b__txt="y").read_bytes()
+    damaged = bytearray(whole)
+    damaged[4 * 512 + 150] ^= 1  # of the third header
+    for content, message in (
+        (whole[: 4 * 512], "its end is missing: it was not closed, or not fetched whole"),
+        (whole[: 4 * 512 + 100], "cannot be read as .tar"),
+        (bytes(damaged), "after byte 2048 it is damaged"),
+        (whole + whole, "after byte 4096 it is damaged, or another archive follows"),
+    ):
+        (tmp_path / "train.tar").write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            import_dataset(tmp_path, None)
+    arrays = write_arrays(tmp_path / "f.tar", [("a", np.ones(3)), ("b", np.ones(3))])
+    arrays.write_bytes(arrays.read_bytes()[: 4 * 512])
+    with pytest.raises(ConfigError, match="its end is missing"):
+        read_arrays(arrays)
 
 
 def saved(folder: Path, form: str, **rows: list[dict[str, object]]) -> Path:
