@@ -22,11 +22,13 @@
 
 The built-in class in brackets is also a base, so that foreign code (Ray's retries, `except KeyError`) handles these
 errors correctly. All arguments are in `args`, so that an exception survives pickling between processes. Any other
-exception is a bug and ends in a traceback, except OSError, whose text is for users.
+exception is a bug and ends in a traceback, except OSError, which `os_error_text` describes.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import ClassVar
 
 from ctvr.orchestrator.redaction import redact
@@ -171,3 +173,38 @@ class Interrupted(CtvrError, RuntimeError):
     """The user stopped a job; it can be resumed."""
 
     status = 130
+
+
+# What an error of the system says about a path, and the remedy
+_ALLOWED = ("access is not permitted", "Change its owner or mode, or choose another folder")
+_SPACE = ("no space is left", "Free some space and run again")
+_IN_THE_WAY = ("is a FIFO, a socket or a device where a file belongs", "Move it away and run again")
+_OF_THE_SYSTEM = {
+    errno.ENOENT: ("does not exist, or is a link that leads nowhere", "Check the path, or remove the link"),
+    errno.EEXIST: ("is a file or a link where a folder belongs", "Move it away and run again"),
+    errno.ENOTDIR: ("is, or lies below, a file where a folder belongs", "Move that file away and run again"),
+    errno.EISDIR: ("is a folder where a file belongs", "Move it away and run again"),
+    errno.ENXIO: _IN_THE_WAY,
+    errno.ENODEV: _IN_THE_WAY,
+    errno.EINVAL: _IN_THE_WAY,
+    errno.ELOOP: ("is a link that leads to itself", "Remove it and run again"),
+    errno.EACCES: _ALLOWED,
+    errno.EPERM: _ALLOWED,
+    errno.EROFS: ("lies on a read-only file system", "Choose another folder"),
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: ("would exceed the limit of file sizes", "Raise it (`ulimit -f`), or choose another file system"),
+    errno.EMFILE: ("cannot be opened, because too many files are open", "Raise the limit: ulimit -n 65536"),
+    errno.ENAMETOOLONG: ("is too long a name", "Give a shorter one"),
+    errno.EIO: ("cannot be read or written, because the disk reports an error", "Check it (`dmesg`)"),
+    errno.ESTALE: ("is no longer on the file server", "Mount it again and run again"),
+}
+
+
+def os_error_text(error: OSError) -> str:
+    """Describe an error of the system in one line: the path, what is wrong with it, and the remedy."""
+    what, remedy = _OF_THE_SYSTEM.get(error.errno or 0, ("", ""))
+    if isinstance(error.filename, (str, bytes, os.PathLike)):
+        return f"{os.fsdecode(error.filename)}: {what or error.strerror}. {remedy or 'Check the path'}."
+    is_of_the_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.EIO)
+    return f"{error.strerror}. {remedy}." if is_of_the_disk else str(error)  # for example a write to an open file

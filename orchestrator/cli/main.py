@@ -38,7 +38,15 @@ from ctvr.orchestrator.cli.runs import add_runs
 from ctvr.orchestrator.cli.sweep import add_sweep, is_supervised, supervised_command
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.console import escape_unknown_characters, say
-from ctvr.orchestrator.errors import ConfigError, CtvrError, Interrupted, Mistakes, StoreError, TrackingUnavailable
+from ctvr.orchestrator.errors import (
+    ConfigError,
+    CtvrError,
+    Interrupted,
+    Mistakes,
+    StoreError,
+    TrackingUnavailable,
+    os_error_text,
+)
 from ctvr.orchestrator.interpreter import name_every_file, name_home
 from ctvr.orchestrator.redaction import hide_secrets, redact, traceback_text
 
@@ -129,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
         if not supervisor.is_child():
             raise
         print(traceback_text(error), file=sys.__stderr__)  # to the log, or with --verbose to the terminal
-        lines = str(error).strip().splitlines()
+        lines = (os_error_text(error) if isinstance(error, OSError) else str(error)).strip().splitlines()
         is_unavailable = _is_unavailable(error) or _is_full(error)
         named = lines[:1] if is_unavailable else [type(error).__name__, *lines[:1]]
         is_final = isinstance(error, (ImportError, NameError, SyntaxError))  # of our code or of a plug-in
@@ -170,7 +178,7 @@ def _run(argv: list[str] | None) -> int:
     except OSError as error:
         if supervisor.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
             raise  # a dying cluster, or a full disk that may be cleared: the parent restarts this command
-        return _fail(f"{error}. Free some space and run again." if _is_full(error) else error, ConfigError.status)
+        return _fail(os_error_text(error), ConfigError.status)
     except RuntimeError as error:  # of Path.resolve, before Python 3.13
         if not str(error).startswith("Symlink loop"):
             raise

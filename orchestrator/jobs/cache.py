@@ -168,7 +168,7 @@ def collect_losers(execution: ExecutionConfig, sweep: str, remove: bool = False)
     """
     store, tracker = execution.existing_store(), execution.existing_tracker()
     best = best_trials(tracker, sweep, 1)[0]
-    parent, runs = tracker.find_sweep(sweep), tracker.find_runs()
+    parent, runs = tracker.find_sweep(sweep), tracker.find_runs(strict=True)
     trials = [run for run in runs if run.tags.get("ctvr.sweep") == sweep]
     if parent is None or parent.status != "FINISHED" or any(run.status == "RUNNING" for run in trials):
         raise ConfigError(f"--losers {sweep}: this sweep is not finished. Resume it: ctvr sweep --resume {sweep}")
@@ -194,7 +194,7 @@ def _collect(store: Store, garbage: Garbage, remove: bool) -> str:
 
 def recent_runs(tracker: Tracker, days: float) -> set[str]:
     """Return the result keys of all runs that are running or began within `days`, and of their sweeps' other runs."""
-    runs = tracker.find_runs()
+    runs = tracker.find_runs(strict=True)
     begin = (time.time() - days * DAY) * 1000
     recent = [run for run in runs if run.started >= begin or (run.status == "RUNNING" and not is_left(tracker, run))]
     sweeps = {run.tags.get("ctvr.sweep") for run in recent} - {None, ""}

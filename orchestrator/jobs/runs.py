@@ -151,7 +151,7 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
             raise ConfigError(f"run {run.name}: {reason}. {remedy}")
     keys = {run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "") for run in found} - {""}
     gone = {run.run_id for run in found}
-    others = [run for run in tracker.find_runs() if run.run_id not in gone]
+    others = [run for run in tracker.find_runs(strict=commits) if run.run_id not in gone]
     shared = keys & {run.tags.get(tag, "") for run in others for tag in ("ctvr.commits", "ctvr.result")}
     for run in found:
         tracker.delete_run(run.run_id)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.errors import BadRecord
+from ctvr.orchestrator.errors import BadRecord, os_error_text
 from ctvr.orchestrator.tracking.messages import IS, Message, check, is_id, is_time, read_line
 from ctvr.orchestrator.tracking.outbox import file_name, locked
 
@@ -46,7 +46,10 @@ class EventLog:
                 file.write(json.dumps({**message, "at": time.time()}).encode() + b"\n")
         except OSError as error:
             if not self._warned:
-                log.warning("tracking: %s cannot be written (%s); `ctvr rebuild` will miss records", self.folder, error)
+                log.warning(
+                    "tracking: the event log cannot be written, so `ctvr rebuild` will miss records: %s",
+                    os_error_text(error),
+                )
             self._warned = True
 
     @contextmanager

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ctvr.orchestrator.errors import BadRecord
+from ctvr.orchestrator.errors import BadRecord, os_error_text
 from ctvr.orchestrator.tracking.messages import Message, files_below, is_id, read_line
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def locked(path: Path, mode: str = "ab", wait: bool = True) -> Iterator[IO[bytes
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, mode, opener=_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "is not a file; move it away", str(path))
+            raise OSError(errno.EINVAL, "is not a file", str(path))
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield file  # closing the file releases the lock
 
@@ -200,7 +200,7 @@ class OutboxSender:
         except BlockingIOError:  # another process is sending
             left = sum(len(self.outbox.read(name)[0]) for name in ([run_id] if run_id else self.outbox.pending()))
         except OSError as error:
-            log.error("tracking: the outbox %s cannot be read: %s", self.outbox.folder, error)
+            log.error("tracking: the outbox cannot be read: %s", os_error_text(error))
         return sent, left
 
     def _flush_one(self, name: str, children: tuple[str, ...] = ()) -> tuple[int, int]:
@@ -249,7 +249,10 @@ class OutboxSender:
         try:
             self.outbox.add(run_id, record)
         except OSError as error:
-            log.error("tracking: a record of run %s is lost, because the outbox is not writable: %s", run_id, error)
+            log.error(
+                "tracking: a record of run %s is lost, because the outbox is not writable: %s",
+                *(run_id, os_error_text(error)),
+            )
         return False
 
 

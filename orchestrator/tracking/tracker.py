@@ -17,15 +17,13 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import canonical
-from ctvr.orchestrator.errors import ConfigError, CtvrError, StoreError
+from ctvr.orchestrator.errors import ConfigError, StoreError
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.database import remedy
 from ctvr.orchestrator.tracking.environment import environment
@@ -33,13 +31,14 @@ from ctvr.orchestrator.tracking.event_log import EVENTS, EventLog, Runs, replay
 from ctvr.orchestrator.tracking.holders import holder_tags
 from ctvr.orchestrator.tracking.internals import PARENT, SOURCE, USER
 from ctvr.orchestrator.tracking.messages import ENDED, Message, without_secrets
-from ctvr.orchestrator.tracking.mlflow_ui import NAME, page_of_runs
+from ctvr.orchestrator.tracking.mlflow_ui import page_of_runs
 from ctvr.orchestrator.tracking.mlflow_writer import Sender, is_refusal
 from ctvr.orchestrator.tracking.outbox import OFFLINE, Outbox, OutboxSender, locked
 from ctvr.orchestrator.tracking.relocate import follow_move
-from ctvr.orchestrator.tracking.run_record import Histories, RunRecord, Texts, as_text, metric_name, number
+from ctvr.orchestrator.tracking.run_reader import RunReader
+from ctvr.orchestrator.tracking.run_record import RunRecord, as_text, metric_name, number
 from ctvr.orchestrator.tracking.server import check, create_database, reason
-from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords, StoredRun
+from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -78,6 +77,7 @@ class Tracker:
         self.outbox = Outbox(self.runs / "outbox")
         self.ledger = EventLog(self.runs / EVENTS)
         self._sender = Sender(uri, self.outbox, self.ledger)
+        self._reader = RunReader(uri, self._sender)
         self._courier = OutboxSender(
             self.outbox, self._sender.send, is_refusal, lambda e: f"{redact(uri)}: {reason(e)}"
         )
@@ -235,26 +235,33 @@ class Tracker:
     # --- reading ---
 
     def find_runs(
-        self, stream: str | None = None, sweep: str | None = None, tags: Mapping[str, str] | None = None
+        self,
+        stream: str | None = None,
+        sweep: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        strict: bool = False,
     ) -> list[RunRecord]:
-        """Return trials, oldest first: of a stream, of a sweep (name or run id), with these tags; by default all."""
+        """Return trials, oldest first: of a stream, of a sweep (name or run id), with these tags; by default all.
+
+        A run with a damaged record is named in a warning and left out; with `strict`, for what deletes, it is an error.
+        """
         wanted = dict(tags or {})
         if sweep is not None:
             wanted[PARENT if re.fullmatch("[0-9a-f]{32}", sweep) else "ctvr.sweep"] = sweep
-        return self._find(stream, {**wanted, "ctvr.kind": "trial"})
+        return self._reader.find(stream, {**wanted, "ctvr.kind": "trial"}, strict=strict)
 
     def find_sweep(self, name: str) -> RunRecord | None:
         """Return the parent run of the sweep of that name, the newest if there are several."""
-        found = self._find(None, {"ctvr.kind": "sweep", "ctvr.sweep": name})
+        found = self._reader.find(None, {"ctvr.kind": "sweep", "ctvr.sweep": name}, strict=True)
         return found[-1] if found else None
 
     def find_sweeps(self) -> list[RunRecord]:
         """Return the parent runs of all sweeps and reruns, oldest first."""
-        return self._find(None, {"ctvr.kind": "sweep"})
+        return self._reader.find(None, {"ctvr.kind": "sweep"})
 
     def find_open(self, stream: str) -> list[RunRecord]:
         """Return the open runs and sweeps of a stream, oldest first."""
-        return self._find(stream, {}, "RUNNING")
+        return self._reader.find(stream, {}, "RUNNING")
 
     def tags_of(self, run_id: str) -> dict[str, str]:
         """Return the tags of a run."""
@@ -299,35 +306,6 @@ class Tracker:
         message = without_secrets(message)
         self.ledger.add(run_id, message)
         self._courier.deliver(run_id, message, now)
-
-    def _find(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> list[RunRecord]:
-        with self._in_one_line():
-            return [self._record(run) for run in self._sender.search(stream, tags, status)]
-
-    @contextmanager
-    def _in_one_line(self) -> Iterator[None]:
-        """Turn the errors of MLflow and SQLite about a damaged file, or about a server that has stopped, into ours."""
-        try:
-            yield
-        except CtvrError:
-            raise
-        except Exception as error:
-            ours = ConfigError if self.uri.startswith("sqlite:") else StoreError
-            raise ours(f"tracking {redact(self.uri)}: {reason(error)}. {remedy(error)}.") from error
-
-    def _record(self, run: StoredRun) -> RunRecord:
-        def read(key: str) -> list[tuple[int, float]]:
-            with self._in_one_line():
-                points = dict(self._sender.history(run.run_id, key))
-            for step, value in points.items():
-                run.check_point(key, step, value)
-            return sorted(points.items())
-
-        run.check()
-        settings = Texts(renamed.settings(run.params, quiet=True), run.run_id[:8], "parameter")
-        tags = Texts(renamed.tags(run.tags), run.run_id[:8], "tag")
-        name, metrics = tags.get(NAME) or run.name, Histories(run.latest, read)
-        return RunRecord(run.run_id, name, settings, metrics, tags, run.status, run.artifacts, run.started)
 
 
 def _now() -> int:

@@ -245,11 +245,15 @@ def test_a_number_in_the_environment_is_checked_by_its_name(capsys, monkeypatch)
     ("error", "status", "line"),
     [
         (ConfigError("a: is wrong."), 2, "ctvr: a: is wrong."),
-        (PermissionError(13, "Permission denied", "/x"), 2, "ctvr: [Errno 13] Permission denied: '/x'"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            2,
+            "ctvr: /x: access is not permitted. Change its owner or mode, or choose another folder.",
+        ),
         (
             OSError(28, "No space left on device", "/x"),
             2,
-            "ctvr: [Errno 28] No space left on device: '/x'. Free some space and run again.",
+            "ctvr: /x: no space is left. Free some space and run again.",
         ),
         (RunsFailed("2 runs failed."), 1, "ctvr: 2 runs failed."),
         (StoreError("/x: disk full, 3 bytes needed."), 1, "ctvr: /x: disk full, 3 bytes needed."),

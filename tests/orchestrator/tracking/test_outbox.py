@@ -149,7 +149,7 @@ def test_a_pipe_in_the_place_of_a_file_or_lock_is_not_waited_for(office, caplog)
     folder.mkdir(parents=True, exist_ok=True)
     os.mkfifo(folder / "flush.lock")
     os.mkfifo(folder / "a.jsonl")
-    with pytest.raises(OSError, match=r"No such device|is not a file; move it away"):
+    with pytest.raises(OSError, match=r"No such device|is not a file"):
         courier.outbox.add("a", record(1))
     courier.outbox.add("b", record(1))
     assert courier.flush() == (0, 0)

@@ -131,8 +131,8 @@ def test_a_value_of_another_type_is_named_in_one_line(tracker, tmp_path, change,
         connection.execute(change)
     read = Tracker(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
 
-    def values() -> list[object]:
-        return [run.metrics["r1"] for run in read.find_runs("shapes-5")]
+    def values(strict: bool = True) -> list[object]:
+        return [run.metrics["r1"] for run in read.find_runs("shapes-5", strict=strict)]
 
     if not said:
         assert len(values()) == 3
@@ -140,6 +140,22 @@ def test_a_value_of_another_type_is_named_in_one_line(tracker, tmp_path, change,
     with pytest.raises(ConfigError, match=re.escape(said)) as error:
         values()
     assert "\n" not in str(error.value)
+
+
+def test_a_damaged_run_is_named_once_and_left_out_except_where_others_are_deleted(tracker, tmp_path, caplog):
+    shutil.copy(tracker.uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    whole = [run.run_id for run in tracker.find_runs("shapes-5")]
+    with sqlite3.connect(tmp_path / "mlflow.db") as connection:
+        connection.execute("UPDATE params SET value = x'00ff' WHERE key = 'seed' AND run_uuid = ?", (whole[1],))
+    read = Tracker(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
+    for _ in range(2):
+        assert [run.run_id for run in read.find_runs("shapes-5")] == [whole[0], whole[2]]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert whole[1] in line
+    assert "params, seed: b'" in line
+    assert line.endswith("This run is left out.")
+    with pytest.raises(ConfigError, match=whole[1]):
+        read.find_runs("shapes-5", strict=True)
 
 
 def test_what_a_record_lacks_is_named_in_one_line(tracker):

@@ -1,0 +1,77 @@
+"""Recorded runs as read from MLflow: damaged ones are named and left out, errors are one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.errors import ConfigError, CtvrError, StoreError
+from ctvr.orchestrator.redaction import redact
+from ctvr.orchestrator.tracking.database import remedy
+from ctvr.orchestrator.tracking.mlflow_ui import NAME
+from ctvr.orchestrator.tracking.mlflow_writer import Sender
+from ctvr.orchestrator.tracking.run_record import Histories, RunRecord, Texts
+from ctvr.orchestrator.tracking.server import reason
+from ctvr.orchestrator.tracking.sqlite_records import StoredRun
+
+log = logging.getLogger(__name__)
+
+
+class RunReader:
+    """Reader of the runs of one MLflow store."""
+
+    def __init__(self, uri: str, sender: Sender) -> None:
+        self.uri, self._sender = uri, sender
+        self._left_out: set[str] = set()  # ids of runs with a damaged record
+
+    def find(
+        self, stream: str | None, tags: Mapping[str, str], status: str | None = None, strict: bool = False
+    ) -> list[RunRecord]:
+        """Return the runs of a stream, or of all, with these tags and this status, oldest first.
+
+        A run with a damaged record is named in a warning and left out; with `strict` it is an error.
+
+        Raises:
+            ConfigError: if the file cannot be read, or, with `strict`, for a damaged record.
+            StoreError: if the server does not answer.
+        """
+        with self._in_one_line():
+            found = self._sender.search(stream, tags, status)
+        records = []
+        for run in found:
+            try:
+                records.append(self._record(run))
+            except ConfigError as error:
+                if strict:
+                    raise
+                if run.run_id not in self._left_out:
+                    log.warning("%s This run is left out.", error)
+                self._left_out.add(run.run_id)
+        return records
+
+    @contextmanager
+    def _in_one_line(self) -> Iterator[None]:
+        """Turn the errors of MLflow and SQLite about a damaged file, or about a server that has stopped, into ours."""
+        try:
+            yield
+        except CtvrError:
+            raise
+        except Exception as error:
+            ours = ConfigError if self.uri.startswith("sqlite:") else StoreError
+            raise ours(f"tracking {redact(self.uri)}: {reason(error)}. {remedy(error)}.") from error
+
+    def _record(self, run: StoredRun) -> RunRecord:
+        def read(key: str) -> list[tuple[int, float]]:
+            with self._in_one_line():
+                points = dict(self._sender.history(run.run_id, key))
+            for step, value in points.items():
+                run.check_point(key, step, value)
+            return sorted(points.items())
+
+        run.check()
+        settings = Texts(renamed.settings(run.params, quiet=True), run.run_id[:8], "parameter")
+        tags = Texts(renamed.tags(run.tags), run.run_id[:8], "tag")
+        name, metrics = tags.get(NAME) or run.name, Histories(run.latest, read)
+        return RunRecord(run.run_id, name, settings, metrics, tags, run.status, run.artifacts, run.started)
