@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.text_files import MIB, read_bytes
 
 TOKEN = "CTVR_SERVE_TOKEN"
 LEAST = 16  # characters of a token
@@ -44,10 +45,11 @@ def read_token(host: str, file: Path | None) -> str:
     place, token = TOKEN, os.environ.get(TOKEN, "")
     if file is not None:
         try:
-            place, token = f"--token-file {file}", file.expanduser().read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not ASCII"
-            raise ConfigError(f"--token-file {file}: cannot be read ({reason}). Give another file.") from error
+            place, token = f"--token-file {file}", read_bytes(file.expanduser(), most=MIB).decode("ascii")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--token-file {file}: cannot be read (it is not ASCII). Give another file.") from error
+        except ConfigError as error:  # absent, a FIFO, a device
+            raise ConfigError(f"--token-file {error}") from error
     token = token.strip()
     if (token or file is not None) and not (len(token) >= LEAST and token.isascii() and token.isprintable()):
         raise ConfigError(

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ def only_driver(folder: Path, name: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "driver.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{folder / 'driver.lock'}: is not a file. Move it away and run again.")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

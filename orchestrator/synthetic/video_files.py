@@ -251,7 +251,7 @@ def _write(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock that ends with the process; without locks (some network file systems), hold nothing."""
-    with path.open("w", encoding="utf-8") as handle:
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)) as handle:  # a FIFO
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:

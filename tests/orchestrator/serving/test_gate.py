@@ -1,6 +1,7 @@
 """On loopback a request must name this machine; elsewhere, and wherever there is a token, it must have the token."""
 
 import base64
+import os
 
 import pytest
 
@@ -101,3 +102,9 @@ def test_a_token_that_is_none_is_refused_and_not_shown(monkeypatch, tmp_path):
             read_token("127.0.0.1", tmp_path / "token")
     with pytest.raises(ConfigError, match=r"--token-file .*gone: cannot be read \(No such file"):
         read_token("127.0.0.1", tmp_path / "gone")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"--token-file .*pipe: cannot be read \(it is a FIFO"):
+        read_token("127.0.0.1", tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=r"--token-file .*endless: cannot be read \(it is a device"):
+        read_token("127.0.0.1", tmp_path / "endless")

@@ -48,3 +48,9 @@ def test_a_driver_that_ends_leaves_the_lock_to_the_next_one_of_the_same_process(
     for _ in range(2):
         with only_driver(tmp_path, "u"):
             assert str(os.getpid()) in (tmp_path / "driver.lock").read_text()
+
+
+def test_a_pipe_in_place_of_the_lock_is_named(tmp_path):
+    os.mkfifo(tmp_path / "driver.lock")
+    with pytest.raises(ConfigError, match=r"driver\.lock: is not a file\. Move it away"), only_driver(tmp_path, "u"):
+        pytest.fail("it is no lock")
