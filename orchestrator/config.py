@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.setting_groups import setting_names, variants_of
+from ctvr.orchestrator.setting_groups import likely_number, setting_names, variants_of
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -39,6 +39,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close!r}?" if close else ""
 
 
+_ALIASES = {"learningrate": "lr", "bs": "batchsize", "wd": "weightdecay", "numepochs": "epochs", "dataset": "stream"}
+
+
 def closest_setting(name: str, known: Iterable[str]) -> str:
     """Return the dotted setting that a user most probably meant, or an empty string.
 
@@ -46,6 +49,7 @@ def closest_setting(name: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     last = _fold(name.rpartition(".")[2])
+    last = _ALIASES.get(last, last)
     if own := [each for each in names if _fold(each.rpartition(".")[2]) == last]:
         return closest(name, own, 0.0)
     group, dot, _ = name.partition(".")
@@ -61,10 +65,16 @@ def closest_setting(name: str, known: Iterable[str]) -> str:
 def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
     """Return the error for a setting that does not exist, with the setting that was probably meant."""
     names = list(known)
-    meant = closest_setting(name, names)
+    meant, last = closest_setting(name, names), _fold(name.rpartition(".")[2])
+    near = [each for each in names if not meant and len(last) > 1 and _fold(each.rpartition(".")[2]).startswith(last)]
+    if len(near) == 1:
+        meant = near[0]
+    elif near:
+        names = near
     every = ", ".join(names) if len(names) <= 20 else "ctvr schema METHOD"
     return ConfigError(
-        f"{printable(name)}: no such setting. " + (f"Write {meant}={as_text(value)}." if meant else f"All: {every}.")
+        f"{printable(name)}: no such setting. "
+        + (f"Write {meant}={as_text(value)}." if meant else f"{'One of' if near else 'All'}: {every}.")
     )
 
 
@@ -277,13 +287,16 @@ def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -
     if isinstance(parts, list) and len(parts) > 1 and all(_converts(hint, part) for part in parts):
         listed = f"{name}={as_text(parts)}"
         got = f"(got {as_text(value)!r:.200})"
+        if hint is float and isinstance(value, str) and (point := likely_number(value)):
+            got += f". With a decimal point: {name}={point}"
         return f"{name}: takes one value, not {len(parts)} {got}. Run each: ctvr sweep --vary {listed}"
     said = f"{name}: is not {_described(hint)} (got {value!r:.200})."
     tidy = value.strip(" .,;'\"") if isinstance(value, str) else ""
     if literals := _literals(hint):
         better: Any = closest(str(value), map(str, literals)) or default
     else:
-        better = tidy if tidy and _converts(hint, tidy) else default
+        meant = (tidy, likely_number(value)) if isinstance(value, str) else ()
+        better = next((each for each in meant if each and _converts(hint, each)), default)
     is_example = better not in ("", None, dataclasses.MISSING)
     return f"{said} Write {name}={as_text(better)}." if is_example and dotted else said
 

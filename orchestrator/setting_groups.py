@@ -1,4 +1,4 @@
-"""Names of the settings of a dataclass that holds groups, as `group` of methods/settings.py declares them.
+"""Names of the settings of a dataclass that holds groups (`group` of methods/settings.py), and mistyped numbers.
 
 A group is a field that holds one of several dataclasses, its variants; the setting `field.name` selects one.
 """
@@ -6,8 +6,12 @@ A group is a field that holds one of several dataclasses, its variants; the sett
 from __future__ import annotations
 
 import dataclasses
+import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
+
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"))
 
 
 def variants_of(cls: type[Any], group: str) -> Mapping[str, type[Any]]:
@@ -42,3 +46,14 @@ def settings_called(last: str, cls: type[Any], values: Mapping[str, Any]) -> lis
         elif spec.name == last:
             found.append(last)
     return found
+
+
+def likely_number(text: str) -> str:
+    """Return the number that was probably meant by `1e–5`, `10^-5`, `5%`, `0,5` or `2epochs`, else an empty text."""
+    plain = unicodedata.normalize("NFKC", text).translate(_DASHES).replace("10^", "1e").strip(" .;'\"")
+    plain = "".join(str(unicodedata.digit(each, each)) for each in plain)  # digits of other scripts
+    found = re.fullmatch(r"([-+]?\d*[.,]?\d+(?:e[-+]?\d+)?)\s*(%|(?!e$)[a-z]*)", plain, re.IGNORECASE)
+    if not found:
+        return ""
+    number = found[1].replace(",", ".")
+    return f"{float(number) / 100:g}" if found[2] == "%" else number

@@ -61,7 +61,9 @@ class Parser(argparse.ArgumentParser):
         """Accept settings anywhere: argparse takes no more positional arguments after an option that follows them."""
         words = renamed.arguments(sys.argv[1:] if args is None else args)
         parser, at = self._find_command(words)
-        found, kept = check_options(parser, words[at:], lambda: mistakes.setting_names(_names(words)))
+        others = next(a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)) or {}
+        known = lambda: mistakes.setting_names(_names(words))  # noqa: E731
+        found, kept = check_options(parser, words[at:], known, others)
         if parser is self and found:
             raise mistakes.tell(words, found)
         arguments, rest = self.parse_known_args([*words[:at], *kept], namespace)

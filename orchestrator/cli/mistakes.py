@@ -68,7 +68,7 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
     """
     places: tuple[str, ...] = getattr(arguments, "places", ())
     rest, bare, found = [], list[str](), list[Mistake]()
-    given = list(arguments.overrides)
+    given = _joined(arguments.overrides, found)
     for at, word in enumerate(given):
         is_value = at > 0 and "=" not in word and _SETTING.fullmatch(given[at - 1])
         if "=" in word:
@@ -96,7 +96,31 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
             )
         else:
             found.append(Mistake(f"{word!r} is not a setting. Write name=value, for example optim.epochs=8.", (word,)))
+    for name, _, value in (word.partition("=") for word in rest):
+        named = getattr(arguments, name, None) if name in places else None
+        if named not in (None, "", value):
+            found.append(Mistake(f"{name}: given twice, as {named!r} and {value!r}. Keep one of them."))
     return found
+
+
+def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
+    """Return the arguments without settings such as `name = 2`, `name= 2` or `name: 2`; append the mistakes."""
+    kept, at = list[str](), 0
+    while at < len(words):
+        bare = words[at].rstrip("=:")
+        size = 3 if words[at + 1 : at + 2] == ["="] else 2
+        value = "".join(words[at + 1 : at + size]).lstrip("=")
+        is_split = words[at] != bare or words[at + 1 : at + 2] == ["="]
+        if is_split and value and "=" not in value and re.fullmatch(r"\w+(\.\w+)*", bare):
+            old = tuple(words[at : at + size])
+            found.append(
+                Mistake(f"{' '.join(old)}: is a setting in parts. Write {bare}={value}.", old, (f"{bare}={value}",))
+            )
+            at += size
+        else:
+            kept.append(words[at])
+            at += 1
+    return kept
 
 
 def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -> str:
@@ -248,12 +272,24 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
     if arguments.command in ("run", "sweep") and not is_table and not getattr(arguments, "resume", None):
         method, stream, wrong = name_mistakes(arguments)
         found += wrong
+        asked = {each.new[0]: at for at, each in enumerate(found) if each.new and "=" in each.new[0]}  # --lr 1: lr=1
+        arguments.overrides = [*arguments.overrides, *asked]
         if arguments.overrides or arguments.config or arguments.preset:
-            found += setting_mistakes(arguments, method, stream)
+            for each in setting_mistakes(arguments, method, stream):
+                at = asked.get(each.old[0], -1) if each.old else -1
+                if at < 0:
+                    found.append(each)
+                else:  # the value of the option is wrong, too
+                    said = found[at].text.partition(". Write ")[0]
+                    found[at] = replace(found[at], text=f"{said}, and {each.text}", new=each.new)
     name = str(error).partition(":")[0]
-    is_known = any(each.text == str(error) or each.text.startswith(f"{name}: no such setting, and") for each in found)
+    is_known = any(
+        str(error).endswith(each.text) or each.text.startswith(f"{name}: no such setting, and") for each in found
+    )
     if error is not None and not is_known:
         found.append(Mistake(str(error)))
     names = " ".join(filter(None, (getattr(arguments, name, None) for name in ("method", "stream"))))
     vary = f"ctvr sweep {names}".strip() + " --vary"
-    return [replace(mistake, text=mistake.text.replace("ctvr sweep --vary", vary)) for mistake in found]
+    schema = f"ctvr schema {getattr(arguments, 'method', '') or 'METHOD'}"
+    texts = [each.text.replace("ctvr sweep --vary", vary).replace("ctvr schema METHOD", schema) for each in found]
+    return [replace(each, text=text) for each, text in zip(found, texts)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs
+from ctvr.orchestrator.console import say
 from ctvr.orchestrator.interpreter import leave
 
 
@@ -36,6 +37,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> str:
+    if len(arguments.text) > 2 and not any(" " in text for text in arguments.text):
+        whole = " ".join(arguments.text)
+        say(f"search: these are {len(arguments.text)} texts of one word. For one text write {whole!r}")
     execution = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
     from ctvr.orchestrator.jobs.query import run_query
 

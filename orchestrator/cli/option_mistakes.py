@@ -5,22 +5,30 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ctvr.orchestrator.cli.mistakes import Mistake
 from ctvr.orchestrator.config import closest
 
 _NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
+UNKNOWN = "{}: no such option. `--help` lists the options of this command."
 KINDS: dict[Any, tuple[str, str]] = {int: ("a whole number", "3"), float: ("a number", "0.5")}
 
 
-def check_options(parser: argparse.ArgumentParser, words: Sequence[str], known: Callable[[], Sequence[str]]) -> Any:
+def check_options(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    known: Callable[[], Sequence[str]],
+    others: Mapping[str, argparse.ArgumentParser],
+) -> Any:
     """Return the mistakes in a command's options, and the arguments without them.
 
     Args:
         parser: the parser of the command.
         words: the arguments after the command.
         known: returns all settings of the command; called only for an unknown option.
+        others: the parsers of all commands by name, of which one may have an unknown option.
     """
     found: list[Mistake] = []
     kept: list[str] = []
@@ -36,6 +44,11 @@ def check_options(parser: argparse.ArgumentParser, words: Sequence[str], known: 
             size, mistake = 1, None
         else:
             size, mistake = _check_option(parser, word, following, known)
+            name = word.partition("=")[0]
+            owners = [command for command, other in others.items() if name in other._option_string_actions]
+            if mistake and owners and mistake.text == UNKNOWN.format(name):
+                said = f"{name}: is an option of ctvr {', ctvr '.join(owners[:3])}, not of this command. Omit it."
+                mistake = replace(mistake, text=said)
         if mistake is None:
             kept += words[place : place + size]
         else:
@@ -50,7 +63,9 @@ def _check_option(
     """Return the number of arguments that belong to an option, and the mistake in them."""
     name, equals, inline = word.partition("=")
     options = parser._option_string_actions
-    matches = [each for each in options if each == name] or [each for each in options if each.startswith(name)]
+    matches = [each for each in options if each == name] or [
+        each for each in options if len(name) > 3 and each.startswith(name)
+    ]
     actions = {id(options[each]): options[each] for each in matches} if name.startswith("--") or name in options else {}
     if not actions and not word.startswith("--") and word[:2] in options and len(word) > 2:
         name, equals, inline = word[:2], "=", word[2:]  # -k5
@@ -107,10 +122,13 @@ def _unknown_option(
     option = closest(name, [each for each in options if each.startswith("--")], 0.8)
     takes = bool(option) and options[option].nargs != 0
     settings = known()
-    bare = {each.rpartition(".")[2].replace("_", "") for each in settings} | {*settings}
+    ends = {*(each.rpartition(".")[2].replace("_", "") for each in settings)}
+    bare = {each for each in ends if each != "name"} | {*settings}
     is_setting = typed.replace("-", "").replace("_", "").lower() in bare or typed in settings
     setting = closest_setting(typed.replace("-", "_"), settings) if is_setting or not option else ""
     if setting and not is_setting and not closest(typed, [setting, setting.rpartition(".")[2]], 0.8):
+        setting = ""
+    if typed == "name":  # a run's own is meant, not that of the optimizer or the backbone
         setting = ""
     size = 1 if is_inline or value is None or (option and not takes and not is_setting) or "=" in value else 2
     given = value if size == 2 or is_inline else None
@@ -121,4 +139,4 @@ def _unknown_option(
     if option:
         fixed = (option, *([given] if given is not None and takes else []))
         return size, Mistake(f"{name}: no such option. Write {' '.join(fixed)}.", old, fixed)
-    return size, Mistake(f"{name}: no such option. `--help` lists the options of this command.", old)
+    return size, Mistake(UNKNOWN.format(name), old)

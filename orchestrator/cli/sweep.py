@@ -199,7 +199,9 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     check_arguments([method], search, [*arguments.space, *arguments.space_add], overrides)
     baselines = split_commas(BASELINES if arguments.baselines is None else arguments.baselines)
     if arguments.top < 1 or (arguments.seeds or 0) < 0:
-        raise ConfigError(f"--top: must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}.")
+        raise ConfigError(
+            f"--top: must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}. Write --top 1."
+        )
     check_arguments(baselines, {}, (), ())
     execution = get_execution(arguments)
     execution.check()

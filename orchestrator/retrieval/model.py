@@ -147,7 +147,7 @@ class Model:
             ConfigError: for an empty text, k < 1, or videos that do not exist.
         """
         if k < 1:
-            raise ConfigError(f"search: k counts videos and must be >= 1, got {k}.")
+            raise ConfigError(f"search: k counts videos and must be >= 1, got {k}. Write -k 10.")
         texts = [query] if isinstance(query, str) else list(query)
         blocks = self.gallery() if videos is None else [self.encode_gallery(videos)]
         starts, found = offsets(len(block.items) for block in blocks), []

@@ -161,7 +161,9 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
     if twice := next((name for name in listed if name in request.overrides or listed.count(name) > 1), None):
         raise ConfigError(f"--space {twice}: is given twice. List all its values once, and omit {twice}=VALUE.")
     if request.top < 1 or request.seeds < 0:
-        raise ConfigError(f"--top: must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}.")
+        raise ConfigError(
+            f"--top: must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}. Write --top 1."
+        )
     expand_task_orders((), request.orders)
     places = execution.places()
     stream = load_stream(request.stream, places.root, places.videos, render=False)

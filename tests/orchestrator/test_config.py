@@ -15,8 +15,10 @@ from ctvr.orchestrator.config import (
     parse_overrides,
     qualify_field_names,
     select_prefix,
+    unknown_setting,
 )
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.setting_groups import likely_number
 from ctvr.orchestrator.sweeps.settings_file import read_settings
 
 
@@ -208,3 +210,19 @@ def test_a_name_that_is_no_folder_on_every_system_is_refused(name):
 @pytest.mark.parametrize("name", ["a", "my-sweep_2.1", "console", "com10", "a" * 100, "語" * 50])
 def test_a_name_that_is_a_folder_on_every_system_is_taken(name):
     check_name(name, "--name")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("1e\u20135", "1e-5"), ("10^-5", "1e-5"), ("5%", "0.05"), ("0,5", "0.5"), ("2epochs", "2"), ("16 GB", "16"),
+     ("\u0663", "3"), ("\u22122", "-2"), ("1e", ""), ("2e-5*50", ""), ("three", ""), ("", ""), ("1.000,5", "")],
+)  # fmt: skip
+def test_a_mistyped_number_is_the_one_that_was_meant(typed, meant):
+    assert likely_number(typed) == meant
+
+
+def test_a_name_that_begins_several_settings_lists_them():
+    known = ["method.lr_text", "method.lr_vision", "optim.epochs", "data.batch_size"]
+    assert str(unknown_setting("lr", 1, known)) == "lr: no such setting. One of: method.lr_text, method.lr_vision."
+    assert str(unknown_setting("bs", 16, known)) == "bs: no such setting. Write data.batch_size=16."
+    assert str(unknown_setting("batch", 16, known)) == "batch: no such setting. Write data.batch_size=16."

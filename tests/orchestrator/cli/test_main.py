@@ -195,6 +195,17 @@ def test_a_mistake_in_a_sweeps_words_is_said_before_torch_and_ray_are_loaded(tmp
     ("words", "message"),
     [
         (["method.lrr=1"], "method.lrr: no such setting. Write: ctvr "),
+        (["optim.epochs", "=", "2"], " optim.epochs=2"),
+        (["optim.epochs:", "2"], "optim.epochs: 2: is a setting in parts. Write: ctvr "),
+        (["optim.epochs=2epochs"], " optim.epochs=2"),
+        (["method.lr=0,00001"], "(got '0,00001'). With a decimal point: method.lr=0.00001. Run each: "),
+        (
+            ["--seed", "three"],
+            "--seed: is a setting, not an option, and seed: is not a whole number (got 'three'). Write",
+        ),
+        (["--k", "5"], "--k: no such option."),
+        (["--html", "x"], "--html: is an option of ctvr search, ctvr report, not of this command. Omit it."),
+        (["method=lwf"], "method: given twice, as 'clip4clip' and 'lwf'. Keep one of them."),
         (["optim.epochs=two"], "optim.epochs: "),
         (["optim.epochs=-1"], "optim.epochs must be >= 0, got -1"),
         (["optin.epochs=1"], "optin.epochs: no such setting. Write: ctvr "),
