@@ -67,10 +67,8 @@ def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
     names = list(known)
     meant, last = closest_setting(name, names), _fold(name.rpartition(".")[2])
     near = [each for each in names if not meant and len(last) > 1 and _fold(each.rpartition(".")[2]).startswith(last)]
-    if len(near) == 1:
-        meant = near[0]
-    elif near:
-        names = near
+    meant = near[0] if len(near) == 1 else meant
+    names = near or names
     every = ", ".join(names) if len(names) <= 20 else "ctvr schema METHOD"
     return ConfigError(
         f"{printable(name)}: no such setting. "

@@ -200,8 +200,8 @@ def test_a_mistake_in_a_sweeps_words_is_said_before_torch_and_ray_are_loaded(tmp
         (["optim.epochs=2epochs"], " optim.epochs=2"),
         (["method.lr=0,00001"], "(got '0,00001'). With a decimal point: method.lr=0.00001. Run each: "),
         (
-            ["--seed", "three"],
-            "--seed: is a setting, not an option, and seed: is not a whole number (got 'three'). Write",
+            ["--epochs", "two"],
+            "--epochs: is a setting, not an option, and optim.epochs: is not a whole number (got 'two')",
         ),
         (["--k", "5"], "--k: no such option."),
         (["--html", "x"], "--html: is an option of ctvr search, ctvr report, not of this command. Omit it."),

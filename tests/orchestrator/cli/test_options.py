@@ -89,5 +89,5 @@ def test_a_command_offers_the_folders_that_it_reads(words, folders):
 def test_a_folder_that_a_command_does_not_read_is_refused(capsys):
     assert main(["table", "--store", "https://me:hunter2@host/bucket"]) == 2
     said = capsys.readouterr().err
-    assert "--store: no such option" in said
+    assert "--store: is an option of ctvr sweep, ctvr run, ctvr reproduce, not of this command" in said
     assert "hunter2" not in said
