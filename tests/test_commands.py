@@ -19,6 +19,8 @@ from ctvr.orchestrator.importers.command import _check_words, parse_file_argumen
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.resolve import get_method, presets_of
 from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.on_ray.search_space import WHERE
+from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.streams.load import BENCHMARKS, RENDERED
 from ctvr.orchestrator.tables.paper_items import find as find_item
 from ctvr.orchestrator.tables.presets import preset_names
@@ -122,7 +124,7 @@ def presets_known(method: str) -> set[str]:
 
 
 def check_setting(word: str, method: str | None) -> None:
-    name, equals, value = word.partition("=")
+    name, equals, value = word.partition(WHERE)[0].partition("=")
     assert equals, word
     group, dot, field = name.partition(".")
     if name == "method":
@@ -134,7 +136,7 @@ def check_setting(word: str, method: str | None) -> None:
         owners = [
             cls
             for cls in map(get_method, [method] if method else EVERY_METHOD)
-            if field in cls.Config.__dataclass_fields__
+            if field in {*cls.Config.__dataclass_fields__, *setting_names(cls.Config)}
         ]
         assert owners, f"{word}: no such setting of {method or 'any method'}"
         if "," not in value and not PLACE.match(value):

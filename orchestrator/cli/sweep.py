@@ -23,7 +23,9 @@ from ctvr.orchestrator.cli.options import (
     split_commas,
 )
 from ctvr.orchestrator.cli.rerun import swept, with_page
+from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.metric_names import OBJECTIVES
 from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.trust import trust_options
 
@@ -57,7 +59,13 @@ def add_sweep(commands: Any) -> None:
     parser.add_argument(
         "--searcher",
         metavar="NAME",
-        help="search algorithm: tpe, grouped_tpe, random or grid (default: tpe; grouped_tpe from 16 trials on)",
+        help="search algorithm: tpe, grouped_tpe, random, grid or an installed package's (default: tpe; grouped_tpe "
+        "from 16 trials on)",
+    )
+    parser.add_argument(
+        "--objectives",
+        metavar="NAMES",
+        help=f"several objectives, for a Pareto front, comma-separated: {', '.join(OBJECTIVES)} (default: one metric)",
     )
     parser.add_argument("--scheduler", metavar="NAME", help="trial scheduler: halving or none (default: halving)")
     parser.add_argument(
@@ -71,7 +79,8 @@ def add_sweep(commands: Any) -> None:
         action="append",
         default=[],
         metavar="name=v1,v2",
-        help="values to search, all else as recommended; every combination if the trials suffice; may be repeated",
+        help="values to search, all else as recommended; every combination if the trials suffice; may be repeated. "
+        "'name=v1,v2 where other=w' searches it where the other setting has that value",
     )
     parser.add_argument(
         "--space-add",
@@ -167,7 +176,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
 
 def _not_with_resume(arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that cannot be given together with --resume."""
-    options = "config method stream preset rows trials searcher scheduler confirm space space_add vary seeds"
+    options = "config method stream preset rows trials searcher scheduler objectives confirm space space_add vary seeds"
     names = f"{options} baselines direction".split()
     orders = ["--task-orders"] if arguments.task_orders != 1 else []
     return [
@@ -181,6 +190,13 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
     """Return the search settings of the options and the `search.*` overrides, which are removed from `overrides`."""
     names = ("trials", "searcher", "scheduler", "confirm")
     search = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    if arguments.objectives is not None:
+        words = split_commas(arguments.objectives)
+        if unknown := [word for word in words if word not in OBJECTIVES]:
+            hint = suggest(unknown[0], OBJECTIVES)
+            raise ConfigError(f"--objectives: {unknown[0]!r} is none of {', '.join(OBJECTIVES)}.{hint}")
+        metrics, modes = zip(*(OBJECTIVES[word] for word in words))
+        search |= {"metric": ",".join(metrics), "mode": ",".join(modes)}
     for word in [word for word in overrides if word.startswith("search.")]:
         name, value = word.removeprefix("search."), overrides.pop(word)
         if str(search.setdefault(name, value)) != str(value):

@@ -11,14 +11,16 @@ from ctvr.orchestrator import memo
 from ctvr.orchestrator.errors import ConfigError, CtvrError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.commits import Commits, digest_of_commit
-from ctvr.orchestrator.on_ray.plan import NUMBER
+from ctvr.orchestrator.on_ray.plan import NUMBER, names_of
 from ctvr.orchestrator.pages.forgetting import ANCHOR, LostQuery, ModelHistory, lost_names
 from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.pages.report import report
 from ctvr.orchestrator.pages.searched import SearchedSetting, SearchedSpace, Trial
+from ctvr.orchestrator.streams.metric_names import COSTS
 from ctvr.orchestrator.streams.stream import Item, Stream
 from ctvr.orchestrator.sweeps.comparison import last_value
-from ctvr.orchestrator.sweeps.selection import METRIC_LABELS, SPACE, best_trials, selection_metric
+from ctvr.orchestrator.sweeps.front import describe_front, on_front
+from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, describe_metric, selection_metric
 from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -81,8 +83,11 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
         ("Budget", f"{trials} trials, {sweep.tags.get('ctvr.complete_trials')} of them complete; "
                    f"searched by {settings.get('search.searcher')}, {settings.get('search.scheduler')}"),
     ]  # fmt: skip
-    best = best_trials(tracker, sweep.name, 1)[0]
-    facts.append(("Winner of the search", f"{best.name}, run {best.run_id}"))
+    best, rule = best_trials(tracker, sweep.name, None), selection_metric(sweep)
+    if "," in rule[0]:
+        facts.append(("Front of the search", describe_front(best, rule)))
+    else:
+        facts.append(("Winner of the search", f"{best[0].name}, run {best[0].run_id}"))
     facts.append(
         (
             "Confirmation",
@@ -93,11 +98,14 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
 
 
 def _searched(sweep: RunRecord | None, tracker: Tracker) -> SearchedSpace | None:
-    """Return the space and the trials of a search; None for other sweeps."""
+    """Return the space and trials of a search, by its first objective; None for other sweeps."""
     if sweep is None or "ctvr.trials" not in sweep.tags:
         return None
-    metric, _ = selection_metric(sweep)
-    best, runs = best_trials(tracker, sweep.name, 1)[0], tracker.find_runs(sweep=sweep.name)
+    metrics, modes = map(names_of, selection_metric(sweep))
+    metric, ranked = metrics[0], best_trials(tracker, sweep.name, None)
+    front = on_front(ranked, metrics, modes) if len(metrics) > 1 else [True]
+    best = {run.run_id for run, is_best in zip(ranked, front) if is_best}
+    runs = tracker.find_runs(sweep=sweep.name)
     trials = [
         Trial(
             number=run.tags.get(NUMBER, "").lstrip("0") or run.name,
@@ -106,11 +114,12 @@ def _searched(sweep: RunRecord | None, tracker: Tracker) -> SearchedSpace | None
             tasks=(run.last(metric) or (0, 0.0))[0],
             state=_state(run),
             is_complete=run.tags.get(COMPLETE) == "true",
-            is_winner=run.run_id == best.run_id,
+            is_winner=run.run_id in best,
         )
         for run in runs
     ]
-    return SearchedSpace(_space(sweep, trials), tuple(trials), f"{METRIC_LABELS.get(metric, metric)}, in points")
+    unit = "" if metric.startswith(COSTS) else ", in points"
+    return SearchedSpace(_space(sweep, trials), tuple(trials), f"{describe_metric(metric)}{unit}")
 
 
 def _state(run: RunRecord) -> str:

@@ -59,6 +59,11 @@ class EvaluationConfig:
         (), doc="numbers of videos of `distractors_from` that are added to the gallery after the last task"
     )
     distractors_from: str = setting("", doc="stream of the distractors; none of its videos may be one of the run's")
+    costs: bool = setting(
+        False,
+        doc="multiply-adds of a video and of a query, trained parameters and stored numbers after every task, as "
+        "stream/cost/...; searches with such an objective set it",
+    )
     knn_k: int = setting(200, doc="k of the second accuracy on image streams, the same after every task")
     knn_share: float | None = setting(
         None,

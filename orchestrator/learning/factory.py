@@ -69,7 +69,7 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
                 f"{stream.protocol}, which gives every query its task. Use false."
             )
         if protocol_of(stream).kind not in {"ctvr", "cvlm"}:
-            for name in ("reencode", "unlearned_tasks", "also", "distractors"):
+            for name in ("reencode", "unlearned_tasks", "also", "distractors", "costs"):
                 if getattr(experiment.evaluation, name):
                     raise ConfigError(
                         f"evaluation.{name}: needs captions that search videos, but {stream.name} has the protocol "

@@ -33,6 +33,7 @@ from ctvr.orchestrator.learning.evaluate import (
 )
 from ctvr.orchestrator.learning.metrics import Matrix
 from ctvr.orchestrator.learning.oracle import oracle_metrics
+from ctvr.orchestrator.learning.task_costs import task_costs
 from ctvr.orchestrator.streams.protocol_names import plugins
 from ctvr.orchestrator.streams.stream import Stream
 
@@ -106,6 +107,8 @@ class Retrieval(Protocol):
             told = oracle_metrics(*about)
             if found is not None:
                 found.metrics.update(told)
+        if sight.config.costs and found is not None:
+            found.metrics.update(task_costs(sight.method, sight.data, sight.split, sight.device, sight.newest + 1))
         return found
 
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:

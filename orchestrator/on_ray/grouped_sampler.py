@@ -55,7 +55,9 @@ class GroupedSampler(optuna.samplers.BaseSampler):
     def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
         leader = leader_of(trial.number, self.size, self.first)
         if leader != trial.number and param_name not in self.later:
-            return study.get_trials(deepcopy=False)[leader].params[param_name]
+            shared = study.get_trials(deepcopy=False)[leader].params
+            if param_name in shared:  # else a condition on a later setting excludes it there
+                return shared[param_name]
         return self.inner.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: Any, trial: Any) -> None:

@@ -23,7 +23,7 @@ class HalvingTrial:
     point: Settings
     settings: Settings  # all settings that decide the result, including this point's
     name: str  # id for the searcher
-    scores: dict[int, float] = field(default_factory=dict)  # finished tasks -> metric
+    scores: dict[int, tuple[float, ...]] = field(default_factory=dict)  # finished tasks -> value of each objective
     reads: tuple[str, ...] = ()  # settings that were read until the end
     reused: int = 0  # tasks that another run trained
     failed: bool = False
@@ -38,9 +38,9 @@ class HalvingTrial:
     def is_alive(self) -> bool:
         return not self.failed and not self.stopped
 
-    def record(self, task: int, value: float, result: Mapping[str, Any], is_last: bool) -> None:
+    def record(self, task: int, values: tuple[float, ...], result: Mapping[str, Any], is_last: bool) -> None:
         """Record what the trial reported after a task."""
-        self.scores[task] = value
+        self.scores[task] = values
         self.reused = int(result.get("reused", 0))
         if is_last:
             self.reads = tuple(filter(None, str(result.get("reads", "")).split(",")))
@@ -106,9 +106,9 @@ class Journal:
         temporary.replace(file)
 
 
-def _results_of(about: Mapping[str, Any]) -> tuple[dict[int, float], tuple[str, ...], int]:
+def _results_of(about: Mapping[str, Any]) -> tuple[dict[int, tuple[float, ...]], tuple[str, ...], int]:
     """Return the scores by finished tasks, the settings that were read and the tasks that another run trained."""
-    scores = {int(task): float(value) for task, value in about.get("scores", {}).items()}
+    scores = {int(task): tuple(map(float, values)) for task, values in about.get("scores", {}).items()}
     return scores, tuple(map(str, about.get("reads", ()))), int(about.get("reused", 0))
 
 

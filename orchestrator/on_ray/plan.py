@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ACCURACY", "GAIN", "MEAN", "SEARCHED"]  # for who plans
 
 NUMBER = "ctvr.number"  # tag of a trial's run; among equally good trials the lowest number wins
+SEARCHERS = ("tpe", "random", "grid", "grouped_tpe")
 GROUPED_FROM = 16  # trials of a search that is grouped by itself: two brackets
 
 
@@ -36,8 +38,8 @@ class SearchConfig:
     trials: int = setting(8, doc="number of trials")
     searcher: str = setting(
         "auto",
-        doc="tpe (Optuna), grouped_tpe (groups that share their first task), random, grid, or auto, which "
-        "chooses by the budget",
+        doc="tpe (Optuna), grouped_tpe (groups that share their first task), random, grid, the name of an installed "
+        "package's searcher, or auto, which chooses by the budget",
     )
     scheduler: str = setting("halving", doc="halving, or none: every trial runs to its end")
     bracket_size: int = setting(8, doc="trials that are suggested together and compared with each other")
@@ -55,8 +57,12 @@ class SearchConfig:
     )
     confirm_seeds: int = setting(3, doc="seeds of each confirmed trial")
     seed: int = setting(0, doc="seed of the searcher")
-    metric: str = setting(GAIN, doc="metric that ranks trials; a method's search space may name another")
-    mode: str = setting("max", doc="better direction of the metric, max or min")
+    metric: str = setting(
+        GAIN,
+        doc="metric that ranks trials; a method's search space may name another. Several, comma-separated, are the "
+        "objectives of a search for a Pareto front",
+    )
+    mode: str = setting("max", doc="better direction of the metric, max or min; of several, comma-separated")
 
     def __post_init__(self) -> None:
         if self.searcher == "auto":  # what it stands for is what is recorded and shown
@@ -66,14 +72,17 @@ class SearchConfig:
                 "scheduler: asha was removed. Write halving or none. A sweep that was begun with asha cannot be "
                 "resumed; a new one takes over its finished tasks."
             )
+        searchers: Iterable[str] = SEARCHERS
+        if self.searcher not in SEARCHERS:
+            searchers = (*SEARCHERS, *plugin_searchers())
         for name, known in (
-            ("searcher", ("tpe", "random", "grid", "grouped_tpe")),
+            ("searcher", searchers),
             ("scheduler", ("halving", "none")),
-            ("mode", ("max", "min")),
         ):
             if getattr(self, name) not in known:
                 hint = suggest(getattr(self, name), known)
                 raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
+        self._check_objectives()
         if self.searcher == "grouped_tpe" and self.group_size < 2:
             raise ValueError(
                 f"searcher=grouped_tpe needs groups of at least 2, got group {self.group_size}. Use searcher=tpe."
@@ -91,9 +100,41 @@ class SearchConfig:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}. {remedy}.")
 
+    def _check_objectives(self) -> None:
+        for mode in self.modes:
+            if mode not in ("max", "min"):
+                raise ValueError(f"mode: {mode!r} is none of max, min.{suggest(mode, ('max', 'min'))}")
+        if len(self.modes) != len(self.metrics):
+            raise ValueError(
+                f"mode: {len(self.metrics)} metrics need as many directions, got {self.mode}. Write for example "
+                "search.mode=max,min."
+            )
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ValueError(f"metric: {self.metric} names a metric twice. Name each once.")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the objectives, one or several."""
+        return names_of(self.metric)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Return the better direction of each objective."""
+        return names_of(self.mode)
+
     def kept(self, number: int) -> int:
         """Return how many of `number` trials pass a rung."""
         return max(math.ceil(number / self.reduction_factor), min(number, self.min_survivors))
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Split comma-separated names, such as those of objectives."""
+    return tuple(name.strip() for name in text.split(","))
+
+
+def plugin_searchers() -> dict[str, EntryPoint]:
+    """Return the searchers of other packages: entry points `ctvr.searchers`. Our own names cannot be replaced."""
+    return {point.name: point for point in entry_points(group="ctvr.searchers") if point.name not in SEARCHERS}
 
 
 def rungs(grace: int, reduction: int, length: int) -> list[int]:
@@ -126,45 +167,6 @@ def brackets_for(search: SearchConfig, trials: int, length: int, places: float) 
     work += left * (length - before)
     brackets = math.ceil(1.2 * places * length / work)
     return max(1, min(brackets, math.ceil(trials / search.bracket_size)))
-
-
-def parse_values(word: str, option: str = "--space", method: str = "") -> tuple[str, list[Any]]:
-    """Split `name=v1,v2` of --space or --vary into the setting of `method` and its values.
-
-    Raises:
-        ConfigError: if it has no `=` or no value.
-    """
-    name, equals, values = renamed.setting_word(word, method).partition("=")
-    listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
-    if not equals or not name.strip() or not listed:
-        raise ConfigError(f"{option}: {word!r} is not name=VALUE,VALUE. Use for example method.beta=0.4,0.6.")
-    return name.strip(), listed
-
-
-def _plain(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def within(point: Mapping[str, Any], at_most: Mapping[str, str]) -> dict[str, Any]:
-    """Return the point with settings that exceed their bound reduced to it."""
-    bounded = {name: bound for name, bound in at_most.items() if name in point and bound in point}
-    return {**point, **{name: min(point[name], point[bound]) for name, bound in bounded.items()}}
-
-
-@dataclass(frozen=True)
-class SearchSpace:
-    """Search space of a sweep, and the two points to evaluate first."""
-
-    space: Mapping[str, Any]  # setting -> domain of Ray Tune
-    paper: Mapping[str, Any]  # setting -> the paper's value
-    recommended: Mapping[str, Any]  # setting -> its value in a run without a search
-    stream: Mapping[str, Any] = field(default_factory=dict)  # settings that the stream recommends
-    later: tuple[str, ...] = ()  # settings of `space` that no task before the second reads
-    at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting of `space` that bounds it
-    listed: tuple[str, ...] = ()  # settings of `space` whose values the user listed; each value is tried
 
 
 @dataclass(frozen=True)
@@ -201,14 +203,6 @@ class TrialPlan:
         from ctvr.orchestrator.store.paths import RunPaths
 
         return RunPaths(Path(self.root), self.store, Path(self.videos) if self.videos else None)
-
-
-@dataclass(frozen=True)
-class RowPlan:
-    """Plan and search space of one row of a table."""
-
-    plan: TrialPlan
-    space: SearchSpace
 
 
 @dataclass(frozen=True)

@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from ray import tune
-from ray.tune.search import Searcher
 from ray.tune.search.sample import Categorical, Float, Integer, LogUniform
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchSpace, parse_values, within
+from ctvr.orchestrator.on_ray.plan import SearchConfig, plugin_searchers
+from ctvr.orchestrator.on_ray.search_space import SearchSpace, parse_values, within
+from ctvr.orchestrator.on_ray.successive_halving import SearcherProtocol
 from ctvr.orchestrator.tracking.run_record import as_text
 
-
-class PerTaskResults(Searcher):
-    """Passes results of complete trials to a searcher; a stopped trial counts as pruned, with its values per task.
-
-    A gain after one task and a gain after five are not comparable: reported as a final result, the first would make
-    the trial that was stopped early look best.
-
-    Args:
-        inner: Optuna's searcher, which treats a trial that ends without a value as pruned.
-        num_tasks: of the stream, or epochs where trials are compared after epochs.
-        at_most: setting -> the setting that bounds it.
-    """
-
-    def __init__(self, inner: Searcher, num_tasks: int, at_most: Mapping[str, str]) -> None:
-        super().__init__(metric=inner.metric, mode=inner.mode)
-        self.inner, self.num_tasks, self.at_most = inner, num_tasks, at_most
-
-    def suggest(self, trial_id: str) -> Any:
-        point = self.inner.suggest(trial_id)
-        return within(point, self.at_most) if isinstance(point, Mapping) else point
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self.inner.on_trial_result(trial_id, {**result, "training_iteration": result["task"]})
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        is_whole = result is not None and result.get("task", 0) >= self.num_tasks
-        self.inner.on_trial_complete(trial_id, result=result if is_whole else None, error=error)
+METHODS_OF_SEARCHER = ("suggest", "on_trial_result", "on_trial_complete")
 
 
 def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,26 +39,28 @@ def grid_points(space: SearchSpace) -> list[dict[str, Any]]:
         ConfigError: for a range without listed values.
     """
     listed = [grid_values(name, domain, space.paper.get(name)) for name, domain in space.space.items()]
-    every = (within(dict(zip(space.space, values)), space.at_most) for values in itertools.product(*listed))
-    return list({tuple(point.values()): point for point in every}.values())
+    every = (space.applicable(dict(zip(space.space, values))) for values in itertools.product(*listed))
+    return list({tuple(point.items()): point for point in (within(each, space.at_most) for each in every)}.values())
 
 
-class GridSearcher(Searcher):
+class GridSearcher:
     """Suggests all points of a grid in order."""
 
     def __init__(self, space: SearchSpace) -> None:
-        super().__init__()
         self.points = grid_points(space)
 
-    def suggest(self, trial_id: str) -> Any:
-        return self.points.pop(0) if self.points else Searcher.FINISHED
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        return self.points.pop(0) if self.points else None
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Ignore results."""
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Ignore results."""
 
 
-def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> Searcher:
-    """Make the searcher of one search; it suggests one point at a time, the recommended and the paper's first.
+def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> SearcherProtocol:
+    """Make the searcher of one search; ours suggest the recommended point and the paper's first.
 
     Args:
         search: settings of the search.
@@ -90,39 +68,58 @@ def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> S
         num_tasks: of the stream, or epochs where trials are compared after epochs.
 
     Raises:
-        ConfigError: for a grid over a range without listed values.
+        ConfigError: for a grid over a range without listed values, or a searcher of another package that cannot be
+            made.
     """
     if search.searcher == "grid":
         return GridSearcher(space)
-    return _optuna(search, space, points_to_evaluate(space) or None, num_tasks)
+    if (point := plugin_searchers().get(search.searcher)) is not None:
+        return PluginSearcher(point, search, space, num_tasks)
+    from ctvr.orchestrator.on_ray.optuna_searcher import OptunaSearcher  # Optuna takes a quarter of a second
+
+    return OptunaSearcher(search, space, points_to_evaluate(space), num_tasks)
 
 
-def _optuna(search: SearchConfig, space: SearchSpace, first: list[dict[str, Any]] | None, num_tasks: int) -> Searcher:
-    """Make Optuna's searcher over a space; `first` are the points to evaluate first."""
-    import warnings
+class PluginSearcher:
+    """A searcher of another package, whose points are checked.
 
-    import optuna
-    from ray.tune.search.optuna import OptunaSearch
+    Args:
+        point: entry point `ctvr.searchers`: a callable of (search, space, num_tasks) that returns the searcher.
+        search, space, num_tasks: see `make_searcher`.
+    """
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise one line per study and trial
-    with warnings.catch_warnings():  # constant_liar is experimental; it spreads concurrent trials
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        startup = max(3, search.trials // 3)
-        sampler: Any = optuna.samplers.RandomSampler(seed=search.seed)
-        if search.searcher in ("tpe", "grouped_tpe"):
-            sampler = optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=startup, constant_liar=True)
-        if is_grouped(search, space):
-            from ctvr.orchestrator.on_ray.grouped_sampler import GroupedSampler
+    def __init__(self, point: EntryPoint, search: SearchConfig, space: SearchSpace, num_tasks: int) -> None:
+        self.name, self.space = f"search.searcher={point.name} ({point.value})", space
+        self.inner: SearcherProtocol = self._call(lambda: point.load()(search, space, num_tasks))
+        if missing := [name for name in METHODS_OF_SEARCHER if not callable(getattr(self.inner, name, None))]:
+            raise ConfigError(f"{self.name}: its searcher has no method {missing[0]}. See docs/search.md.")
 
-            sampler = GroupedSampler(sampler, space.later, search.group_size, len(first or ()))
-    found = OptunaSearch.convert_search_space(dict(space.space))  # otherwise OptunaSearch does it, with a warning
-    made = OptunaSearch(space=found, metric=search.metric, mode=search.mode, points_to_evaluate=first, sampler=sampler)
-    return PerTaskResults(made, num_tasks, space.at_most)
+    def suggest(self, trial_id: str) -> Any:
+        """Return the searcher's next point; None at its end.
 
+        Raises:
+            ConfigError: for a point outside the space.
+        """
+        point = self._call(lambda: self.inner.suggest(trial_id))
+        if not isinstance(point, Mapping):
+            return None
+        for name, value in point.items():
+            if name not in self.space.space or not contains(self.space.space[name], value):
+                raise ConfigError(f"{self.name}: it suggests {name}={value}, which is outside the search space.")
+        return within(self.space.applicable(point), self.space.at_most)
 
-def is_grouped(search: SearchConfig, space: SearchSpace) -> bool:
-    """Return whether trials share their first task: requested, and some but not all settings are read later."""
-    return search.searcher == "grouped_tpe" and 0 < len(set(space.later) & set(space.space)) < len(space.space)
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self._call(lambda: self.inner.on_trial_result(trial_id, result))
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        self._call(lambda: self.inner.on_trial_complete(trial_id, result, error))
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        """Call the package's code; its errors end the sweep in one line."""
+        try:
+            return call()
+        except Exception as error:
+            raise ConfigError(f"{self.name} failed: {type(error).__name__}: {error}") from error
 
 
 def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
@@ -132,23 +129,23 @@ def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
     """
     points: list[dict[str, Any]] = []
     for values in (space.recommended, space.paper):
-        point = first_point(space.space, values)
+        point = first_point(space, values)
         if point and point not in points:
             points.append(point)
     listed = {name: list(space.space[name].categories) for name in space.listed if name in space.space}
-    left = {name: [v for v in values if all(p[name] != v for p in points)] for name, values in listed.items()}
+    left = {name: [v for v in values if all(p.get(name) != v for p in points)] for name, values in listed.items()}
     for place in range(max(map(len, left.values()), default=0)):
         chosen = {name: (values[place:] or listed[name])[0] for name, values in left.items()}
-        full = first_point(space.space, {**space.recommended, **chosen})
-        points += [full] if full else []
+        full = first_point(space, {**space.recommended, **chosen})
+        points += [full] if full and full not in points else []
     return points
 
 
-def first_point(space: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def first_point(space: SearchSpace, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values as a point of the space; empty if one is missing, outside its range or not among its choices."""
-    point = {name: value for name, value in values.items() if name in space}
-    is_inside = all(contains(space[name], value) for name, value in point.items())
-    return point if is_inside and set(point) == set(space) else {}
+    point = space.applicable({name: value for name, value in values.items() if name in space.space})
+    is_inside = all(contains(space.space[name], value) for name, value in point.items())
+    return point if is_inside and all(name in point or not space.applies(name, point) for name in space.space) else {}
 
 
 def contains(domain: Any, value: Any) -> bool:

@@ -6,8 +6,8 @@ Here
 1. a bracket of `search.bracket_size` trials is suggested at once, whatever the capacity of the cluster;
    `search.brackets_at_once` brackets, a number that the plan of a sweep records, run at the same time;
 2. trials that reach a rung wait until all of the bracket have reached it; failed trials do not count. The best
-   1 / `reduction_factor`, and at least `min_survivors`, continue; ties go to the earlier suggestion. A rung that would
-   stop no trial is skipped;
+   1 / `reduction_factor`, and at least `min_survivors`, continue; ties go to the earlier suggestion. The order by
+   several objectives is that of pareto.py. A rung that would stop no trial is skipped;
 3. at the end of the first of the running brackets the results of its trials are passed to the searcher, ordered by
    trial number; it then proposes one more bracket. So bracket k is suggested from the brackets up to k -
    `brackets_at_once`, whichever others have ended. The results of a stopped trial are its values per task, as pruned
@@ -35,7 +35,9 @@ from typing import Any, Protocol
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.on_ray.journal import HalvingTrial, Journal
-from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchSpace, TrialPlan, rungs
+from ctvr.orchestrator.on_ray.pareto import best_first, losses_of
+from ctvr.orchestrator.on_ray.plan import SearchConfig, TrialPlan, rungs
+from ctvr.orchestrator.on_ray.search_space import SearchSpace
 
 MAX_REPEATED = 100  # duplicate suggestions in a row after which the space counts as exhausted
 
@@ -178,15 +180,12 @@ class SuccessiveHalving:
         return next(is_news, self.length)
 
     def _decide(self, bracket: Bracket, rung: int) -> None:
-        ranked = sorted(bracket.alive, key=lambda trial: (*self.loss(trial, rung), trial.number))
+        alive = sorted(bracket.alive, key=lambda trial: trial.number)
+        losses = [losses_of(trial.scores[rung], self.search.modes) for trial in alive]
+        ranked = [alive[index] for index in best_first(losses)]
         for trial in ranked[self.search.kept(len(ranked)) :]:
             trial.stopped = rung
         bracket.decided = rung
-
-    def loss(self, trial: HalvingTrial, task: int) -> tuple[bool, float]:
-        """Return a sort key that is smaller for the better trial; NaN is the worst."""
-        value = trial.scores[task]
-        return math.isnan(value), 0.0 if math.isnan(value) else value if self.search.mode == "min" else -value
 
     # ------------------------------------------------------------------------------------------ brackets
 
@@ -243,7 +242,7 @@ class SuccessiveHalving:
         self.ended += 1
 
     def _told(self, trial: HalvingTrial, task: int) -> dict[str, Any]:
-        return {"task": task, self.search.metric: trial.scores[task]}
+        return {"task": task, **dict(zip(self.search.metrics, trial.scores[task]))}
 
     # ------------------------------------------------------------------------------------------ results
 
@@ -253,14 +252,15 @@ class SuccessiveHalving:
         Training may end before the last epoch (`evaluation.patience`, methods that train nothing): the final report
         then counts for all epochs without a report.
         """
-        done, value = int(result.get(self.unit, 0)), result.get(self.search.metric)
+        done, found = int(result.get(self.unit, 0)), [result.get(metric) for metric in self.search.metrics]
+        values = tuple(float(value) for value in found if value is not None)
         is_last = done == self.length
         may_skip = is_last and self.unit == "epoch"
-        if value is None or done < 1 or (done > until and not may_skip):
+        if len(values) < len(found) or done < 1 or (done > until and not may_skip):
             return
         for unreported in range(1, done) if may_skip else ():
-            trial.scores.setdefault(unreported, float(value))
-        trial.record(done, float(value), result, is_last)
+            trial.scores.setdefault(unreported, values)
+        trial.record(done, values, result, is_last)
         self.journal.write(self.row, trial)
 
     def finished_tasks(self, trial: HalvingTrial) -> int:

@@ -45,17 +45,9 @@ from ctvr.orchestrator.on_ray.internals import (
     trials_of,
 )
 from ctvr.orchestrator.on_ray.journal import Journal
-from ctvr.orchestrator.on_ray.plan import (
-    RowPlan,
-    RunSpec,
-    SearchConfig,
-    SearchOutcome,
-    SearchSpace,
-    TrialPlan,
-    label_of,
-    run_name,
-)
-from ctvr.orchestrator.on_ray.search import is_grouped, make_searcher
+from ctvr.orchestrator.on_ray.plan import RunSpec, SearchConfig, SearchOutcome, TrialPlan, label_of, run_name
+from ctvr.orchestrator.on_ray.search import make_searcher
+from ctvr.orchestrator.on_ray.search_space import RowPlan, SearchSpace, is_grouped
 from ctvr.orchestrator.on_ray.single_worker import run_single_worker
 from ctvr.orchestrator.on_ray.successive_halving import Resolve, SuccessiveHalving
 from ctvr.orchestrator.on_ray.trial import run_distributed

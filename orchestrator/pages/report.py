@@ -34,7 +34,7 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
         names: of the stream's tasks.
         searched: the space and the trials of the search, if one was run.
     """
-    said = "".join(f"<p><b>{escape(what)}</b><br>{escape(text)}</p>" for what, text in facts)
+    said = "".join(_fact(what, text) for what, text in facts)
     parts = [said]
     for table in tables:
         parts += [f"<h2>{escape(table.heading)}</h2>", table_html(table), curves_html(table)]
@@ -47,6 +47,13 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
     for table in tables:
         parts += [matrices_html(table), notes_html(table)]
     return page(title, "\n".join(parts))
+
+
+def _fact(what: str, text: str) -> str:
+    """Return a fact as HTML; several lines are aligned text."""
+    if "\n" in text:
+        return f"<p><b>{escape(what)}</b></p><pre>{escape(text)}</pre>"
+    return f"<p><b>{escape(what)}</b><br>{escape(text)}</p>"
 
 
 def table_html(table: Table) -> str:

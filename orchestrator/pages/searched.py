@@ -81,7 +81,8 @@ def shortened(value: str) -> str:
 def searched_html(space: SearchedSpace) -> str:
     """Return the section: a small chart for each setting, then the trials."""
     kinds = [kind for kind in ("winner", "complete", "stopped") if any(trial.kind == kind for trial in space.trials)]
-    meanings = {"winner": "best trial", "complete": "complete", "stopped": "stopped early, by its last task"}
+    winner = "best trial" if sum(trial.is_winner for trial in space.trials) < 2 else "on the Pareto front"
+    meanings = {"winner": winner, "complete": "complete", "stopped": "stopped early, by its last task"}
     key = "".join(
         f'<li><svg viewBox="0 0 40 14" aria-hidden="true">{_point(kind, 20, 7)}</svg>{meanings[kind]}</li>'
         for kind in kinds

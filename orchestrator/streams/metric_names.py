@@ -13,12 +13,24 @@ ANSWERED = "stream/qa/accuracy"
 ADDS_METRICS: dict[str, object] = {
     "evaluation.every_epoch": False,
     "evaluation.oracle_task": False,
+    "evaluation.costs": False,
     "evaluation.reencode": (),
     "evaluation.reencode_after": "last",
     "evaluation.unlearned_tasks": False,
     "evaluation.also": (),
     "evaluation.distractors": (),
     "evaluation.distractors_from": "",
+}
+COSTS = "stream/cost/"  # of evaluation.costs
+OBJECTIVES = {  # word of `ctvr sweep --objectives` -> metric, better direction
+    "gain": (GAIN, "max"),
+    "r1": ("stream/t2v/r1", "max"),
+    "r1_mean": (MEAN, "max"),
+    "forgetting": ("stream/t2v/bwf", "min"),
+    "gmacs": (f"{COSTS}video_gmacs", "min"),
+    "query_gmacs": (f"{COSTS}query_gmacs", "min"),
+    "parameters": (f"{COSTS}trained_parameters", "min"),
+    "stored": (f"{COSTS}stored_floats", "min"),
 }
 SEARCHED = {"ctvr": GAIN, "cvlm": MEAN, "ucl": ACCURACY, "qa": ANSWERED}  # protocol -> metric of a search
 

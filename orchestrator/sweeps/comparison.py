@@ -221,7 +221,7 @@ def gain_notes(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> list[st
     for run in runs:
         if run.tags.get("ctvr.complete") == "true" and run.tags.get(CHOICE):
             of.setdefault(run.tags[CHOICE], []).append(run)
-    if len(of) < 2:
+    if not {RECOMMENDED, "searched"} <= of.keys():
         return []
     base, other = of[RECOMMENDED], of["searched"]
     metric = SEARCHED[base[0].tags.get("ctvr.protocol", "ctvr")]

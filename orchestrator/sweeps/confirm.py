@@ -21,9 +21,10 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import has_training
-from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.on_ray.plan import SearchConfig, names_of
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, compare_candidates, experiment_of
+from ctvr.orchestrator.sweeps.front import FrontResult, confirm_front, on_front
 from ctvr.orchestrator.sweeps.selection import (
     FIRST_CONFIRMATION,
     Rerun,
@@ -64,10 +65,16 @@ class Candidate:
 
 
 def candidates(tracker: Tracker, sweep_name: str, recommended: Experiment, search: SearchConfig) -> list[Candidate]:
-    """Return the recommended settings and the best trials that differ from them; empty if no trial differs."""
+    """Return the recommended settings and the best trials that differ from them; empty if no trial differs.
+
+    By several objectives, the trials are those of the Pareto front.
+    """
     found = [Candidate(sweep_name, RECOMMENDED, recommended)]
     known = {digest_of(recommended.settings)}
-    for run in best_trials(tracker, sweep_name, None):
+    trials = best_trials(tracker, sweep_name, None)
+    if len(search.metrics) > 1:
+        trials = [run for run, is_on in zip(trials, on_front(trials, search.metrics, search.modes)) if is_on]
+    for run in trials:
         experiment = experiment_of(run)
         if len(found) <= search.confirm and (digest := digest_of(experiment.settings)) not in known:
             known.add(digest)
@@ -83,7 +90,7 @@ def confirm(
     tracker: Tracker,
     search: SearchConfig,
     again: str,
-) -> dict[str, ConfirmationResult]:
+) -> dict[str, ConfirmationResult | FrontResult]:
     """Run candidates of one search, or of all rows of a table, over new seeds on validation videos.
 
     Args:
@@ -134,7 +141,7 @@ def confirm(
 # ----------------------------------------------------------------------------------------------- the result
 
 
-def read_verdict(tracker: Tracker, sweep_name: str) -> ConfirmationResult | None:
+def read_verdict(tracker: Tracker, sweep_name: str) -> ConfirmationResult | FrontResult | None:
     """Read the result of a sweep's confirmation from MLflow; None if there was none, or it failed."""
     sweep = tracker.find_sweep(sweep_name)
     if sweep is None or "ctvr.confirmation" not in sweep.tags:
@@ -148,4 +155,7 @@ def read_verdict(tracker: Tracker, sweep_name: str) -> ConfirmationResult | None
     runs = [run for group in groups.values() for run in group]
     ranks = {run.run_id: found for run in runs if (found := read_ranks(tracker, run.run_id))}
     order = [run.name for run in best_trials(tracker, sweep_name, None)]
-    return compare_candidates(sweep_name, groups, ranks, selection_metric(sweep), order)
+    rule = selection_metric(sweep)
+    if len(names_of(rule[0])) > 1:
+        return confirm_front(sweep_name, groups, ranks, rule, order)
+    return compare_candidates(sweep_name, groups, ranks, rule, order)

@@ -17,7 +17,7 @@ from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, SearchConfig
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED, FORGETTING
 from ctvr.orchestrator.sweeps.best import promote
 from ctvr.orchestrator.sweeps.comparison import last_value
-from ctvr.orchestrator.sweeps.selection import METRIC_LABELS, best_trials
+from ctvr.orchestrator.sweeps.selection import best_trials, describe_metric, result_text
 from ctvr.orchestrator.sweeps.trust import resume_command, trust_text
 from ctvr.orchestrator.tables.footnotes import CHOICE, trials_of
 from ctvr.orchestrator.tracking.internals import NOTE
@@ -36,7 +36,7 @@ def write_sweep_note(
     lines = [
         f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
         f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; best by "
-        f"{METRIC_LABELS.get(config.metric, config.metric)}",
+        f"{describe_metric(config.metric)}",
         f"- resume after an interruption: `{resume_command(name)}`",
     ]
     tracker.set_tags(parent, {NOTE: "\n\n".join([f"**{plain(question)}**", "\n".join(lines)])})
@@ -49,7 +49,7 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
         unlike = [key for key in space if len({str(run.settings.get(key)) for run in trials}) > 1]
         for run in trials:
             number = run.tags.get(NUMBER, "")
-            differing = {key: run.settings.get(key) for key in unlike}
+            differing = {key: run.settings[key] for key in unlike if key in run.settings}
             gain = last_value(run, GAIN)
             title = short_name(
                 int(number) if number.isdigit() else None,
@@ -63,11 +63,11 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
         complete = sum(run.tags.get("ctvr.complete") == "true" for run in trials)
         numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
         _summarise(tracker, parent, best, numbers)
-        found = ", ".join(code(f"{key}={best.settings.get(key)}") for key in space)
+        found = ", ".join(code(f"{key}={best.settings[key]}") for key in space if key in best.settings)
         what, trust = _what([best]), trust_text()
         lines = [
             f"**Winner**: [{plain(best.name)}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
-            f"{METRIC_LABELS.get(metric, metric)} {last_value(best, metric):+.2f} "
+            f"{describe_metric(metric)} {result_text(best, metric)} "
             f"on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",
             *([] if what != "videos" else [f"- ask it: `ctvr search 'a red square moves left' --model {name}{trust}`"]),
@@ -152,8 +152,10 @@ def _what(runs: Sequence[RunRecord]) -> str:
 def selected_run(runs: Sequence[RunRecord]) -> RunRecord | None:
     """Return the first seed of the candidate that the confirmation on validation videos chose.
 
-    None if nothing was searched, or several rows were.
+    None if nothing was searched, or several rows were, or several trials are on a front.
     """
+    if any(run.tags.get(CHOICE, "").startswith("front") for run in runs):
+        return None
     confirmed = [
         run for run in runs if run.tags.get(CHOICE) == "searched" and "NOT" not in run.tags.get("ctvr.note", "")
     ]

@@ -8,12 +8,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchSpace
-from ctvr.orchestrator.on_ray.search import count_trials, is_grouped
-from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig
+from ctvr.orchestrator.on_ray.search import count_trials
+from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
+from ctvr.orchestrator.sweeps.comparison import describe_mde
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
 from ctvr.orchestrator.sweeps.search_spaces import search_space
-from ctvr.orchestrator.sweeps.selection import METRIC_LABELS
+from ctvr.orchestrator.sweeps.selection import describe_metric, result_text
 from ctvr.orchestrator.sweeps.session import batch_lines, describe_concurrency, precision_lines, resources_text
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
@@ -26,6 +27,11 @@ def describe_confirmation(search: SearchConfig) -> str:
     """Describe how the best trials are confirmed."""
     if not search.confirm:
         return "nothing: the best trial is accepted without a test"
+    if len(search.metrics) > 1:
+        return (
+            f"up to {search.confirm} trials of the Pareto front and the recommended settings over "
+            f"{search.confirm_seeds} new seeds on the same videos, which decide the front again"
+        )
     return (
         f"the best {search.confirm} and the recommended settings over {search.confirm_seeds} new seeds on the same "
         "videos; the recommended settings are kept unless a trial wins"
@@ -74,10 +80,16 @@ def flat_search(search: SearchConfig) -> Settings:
 
 def _searched(planned: Any) -> str:
     """List the searched settings; of those of --space, with their values and how many others keep their values."""
+
+    def where(name: str) -> str:
+        other, values = planned.conditions.get(name, ("", ()))
+        return f" where {other} is {' or '.join(map(str, values))}" if other else ""
+
     if not planned.request.space:
-        return ", ".join(planned.space)
+        return ", ".join(f"{name}{where(name)}" for name in planned.space)
     every = {*search_space(planned.request.method)[1], *planned.space}
-    values = (f"{name} in {', '.join(map(str, domain.categories))}" for name, domain in planned.space.items())
+    listed = planned.space.items()
+    values = (f"{name} in {', '.join(map(str, domain.categories))}{where(name)}" for name, domain in listed)
     return f"varies {len(planned.space)} of {len(every)} settings ({'; '.join(values)}; the others as recommended)"
 
 
@@ -96,6 +108,7 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
         *batch_lines(execution, [planned.experiment.data.batch_size]),
         f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",
         f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
+        *([f"  aims at    {describe_metric(search.metric)} ({search.mode})"] if len(search.metrics) > 1 else []),
         f"  confirms   {describe_confirmation(search)}",
         f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
         f"  stream     recommends {recommended or 'nothing'}",
@@ -117,9 +130,9 @@ def describe_best(planned: Any, best: RunRecord, recommended: Settings) -> list[
     """
     metric = planned.search.metric
     is_recommended = all(str(best.settings.get(name)) == as_text(recommended.get(name)) for name in planned.space)
-    chosen = ", ".join(f"{name}={best.settings.get(name)}" for name in planned.space)
+    chosen = ", ".join(f"{name}={best.settings[name]}" for name in planned.space if name in best.settings)
     return [
-        f"best: {best.name}, {METRIC_LABELS.get(metric, metric)} {last_value(best, metric):+.2f} on "
+        f"best: {best.name}, {describe_metric(metric)} {result_text(best, metric)} on "
         f"{best.tags.get('ctvr.split')} videos" + (", the recommended settings" if is_recommended else ""),
         *textwrap.wrap(chosen, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False),
     ]

@@ -14,7 +14,8 @@ from ctvr.methods import is_place, place_of
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, check_value, unknown_setting
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.on_ray.plan import SearchConfig, parse_values, read_plan
+from ctvr.orchestrator.on_ray.plan import SearchConfig, read_plan
+from ctvr.orchestrator.on_ray.search_space import parse_values
 from ctvr.orchestrator.tables.presets import TablePreset, parse_preset
 
 MAX_HOURS = 10_000  # more than a year
@@ -83,6 +84,11 @@ def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[Sea
         raise ConfigError("table: --trials 0 and --seeds 0 leave nothing to run. Write --seeds 3.")
     forbid_seed(names)
     made = build(SearchConfig, {**search, "trials": trials or 1}, "search", dotted=False)
+    if len(made.metrics) > 1:
+        raise ConfigError(
+            f"search.metric: {made.metric} are several objectives, but a table selects by one. Name one metric, or "
+            "search a method alone."
+        )
     if made.searcher == "grid":
         raise ConfigError(
             "search.searcher: grid is not applicable, because all rows of a table get the same number of trials. "

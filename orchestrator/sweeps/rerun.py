@@ -24,14 +24,15 @@ from ctvr.orchestrator.on_ray.plan import read_plan
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
-from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of
+from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of
 from ctvr.orchestrator.sweeps.confirm import CONFIRMS, read_verdict
+from ctvr.orchestrator.sweeps.front import FrontResult
 from ctvr.orchestrator.sweeps.preparation import prepare_all
 from ctvr.orchestrator.sweeps.search_spaces import default_presets
 from ctvr.orchestrator.sweeps.selection import (
-    METRIC_LABELS,
     Rerun,
     best_trials,
+    describe_metric,
     expand_seeds,
     expand_task_orders,
     incomplete_runs,
@@ -98,7 +99,7 @@ def searched_tags(method: str, trials: Sequence[RunRecord], metric: str) -> dict
     return {
         "ctvr.searched": f"{method}:{len(trials)}",
         "ctvr.search_seconds": f"{sum(seconds_of(run) for run in trials):.1f}",
-        "ctvr.selection": f"{METRIC_LABELS.get(metric, metric)} on {split} videos",
+        "ctvr.selection": f"{describe_metric(metric)} on {split} videos",
     }
 
 
@@ -121,17 +122,26 @@ def with_baselines(
     metric: str,
     seeds: int,
     workers: int,
-    verdict: ConfirmationResult | None = None,
+    verdict: ConfirmationResult | FrontResult | None = None,
     confirmation: Sequence[RunRecord] = (),
 ) -> list[Rerun]:
     """Return all runs of a sweep's rerun over their seeds: baselines, recommended settings, winners among `trials`.
 
     Args:
-        verdict: result of the sweep's confirmation. Without one there is no row of the recommended settings.
+        verdict: result of the sweep's confirmation. Without one there is no row of the recommended settings. With
+            several objectives, all trials of the confirmed front are rerun.
         confirmation: runs of the confirmation, whose seeds are not used again.
     """
     found = [Rerun(each, {**unsearched_tags(each.name), **_row_tag(each)}) for each in baselines]
     chosen = [experiment_of(run) for run in winners]
+    if isinstance(verdict, FrontResult):
+        for member in verdict.members:
+            if member.name == RECOMMENDED:
+                found.append(Rerun(member.experiment, unsearched_tags(member.experiment.name) | verdict.tags(member)))
+            elif member.is_on_front:
+                tags = searched_tags(member.experiment.name, trials, metric) | verdict.tags(member)
+                found.append(Rerun(member.experiment, tags))
+        return expand_seeds(found, seeds, workers, used_seeds([*trials, *confirmation]))
     if verdict is not None:
         found.append(Rerun(verdict.recommended, {**unsearched_tags(verdict.recommended.name), **verdict.tags(False)}))
         first = next((each for each, run in zip(chosen, winners) if run.name == verdict.trial), verdict.searched)

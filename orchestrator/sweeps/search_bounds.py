@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_clip
 from ctvr.orchestrator.on_ray.search import choices
+from ctvr.orchestrator.on_ray.search_space import Condition
 from ctvr.orchestrator.sweeps.search_spaces import depth_settings, upper_bounds
 
 
@@ -30,7 +32,57 @@ def clip_to_backbone(
         values = sorted({min(value, depth) for value in space[name].categories})
         changed[name] = choices(values if len(values) > 1 or name in own else range(1, depth + 1))
     for name, bound in upper_bounds(method).items():
-        if name in space and bound not in space and name not in own:
+        if name in space and bound not in space and name not in own and bound in experiment.settings:
             most = experiment.settings[bound]
             changed[name] = choices(value for value in space[name].categories if value <= most)
     return changed
+
+
+def apply_conditions(
+    space: Mapping[str, Any], conditions: Mapping[str, Condition], fixed: Mapping[str, Any], listed: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Condition]]:
+    """Return the settings that can be searched, and the conditions that depend on a searched setting.
+
+    Args:
+        space: setting -> domain of Ray Tune.
+        conditions: setting -> another one and the values with which it is searched.
+        fixed: settings of a trial, except the searched ones.
+        listed: settings of `--space`, which are refused if they are never searched, and never dropped.
+
+    Raises:
+        ConfigError: for a condition that never holds or that leads back to its own setting.
+    """
+    found, left = dict(space), dict[str, Condition]()
+    for name, (other, values) in conditions.items():
+        if name not in found:
+            continue
+        said = f"--space {name} where {other}={','.join(map(str, values))}"
+        chain = [name]
+        while chain[-1] in conditions:
+            chain.append(conditions[chain[-1]][0])
+            if chain[-1] in chain[:-1]:
+                raise ConfigError(f"{said}: the condition leads back to {chain[-1]}. Remove one of the conditions.")
+        if other in space:
+            left[name] = (other, [value for value in values if value in getattr(space[other], "categories", ())])
+            if left[name][1]:
+                continue
+            remedy = f"{other} is not searched at such a value. List it in --space {other}=VALUE,VALUE"
+        else:
+            if str(fixed.get(other)) in map(str, values):
+                continue  # it always holds
+            remedy = (
+                f"{other} is {fixed.get(other, 'unknown')} in every trial. Search it, too: --space {other}=VALUE,VALUE"
+            )
+        if name in listed:
+            raise ConfigError(f"{said}: the condition never holds, since {remedy}.")
+        del found[name]
+        left.pop(name, None)
+    return (found, left) if len(found) == len(space) else apply_conditions(found, left, fixed, listed)
+
+
+def meeting(name: str, conditions: Mapping[str, Condition]) -> dict[str, Any]:
+    """Return values of other settings with which a setting is searched."""
+    if name not in conditions:
+        return {}
+    other, values = conditions[name]
+    return {**meeting(other, conditions), other: values[0]}

@@ -21,9 +21,10 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import GROUPS
 from ctvr.orchestrator.learning.resolve import configured, get_method, presets_of, resolve, with_recipe
 from ctvr.orchestrator.on_ray.plan import GAIN, SEARCHED
+from ctvr.orchestrator.on_ray.search_space import Condition
 from ctvr.orchestrator.streams.stream import Stream
 
-_DEFAULTS: dict[str, Any] = {"FIXED": {}, "METRIC": GAIN, "MODE": "max"}
+_DEFAULTS: dict[str, Any] = {"FIXED": {}, "METRIC": GAIN, "MODE": "max", "CONDITIONS": {}}
 
 
 def method_text(name: str) -> str:
@@ -140,6 +141,11 @@ def default_metric(method: str, protocol: str) -> Settings:
     found = _search_file(method)
     metric = SEARCHED[protocol] if found["METRIC"] == GAIN else found["METRIC"]
     return {"metric": metric, "mode": found["MODE"]}
+
+
+def search_conditions(method: str) -> dict[str, Condition]:
+    """Map each setting that is searched with some values of another one only to that one and these values."""
+    return {name: (other, list(values)) for name, (other, values) in _search_file(method)["CONDITIONS"].items()}
 
 
 def depth_settings(method: str) -> tuple[str, ...]:

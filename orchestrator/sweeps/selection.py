@@ -7,7 +7,6 @@ seed that was used before is skipped, so that no candidate is evaluated by a see
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,7 +15,8 @@ from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, NUMBER, RunSpec, TrialPlan, label_of
+from ctvr.orchestrator.on_ray.pareto import best_first, losses_of
+from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, NUMBER, RunSpec, TrialPlan, label_of, names_of
 from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
@@ -52,8 +52,21 @@ def selection_metric(sweep: RunRecord) -> tuple[str, str]:
     return str(sweep.settings.get("search.metric", GAIN)), str(sweep.settings.get("search.mode", "max"))
 
 
+def describe_metric(metric: str) -> str:
+    """Return the label of a search's metric; of several, comma-separated."""
+    return ", ".join(METRIC_LABELS.get(name, name) for name in names_of(metric))
+
+
+def result_text(run: RunRecord, metric: str) -> str:
+    """Return the value of a search's metric, or of its objectives, for a trial."""
+    values = [last_value(run, name) for name in names_of(metric)]
+    return f"{values[0]:+.2f}" if len(values) == 1 else ", ".join(f"{value:.4g}" for value in values)
+
+
 def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunRecord]:
     """Return the best complete trials of a sweep (None: all), by the search's metric after the last task.
+
+    By several objectives, trials of the Pareto front are first (on_ray/pareto.py).
 
     Raises:
         ConfigError: if the sweep is unknown or has no complete trial.
@@ -68,14 +81,14 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
         raise ConfigError(f"sweep {sweep_name}: no trial is complete. Resume it: ctvr sweep --resume {sweep_name}")
     metric, mode = selection_metric(sweep)
 
-    def best_first(run: RunRecord) -> tuple[float, str]:
-        """Return the sort key: value of the metric, then order of suggestion."""
-        value = last_value(run, metric)
-        rank = math.inf if math.isnan(value) else value if mode == "min" else -value
+    def suggested(run: RunRecord) -> str:
         settings = digest_of({name: str(setting) for name, setting in run.settings.items()})
-        return rank, run.tags.get(NUMBER, "~") + settings
+        return run.tags.get(NUMBER, "~") + settings
 
-    return sorted(complete, key=best_first)[:top]
+    complete = sorted(complete, key=suggested)
+    modes = names_of(mode)
+    points = [losses_of([last_value(run, name) for name in names_of(metric)], modes) for run in complete]
+    return [complete[index] for index in best_first(points)][:top]
 
 
 # ------------------------------------------------------------------------------------------ seeds and runs

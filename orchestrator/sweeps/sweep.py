@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ctvr.methods.base import Override
@@ -21,35 +21,30 @@ from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, preset_settings, presets_of, resolve
 from ctvr.orchestrator.learning.run import check_streams
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
-from ctvr.orchestrator.on_ray.plan import (
-    SearchConfig,
-    SearchOutcome,
-    SearchSpace,
-    TrialPlan,
-    brackets_for,
-    parse_values,
-    within,
-    write_plan,
-)
+from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchOutcome, TrialPlan, brackets_for, write_plan
 from ctvr.orchestrator.on_ray.search import count_listed, count_trials, describe_space, override_space
+from ctvr.orchestrator.on_ray.search_space import Condition, SearchSpace, parse_condition, parse_values, within
 from ctvr.orchestrator.on_ray.tune import can_resume, run_search
 from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.streams.metric_names import COSTS
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
 from ctvr.orchestrator.sweeps.epoch_rungs import epochs_compared
+from ctvr.orchestrator.sweeps.front import describe_front
 from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_sweep, flat_search
 from ctvr.orchestrator.sweeps.preflight import forbid_seed
 from ctvr.orchestrator.sweeps.preparation import prepare_run, searched_splits
 from ctvr.orchestrator.sweeps.rerun import OVERRIDES, baseline, baseline_rows, rerun, shared_overrides
 from ctvr.orchestrator.sweeps.run_names import require_free_name
-from ctvr.orchestrator.sweeps.search_bounds import clip_to_backbone
+from ctvr.orchestrator.sweeps.search_bounds import apply_conditions, clip_to_backbone, meeting
 from ctvr.orchestrator.sweeps.search_spaces import (
     default_metric,
     default_presets,
     depth_settings,
     later_task_settings,
+    search_conditions,
     search_space,
     upper_bounds,
 )
@@ -69,6 +64,8 @@ from ctvr.orchestrator.tables.build import Direction
 from ctvr.orchestrator.tracking.mirror import check_mirror
 from ctvr.orchestrator.tracking.tracker import Tracker
 
+MOST_OF_FRONT = 8  # trials of a Pareto front that are confirmed by default
+
 
 @dataclass(frozen=True)
 class SweepRequest:
@@ -80,7 +77,7 @@ class SweepRequest:
     overrides: Settings
     presets: tuple[str, ...] = ()
     search: Settings | None = None  # settings of SearchConfig
-    space: tuple[str, ...] = ()  # `name=v1,v2`: the only settings that are searched
+    space: tuple[str, ...] = ()  # `name=v1,v2 [where other=w1,w2]`: the only settings that are searched
     space_add: tuple[str, ...] = ()  # `name=v1,v2`: searched together with the method's search space
     top: int = 1
     seeds: int = 0  # > 0: rerun the winners and tabulate
@@ -100,11 +97,13 @@ class PlannedSweep:
     space: dict[str, Any]
     paper_point: dict[str, Any]
     search: SearchConfig
+    conditions: dict[str, Condition] = field(default_factory=dict)  # setting -> where it is searched; else always
 
     @property
     def recommended(self) -> dict[str, Any]:
         """Return the recommended point of the space; numbers of blocks are limited to those of the tower."""
-        point = {name: self.experiment.settings[name] for name in self.space}
+        settings = self.experiment.settings
+        point = {name: settings[name] for name in self.space if name in settings}  # not those of another variant
         for name in point.keys() & set(depth_settings(self.request.method)):
             point[name] = min(point[name], max(self.space[name].categories))
         return point
@@ -140,7 +139,8 @@ class PlannedSweep:
         bounds = upper_bounds(self.request.method)
         words = (*self.request.space, *self.request.space_add)
         listed = tuple(name for name in (parse_values(word)[0] for word in words) if name in self.space)
-        return SearchSpace(self.space, self.paper_point, self.recommended, self.stream.settings, later, bounds, listed)
+        points = self.paper_point, self.recommended, self.stream.settings
+        return SearchSpace(self.space, *points, later, bounds, listed, self.conditions)
 
 
 def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSweep:
@@ -169,12 +169,17 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
     stream = load_stream(request.stream, places.root, places.videos, render=False)
     check_domain(request.method, stream)
     metric = default_metric(request.method, protocol_of(stream).kind)
-    search = build(SearchConfig, {**metric, **(request.search or {})}, "search", dotted=False)
+    asked = {**metric, **(request.search or {})}
+    if "," in str(asked["metric"]):
+        asked.setdefault("confirm", MOST_OF_FRONT)
+    search = build(SearchConfig, asked, "search", dotted=False)
     presets = default_presets(request.method, stream, request.presets)
     space, paper, given = _searched(request, stream, presets)
     if not space:
         raise ConfigError(f"sweep: all settings of {request.method} are fixed, so none is searched. Use `ctvr run`.")
     full = {**given, "workers": execution.workers}
+    if any(name.startswith(COSTS) for name in search.metrics) and "evaluation.costs" not in full:
+        given["evaluation.costs"] = full["evaluation.costs"] = True
     experiment = resolve(full, stream.settings, presets)
     if "evaluation.every_epoch" not in full and epochs_compared(search, experiment, len(stream.method_tasks), space):
         given["evaluation.every_epoch"] = full["evaluation.every_epoch"] = True
@@ -186,15 +191,20 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
             f"evaluation.split=test: a sweep selects settings on the validation videos of {stream.name}. Omit it."
         )
     space = clip_to_backbone(request.method, space, experiment, (*request.space, *request.space_add))
+    conditions = {} if request.space else search_conditions(request.method)
+    conditions |= dict(filter(None, map(parse_condition, (*request.space, *request.space_add))))
+    space, conditions = apply_conditions(space, conditions, experiment.settings, listed)
     given["method"] = experiment.run.method  # for a named configuration the method; its preset is in `presets`
     bounds = upper_bounds(request.method)
-    bounded = {name: experiment.settings[name] for name in {*bounds, *bounds.values()} & space.keys()}
+    known = space.keys() & experiment.settings.keys()
+    bounded = {name: experiment.settings[name] for name in {*bounds, *bounds.values()} & known}
     for name, domain in space.items():
         for value in getattr(domain, "categories", None) or [domain.sample()]:
-            resolve({**full, **within({**bounded, name: value}, bounds)}, stream.settings, presets)
+            point = {**bounded, **meeting(name, conditions), name: value}
+            resolve({**full, **within(point, bounds)}, stream.settings, presets)
     for word in baseline_rows(request.baselines):
         baseline(word, stream, request.stream, shared_overrides(request.overrides), execution.workers)
-    planned = PlannedSweep(request, stream, experiment, given, space, paper, search)
+    planned = PlannedSweep(request, stream, experiment, given, space, paper, search, conditions)
     chosen = (request.search or {}).get("searcher", "auto") != "auto"
     if not chosen and count_listed(planned.searched) <= search.trials:
         planned = replace(planned, search=replace(search, searcher="grid"))
@@ -321,8 +331,10 @@ def _conclude(
             f"Restart MLflow, then: ctvr sync; ctvr rerun --sweep {request.name}",
         ]
         raise RunsFailed("\n".join(lines))
-    best = best_trials(tracker, request.name, 1)[0]
-    lines += describe_best(planned, best, planned.unsearched(execution.workers).settings)
+    trials = best_trials(tracker, request.name, None)
+    if len(planned.search.metrics) > 1:
+        lines.append(describe_front(trials, (planned.search.metric, planned.search.mode)))
+    lines += describe_best(planned, trials[0], planned.unsearched(execution.workers).settings)
     mlflow_notes.annotate_search(tracker, parent, request.name, planned.space, planned.search.metric)
     if planned.search.confirm:
         listed = candidates(tracker, request.name, planned.unsearched(execution.workers), planned.search)

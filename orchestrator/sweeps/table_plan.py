@@ -17,7 +17,8 @@ from ctvr.orchestrator.learning.factory import load_clip
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, named_in, resolve
 from ctvr.orchestrator.learning.run import check_streams
-from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for, within
+from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for
+from ctvr.orchestrator.on_ray.search_space import within
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.preflight import check_table

@@ -15,7 +15,8 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
-from ctvr.orchestrator.on_ray.plan import Capacity, RowPlan, SearchOutcome, TrialPlan, write_plan
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, write_plan
+from ctvr.orchestrator.on_ray.search_space import RowPlan
 from ctvr.orchestrator.on_ray.tune import can_resume, run_rows
 from ctvr.orchestrator.sweeps.claims import RERUN, judge_table
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of, last_value
@@ -32,9 +33,9 @@ from ctvr.orchestrator.sweeps.preparation import prepare_all, searched_splits
 from ctvr.orchestrator.sweeps.rerun import execute_rerun, searched_tags, unsearched_tags
 from ctvr.orchestrator.sweeps.run_names import require_free_name
 from ctvr.orchestrator.sweeps.selection import (
-    METRIC_LABELS,
     Rerun,
     best_trials,
+    describe_metric,
     expand_seeds,
     expand_task_orders,
     used_seeds,
@@ -177,7 +178,7 @@ def _conclude(
         if outcome.complete:
             best[name] = best_trials(tracker, name, 1)[0]
             value = f"{last_value(best[name], planned.search.metric):+.2f}"
-            found += f"; best {METRIC_LABELS.get(planned.search.metric, planned.search.metric)} {value}"
+            found += f"; best {describe_metric(planned.search.metric)} {value}"
         else:
             failed.append(row.row.name)
             found += "; no trial is complete, so no winner is selected"
@@ -209,7 +210,8 @@ def _confirm(
     for row in planned.searched:
         if search.confirm and row.sweep is not None and row.sweep.request.name in best:
             listed += candidates(tracker, row.sweep.request.name, row.sweep.unsearched(execution.workers), search)
-    return confirm(name, listed, len(planned.stream.tasks), execution, tracker, search, resume_command(name))
+    found = confirm(name, listed, len(planned.stream.tasks), execution, tracker, search, resume_command(name))
+    return {sweep: verdict for sweep, verdict in found.items() if isinstance(verdict, ConfirmationResult)}
 
 
 def _rerun_of(
@@ -298,7 +300,7 @@ def _plan_text(
         f"  searched   {', '.join(row.row.name for row in searched) or 'no row'}",
         f"  presets    {', '.join(unsearched) or 'no row'} (not searched)",
         f"  trials     {budget}",
-        f"  chosen by  {METRIC_LABELS.get(search.metric, search.metric)} on {split} videos",
+        f"  chosen by  {describe_metric(search.metric)} on {split} videos",
         f"  confirms   {describe_confirmation(search) if searched else 'nothing is searched'}",
         f"  rerun      all rows over {request.preset.seeds} seeds{orders} on test videos: {len(runs)} runs in one "
         "rerun",

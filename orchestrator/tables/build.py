@@ -29,6 +29,7 @@ from ctvr.orchestrator.tables.paper_comparison import (
     beside_paper,
     more_columns,
     more_values,
+    requested_columns,
     with_differences,
 )
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
@@ -174,8 +175,7 @@ def seconds_of(run: RunRecord) -> float:
 
 
 def _trains_nothing(run: RunRecord) -> bool:
-    known = run.last(PARAMETERS)
-    return known is not None and known[1] == 0
+    return (run.last(PARAMETERS) or (0, math.nan))[1] == 0
 
 
 def _row(runs: list[RunRecord]) -> Row:
@@ -313,7 +313,7 @@ def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
 def _columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direction) -> tuple[Column, ...]:
     tables_of = {record.tags.get(TABLE_NAME, "") for record in records}
     name = tables_of.pop() if len(tables_of) == 1 else ""
-    printed = (*printed_columns(name), *columns_of(name))
+    printed = (*printed_columns(name), *columns_of(name), *requested_columns(records))
     if own := OF[_protocol(records[0])].columns:
         return (*own, *more_columns(rows, printed))
     is_cvlm = _protocol(records[0]) == "cvlm"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CURRENT = "stream/t2v/r1_current"  # mean R@1 of every task in its own gallery, just after it was learned
 OWN = "stream/t2v/r1_own"  # the same after the last task
+EXTRA_COLUMNS = "ctvr.columns"  # tag: keys of PRINTED that a table of these runs has, comma-separated
 ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: a row's name in its table, and a table of the package
 SHARED = "Every row differs from {what} in: {settings}."
 PRINTED = {  # columns that papers print besides the usual ones, with our metric
@@ -133,6 +134,11 @@ def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
     ]
     means = {each.key: [row.values[each.key].mean for row in rows if each.key in row.values] for each in columns}
     return [*age_columns(rows), *(replace(each, digits=_digits(each, means[each.key])) for each in columns)]
+
+
+def requested_columns(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the keys of the columns that runs ask for."""
+    return [key for run in runs for key in run.tags.get(EXTRA_COLUMNS, "").split(",") if key]
 
 
 def _digits(column: Column, means: Sequence[float]) -> int:

@@ -1,6 +1,7 @@
 """Another package adds a method and a stream without changes to ours."""
 
 import json
+import math
 import shutil
 import sys
 from dataclasses import replace
@@ -11,14 +12,18 @@ import torch
 
 import ctvr
 from ctvr import methods
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.learning.run_key import code_digests, protocol_digest
+from ctvr.orchestrator.on_ray.search import make_searcher
+from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.protocol_names import plugins as protocol_plugins
+from ctvr.orchestrator.sweeps.sweep import SweepRequest, plan_sweep
 from ctvr.orchestrator.sweeps.table import made_tables
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_shift"
@@ -29,7 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example as an installer leaves it: its module, with its entry points next to it."""
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     site = tmp_path_factory.mktemp("site")
-    for module in ("text_shift.py", "fresh_index.py"):
+    for module in ("text_shift.py", "fresh_index.py", "one_at_a_time.py"):
         shutil.copy(EXAMPLE / module, site)
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     dist = site / "ctvr_text_shift-0.1.0.dist-info"
@@ -48,7 +53,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _on_path(installed: Path, learned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(installed))
     monkeypatch.setenv("TWO_COLOURS", str(learned / "small" / "small.json"))
-    for name in ("text_shift", "fresh_index"):
+    for name in ("text_shift", "fresh_index", "one_at_a_time"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -185,3 +190,25 @@ def test_an_old_record_means_our_class_unless_the_user_has_the_module(tmp_path, 
     assert methods.place_of("ctvr.methods.lwf:Other") == "ctvr.methods.lwf:Other"
     (tmp_path / "methods.py").write_text("")
     assert methods.place_of("ctvr.methods.lwf:LwF") == "ctvr.methods.lwf:LwF"
+
+
+@pytest.mark.usefixtures("_on_path")
+def test_a_searcher_of_another_package_climbs_from_the_recommended_settings(learned, tmp_path):
+    execution = ExecutionConfig(tmp_path, str(tmp_path / "store"))
+    request = SweepRequest("clip4clip", "two_colours", "s", {}, search={"searcher": "one_at_a_time", "trials": 24})
+    planned = plan_sweep(request, execution)
+    search = replace(planned.search, bracket_size=4, scheduler="none")
+    made = SuccessiveHalving(make_searcher(search, planned.searched, 1), search, 1, dict)
+    while due := made.next_segments():
+        for trial, until in due:
+            made.report(trial, {"task": 1, search.metric: -abs(math.log10(trial.point["method.lr"] / 3e-7))}, until)
+            made.end(trial, until)
+    assert len(made.trials) == 24
+    assert made.trials[0].point == planned.recommended
+    for number, trial in enumerate(made.trials[4:], start=4):
+        known = made.trials[: number // 4 * 4]  # those of earlier brackets
+        best = max(known, key=lambda each: each.scores[1]).point
+        assert sum(trial.point[name] != best[name] for name in best) == 1
+    assert best != planned.recommended
+    with pytest.raises(ConfigError, match="searcher: 'one_at_a_tim' is none of tpe, .*Did you mean 'one_at_a_time'"):
+        plan_sweep(replace(request, search={"searcher": "one_at_a_tim"}), execution)

@@ -167,7 +167,7 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
     from ctvr.orchestrator.execution import ExecutionConfig
     from ctvr.orchestrator.on_ray import connection, tune
     from ctvr.orchestrator.on_ray.callbacks import TrialMonitor
-    from ctvr.orchestrator.on_ray.search import PerTaskResults
+    from ctvr.orchestrator.on_ray.optuna_searcher import OptunaSearcher
     from ctvr.orchestrator.sweeps.session import trial_plan
     from ctvr.orchestrator.sweeps.sweep import SweepRequest, plan_sweep
     from tests.scale.fake_trials import TIMES, trial
@@ -177,11 +177,11 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
 
     tune._trial = pretended
     suggested, reported, looked = (
-        Timed(PerTaskResults.suggest),
+        Timed(OptunaSearcher.suggest),
         Timed(TrialMonitor.on_trial_result),
         Timed(TrialMonitor.on_trial_complete),
     )
-    PerTaskResults.suggest = lambda *given: suggested(*given)
+    OptunaSearcher.suggest = lambda *given: suggested(*given)
     TrialMonitor.on_trial_result = lambda *given, **named: reported(*given, **named)
     TrialMonitor.on_trial_complete = lambda *given, **named: looked(*given, **named)
     execution = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))

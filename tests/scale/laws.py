@@ -9,8 +9,9 @@ from typing import Any
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.on_ray.capacity import count_fitting_trials
 from ctvr.orchestrator.on_ray.journal import Journal
-from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan
 from ctvr.orchestrator.on_ray.search import make_searcher
+from ctvr.orchestrator.on_ray.search_space import SearchSpace
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 
 TASKS = 10

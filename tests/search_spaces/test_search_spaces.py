@@ -15,8 +15,8 @@ from ctvr.orchestrator.config import build
 from ctvr.orchestrator.learning.experiment import GROUPS
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog, track_reads
 from ctvr.orchestrator.learning.resolve import presets_of, resolve
-from ctvr.orchestrator.on_ray.plan import within
 from ctvr.orchestrator.on_ray.search import contains, first_point
+from ctvr.orchestrator.on_ray.search_space import SearchSpace, within
 from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.sweeps.search_spaces import default_metric, later_task_settings, search_space, upper_bounds
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
@@ -38,7 +38,7 @@ def test_the_space_fits_the_method_and_holds_the_papers_values(name):
         known |= {f"{group}.{f.name}" for f in fields(config)}
     assert set(module.SPACE) <= known
     first = search_space(name)[2]
-    assert first_point(module.SPACE, first) == first, "a search begins with it"
+    assert first_point(SearchSpace(module.SPACE, {}, {}), first) == first, "a search begins with it"
     assert set(search_space(name)[0]) <= known
     for setting, domain in module.SPACE.items():
         assert isinstance(domain, Domain)

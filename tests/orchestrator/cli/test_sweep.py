@@ -144,6 +144,13 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
         (["--resume", "n", "--preset", "ctvr-table1"], "Omit --preset"),
         (["--resume", "n", "--direction", "both"], "Omit --direction"),
         (["--trials", "3", "search.trials=4"], "search.trials: given twice, as 3 and '4'"),
+        (["--objectives", "gain,gmac"], "--objectives: 'gmac' is none of gain, r1, r1_mean, forgetting, gmacs, "),
+        (["--objectives", "gain,gmacs", "search.metric=stream/t2v/r1"], "search.metric: given twice, as"),
+        (
+            ["--preset", "ctvr-table1", "--objectives", "gain,gmacs"],
+            "are several objectives, but a table selects by one",
+        ),
+        (["--resume", "n", "--objectives", "gain,gmacs"], "Omit --objectives"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(capsys, tmp_path, words, message):

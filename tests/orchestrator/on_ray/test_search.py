@@ -1,20 +1,27 @@
 """Search spaces and searchers, without a cluster."""
 
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from typing import Any
+
 import pytest
 from ray import tune
 
 from ctvr.orchestrator.config import build
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace
+from ctvr.orchestrator.on_ray import plan
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
 from ctvr.orchestrator.on_ray.search import (
     contains,
     count_trials,
     first_point,
+    grid_points,
     grid_values,
     make_searcher,
     override_space,
     points_to_evaluate,
 )
+from ctvr.orchestrator.on_ray.search_space import SearchSpace
 
 SPACE = {"method.lr": tune.loguniform(1e-7, 1e-5), "method.layers": tune.choice([4, 8])}
 PAPER = {"method.lr": 1e-6, "method.layers": 8}
@@ -35,6 +42,9 @@ WHOLE = SearchSpace(SPACE, PAPER, {})
         ({"confirm_seeds": 1}, "confirm_seeds must be >= 2, got 1"),
         ({"trials": "many"}, "search.trials: .*'many'"),
         ({"reduction_factor": 1}, "reduction_factor must be >= 2, got 1"),
+        ({"mode": "mxa"}, "mode: 'mxa' is none of max, min. Did you mean 'max'"),
+        ({"metric": "a,b"}, "mode: 2 metrics need as many directions, got max. Write for example search.mode=max,min"),
+        ({"metric": "a,a", "mode": "max,min"}, "metric: a,a names a metric twice"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(values, message):
@@ -56,7 +66,7 @@ def test_a_grid_has_as_many_trials_as_points():
     assert count_trials(search, WHOLE) == 6
     searcher = make_searcher(search, WHOLE, 4)
     assert len({str(searcher.suggest(str(number))) for number in range(6)}) == 6
-    assert searcher.suggest("7") == "FINISHED"
+    assert searcher.suggest("7") is None
 
 
 @pytest.mark.parametrize("searcher", ["random", "tpe"])
@@ -67,10 +77,10 @@ def test_the_papers_point_is_tried_first(searcher):
 
 
 def test_a_value_that_is_not_searched_is_in_no_first_point():
-    assert first_point(SPACE, PAPER) == PAPER
-    assert first_point(override_space(SPACE, ["method.layers=2,4"]), PAPER) == {}
-    assert first_point(SPACE, {"method.lr": 1e-6}) == {}
-    assert first_point(SPACE, {**PAPER, "method.lr": 1e-3}) == {}
+    assert first_point(WHOLE, PAPER) == PAPER
+    assert first_point(replace(WHOLE, space=override_space(SPACE, ["method.layers=2,4"])), PAPER) == {}
+    assert first_point(WHOLE, {"method.lr": 1e-6}) == {}
+    assert first_point(WHOLE, {**PAPER, "method.lr": 1e-3}) == {}
 
 
 def test_a_search_tries_the_recommended_point_before_the_papers():
@@ -104,7 +114,7 @@ def test_a_trial_that_was_stopped_early_is_pruned_and_never_the_best():
             searcher.on_trial_result(trial_id, {GAIN: gain, "task": task, "training_iteration": 1})
         searcher.on_trial_complete(trial_id, {GAIN: values[-1], "task": len(values)})
     searcher.on_trial_complete("lost", error=True)
-    study = searcher.inner._ot_study
+    study = searcher.study
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "PRUNED", "FAIL"]
     assert study.trials[0].intermediate_values == dict(enumerate(gains["a"], start=1))
     assert study.trials[2].intermediate_values == {1: 15.62}
@@ -132,3 +142,79 @@ def test_space_words_replace_ranges_by_listed_values():
 def test_a_space_word_without_values_is_refused(word):
     with pytest.raises(ConfigError, match="is not name=VALUE,VALUE"):
         override_space(SPACE, [word])
+
+
+TREE = SearchSpace(
+    {"a.depth": tune.choice([1, 2]), "a.rate": tune.loguniform(0.1, 1.0), "a.kind": tune.choice(["none", "cut"])},
+    {},
+    {"a.kind": "none", "a.rate": 0.3, "a.depth": 2},
+    conditions={"a.rate": ("a.kind", ["cut"]), "a.depth": ("a.rate", [0.5, 1.0])},
+)
+
+
+def test_a_setting_with_a_condition_is_suggested_where_the_condition_holds():
+    assert TREE.parents_first() == ["a.kind", "a.rate", "a.depth"]
+    assert not TREE.applies("a.depth", {"a.kind": "none", "a.rate": 0.5})
+    assert TREE.applies("a.depth", {"a.kind": "cut", "a.rate": 0.5})
+    made = make_searcher(SearchConfig(trials=30, searcher="tpe"), TREE, 2)
+    points = [made.suggest(str(number)) for number in range(30)]
+    assert points[0] == {"a.kind": "none"}  # the recommended point
+    assert {tuple(point) for point in points} == {("a.kind",), ("a.kind", "a.rate")}
+    assert all(("a.rate" in point) == (point["a.kind"] == "cut") for point in points)
+    for number, point in enumerate(points):
+        made.on_trial_complete(str(number), {GAIN: point.get("a.rate", 0.0), "task": 2})
+    later = [made.suggest(f"more{number}") for number in range(20)]
+    assert sum(point["a.kind"] == "cut" for point in later) > 15  # it learns from points of both forms
+
+
+def test_a_grid_has_each_point_with_conditions_once():
+    space = {"a.kind": tune.choice(["none", "cut"]), "a.rate": tune.choice([1, 2, 3])}
+    tree = SearchSpace(space, {}, {}, conditions={"a.rate": ("a.kind", ["cut"])})
+    assert grid_points(tree) == [{"a.kind": "none"}, *({"a.kind": "cut", "a.rate": rate} for rate in (1, 2, 3))]
+
+
+def test_what_is_not_a_number_is_a_failed_trial_for_the_searcher():
+    made = make_searcher(SearchConfig(), WHOLE, 1)
+    made.suggest("a")
+    made.on_trial_complete("a", {GAIN: float("nan"), "task": 1})
+    assert [trial.state.name for trial in made.study.trials] == ["FAIL"]
+
+
+class Walk:
+    """Suggests three points; the second one depends on the first's result."""
+
+    def __init__(self, search: SearchConfig, space: SearchSpace, num_tasks: int) -> None:
+        self.left, self.best = [0, 1, 2], 0.0
+        self.metric = search.metric
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        return {"method.layers": [4, 8, 5][self.left.pop(0)]} if self.left else None
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.best = max(self.best, result[self.metric])
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        raise ZeroDivisionError("its own mistake")
+
+
+@pytest.fixture
+def _walk(monkeypatch):
+    points = [EntryPoint(name, f"{__name__}:{name}", "ctvr.searchers") for name in ("Walk", "GAIN", "tpe")]
+    monkeypatch.setattr(plan, "entry_points", lambda group: points if group == "ctvr.searchers" else [])
+
+
+@pytest.mark.usefixtures("_walk")
+def test_a_searcher_of_another_package_is_checked_and_its_errors_are_one_line():
+    made = make_searcher(build(SearchConfig, {"searcher": "Walk"}, "search", dotted=False), WHOLE, 4)
+    assert made.suggest("a") == {"method.layers": 4}
+    made.on_trial_result("a", {GAIN: 3.0, "task": 1})
+    assert made.inner.best == 3.0
+    assert made.suggest("b") == {"method.layers": 8}
+    with pytest.raises(ConfigError, match=r"searcher=Walk .*:Walk.: it suggests method.layers=5, which is outside the"):
+        made.suggest("c")
+    assert made.suggest("d") is None
+    with pytest.raises(ConfigError, match=r"Walk.* failed: ZeroDivisionError: its own mistake"):
+        made.on_trial_complete("a", {GAIN: 1.0, "task": 4})
+    with pytest.raises(ConfigError, match=r"GAIN.* failed: TypeError: 'str' object is not callable"):
+        make_searcher(SearchConfig(searcher="GAIN"), WHOLE, 4)
+    assert make_searcher(SearchConfig(searcher="tpe"), WHOLE, 4).study  # ours

@@ -14,8 +14,9 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from ctvr.orchestrator.on_ray.grouped_sampler import leader_of
 from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 from ctvr.orchestrator.on_ray.journal import HalvingTrial, Journal
-from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, SearchSpace, TrialPlan, brackets_for
-from ctvr.orchestrator.on_ray.search import is_grouped, make_searcher
+from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig, TrialPlan, brackets_for
+from ctvr.orchestrator.on_ray.search import make_searcher
+from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 
 SPACE = SearchSpace(
@@ -94,7 +95,7 @@ def run(
 
 def told(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
     """Return everything that was reported to the searcher, trial by trial."""
-    study = made.searcher.inner._ot_study
+    study = made.searcher.study
     return [(t.number, t.state.name, t.params, t.intermediate_values, t.values) for t in study.trials]
 
 
@@ -147,7 +148,7 @@ def test_a_trial_that_ends_before_its_last_epoch_counts_with_its_final_result_fr
     made.end(second, until)
     assert made.next_segments() == []
     assert (first.stopped, second.is_alive, second.failed) == (1, True, False)
-    assert second.scores == dict.fromkeys(range(1, TASKS + 1), 5.0)
+    assert second.scores == dict.fromkeys(range(1, TASKS + 1), (5.0,))
     assert [made.finished_tasks(trial) for trial in (first, second)] == [0, 1]
 
 
@@ -497,3 +498,63 @@ def test_the_decided_stop_of_a_trial_is_said_once():
     search.schedule(), search.schedule()
     assert [(row, number, task) for row, number, _, task in heard] == [("", 1, 1), ("", 2, 1)]
     assert heard[0][2].startswith("lora-01-")
+
+
+LAYERS = "stream/cost/video_gmacs"
+BOTH = SearchConfig(trials=16, searcher="tpe", metric=f"{GAIN},{LAYERS}", mode="max,min")
+
+
+def search_front(journal: Journal | None = None, most: float = math.inf) -> tuple[SuccessiveHalving, int]:
+    """Run a search for the best gain by the fewest layers; return it and the number of tasks that were trained."""
+    made, trained = halving(BOTH, journal=journal), 0
+    while (due := made.next_segments()) and trained < most:
+        for trial, until in reversed(due):
+            for task in range(max(trial.scores, default=0) + 1, until + 1):
+                point = trial.point
+                result = {
+                    "task": task,
+                    GAIN: gain(point, task) + point["method.layers"],
+                    LAYERS: point["method.layers"],
+                }
+                made.report(trial, {**result, "reads": "method.lr,method.layers"}, until)
+                trained += 1
+            made.end(trial, until)
+    return made, trained
+
+
+def test_a_search_with_two_objectives_keeps_trials_that_none_dominates():
+    made, _ = search_front()
+    for first in range(0, 16, 8):
+        trials = made.trials[first : first + 8]
+        for trial in trials:
+            better = [
+                other
+                for other in trials
+                if other.scores[1][0] >= trial.scores[1][0] and other.scores[1][1] <= trial.scores[1][1]
+            ]
+            if trial.stopped != 1:
+                assert len(better) <= 4  # of eight trials four pass the first rung
+            if len(better) > 4:
+                assert trial.stopped == 1
+    complete = [trial for trial in made.trials if TASKS in trial.scores]
+    assert len({trial.point["method.layers"] for trial in complete}) > 1
+    best = {trial.number for trial in made.searcher.study.best_trials}
+    names = [made.trials[number].name for number in range(16)]
+    assert best
+    assert all(made.trials[number].stopped == 0 for number in range(16) if int(names[number]) - 1 in best)
+
+
+def test_a_search_with_two_objectives_goes_on_from_its_journal_to_the_same_decisions(tmp_path):
+    whole, trained = search_front(Journal(tmp_path / "whole.json", "code"))
+    _, before = search_front(Journal(tmp_path / "part.json", "code"), most=trained // 2)
+    again, after = search_front(Journal(tmp_path / "part.json", "code"))
+    assert decisions(again) == decisions(whole)
+    assert before + after == trained
+
+
+def test_what_reports_an_objective_too_few_failed():
+    made = halving(BOTH)
+    ((trial, until), *_) = made.next_segments()
+    made.report(trial, {"task": until, GAIN: 3.0}, until)
+    made.end(trial, until)
+    assert trial.failed

@@ -48,6 +48,12 @@ def test_the_table_has_arrows_meanings_a_winner_and_secondary_columns():
     assert 'class="scroll" tabindex="0" role="region"' in text
 
 
+def test_a_fact_of_several_lines_keeps_its_columns():
+    text = report("t", [("Confirmation", "front  gain\na<b     1"), ("Budget", "8 trials")], [], [], [])
+    assert "<p><b>Confirmation</b></p><pre>front  gain\na&lt;b     1</pre>" in text
+    assert "<p><b>Budget</b><br>8 trials</p>" in text
+
+
 def test_pictures_stand_before_notes():
     text = report("t", [], [shown_table()], [ModelHistory("clip4clip", 0, ())], ["task_01", "task_02"])
     places = [text.index(word) for word in ("<table>", "<svg", "Forgotten queries", "1 note on the rows", "</main>")]

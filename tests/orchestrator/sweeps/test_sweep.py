@@ -107,6 +107,73 @@ def test_space_varies_only_the_listed_settings_and_space_add_keeps_the_methods_o
     assert added.search.searcher == "tpe"
 
 
+KINDS = "method.reducer.name=none,tome,evit"
+MERGED, KEPT = (
+    "method.reducer.r=1,2 where method.reducer.name=tome",
+    "method.reducer.keep_rate=0.5,0.7 where method.reducer.name=evit",
+)
+
+
+def test_a_setting_of_one_variant_is_searched_with_that_variant(few, execution):
+    asked = request(few, method="lora", space=(MERGED, KINDS, KEPT), search={"trials": 5})
+    planned = plan_sweep(asked, execution)
+    assert planned.search.searcher == "grid"  # five points with conditions, eleven without
+    points = grid_points(planned.searched)
+    assert sorted(map(len, points)) == [1, 2, 2, 2, 2]
+    full = {**planned.fixed_settings, "workers": 1}
+    made = [resolve({**full, **point}, planned.stream.settings, planned.experiment.presets) for point in points]
+    assert {each.settings["method.reducer.name"] for each in made} == {"none", "tome", "evit"}
+    assert planned.recommended == {"method.reducer.name": "none"}
+    text = describe_sweep(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    assert "method.reducer.r in 1, 2 where method.reducer.name is tome;" in text
+    added = plan_sweep(replace(asked, space=(), space_add=asked.space), execution)
+    suggests = make_searcher(replace(added.search, searcher="random"), added.searched, 2)
+    drawn = [suggests.suggest(str(number)) for number in range(12)]
+    assert {len(point) for point in drawn} == {len(added.space) - 2, len(added.space) - 1}
+    alone = plan_sweep(
+        request(few, method="lora", overrides={"method.reducer.name": "tome"}, space=(MERGED,)), execution
+    )
+    assert (alone.conditions, list(alone.space)) == ({}, ["method.reducer.r"])
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ((MERGED,), r"--space method.reducer.r where method.reducer.name=tome: the condition never holds, since "
+         r"method.reducer.name is none in every trial. Search it, too: --space method.reducer.name=VALUE,VALUE"),
+        ((KINDS, MERGED.replace("=tome", "=sta")), "never holds, since method.reducer.name is not searched at such a"),
+        (("method.lr=1,2 where method.rank=4", "method.rank=4,8 where method.lr=1"), "leads back to method.lr"),
+        ((KINDS, "method.reducer.r=1,2 where method.reducer.name"), "where: 'method.reducer.name' is not name=VALUE"),
+    ],
+)  # fmt: skip
+def test_a_condition_that_never_holds_is_refused(few, execution, space, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_sweep(request(few, method="lora", space=space), execution)
+
+
+def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front(few, execution):
+    objectives = {"metric": f"{GAIN},stream/cost/video_gmacs", "mode": "max,min"}
+    planned = plan_sweep(request(few, search=objectives), execution)
+    assert planned.fixed_settings["evaluation.costs"] is True
+    assert planned.unsearched(1).evaluation.costs
+    text = describe_sweep(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    assert "aims at    R@1 gain over zero-shot, stream/cost/video_gmacs (max,min)" in text
+    assert "confirms   up to 8 trials of the Pareto front and the recommended settings over 3 new seeds" in text
+    fewer = plan_sweep(request(few, search={**objectives, "confirm": 3}), execution)
+    assert fewer.search.confirm == 3
+    plain = plan_sweep(request(few, search={"metric": f"{GAIN},stream/t2v/bwf", "mode": "max,min"}), execution)
+    assert "evaluation.costs" not in plain.fixed_settings
+
+
+def test_a_condition_of_the_search_space_is_dropped_where_the_user_fixes_the_other_setting(few, execution, monkeypatch):
+    monkeypatch.setattr("ctvr.search_spaces.lora.CONDITIONS", {"method.rank": ("optim.epochs", (7,))}, raising=False)
+    assert "method.rank" not in plan_sweep(request(few, method="lora"), execution).space
+    seven = plan_sweep(request(few, method="lora", overrides={"optim.epochs": "7"}), execution)
+    assert (seven.conditions, "method.rank" in seven.space) == ({}, True)
+    both = plan_sweep(request(few, method="lora", space_add=("optim.epochs=1,7",)), execution)
+    assert both.conditions == {"method.rank": ("optim.epochs", [7])}
+
+
 def test_every_listed_value_is_suggested_while_trials_last(few, execution):
     words = ("method.lr=1e-7,1e-6,4e-6,2e-5", "optim.weight_decay=0,0.1,0.2", "optim.epochs=1,2")
     planned = plan_sweep(request(few, search={"trials": 6}, space=words), execution)

@@ -1,0 +1,42 @@
+"""A searcher that changes one setting of the best point so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+class OneAtATime:
+    """Draws a new value of one setting in turn, from the best complete trial.
+
+    Args:
+        search: settings of the search (`search.*`): its seed, metric and mode.
+        space: `space` maps settings to domains of Ray Tune; `recommended` holds their values without a search.
+        num_tasks: of the stream; a complete trial has results of all.
+    """
+
+    def __init__(self, search: Any, space: Any, num_tasks: int) -> None:
+        self.search, self.space, self.num_tasks = search, space, num_tasks
+        self.chance = np.random.default_rng(search.seed)
+        self.points: dict[str, dict[str, Any]] = {}
+        self.best, self.point = -np.inf, dict(space.recommended)
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        point = dict(self.point)
+        if self.points:  # the first trial has the recommended settings
+            name = list(self.space.space)[len(self.points) % len(self.space.space)]
+            point[name] = self.space.space[name].sample(random_state=self.chance)
+        self.points[trial_id] = point
+        return point
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Ignore results after single tasks."""
+
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+        if result is None or error or result["task"] < self.num_tasks:
+            return
+        value = result[self.search.metric] * (1 if self.search.mode == "max" else -1)
+        if value > self.best:
+            self.best, self.point = value, self.points[trial_id]

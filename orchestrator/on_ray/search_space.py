@@ -1,0 +1,99 @@
+"""Search space of a sweep as plain data; Ray is not needed to write or read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctvr.orchestrator import renamed
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.plan import SearchConfig, TrialPlan
+
+Condition = tuple[str, list[Any]]  # another searched setting, and its values
+WHERE = " where "
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Search space of a sweep, and the two points to evaluate first."""
+
+    space: Mapping[str, Any]  # setting -> domain of Ray Tune
+    paper: Mapping[str, Any]  # setting -> the paper's value
+    recommended: Mapping[str, Any]  # setting -> its value in a run without a search
+    stream: Mapping[str, Any] = field(default_factory=dict)  # settings that the stream recommends
+    later: tuple[str, ...] = ()  # settings of `space` that no task before the second reads
+    at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting of `space` that bounds it
+    listed: tuple[str, ...] = ()  # settings of `space` whose values the user listed; each value is tried
+    conditions: Mapping[str, Condition] = field(default_factory=dict)  # setting -> where it is searched; else always
+
+    def applies(self, name: str, point: Mapping[str, Any]) -> bool:
+        """Return whether a setting is searched at a point: its condition holds, as does that of the other setting."""
+        if name not in self.conditions:
+            return True
+        other, values = self.conditions[name]
+        return point.get(other) in values and self.applies(other, point)
+
+    def applicable(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a point without the settings that are not searched there."""
+        return {name: value for name, value in point.items() if self.applies(name, point)}
+
+    def parents_first(self) -> list[str]:
+        """Return the names of all settings, each after the one that its condition names."""
+
+        def depth(name: str) -> int:
+            return 1 + depth(self.conditions[name][0]) if name in self.conditions else 0
+
+        return sorted(self.space, key=depth)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Plan and search space of one row of a table."""
+
+    plan: TrialPlan
+    space: SearchSpace
+
+
+def parse_values(word: str, option: str = "--space", method: str = "") -> tuple[str, list[Any]]:
+    """Split `name=v1,v2` of --space or --vary into the setting of `method` and its values.
+
+    A condition (`parse_condition`) is not returned.
+
+    Raises:
+        ConfigError: if it has no `=` or no value.
+    """
+    name, equals, values = renamed.setting_word(word, method).partition(WHERE)[0].partition("=")
+    listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
+    if not equals or not name.strip() or not listed:
+        raise ConfigError(f"{option}: {word!r} is not name=VALUE,VALUE. Use for example method.beta=0.4,0.6.")
+    return name.strip(), listed
+
+
+def parse_condition(word: str) -> tuple[str, Condition] | None:
+    """Return the setting and the condition of `name=v1,v2 where other=w1,w2`; None without `where`.
+
+    Raises:
+        ConfigError: if the condition has no `=` or no value.
+    """
+    name, where, condition = word.partition(WHERE)
+    return (parse_values(name)[0], parse_values(condition, f"--space: {word!r}: where")) if where else None
+
+
+def _plain(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def within(point: Mapping[str, Any], at_most: Mapping[str, str]) -> dict[str, Any]:
+    """Return the point with settings that exceed their bound reduced to it."""
+    bounded = {name: bound for name, bound in at_most.items() if name in point and bound in point}
+    return {**point, **{name: min(point[name], point[bound]) for name, bound in bounded.items()}}
+
+
+def is_grouped(search: SearchConfig, space: SearchSpace) -> bool:
+    """Return whether trials share their first task: requested, and some but not all settings are read later."""
+    return search.searcher == "grouped_tpe" and 0 < len(set(space.later) & set(space.space)) < len(space.space)

@@ -1,0 +1,160 @@
+"""Pareto front of a search with several objectives, confirmed over new seeds.
+
+The front of many trials has a selection bias, as a best trial has: each of its members was lucky in some objective. So
+the front of the search and the recommended settings run again on validation videos over new seeds (confirm.py). The
+means over these seeds decide the front again. A member that another one dominates leaves it; whether this is more than
+chance is tested for each objective that varies with the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import TYPE_CHECKING
+
+from ctvr.orchestrator.on_ray.pareto import dominates, fronts, losses_of
+from ctvr.orchestrator.on_ray.plan import names_of
+from ctvr.orchestrator.streams.metric_names import COSTS, OBJECTIVES
+from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, compare, experiment_of, last_value
+from ctvr.orchestrator.tables.footnotes import CHOICE
+from ctvr.orchestrator.tables.paper_comparison import EXTRA_COLUMNS
+from ctvr.orchestrator.tables.significance import Ranks
+from ctvr.orchestrator.tables.table import LEVEL
+from ctvr.orchestrator.tracking.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.learning.experiment import Experiment
+
+WORDS = {metric: word for word, (metric, _) in OBJECTIVES.items()}  # metric -> its heading
+COLUMNS = {"gmacs": "gmacs", "query_gmacs": "query_gmacs", "stored": "stored"}  # heading -> column of a table
+
+
+@dataclass(frozen=True)
+class Member:
+    """A candidate of a front: its values over new seeds, and what dominates it."""
+
+    name: str  # RECOMMENDED, or the trial's
+    experiment: Experiment
+    values: tuple[tuple[float, ...], ...]  # of each objective, one a seed
+    dominated_by: str = ""  # "": on the front
+    is_significant: bool = True  # that it is dominated is more than chance at 5 %
+
+    @property
+    def is_on_front(self) -> bool:
+        return not self.dominated_by
+
+    @property
+    def standing(self) -> str:
+        if self.is_on_front:
+            return "yes"
+        return f"no: {self.dominated_by} is better" + ("" if self.is_significant else ", by no more than chance")
+
+
+@dataclass(frozen=True)
+class FrontResult:
+    """Result of the confirmation of a front."""
+
+    sweep: str
+    metrics: tuple[str, ...]
+    members: tuple[Member, ...]
+    seeds: int
+
+    @property
+    def front(self) -> list[Member]:
+        return [member for member in self.members if member.is_on_front]
+
+    @property
+    def kept(self) -> str:
+        """Return the tag of the runs that stand for the sweep: those of the front's best by the first objective."""
+        return self.front[0].name
+
+    @property
+    def text(self) -> str:
+        """Return the front as a table for the user, the best by the first objective first."""
+        rows = [[member.name, *map(_cell, member.values), member.standing] for member in self.members]
+        searched = sum(member.name != RECOMMENDED for member in self.members)
+        left = sum(member.name != RECOMMENDED for member in self.front)
+        return (
+            f"{_aligned('confirmed front', self.metrics, rows, 'on the front')}\n"
+            f"{left} of {searched} trials stay on the front: means over {self.seeds} new seeds on validation videos"
+        )
+
+    def tags(self, member: Member) -> dict[str, str]:
+        """Return the tags for the reruns of a member of the front, or of the recommended settings."""
+        columns = ",".join(COLUMNS[word] for metric in self.metrics if (word := WORDS.get(metric)) in COLUMNS)
+        name = member.name if member.name == RECOMMENDED else f"front, {member.name.removeprefix(f'{self.sweep}-')}"
+        note = "on the confirmed front" if member.is_on_front else member.standing.replace("no:", "not on the front:")
+        return {CHOICE: name, "ctvr.note": f"{note} of the search", EXTRA_COLUMNS: columns}
+
+
+def _aligned(title: str, metrics: Sequence[str], rows: Sequence[Sequence[str]], *more: str) -> str:
+    """Return rows below a heading in aligned columns."""
+    lines = [[title, *(WORDS.get(metric, metric) for metric in metrics), *more], *rows]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    spread = stdev(values) if len(values) > 1 else 0.0
+    return f"{mean(values):.4g}" + (f" ± {spread:.2g}" if spread else "")
+
+
+def on_front(runs: Sequence[RunRecord], metrics: Sequence[str], modes: Sequence[str]) -> list[bool]:
+    """Return whether each trial is on the Pareto front of all, by its last values."""
+    points = [losses_of([last_value(run, metric) for metric in metrics], modes) for run in runs]
+    return [number == 0 for number in fronts(points)]
+
+
+def describe_front(runs: Sequence[RunRecord], rule: tuple[str, str]) -> str:
+    """Return the Pareto front of a search as a table, before it is confirmed.
+
+    Args:
+        runs: complete trials, the best first.
+        rule: metrics and modes of the search, comma-separated.
+    """
+    metrics = names_of(rule[0])
+    front = [run for run, is_on in zip(runs, on_front(runs, metrics, names_of(rule[1]))) if is_on]
+    rows = [[run.name, *(_cell([last_value(run, metric)]) for metric in metrics)] for run in front]
+    title = f"Pareto front: {len(front)} of {len(runs)} complete trials"
+    return _aligned(title, metrics, rows)
+
+
+def confirm_front(
+    sweep: str,
+    groups: Mapping[str, Sequence[RunRecord]],
+    ranks: Mapping[str, Ranks],
+    rule: tuple[str, str],
+    order: Sequence[str],
+) -> FrontResult:
+    """Decide the front of candidates over new seeds.
+
+    Args:
+        groups, ranks, order: see `comparison.compare_candidates`.
+        rule: metrics and modes of the search, comma-separated.
+    """
+    metrics, modes = names_of(rule[0]), names_of(rule[1])
+    names = [RECOMMENDED, *(name for name in order if name in groups)]
+    values = {
+        name: tuple(tuple(last_value(run, metric) for run in groups[name]) for metric in metrics) for name in names
+    }
+    losses = {name: losses_of([mean(each) for each in values[name]], modes) for name in names}
+    members = []
+    for name in sorted(names, key=lambda name: losses[name]):
+        better = [other for other in names if dominates(losses[other], losses[name])]
+        best = min(better, key=lambda other: losses[other], default="")
+        is_sure = not best or any(
+            _differs(groups[name], groups[best], metric, ranks, losses[name][index] - losses[best][index])
+            for index, metric in enumerate(metrics)
+        )
+        members.append(Member(name, experiment_of(groups[name][0]), values[name], best, is_sure))
+    return FrontResult(sweep, metrics, tuple(members), len(groups[RECOMMENDED]))
+
+
+def _differs(
+    base: Sequence[RunRecord], other: Sequence[RunRecord], metric: str, ranks: Mapping[str, Ranks], gain: float
+) -> bool:
+    """Return whether `other` is better than `base` in a metric by more than chance; costs do not vary."""
+    if gain <= 0:
+        return False
+    return metric.startswith(COSTS) or compare(base, [other], ranks, (metric, "max"))[0].p < LEVEL
