@@ -19,6 +19,9 @@ class DataConfig:
         "to the last (CLIP-ViP); one_per_second: missing frames are masked (CLIP4Clip); random: in "
         "training one of each part, drawn for every video and epoch, elsewhere the middles",
     )
+    jpeg_quality: int | None = setting(
+        None, doc="quality of stored frames, 1 to 100 (JPEG, a small loss); none: raw frames, without loss"
+    )
     image_size: int | None = setting(None, doc="side of a frame in pixels; none: the backbone's input size")
     batch_size: int = setting(8, doc="pairs in one step, over all workers")
     augment: Literal["none", "crop_flip", "gray_jitter"] = setting(
@@ -52,4 +55,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         require(self, ">= 1", "num_frames", "image_size", "batch_size")
         require(self, ">= 2", "max_tokens")
+        if self.jpeg_quality is not None and not 1 <= self.jpeg_quality <= 100:
+            raise ValueError(f"jpeg_quality must be 1 to 100, got {self.jpeg_quality}. Use 90, or none for raw frames.")
         require(self, ">= 0", "prefetch_threads", hint="Use 0 to read in line.")

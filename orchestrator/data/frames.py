@@ -22,6 +22,7 @@ import numpy as np
 
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.file_digests import FileDigestCache
+from ctvr.orchestrator.data.jpeg_frames import codec_version, decode_frames, encode_frames
 from ctvr.orchestrator.digests import Identity, canonical, digest_file, digest_of
 from ctvr.orchestrator.errors import ConfigError, MissingObject, VideoError
 from ctvr.orchestrator.store.packer import Packer
@@ -61,6 +62,7 @@ class FrameSource:
             self.candidates = FrameSource(store, more, image_size)
         self.decoder = config.decoder
         self.version = decoder_version(config.decoder)
+        self.quality = config.jpeg_quality
         self._keys: dict[Item, str] = {}
 
     def key(self, item: Item) -> str:
@@ -84,6 +86,7 @@ class FrameSource:
             "rule": self.sampling.rule,
             "size": self.sampling.size,
             "decoder": self.version,
+            **({"codec": codec_version(self.quality)} if self.quality else {}),
         }
 
     @cached_property
@@ -93,13 +96,19 @@ class FrameSource:
 
     def load(self, item: Item) -> np.ndarray:
         """Return frames (T, H, W, 3) uint8; decode again if the stored object is damaged or evicted."""
+        return self._load(item)
+
+    def _load(self, item: Item, chosen: np.ndarray | None = None) -> np.ndarray:
         try:
-            return self.store.get("frames", self.key(item))["frames"]
+            arrays: Mapping[str, np.ndarray] = self.store.get("frames", self.key(item))
         except MissingObject:
             with Decoder(workers=1, decoder=self.decoder) as pool:
                 clip = pool.decode(item.path, self.sampling, item.segment)
-            self.store.put("frames", *self._object(item, clip))
-            return clip.frames
+            key, arrays, meta = self._object(item, clip)
+            self.store.put("frames", key, arrays, meta)
+        if "jpeg" in arrays:
+            return decode_frames(arrays, chosen)
+        return arrays["frames"] if chosen is None else arrays["frames"][chosen]
 
     def draw(self, item: Item, seed: int) -> np.ndarray:
         """Return frames (T, H, W, 3) uint8 of a training video, one drawn from each of T equal parts.
@@ -107,14 +116,14 @@ class FrameSource:
         The same seed always draws the same frames.
         """
         assert self.candidates is not None, "frames are drawn only under data.sampling=random"
-        known = self.candidates.load(item)
-        parts = len(known) // CANDIDATES
+        parts = self.sampling.num_frames
         chosen = np.random.default_rng(seed).integers(CANDIDATES, size=parts)
-        return known[np.arange(parts) * CANDIDATES + chosen]
+        return self.candidates._load(item, np.arange(parts) * CANDIDATES + chosen)
 
     def _object(self, item: Item, clip: Frames) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
         """Return key, arrays and metadata of a video in the store."""
-        arrays = {"frames": clip.frames, "timestamps": clip.timestamps}
+        frames = encode_frames(clip.frames, self.quality) if self.quality else {"frames": clip.frames}
+        arrays = {**frames, "timestamps": clip.timestamps}
         return self.key(item), arrays, {"video": item.video, "decoder": clip.decoder}
 
     def keys(self, items: Iterable[Item], seen: Mapping[str, Identity] | None = None) -> tuple[dict[Item, str], Broken]:

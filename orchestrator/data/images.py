@@ -40,7 +40,13 @@ class ImageSource(ArraySource):
     """
 
     def __init__(self, stream: Stream, store: Store, config: DataConfig) -> None:
-        plain = {"augment": "none", "sampling": "segments", "image_size": None, "max_tokens": None}
+        plain = {
+            "augment": "none",
+            "sampling": "segments",
+            "image_size": None,
+            "max_tokens": None,
+            "jpeg_quality": None,
+        }
         super().__init__(stream, store, config, "images", plain)
         self._arrays: dict[str, np.ndarray] = {}
 

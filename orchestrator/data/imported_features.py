@@ -44,7 +44,8 @@ class FeatureSource(ArraySource):
     """
 
     def __init__(self, stream: Stream, store: Store, config: DataConfig) -> None:
-        super().__init__(stream, store, config, "features", {"augment": "none", "sampling": "segments"})
+        plain = {"augment": "none", "sampling": "segments", "jpeg_quality": None}
+        super().__init__(stream, store, config, "features", plain)
         self.num_frames = config.num_frames
         self._texts = digest_file(stream.text_features) if stream.text_features else ""
 

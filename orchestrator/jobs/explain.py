@@ -293,14 +293,15 @@ def _frames_text(key: str, store: Store) -> str:
         arrays = store.get("frames", key)
     except MissingObject:
         return f"frames {key}\nwere damaged and have been removed; they will be decoded again"
-    frames = arrays["frames"]
-    count, height, width = frames.shape[:3]
+    is_jpeg = "jpeg" in arrays
+    count, height, width = (arrays["shape"] if is_jpeg else arrays["frames"].shape)[:3]
+    stored = arrays["jpeg" if is_jpeg else "frames"].nbytes
     return "\n".join(
         [
             f"frames {key}",
             f"{'made of':<{WIDTH}}digest of the file, segment, number and size of frames, decoder version",
             f"{'video':<{WIDTH}}{arrays.meta.get('video', 'unknown')}",
             f"{'decoder':<{WIDTH}}{arrays.meta.get('decoder', 'unknown')}",
-            f"{'frames':<{WIDTH}}{count} of {height} x {width}, {frames.nbytes} bytes",
+            f"{'frames':<{WIDTH}}{count} of {height} x {width}, {stored} bytes{' as JPEG' * is_jpeg}",
         ]
     )

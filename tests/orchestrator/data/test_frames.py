@@ -7,6 +7,7 @@ import pytest
 
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import CANDIDATES, FrameSource
+from ctvr.orchestrator.data.jpeg_frames import decode_frames, encode_frames
 from ctvr.orchestrator.digests import digest_file, digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.run import RunPaths
@@ -14,7 +15,7 @@ from ctvr.orchestrator.store import packer
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder
-from ctvr.orchestrator.video.sampling import choose_frames
+from ctvr.orchestrator.video.sampling import choose_frames, missing_frame
 
 
 def test_a_damaged_object_is_decoded_again_and_served_right(small_stream, runs):
@@ -115,3 +116,40 @@ def test_random_frames_are_drawn_in_training_and_are_the_middles_elsewhere(small
         for part, frame in enumerate(found):
             assert any(np.array_equal(frame, other) for other in known[part * CANDIDATES : (part + 1) * CANDIDATES])
     assert plain.candidates is None
+
+
+def test_frames_that_are_stored_as_jpeg_are_small_near_and_of_another_key(small_stream, tmp_path):
+    item = small_stream.items(0, "train")[0]
+    plain, small, coarse = (
+        FrameSource(Store.open(tmp_path), DataConfig(num_frames=4, jpeg_quality=quality), 64)
+        for quality in (None, 90, 10)
+    )
+    assert len({source.key(item) for source in (plain, small, coarse)}) == 3
+    raw = plain.load(item)
+    errors, sizes = [], []
+    for source in (small, coarse):
+        first = source.load(item)  # decoded from the video
+        again = FrameSource(source.store, DataConfig(num_frames=4, jpeg_quality=source.quality), 64)
+        assert np.array_equal(again.load(item), first)
+        assert np.array_equal(source._load(item, np.array([3, 1])), first[[3, 1]])
+        errors.append(np.abs(first.astype(int) - raw).mean())
+        sizes.append(source.store.get("frames", source.key(item))["jpeg"].nbytes)
+    assert 0 < errors[0] < errors[1]
+    assert errors[0] < 12  # of 255; the frames are noise, which JPEG compresses worst
+    assert sizes[1] < sizes[0] < raw.nbytes
+
+
+def test_a_missing_frame_stays_recognisable_as_jpeg():
+    frames = np.stack([np.full((64, 64, 3), 7, np.uint8), missing_frame(64)])
+    there, missing = decode_frames(encode_frames(frames, 50))
+    assert np.array_equal(missing, frames[1])
+    assert np.abs(there.astype(int) - 7).max() <= 2
+
+
+def test_random_frames_of_a_jpeg_video_are_those_of_its_candidates(small_stream, tmp_path):
+    item = small_stream.items(0, "train")[0]
+    source = FrameSource(Store.open(tmp_path), DataConfig(num_frames=3, sampling="random", jpeg_quality=90), 64)
+    drawn = source.draw(item, 5)
+    known = source.candidates.load(item)
+    chosen = np.random.default_rng(5).integers(CANDIDATES, size=3)
+    assert np.array_equal(drawn, known[np.arange(3) * CANDIDATES + chosen])

@@ -189,8 +189,7 @@ def test_at_the_end_a_little_less_is_a_pack_too_and_one_object_is_never(local, m
     check(other(local), KEYS)
 
 
-def test_a_pack_of_many_is_opened_once(local, monkeypatch):
-    monkeypatch.setattr("ctvr.orchestrator.store.packs._SOME", 2)
+def test_a_pack_is_opened_once(local, monkeypatch):
     fill(local)
     reader = other(local)
     check(reader, KEYS)
@@ -200,7 +199,6 @@ def test_a_pack_of_many_is_opened_once(local, monkeypatch):
 
 
 def test_no_more_packs_stay_open_than_are_allowed(local, monkeypatch):
-    monkeypatch.setattr("ctvr.orchestrator.store.packs._SOME", 1)
     monkeypatch.setattr("ctvr.orchestrator.store.packs._OPEN", 2)
     keys = [letter * 64 for letter in "abcdefgh"]
     for first in range(0, 8, 2):
@@ -231,10 +229,8 @@ def _change(path, how):
 
 
 @pytest.mark.parametrize("how", ["changed", "changed, its time set back", "truncated", "emptied"])
-@pytest.mark.parametrize("some", [2, 64])
-def test_a_pack_that_is_changed_in_place_is_not_served_again(local, monkeypatch, some, how):
-    """The change is detected whether the pack is open or not; a truncation once ended the process."""
-    monkeypatch.setattr("ctvr.orchestrator.store.packs._SOME", some)
+def test_a_pack_that_is_changed_in_place_is_not_served_again(local, how):
+    """The change is detected although the pack is open; a truncation once ended the process."""
     fill(local)
     reader = other(local)
     check(reader, KEYS)
