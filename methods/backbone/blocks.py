@@ -30,8 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ctvr.methods.backbone.compiled import run_compiled
 from ctvr.methods.backbone.merged_weights import Fold, merge
 from ctvr.methods.backbone.quick_gelu import QuickGELU
+from ctvr.methods.backbone.recompute import is_checkpointing, recomputing
 
 
 @dataclass
@@ -124,6 +126,7 @@ class BlockSeams:
 
 Seams = Sequence[BlockSeams | None]
 _NO_SEAMS = BlockSeams()
+_PLAIN = TokenState(1)  # state that no seam reads
 
 
 class Attention(nn.Module):
@@ -196,6 +199,8 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One pre-norm residual block of either tower, with the seams of this module's header."""
 
+    is_compiled = False  # where no seam acts (compiled.py)
+
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.ln_1, self.ln_2, self.mlp = source.ln_1, source.ln_2, source.mlp
@@ -213,6 +218,9 @@ class Block(nn.Module):
         count multiply-adds.
         """
         seams = seams or _NO_SEAMS
+        if self.is_compiled and seams == _NO_SEAMS and state.sizes is None and state.rotate is None:
+            state.log.append((len(x) // state.batch, x.shape[1], x.shape[1]))
+            return run_compiled(Block._plain, self, x, causal, state.classes if is_last else None)
         x = x if seams.before is None else seams.before(x, state)
         attended_groups, attended_tokens = len(x) // state.batch, x.shape[1]
         read = state.classes if is_last and not seams.needs_all else None
@@ -225,6 +233,12 @@ class Block(nn.Module):
         state.log.append((attended_groups, attended_tokens, x.shape[1] if read is None else attended_tokens))
         x = x + self.ls_2(self.feed_forward(self.ln_2(x), seams, state))
         return x if seams.after is None else seams.after(x, state)
+
+    def _plain(self, x: Tensor, causal: bool, read: int | None) -> Tensor:
+        """Return what `forward` computes without seams; with `read`, only the first `read` tokens."""
+        attended, _ = self.attn(self.ln_1(x), _NO_SEAMS, _PLAIN, causal, read)
+        x = x[:, :read] + self.ls_1(attended)
+        return x + self.ls_2(self.feed_forward(self.ln_2(x), _NO_SEAMS, _PLAIN))
 
     def feed_forward(self, y: Tensor, seams: BlockSeams, state: TokenState) -> Tensor:
         """Pass tokens y (G, N, D) through the MLP and its seams."""
@@ -260,45 +274,12 @@ def record(state: TokenState) -> TokenState:
     return state
 
 
-_CHECKPOINTS: ContextVar[bool] = ContextVar("checkpoints", default=False)
-_AGAIN: ContextVar[bool] = ContextVar("again", default=False)
-
-
-@contextmanager
-def checkpointing(is_on: bool = True) -> Iterator[None]:
-    """Activate checkpointing (arXiv:1604.06174): the graph keeps the input of a block and nothing within it.
-
-    The backward pass computes each block again, with the same random numbers, precision and token state, so that
-    losses and gradients are the same bit for bit. It costs one more forward pass of the trained blocks.
-    """
-    token = _CHECKPOINTS.set(is_on)
-    try:
-        yield
-    finally:
-        _CHECKPOINTS.reset(token)
-
-
-@contextmanager
-def recomputing() -> Iterator[None]:
-    """Mark a second forward pass of the same tokens within one step."""
-    token = _AGAIN.set(True)
-    try:
-        yield
-    finally:
-        _AGAIN.reset(token)
-
-
-def is_recomputing() -> bool:
-    """Report a second pass of the same tokens within a step: a seam that counts must not count them twice."""
-    return _AGAIN.get()
-
-
 def run_block(block: Callable[[Tensor, TokenState], Tensor], x: Tensor, state: TokenState) -> Tensor:
     """Pass tokens x (G, N, D) through one block; inside `checkpointing` its activations are not kept.
 
     Every tower calls this for each block, including towers that a method builds from CLIP's blocks.
     """
-    if not (_CHECKPOINTS.get() and torch.is_grad_enabled()):
+    if not (is_checkpointing() and torch.is_grad_enabled()):
         return block(x, state)
     before = state.copy()  # seams change the state, and each pass of the block must start from the same one
     first = [state]

@@ -25,15 +25,13 @@ from ctvr.methods.backbone.blocks import (
     Seam,
     Seams,
     TokenState,
-    checkpointing,
-    is_recomputing,
-    recomputing,
     record,
     record_tokens,
     run_block,
     run_blocks,
 )
 from ctvr.methods.backbone.eot_only import eot_only, supports_eot_only
+from ctvr.methods.backbone.recompute import checkpointing, is_recomputing, recomputing
 from ctvr.methods.layers.transfer import trim_padding
 
 __all__ = [

@@ -54,8 +54,8 @@ def merge(weights: Tensor, seams: Seams) -> tuple[Tensor, Seams]:
     Both stay unchanged where weights may change or merging is not equivalent: gradients need the factors, and in
     bfloat16 a small addition is lost in large weights.
     """
-    kept, fold = _KEPT.get(), seams.fold
-    if kept is None or fold is None or torch.is_grad_enabled() or weights.dtype != torch.float32:
+    fold = seams.fold
+    if fold is None or (kept := _KEPT.get()) is None or torch.is_grad_enabled() or weights.dtype != torch.float32:
         return weights, seams
     if torch.is_autocast_enabled(weights.device.type):
         return weights, seams

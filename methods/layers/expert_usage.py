@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.backbone.blocks import is_recomputing
+from ctvr.methods.backbone.recompute import is_recomputing
 from ctvr.methods.layers.gather import world_size
 
 

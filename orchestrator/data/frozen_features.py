@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip, VisionTower
+from ctvr.methods.backbone.compiled import is_compiled
 from ctvr.methods.backbone.load import VERSION
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.device import Precision, autocast_for, numerics_flags
@@ -68,6 +69,7 @@ class FrozenFeatures:
                     "backbone": [self.clip.name, list(self.clip.mean), list(self.clip.std), self.clip.image_size],
                     "blocks": self.blocks,
                     "precision": self.precision,
+                    **({"compiled": True} if is_compiled(self.tower) else {}),
                     "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
                     "torch": torch.__version__,
                     **numerics_flags(device),

@@ -55,6 +55,9 @@ class RunConfig:
     deterministic: bool = setting(
         True, doc="GPU kernels that give the same numbers twice; false is stored under another key"
     )
+    compile: bool = setting(
+        False, doc="torch.compile of the towers' blocks in which the method adds nothing; results differ by rounding"
+    )
     workers: int = setting(1, doc="number of processes that train one model together")
     threads: int = setting(1, doc="torch threads on a CPU")
 

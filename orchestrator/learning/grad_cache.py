@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ctvr.methods.backbone.blocks import recomputing
+from ctvr.methods.backbone.recompute import recomputing
 from ctvr.methods.base import Batch, Method, SeparableEncoders
 from ctvr.methods.layers.patching import patched
 from ctvr.orchestrator.errors import ConfigError

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ctvr.methods.backbone.blocks import checkpointing
+from ctvr.methods.backbone.recompute import checkpointing
 from ctvr.methods.base import Batch, Method, Task
 from ctvr.orchestrator.data.batches import StreamData, seed_of, task_of
 from ctvr.orchestrator.data.device import Precision, autocast_for

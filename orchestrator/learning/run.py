@@ -16,6 +16,7 @@ import torch
 
 from ctvr.methods import find_method
 from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.compiled import CompileFailed, compile_blocks
 from ctvr.methods.base import Method
 from ctvr.methods.images.resnet import ResNet18
 from ctvr.orchestrator.data.batches import StreamData, check_pairs
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 # Settings on which the features of an untrained model depend
 ZERO_SHOT_SETTINGS = (
     "backbone.",
+    "compile",
     "data.num_frames",
     "data.image_size",
     "data.decoder",
@@ -146,7 +148,7 @@ def execute(
     store = places.open_store()
     store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
-    backbone = load_tower(experiment, stream)
+    backbone = _load_backbone(experiment, stream, workers.device)
     data, frames = _open_data(experiment, stream, backbone, store, workers, places)
     stream = data.stream
     device = workers.device.type
@@ -167,7 +169,7 @@ def execute(
     clips = [backbone]  # used once; then new ones are loaded, because a method changes its backbone
 
     def begin() -> Loop:
-        clip = clips.pop() if clips else load_tower(experiment, stream)
+        clip = clips.pop() if clips else _load_backbone(experiment, stream, workers.device)
         method = make_method(experiment, clip, stream).to(workers.device)
         mine = data.with_features(frozen_features(method, store, experiment.run.precision))
         loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads, epochs)
@@ -177,6 +179,21 @@ def execute(
 
     with memory_of(workers.device):
         return _to_the_end(begin, key, stream)
+
+
+def _load_backbone(experiment: Experiment, stream: Stream, device: torch.device) -> Clip | ResNet18:
+    """Load the backbone of a run, with compiled blocks if requested.
+
+    Raises:
+        ConfigError: if torch cannot compile on this machine.
+    """
+    backbone = load_tower(experiment, stream)
+    if experiment.run.compile:
+        try:
+            compile_blocks(backbone, device)
+        except CompileFailed as error:
+            raise ConfigError(str(error)) from error
+    return backbone
 
 
 def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream) -> Result:

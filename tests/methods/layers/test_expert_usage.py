@@ -3,8 +3,8 @@ import copy
 import pytest
 import torch
 
-from ctvr.methods.backbone.blocks import recomputing
 from ctvr.methods.backbone.clip import TokenState
+from ctvr.methods.backbone.recompute import recomputing
 from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
 from ctvr.methods.layers.expert_usage import usage
 from ctvr.methods.layers.lora_experts import LoRAExperts

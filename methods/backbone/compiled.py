@@ -1,0 +1,70 @@
+"""`torch.compile` of blocks in which no seam acts (`compile=true`).
+
+LayerNorm, biases, activation and residual sums of a block are fused into fewer kernels. A block with seams runs as
+written, since its seams are code of the method. All blocks of a tower share one compiled function, which takes their
+weights as arguments. A copy of a tower keeps the setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+RECOMPILATIONS = 64  # of one function: both towers, with and without gradients, all tokens or class tokens alone
+
+
+class CompileFailed(ValueError):
+    """torch cannot compile on this machine."""
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    import torch._dynamo  # seconds to import
+
+    torch._dynamo.config.recompile_limit = RECOMPILATIONS
+    return torch.compile(function, dynamic=True)
+
+
+def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Return the result of a function, which is compiled at its first call.
+
+    Raises:
+        CompileFailed: if torch cannot compile it.
+    """
+    compiled = _compiled(function)
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        return compiled(*arguments)
+    except (TorchDynamoException, OSError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = next((line for line in lines if not line.endswith("raised:")), type(error).__name__)
+        raise CompileFailed(
+            f"compile: torch cannot compile here ({reason[:200]}). Use compile=false, or install a C++ compiler (on "
+            "Debian: apt-get install g++) and Python's headers."
+        ) from error
+
+
+def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
+    """Compile the blocks of a backbone that have no seams; torch must be able to compile for the device.
+
+    Raises:
+        CompileFailed: if it is not.
+    """
+    run_compiled(_probe, torch.ones(64, device=device))
+    for module in backbone.modules():
+        if hasattr(module, "is_compiled"):
+            module.is_compiled = True  # type: ignore[assignment]
+
+
+def is_compiled(tower: nn.Module) -> bool:
+    """Report whether the blocks of a tower are compiled where no seam acts."""
+    return any(getattr(module, "is_compiled", False) for module in tower.modules())
+
+
+def _probe(x: Tensor) -> Tensor:
+    return x.sin() + x
