@@ -29,6 +29,9 @@ class Hooks(nn.Module):
     frozen_blocks: int = 0
     gallery_is_fresh: bool = False  # set by the evaluation: the present model has encoded all searched videos
     is_joint: bool = False  # set by a joint training: train the parameters of all tasks so far together
+    # With `Capabilities.task_conditioned_text`: passes of a caption through text towers for all tasks together, by
+    # `encode_text_once` and `move_text`; 0: `encode_text` is called for each task
+    text_passes: int = 0
 
     if TYPE_CHECKING:  # members of `Method` that the defaults call
 
@@ -88,6 +91,14 @@ class Hooks(nn.Module):
         """
         tasks = batch.task_ids if self.declared.task_conditioned_text else None
         return by_task(encode or self.encode_text, batch.tokens, tasks)
+
+    def encode_text_once(self, tokens: Tensor) -> Any:
+        """Encode captions (B, L) for all tasks: what `move_text` takes, with row i of caption i."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode_text_once(tokens), or text_passes = 0.")
+
+    def move_text(self, features: Any, task: int) -> Tensor:
+        """Return `encode_text(tokens, task)` from the output of `encode_text_once`, to the bit."""
+        raise NotImplementedError(f"{type(self).__name__} must define move_text(features, task), or text_passes = 0.")
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
         """Return similarities (Q, V) of caption features and video features; the default is their dot product.

@@ -122,6 +122,7 @@ class QueryCompensation(Strategy):
         self.teacher: Frozen | None = None  # the model before the present task, until its link is fitted
         self.index = 0  # of the present task
         self._taught = VideoFeatureCache()  # the teacher's features of videos
+        self.text_passes = 0 if base.declared.task_conditioned_text else 1
 
     def make_link(self, width: int, rows: int) -> Link:
         """Return a new link of `rows` maps of features with `width` numbers."""
@@ -187,11 +188,18 @@ class QueryCompensation(Strategy):
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Encode captions (B, L) for the stored videos of `task`: (B, d), as long as the retriever's own features."""
         feature = self.base.encode_text(tokens, task)
-        links = [] if task is None or self.gallery_is_fresh else self.links_to(task)
-        if task is None or not links:
-            return feature
-        with torch.autocast(feature.device.type, enabled=False):
-            feature = feature.float()
+        return feature if task is None else self.move_text(feature, task)
+
+    def encode_text_once(self, tokens: Tensor) -> Tensor:
+        return self.base.encode_text(tokens)
+
+    def move_text(self, features: Tensor, task: int) -> Tensor:
+        """Move the retriever's features (B, d) of captions to the model that stored the videos of `task`."""
+        links = [] if self.gallery_is_fresh else self.links_to(task)
+        if not links:
+            return features
+        with torch.autocast(features.device.type, enabled=False):
+            feature = features.float()
             moved = self.move(l2_normalize(feature), links, task) * feature.norm(dim=-1, keepdim=True)
             still = torch.stack([link.identity[row_of(link, task)] for link in links]).all()
             return torch.where(still, feature, moved)

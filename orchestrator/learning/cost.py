@@ -33,6 +33,7 @@ from ctvr.methods.backbone.umt_load import make_umt
 from ctvr.methods.base import Method, Task
 from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.learning.epoch_timing import peak_memory_mb, reset_peak_memory
+from ctvr.orchestrator.learning.evaluate import encode_for_task
 
 TokenLog = Sequence[tuple[int, int, int]]
 
@@ -148,17 +149,25 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
         tokens: (1, L) int64 tokens of a caption, on the method's device.
 
     Returns:
-        `cost/query_passes`: passes through the text tower, one per task where the text is task-conditioned;
+        `cost/query_passes`: passes through text towers, one per task where the text is task-conditioned, unless the
+        method has `text_passes`;
         `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Those inside a
         fused attention kernel (3 % for a text of 77 tokens) count only where torch supports the kernel, on a GPU.
     """
-    passes = tasks if method.declared.task_conditioned_text else 1
+    passes, kept = text_passes(method, tasks), dict[int, Any]()
     training = method.training
     method.eval()
     with FlopCounterMode(display=False) as counter:
-        method.encode_text(tokens, 0)
+        for task in range(tasks if method.text_passes else 1):
+            encode_for_task(method, tokens, task, kept)
     method.train(training)
-    return {"cost/query_passes": float(passes), "cost/query_gmacs": passes * counter.get_total_flops() / 2 / 1e9}
+    times = 1 if method.text_passes else passes
+    return {"cost/query_passes": float(passes), "cost/query_gmacs": times * counter.get_total_flops() / 2 / 1e9}
+
+
+def text_passes(method: Method, tasks: int) -> int:
+    """Return how many times a caption passes a text tower to search the videos of `tasks` tasks."""
+    return method.text_passes or (tasks if method.declared.task_conditioned_text else 1)
 
 
 def measure(method: Method, frames: Tensor, seconds: float = 0.3) -> dict[str, float]:

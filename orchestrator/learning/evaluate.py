@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -56,24 +57,42 @@ def encode_videos(method: Method, batches: Iterable[Tensor], task: int) -> Tenso
     return torch.cat([method.encode_video_for_task(frames, task).float().cpu() for frames in batches])
 
 
+def encode_for_task(method: Method, tokens: Tensor, task: int | None, kept: dict[int, Any], part: int = 0) -> Tensor:
+    """Return `method.encode_text(tokens, task)`; captions that are encoded once for all tasks are kept as `part`."""
+    if task is None or not method.text_passes:
+        return method.encode_text(tokens, task)
+    if part not in kept:
+        kept[part] = method.encode_text_once(tokens)
+    return method.move_text(kept[part], task)
+
+
 @torch.no_grad()
 @merged_weights()
 def encode_texts(
-    method: Method, tokens: Tensor, task: int | None, config: EvaluationConfig, device: torch.device
+    method: Method,
+    tokens: Tensor,
+    task: int | None,
+    config: EvaluationConfig,
+    device: torch.device,
+    kept: dict[int, Any] | None = None,
 ) -> Tensor:
     """Return caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
 
     Captions of similar length are encoded together, since a pass is as long as its longest caption. Equal captions
     are encoded once; with a frozen text tower, once per run, although they search again after every task.
+
+    Args:
+        kept: of the same captions for another task; see `encode_for_task`.
     """
     keys = [row.numpy().tobytes() for row in tokens]
     known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.declared.text_is_frozen else {}
     new = {key: row for row, key in enumerate(keys) if key not in known}
     rows = torch.tensor(list(new.values()), dtype=torch.int64)
     rows = rows[tokens[rows].argmax(dim=1).argsort(stable=True)]  # by the position of the end of text
-    for part in rows.split(config.batch_size) if len(rows) else ():
+    kept = {} if kept is None else kept
+    for number, part in enumerate(rows.split(config.batch_size) if len(rows) else ()):
         own = tokens[part] if method.declared.attends_to_padding else trim_padding(tokens[part])
-        features = method.encode_text(to_device(own, device), task).float().cpu()
+        features = encode_for_task(method, to_device(own, device), task, kept, number).float().cpu()
         known.update((keys[row], feature) for row, feature in zip(part.tolist(), features))
     return torch.nn.utils.rnn.pad_sequence([known[key] for key in keys], batch_first=True)
 
@@ -114,6 +133,7 @@ def caption_features(
     """Yield features (Q, ...) of all captions: once, or once per task where the text is task-conditioned.
 
     Then every caption is encoded once for each task's videos, and scores are compared unchanged (CTVR, section 4.2).
+    A method with `text_passes` encodes it once for all, and moves the features to each task.
 
     Args:
         encode_sharded: encodes captions on all workers instead of this one, for the one that scores; see
@@ -122,8 +142,9 @@ def caption_features(
     tokens = torch.cat([q.tokens for q in queries])
     tokens = trim_padding(tokens) if method.declared.attends_to_padding else tokens
     run = encode_sharded or (lambda encode, rows: encode(rows))
+    kept: dict[int, Any] = {}
     for task in [q.task for q in queries] if method.declared.task_conditioned_text else [None]:
-        yield run(lambda rows, task=task: encode_texts(method, rows, task, config, device), tokens)  # type: ignore[misc]
+        yield run(lambda rows, task=task: encode_texts(method, rows, task, config, device, kept), tokens)  # type: ignore[misc]
 
 
 def all_scores(

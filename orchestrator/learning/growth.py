@@ -14,7 +14,7 @@ from ctvr.methods import find_method
 from ctvr.methods.base import Method, Task
 from ctvr.orchestrator.config import build
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.cost import sizes_only
+from ctvr.orchestrator.learning.cost import sizes_only, text_passes
 
 GROWING = (
     "framefusion_moe",
@@ -52,7 +52,7 @@ def after(name: str, tasks: int) -> tuple[int, int]:
     for index in range(tasks):
         categories = tuple(range(CLASSES * index, CLASSES * (index + 1)))
         method.begin_task(Task(index, f"task_{index + 1:02d}", tasks, categories, CLASSES * tasks))
-    return kept(method) - before, tasks if method.declared.task_conditioned_text else 1
+    return kept(method) - before, text_passes(method, tasks)
 
 
 def growth_table(tasks: int) -> str:

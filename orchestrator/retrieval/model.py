@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import autocast_for, set_determinism
 from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.evaluate import TiledScorer, all_scores, offsets
+from ctvr.orchestrator.learning.evaluate import TiledScorer, all_scores, encode_for_task, offsets
 from ctvr.orchestrator.learning.factory import TrainedModel
 from ctvr.orchestrator.learning.ranking import score_reader, topk
 from ctvr.orchestrator.store.store import Store
@@ -111,10 +111,12 @@ class Model:
         Raises:
             ConfigError: for a text without words, or a task that the model has not learned.
         """
-        found = [texts] if isinstance(texts, str) else list(texts)
-        if not found or not all(text.strip() for text in found):
+        return self._texts(self._tokens([texts] if isinstance(texts, str) else list(texts)), task)
+
+    def _tokens(self, texts: list[str]) -> Tensor:
+        if not texts or not all(text.strip() for text in texts):
             raise ConfigError("search: the text is empty. Describe a video, such as 'a red square moves left'.")
-        return self._texts(self.data(()).tokens(found), task)
+        return self.data(()).tokens(texts)
 
     def encode_video(self, videos: Videos) -> Tensor:
         """Return features of video files, (V, ...) float32 on the CPU, in the given order (a folder: by name).
@@ -212,17 +214,19 @@ class Model:
 
     def _asked(self, texts: Sequence[str], blocks: Sequence[Block]) -> Iterator[Tensor]:
         """Yield features of texts: one for all blocks, or one for each if the method prompts by task."""
+        tokens, kept = self._tokens(list(texts)), dict[int, Any]()
         for block in blocks if self.trained.method.declared.task_conditioned_text else (None,):
-            yield self.encode_text(texts, block.task if block is not None else None)
+            yield self._texts(tokens, block.task if block is not None else None, kept)
 
     @torch.no_grad()
-    def _texts(self, tokens: Tensor, task: int | None) -> Tensor:
+    def _texts(self, tokens: Tensor, task: int | None, kept: dict[int, Any] | None = None) -> Tensor:
         method = self.trained.method
         if task is None and method.declared.task_conditioned_text and self.stream is not None:
             task = len(self.stream.method_tasks) - 1
         tokens = trim_padding(tokens) if method.declared.attends_to_padding else tokens
         with self._precision(), merged_weights():
-            return method.encode_text(tokens.to(self.device), task).float().cpu()
+            kept = {} if kept is None else kept
+            return encode_for_task(method, tokens.to(self.device), task, kept).float().cpu()
 
     @torch.no_grad()
     def encode_frames(self, frames: Tensor) -> Tensor:

@@ -45,6 +45,11 @@ def test_every_retriever_with_one_vector_a_caption_can_be_wrapped(strategy, base
         if base != "moe_adapter":  # there captions of a former task may use experts that are frozen since
             assert not torch.equal(found[task], own[task])
         torch.testing.assert_close(found[task].norm(dim=1), own[task].norm(dim=1))
+    assert method.text_passes == (0 if method.base.declared.task_conditioned_text else 1)
+    if method.text_passes:
+        with torch.no_grad():
+            once = method.encode_text_once(TOKENS)
+        assert all(torch.equal(method.move_text(once, task), found[task]) for task in range(3))
     rows = [len(link.identity) for link in method.links]
     assert rows == ([1, 2] if method.base.declared.task_conditioned_text else [1, 1])
 

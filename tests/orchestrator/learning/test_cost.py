@@ -7,6 +7,7 @@ from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
 from ctvr.methods.lora import Lora, LoraConfig
+from ctvr.methods.qdc import QDC, QDCConfig
 from ctvr.methods.tempme import TempMe, TempMeConfig
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
 from ctvr.orchestrator.learning import cost
@@ -209,3 +210,11 @@ def test_a_query_costs_a_pass_for_each_task_where_captions_are_read_by_task():
     most = depth * (linear + 2 * length**2 * width) + width * 16
     assert (depth - 1) * linear < once["cost/query_gmacs"] * 1e9 <= most
     assert query_cost(prompted, tokens, 10)["cost/query_gmacs"] == pytest.approx(2 * often["cost/query_gmacs"])
+
+
+def test_a_query_that_is_moved_to_each_task_passes_the_tower_once():
+    tokens, plain = make_batch().tokens[:1], Clip4Clip(Clip4ClipConfig(), make_small_clip())
+    moved = QDC(QDCConfig(), Clip4Clip(Clip4ClipConfig(), make_small_clip()))
+    for index in range(5):
+        moved.begin_task(make_task(index))
+    assert query_cost(moved, tokens, 5) == query_cost(plain, tokens, 5)  # subtracting drifts multiplies nothing

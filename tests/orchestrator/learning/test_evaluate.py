@@ -97,6 +97,34 @@ def test_captions_of_one_length_are_encoded_together_and_equal_ones_once(text_is
     assert len(method.passes) == (3 if text_is_frozen else 6)
 
 
+class Moved(Lookup):
+    """Encodes a caption once, and turns its feature for each task."""
+
+    text_passes = 1
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__(table, prompts=True)
+        self.passes = 0
+
+    def encode_text_once(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.passes += len(tokens)
+        return self.table[tokens[:, 0]]
+
+    def move_text(self, features: torch.Tensor, task: int) -> torch.Tensor:
+        return features * (1 + task)
+
+
+@pytest.mark.parametrize("batch_size", [5, 32])
+def test_captions_that_are_moved_to_each_task_are_encoded_once_for_all(batch_size, two_tasks):
+    table, galleries, asked = two_tasks
+    config, method = EvaluationConfig(batch_size=batch_size), Moved(table)
+    expected = list(caption_features(Lookup(table, prompts=True), asked, config, CPU))
+    found = list(caption_features(method, asked, config, CPU))
+    assert len(found) == len(galleries) == 2
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert method.passes == 12
+
+
 def test_scores_do_not_depend_on_chunks(two_tasks):
     table, galleries, asked = two_tasks
     whole = scores_of(Lookup(table), asked, galleries)

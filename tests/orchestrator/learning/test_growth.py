@@ -5,6 +5,7 @@ import pytest
 from ctvr.methods import METHODS
 from ctvr.methods.base import Task
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.cost import text_passes
 from ctvr.orchestrator.learning.growth import GROWING, after, growth_table, kept
 from ctvr.orchestrator.method_checks.subject import Subject
 
@@ -16,7 +17,7 @@ def test_the_table_has_every_method_that_grows_and_no_other(name):
         method = Subject.of(name).make()
         for index in range(tasks):
             method.begin_task(Task(index, f"task_{index}", tasks, (2 * index, 2 * index + 1), 2 * tasks))
-        found.append((kept(method), tasks if method.declared.task_conditioned_text else 1))
+        found.append((kept(method), text_passes(method, tasks)))
     assert (found[0] != found[1]) == (name in GROWING)
 
 
@@ -32,7 +33,7 @@ def test_a_table_has_a_line_for_each_and_refuses_no_tasks(monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.learning.growth.GROWING", ("qdc", "lpi"))
     lines = growth_table(12).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["qdc", "lpi"]
-    assert lines[2].split("|")[5].strip() == "12"
+    assert [line.split("|")[5].strip() for line in lines[2:]] == ["1", "12"]
     for wrong in (0, 1001):
         with pytest.raises(ConfigError, match=rf"--tasks: must be 1 to 1000, got {wrong}\. Write --tasks 100\."):
             growth_table(wrong)
