@@ -9,13 +9,17 @@ video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
     stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: of one task's captions
     task_NN/index/gap_own       the same among the videos of that task alone; 0 for the newest task
     stream/index/gained, lost   % of captions that are right on one of the two galleries alone; gap = gained - lost
+    stream/index/update         R@1 of the captions and stored videos of earlier tasks, now less after the task before
+    stream/index/update_gained, update_lost    % of these captions that are right only now, or were only then
     stream/index/videos         videos that were encoded for this after this task; seconds: the time that it took
     stream/index/videos_P       videos of the searched gallery that the present model encoded after their task
     stream/index/bytes          size of the stored features of all tasks so far, in float32
 
-Gaps need P = 100. They are R@1 in points, over all captions so far (each counts once). A re-encoded gallery is not
-an upper bound: its old videos compete better with the new ones, and `gap` can be negative. The ranks at every P are
-kept in the record of the run (`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
+BCT's criterion of backward compatibility (Shen et al., CVPR 2020) holds between two tasks where `update` > 0: more
+captions find the same stored videos, without the newest task's, than before. Gaps need P = 100. They are R@1 in points,
+over all captions so far (each counts once). A re-encoded gallery is not an upper bound: its old videos compete better
+with the new ones, and `gap` can be negative. The ranks at every P are kept in the record of the run
+(`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
 
 Shapes: Q captions, V videos, T tasks.
 """
@@ -27,6 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ctvr.orchestrator.learning import metrics
@@ -63,7 +68,7 @@ def optional_metrics(
     config, tasks = context.config, len(context.data.stream.tasks)
     found = Evaluation()
     if config.reencode and done and (config.reencode_after == "all" or done == tasks):
-        found.add(measure_ages(context, encode_gallery, reencodes))
+        found.add(measure_ages(context, encode_gallery, reencodes, record.ranks))
     if config.unlearned_tasks:
         found.metrics.update(unlearned_metrics(context, encode_gallery, done))
         if done == tasks and context.is_scoring:
@@ -75,8 +80,14 @@ def optional_metrics(
     return found
 
 
-def measure_ages(context: EvaluationContext, encode_gallery: Callable[..., Tensor], reencodes: bool) -> Evaluation:
-    """Return the metrics of the module docstring after a task, and ranks; empty on a worker that only encodes."""
+def measure_ages(
+    context: EvaluationContext, encode_gallery: Callable[..., Tensor], reencodes: bool, former: Mapping[str, float]
+) -> Evaluation:
+    """Return the metrics of the module docstring after a task, and ranks; empty on a worker that only encodes.
+
+    Args:
+        former: query -> rank among the stored videos after the task before.
+    """
     config, stored, started = context.config, context.galleries, time.monotonic()
     sizes, shares = [len(gallery) for gallery in stored], sorted({0, *config.reencode})
     counts = _counts(sizes, 0 if reencodes else max(shares))
@@ -101,6 +112,12 @@ def measure_ages(context: EvaluationContext, encode_gallery: Callable[..., Tenso
     found = {f"stream/index/r1_{share}": metrics.recall(each.to_videos, 1) for share, each in ranked.items()}
     if 100 in ranked:
         found |= _gaps(ranked[0], ranked[100], offsets(len(q.target) for q in queries))
+    past = [name for asked in queries[:-1] for name in asked.names]
+    if past and not reencodes and former.keys() >= set(past):
+        kept = features[: len(stored) - 1] if len(features) > 1 else features
+        about = queries[:-1], stored[:-1], config, context.device, as_matrix
+        now = rank_features(context.method, [each[: len(past)] for each in kept], *about)
+        found |= _update(torch.tensor([former[name] for name in past]), now.to_videos)
     old = {share: sum(_counts(sizes, 100 if reencodes else share)) for share in shares}
     found |= {f"stream/index/videos_{share}": float(count) for share, count in old.items()}
     found["stream/index/videos"] = float(sum(counts))
@@ -131,22 +148,39 @@ def mixed(stored: Sequence[Tensor], fresh: Sequence[Tensor], share: int) -> list
     """
     counts = _counts([len(gallery) for gallery in stored], share)
     return [
-        torch.cat([new[:count], old[count:]]) if count else old
+        torch.cat([_wide(new[:count], old), _wide(old[count:], new)]) if count else old
         for old, new, count in zip(stored, fresh, counts, strict=True)
     ]
+
+
+def _wide(features: Tensor, other: Tensor) -> Tensor:
+    """Return features with zeros up to the width of `other`: after an upgrade, models of two widths store a task."""
+    missing = other.shape[-1] - features.shape[-1]
+    return F.pad(features, (0, missing)) if missing > 0 else features
 
 
 def _gaps(stored: Ranked, fresh: Ranked, rows: Sequence[int]) -> dict[str, float]:
     """Return the gaps overall and per task, and the captions that one of the two galleries alone answers."""
     found = {"stream/index/gap": metrics.recall(fresh.to_videos, 1) - metrics.recall(stored.to_videos, 1)}
-    before, after = stored.to_videos <= 1, fresh.to_videos <= 1
-    found["stream/index/gained"] = 100.0 * (after & ~before).double().mean().item()
-    found["stream/index/lost"] = 100.0 * (before & ~after).double().mean().item()
+    found["stream/index/gained"], found["stream/index/lost"] = _flips(stored.to_videos, fresh.to_videos)
     for index in range(len(rows) - 1):
         part, task = slice(rows[index], rows[index + 1]), f"task_{index + 1:02d}/index"
         for name, old, new in (("gap", stored.to_videos, fresh.to_videos), ("gap_own", stored.own, fresh.own)):
             found[f"{task}/{name}"] = metrics.recall(new[part], 1) - metrics.recall(old[part], 1)
     return found
+
+
+def _update(before: Tensor, after: Tensor) -> dict[str, float]:
+    """Return the change between two ranks (Q,) of the same captions among the same stored videos."""
+    gained, lost = _flips(before, after)
+    change = metrics.recall(after, 1) - metrics.recall(before, 1)
+    return {"stream/index/update": change, "stream/index/update_gained": gained, "stream/index/update_lost": lost}
+
+
+def _flips(before: Tensor, after: Tensor) -> tuple[float, float]:
+    """Return the percent of captions that only the second of two ranks (Q,) answers, and only the first."""
+    first, second = before <= 1, after <= 1
+    return 100.0 * (second & ~first).double().mean().item(), 100.0 * (first & ~second).double().mean().item()
 
 
 def unlearned_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor], done: int) -> dict[str, float]:

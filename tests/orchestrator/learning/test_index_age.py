@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.aged_ranking import rank_aged
 from ctvr.orchestrator.learning.evaluate import EvaluationConfig, offsets, rank_features
 from ctvr.orchestrator.learning.factory import load_tower
-from ctvr.orchestrator.learning.index_age import _counts, _gaps, mixed, transfer_metrics
+from ctvr.orchestrator.learning.index_age import _counts, _gaps, _update, mixed, transfer_metrics
 from ctvr.orchestrator.learning.metrics import recall
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
@@ -79,6 +79,18 @@ def test_the_example_has_the_gaps_and_the_curve_of_its_sheet(example, done):
             assert recall(searched(asked, galleries).to_videos, 1) == pytest.approx(r1)
     encoded = expected["cost"]["encoded again for a fresh gallery after each task"]
     assert sum(_counts([10] * done, 100)) == encoded[done - 1]
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 2), (1, 3), (2, 3)])
+def test_the_example_has_the_compatibility_of_its_sheet(old, new, example):
+    text, video, expected = example
+    stored = [video[k + 1, 10 * k : 10 * k + 10] for k in range(old)]
+    before, after = (searched(text[model, : 10 * old], stored).to_videos for model in (old, new))
+    found, row = _update(before, after), expected["BCT"][f"{old}->{new}"]
+    assert found["stream/index/update"] == pytest.approx(row["new_old"] - row["old_old"])
+    assert (found["stream/index/update"] > 0) == row["holds"]
+    assert found["stream/index/update_gained"] == pytest.approx(row["PFR"])
+    assert found["stream/index/update_lost"] == pytest.approx(row["NFR"])
 
 
 def test_the_example_has_the_transfer_of_its_sheet(example):
