@@ -20,12 +20,25 @@ CHECK_EVERY = 10  # steps between looks at the held-out pairs
 def procrustes(x: Tensor, y: Tensor, ridge: float = 0.0) -> Tensor:
     """Return the orthogonal R (d, d) with the least |X R - Y|^2 - 2 ridge tr R, reflections included.
 
+    For features of two widths, R (d, d') has orthonormal rows or columns.
+
     X'Y + ridge I = U S V', R = U V' (Schoenemann, 1966). `ridge` > 0 draws R to the identity where the pairs do not
     determine it, as with n < d.
     """
-    cross = (x.double().mT @ y.double()).cpu() + ridge * torch.eye(x.shape[-1], dtype=torch.float64)
-    u, _, vh = torch.linalg.svd(cross)
+    cross = (x.double().mT @ y.double()).cpu() + ridge * torch.eye(x.shape[-1], y.shape[-1], dtype=torch.float64)
+    u, _, vh = torch.linalg.svd(cross, full_matrices=False)
     return (u @ vh).to(x.device)
+
+
+def ridge_map(x: Tensor, y: Tensor, noise: float = 0.02) -> Tensor:
+    """Return the W (d, d') with the least mean |(x + e) W - y|^2 over e ~ N(0, noise^2 I).
+
+    XBT's linear projection under noise (arXiv:2405.14715) with its squared loss, in closed form: noise on x is a ridge
+    n noise^2 (Bishop, 1995).
+    """
+    x, y = x.double().cpu(), y.double()
+    gram = x.mT @ x + len(x) * noise**2 * torch.eye(x.shape[-1], dtype=torch.float64)
+    return torch.linalg.solve(gram, x.mT @ y.cpu()).to(y.device)
 
 
 def diagonal_scale(x: Tensor, y: Tensor) -> Tensor:

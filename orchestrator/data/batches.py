@@ -236,15 +236,7 @@ class StreamData:
 
     def tokens(self, captions: list[str]) -> Tensor:
         """Return captions (N, L) int64, truncated to `data.max_tokens` with the end-of-text token kept."""
-        tokens = self._tokenize(captions)
-        longest = self.config.max_tokens
-        if longest is None or longest >= tokens.shape[1]:
-            return tokens
-        end = tokens.argmax(dim=1)  # the end of text has the largest id; only padding follows
-        cut = tokens.clone()
-        cut[:, longest:] = 0
-        cut[:, longest - 1] = torch.where(end >= longest, tokens.amax(dim=1), cut[:, longest - 1])
-        return cut
+        return cut_tokens(self._tokenize(captions), self.config.max_tokens)
 
     def _read(self, items: Sequence[Item], is_augmented: bool, drawn: tuple[object, ...] | None = None) -> Tensor:
         """Return raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU.
@@ -308,6 +300,17 @@ class StreamData:
             names=tuple(f"{items[row].video}#{number}" for row, number, _ in captions),
             task=self.stream.method_task(task),
         )
+
+
+def cut_tokens(tokens: Tensor, longest: int | None) -> Tensor:
+    """Return captions (N, L) with at most `longest` tokens, the end of text kept; cut ones stay as they are."""
+    if longest is None or longest >= tokens.shape[1]:
+        return tokens
+    end = tokens.argmax(dim=1)  # the end of text has the largest id; only padding follows
+    cut = tokens.clone()
+    cut[:, longest:] = 0
+    cut[:, longest - 1] = torch.where(end >= longest, tokens.amax(dim=1), cut[:, longest - 1])
+    return cut
 
 
 def task_of(stream: Stream, index: int, tasks: Sequence[StreamTask]) -> Task:

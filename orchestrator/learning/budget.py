@@ -10,7 +10,8 @@
 
 Multiply-adds of training are matrix products and convolutions, as torch counts them (half of its FLOPs). Decoding,
 normalisation and the optimizer are not counted. A step of the last task has all replay, teachers and parts of the
-method, so for methods that grow this is an upper bound of the earlier tasks.
+method, so for methods that grow this is an upper bound of the earlier tasks. A run with `upgrade.task` has no index
+and training costs here: those of its former model are not known at its end.
 
 Shapes: T frames of S x S pixels, L text length.
 """
@@ -27,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ctvr.methods.backbone.clip import VisionTower
 from ctvr.methods.base import Batch, Frozen, Method
+from ctvr.methods.families.upgrade import Upgraded
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
 from ctvr.orchestrator.data.batches import StreamData
@@ -71,13 +73,16 @@ def budget(
     reencodes = method.declared.reencodes_gallery or protocol_of(data.stream).reencodes_gallery
     again = sum(sum(sizes[:index]) for index in range(len(sizes))) if reencodes else 0
     spent = record.metrics[-1] if record.metrics else {}
+    own = {} if data.stream.learned else {"cost/index_bytes": 4 * cost["cost/stored_floats_per_video"] * sum(sizes)}
     found = {
-        "cost/index_bytes": 4 * cost["cost/stored_floats_per_video"] * sum(sizes),
-        "cost/replay_bytes": float(_replay_bytes(method, data)),
+        **own,
+        "cost/replay_bytes": float(_replay_bytes(method.base if isinstance(method, Upgraded) else method, data)),
         "cost/tower_copies": spent.get("cost/tower_copies", 0.0),
         "cost/reencoding_gmacs": again * cost["cost/video_gmacs"],
     }
     epochs = len(record.training)
+    if data.stream.learned:  # the budget of the former model is not counted here
+        return found
     if not epochs:
         return {**found, "cost/train_gmacs": 0.0}
     if "cost/pair_gmacs" in spent:

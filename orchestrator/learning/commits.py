@@ -27,6 +27,8 @@ from ctvr.orchestrator.store.store import Store
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ctvr.orchestrator.learning.evaluate import Evaluation
+
 
 @dataclass
 class RunState:
@@ -43,6 +45,15 @@ class RunState:
     steps: int = 0  # optimizer steps so far
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
     timing: list[dict[str, float]] = field(default_factory=list)  # of every epoch, with "step"; see epoch_timing.py
+
+    def add(self, found: Evaluation, ranks: dict[str, float], seconds: float) -> None:
+        """Add the results after a task, the ranks in the protocol's gallery, and the time that the task took."""
+        self.done += 1
+        self.own.append(found.own)
+        self.union.append(found.union)
+        self.metrics.append(found.metrics)
+        self.ranks, self.aged_ranks = ranks, found.aged_ranks
+        self.seconds.append(seconds)
 
 
 MEASURED = frozenset({"seconds", "timing"})  # differ between two runs of the same settings

@@ -43,6 +43,41 @@ class BackboneConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpgradeConfig:
+    """Exchange of the backbone within a stream, over an index that is not encoded again (learning/upgrade.py)."""
+
+    task: int = setting(0, doc="first task that the new backbone learns, 2 or more; 0: no upgrade")
+    backbone: str = setting("", doc="new backbone, as backbone.name")
+    weights: str = setting("shipped", doc="its weights, as backbone.weights")
+    sha256: str = setting("", doc="as backbone.sha256")
+    queries: Literal["both", "map"] = setting(
+        "both",
+        doc="captions that search the old videos. both: encoded by the old model, two text passes; map: by the new "
+        "model, and mapped to the old space",
+    )
+    map: Literal["procrustes", "linear"] = setting(
+        "procrustes",
+        doc="map of captions, refitted after each task. procrustes: orthogonal (Drift-Adapter); linear: XBT's, in "
+        "closed form",
+    )
+
+    def __post_init__(self) -> None:
+        if self.task < 0 or self.task == 1:
+            raise ValueError(f"task must be 2 or more, got {self.task}. Use 0 for no upgrade.")
+        if self.task and not self.backbone:
+            raise ValueError(f"backbone is missing: task {self.task} needs one. Add upgrade.backbone=NAME.")
+        if self.backbone and not self.task:
+            raise ValueError(
+                f"backbone {self.backbone} is not used. Add upgrade.task=N, the first task that it learns."
+            )
+
+    @property
+    def tower(self) -> BackboneConfig:
+        """Return the settings of the new backbone."""
+        return BackboneConfig(name=self.backbone, weights=self.weights, sha256=self.sha256)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings without a prefix."""
 
@@ -85,6 +120,7 @@ GROUPS: dict[str, type] = {
     "optim": OptimConfig,
     "evaluation": EvaluationConfig,
     "tracking": TrackingConfig,
+    "upgrade": UpgradeConfig,
 }
 
 
@@ -98,6 +134,7 @@ class Experiment:
     optim: OptimConfig
     evaluation: EvaluationConfig
     tracking: TrackingConfig
+    upgrade: UpgradeConfig
     method: Any  # an instance of the method's Config
     base: Any | None  # of the wrapped retriever's Config, for a strategy
     settings: Settings = field(default_factory=dict)
@@ -144,8 +181,13 @@ class Experiment:
         )
 
     def file_digests(self) -> dict[str, str]:
-        """Return setting -> digest of the file or folder that it names."""
-        return contents_of(self.method, "method") | ({} if self.base is None else contents_of(self.base, "base"))
+        """Return setting -> digest of the file or folder that it names, or of the new backbone's weights."""
+        new = self.upgrade
+        return {
+            **contents_of(self.method, "method"),
+            **({} if self.base is None else contents_of(self.base, "base")),
+            **({"upgrade.backbone": weights_digest(new.backbone, new.weights)} if new.task else {}),
+        }
 
     def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
         """Return the digests that decide a result besides the settings, by name. Arguments as in `key`."""

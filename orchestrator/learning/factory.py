@@ -43,13 +43,15 @@ def check_backbone(experiment: Experiment) -> None:
     Raises:
         ConfigError: as `load_clip` does.
     """
-    config = experiment.backbone
     if find_method(experiment.run.method).domain == "images":
         return
-    try:
-        load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary)
-    except (ValueError, FileNotFoundError) as error:
-        raise ConfigError(f"backbone: {error}") from error
+    towers = {"backbone": experiment.backbone}
+    towers |= {"upgrade.backbone": experiment.upgrade.tower} if experiment.upgrade.task else {}
+    for setting, config in towers.items():
+        try:
+            load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary)
+        except (ValueError, FileNotFoundError) as error:
+            raise ConfigError(f"{setting}: {error}") from error
 
 
 def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | ResNet18:
@@ -167,6 +169,8 @@ def load_trained(folder: Path) -> TrainedModel:
     weights, description = read_model(folder)
     with named_in(str(folder / "model.json")):
         experiment = resolve(renamed.settings(description["settings"], quiet=True))
+    if experiment.upgrade.task:
+        raise ValueError(f"it holds two models (upgrade.task={experiment.upgrade.task}), which cannot be loaded")
     drawn = replace(experiment.backbone, weights="random", sha256="")  # the folder holds every tensor
     clip = load_tower(replace(experiment, backbone=drawn))
     method = make_method(experiment, clip)
@@ -188,6 +192,11 @@ def restore_from_commits(experiment: Experiment, commits: Commits, done: int, st
     Raises:
         MissingObject: if the run has no commit of that task, or `ctvr cache gc` removed its weights.
     """
+    if 0 < experiment.upgrade.task <= done:
+        raise ConfigError(
+            f"model: after task {done} the run has two models (upgrade.task={experiment.upgrade.task}), which only its "
+            "own evaluation can query. Read its metrics and ranks instead."
+        )
     weights, galleries = commits.load(done)
     clip = load_tower(experiment, stream)
     method = make_method(experiment, clip)

@@ -46,6 +46,7 @@ from ctvr.orchestrator.learning.protocols import EvaluationContext, protocol_of
 from ctvr.orchestrator.learning.pulse import at
 from ctvr.orchestrator.learning.stored_galleries import announce_gallery, repeat_tasks
 from ctvr.orchestrator.learning.unique_videos import Losses
+from ctvr.orchestrator.learning.upgrade import start_upgrade
 
 log = logging.getLogger(__name__)
 
@@ -91,13 +92,13 @@ class Loop:
         method.gallery_is_fresh = self._reencodes
         method.set_pair_source(self.data)
 
-    def run(self) -> RunState:
-        """Learn the stream, starting after its last commit; return the state of the whole run.
+    def run(self, until: int | None = None) -> RunState:
+        """Learn the stream, or its first `until` tasks, starting after its last commit; return the state of the run.
 
         Raises:
             CommitConflict: if another process committed a task first; a new loop continues from it (`run.execute`).
         """
-        stream, num_tasks = self.data.stream, len(self.data.stream.tasks)
+        stream, num_tasks = self.data.stream, until or len(self.data.stream.tasks)
         done = self.workers.broadcast(self.commits.finished(num_tasks))
         if done:
             self._resume(done)
@@ -105,7 +106,7 @@ class Loop:
             started, before, costs = time.monotonic(), Evaluation(), Evaluation()
             for task in map(self.data.task, stream.learned_in(index)):
                 self._begin(task)
-                before = before if task.index else self._optional(0)
+                before = before if index or task.index else self._optional(0)
                 with checkpointing(self.config.optim.activation_checkpointing):
                     self._train(task)
                 if task.index + 1 == task.num_tasks and self.record.training:
@@ -139,6 +140,9 @@ class Loop:
         self.record = self.commits.record(done)
         self.reads.update(self.commits.settings_read(done))
         repeat_tasks(self.method, self.data.stream, self.galleries, self.workers.device, self._begin)
+        if self.data.stream.method_task(done - 1) < 0:  # the new model of an upgrade begins now
+            start_upgrade(self.method, weights)
+            return
         load_state(self.method, weights, self._pretrained)
         named = dict(self.method.named_parameters())
         for name, value in self.commits.optimizer_state(done).items():
@@ -329,12 +333,7 @@ class Loop:
 
     def _commit(self, found: Evaluation, seconds: float) -> None:
         record = self.record
-        record.done += 1
-        record.own.append(found.own)
-        record.union.append(found.union)
-        record.metrics.append(found.metrics)
-        record.ranks, record.aged_ranks = self.protocol.ranks(found), found.aged_ranks
-        record.seconds.append(seconds)
+        record.add(found, self.protocol.ranks(found), seconds)
         reads = self.workers.all_gather_union(self.reads.names)
         names = ((name, self._momenta.get(p)) for name, p in self.method.named_parameters())
         momenta = {name: state["momentum_buffer"].cpu() for name, state in names if state}

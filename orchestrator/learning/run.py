@@ -42,6 +42,7 @@ from ctvr.orchestrator.learning.pulse import at
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS, frames_digest
 from ctvr.orchestrator.learning.unseen import load_others, others_digest, prepare_others
+from ctvr.orchestrator.learning.upgrade import TwoTokenizers, check_upgrade, make_upgraded, new_experiment
 from ctvr.orchestrator.store.paths import RunPaths
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
@@ -148,17 +149,26 @@ def execute(
     store = places.open_store()
     store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
+    check_upgrade(complete, stream)
     backbone = _load_backbone(experiment, stream, workers.device)
     data, frames = _open_data(experiment, stream, backbone, store, workers, places)
     stream = data.stream
-    device = workers.device.type
+    device, change = workers.device.type, complete.upgrade.task  # read without a record: earlier tasks do not know it
+    if change:
+        newer = new_experiment(complete).track_reads(reads)
+        tower = _load_backbone(newer, stream, workers.device)
+        assert isinstance(tower, Clip)  # `check_upgrade` admits streams of videos only
+        assert isinstance(backbone, Clip)
+        tower.tokenize = tokens = TwoTokenizers(tower.tokenize, backbone.tokenize, complete.data.max_tokens)
+        after, its = _open_data(newer, stream.after(change - 1), tower, store, workers, places)
+        frames = frames if its == frames else digest_of([frames, its])
     key, made_of = complete.key(stream, frames, device), complete.environment_digests(stream, frames, device)
     _check_agreement(workers, made_of | complete.file_digests())
     keeps = complete.tracking.keep_checkpoints  # adopted tasks would lack their checkpoints
     shared = complete.prefixes(store, stream, frames, device) if reuse and not fresh and not keeps else None
     run = key if not fresh else workers.broadcast(f"{key}-{_nonce()}")
     commits = Commits(store, run, shared, made_of | complete.file_digests(), keeps)
-    if workers.rank == 0 and (taken := commits.adopt_prefix(len(stream.tasks))):
+    if workers.rank == 0 and (taken := commits.adopt_prefix(change - 1 if change else len(stream.tasks))):
         log.info("adopted %d tasks from a run with the same settings so far", taken)
     workers.broadcast(None)
     with memory_of(workers.device):
@@ -172,13 +182,17 @@ def execute(
         clip = clips.pop() if clips else _load_backbone(experiment, stream, workers.device)
         method = make_method(experiment, clip, stream).to(workers.device)
         mine = data.with_features(frozen_features(method, store, experiment.run.precision))
+        if change and workers.broadcast(commits.finished(len(stream.tasks))) >= change - 1:
+            reads.update(name for name in complete.settings if name.startswith("upgrade."))
+            new = make_method(newer, _load_backbone(newer, stream, workers.device), stream).to(workers.device)
+            method, mine = make_upgraded(complete, new, method, after, tokens, data), after
         loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads, epochs)
         if on_ready is not None:
             on_ready(key, method, mine, commits)
         return loop
 
     with memory_of(workers.device):
-        return _to_the_end(begin, key, stream)
+        return _to_the_end(begin, key, stream, change)
 
 
 def _load_backbone(experiment: Experiment, stream: Stream, device: torch.device) -> Clip | ResNet18:
@@ -196,15 +210,17 @@ def _load_backbone(experiment: Experiment, stream: Stream, device: torch.device)
     return backbone
 
 
-def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream) -> Result:
-    """Run the loop; after a commit conflict, run a new loop from the newest commit."""
-    num_tasks = len(stream.tasks)
+def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream, change: int = 0) -> Result:
+    """Run the loop; after a commit conflict, and before task `change`, run a new loop from the newest commit."""
+    num_tasks, before = len(stream.tasks), list[int]()
     for attempt in count():
         loop = begin()
-        resumed = loop.commits.finished(num_tasks)
-        reused = min(loop.commits.reused, resumed)
+        before.append(loop.commits.finished(num_tasks))
+        reused = min(loop.commits.reused, before[0])
         try:
-            return Result(key, loop.run(), loop.method, stream, resumed, reused)
+            record = loop.run(change - 1 if before[-1] < change - 1 else None)
+            if record.done == num_tasks:
+                return Result(key, record, loop.method, stream, before[0], reused)
         except CommitConflict as other:
             if attempt > num_tasks:  # each conflict means that another process finished one more task
                 raise

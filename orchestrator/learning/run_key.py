@@ -43,6 +43,8 @@ NON_IDENTITY_SETTINGS = (
     "backbone.weights",
     "backbone.sha256",
     "backbone.vocabulary",
+    "upgrade.weights",
+    "upgrade.sha256",
     "data.prefetch_threads",
     "data.skip_missing",
     "optim.activation_checkpointing",

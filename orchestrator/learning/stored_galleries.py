@@ -37,4 +37,5 @@ def repeat_tasks(
     for index in range(len(galleries)):
         for number in stream.learned_in(index):
             begin(task_of(stream, number, stream.method_tasks))
-        announce_gallery(method, stream, galleries, index, device)
+        if stream.method_task(index) >= 0:  # others were stored by another method
+            announce_gallery(method, stream, galleries, index, device)

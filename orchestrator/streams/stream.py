@@ -81,6 +81,7 @@ class Stream:
     text_features: str | None = None  # file with features of all captions, if any (data/)
     held_out: int = 0  # validation videos per category, taken from the published training split
     order: int = 0  # seed of the task order; 0: the order of the manifest
+    learned: int = 0  # first tasks that another method has learned and stored (`Stream.after`)
 
     @cached_property
     def categories(self) -> tuple[str, ...]:
@@ -123,7 +124,7 @@ class Stream:
     @cached_property
     def method_tasks(self) -> tuple[StreamTask, ...]:
         """Return what a method takes for the tasks: `tasks`, or the chunks of training videos of `chunked`."""
-        return tuple(part for parts in self._parts for part in parts)
+        return tuple(part for parts in self._parts for part in parts)[self.learned :]
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -131,11 +132,19 @@ class Stream:
 
     def learned_in(self, index: int) -> range:
         """Return the indices of the method's tasks that are learned in task `index`, which may be none."""
-        return range(self._ends[index - 1] if index else 0, self._ends[index])
+        ends = (self._ends[index - 1] if index else 0, self._ends[index])
+        return range(*(max(end - self.learned, 0) for end in ends))
 
     def method_task(self, index: int) -> int:
-        """Return the index of the method's newest task when the videos of task `index` are stored."""
-        return self._ends[index] - 1
+        """Return the index of the method's newest task when the videos of task `index` are stored.
+
+        Negative for videos that another method has stored (`after`).
+        """
+        return self._ends[index] - 1 - self.learned
+
+    def after(self, done: int) -> Stream:
+        """Return the stream for a method that begins after `done` tasks: its own tasks have the indices from 0."""
+        return replace(self, learned=self._ends[done - 1])
 
     def items(self, task_index: int, split: str) -> tuple[Item, ...]:
         """Return the items of one split ("train", "val" or "test") of one task (0-based).
