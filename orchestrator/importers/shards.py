@@ -30,12 +30,16 @@ _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """List the shards below a folder, without those in hidden folders, caches of `datasets` and tables of shards."""
+    """List the shards below a folder, without those in hidden folders, caches of `datasets` and tables of shards.
+
+    Next to tables, archives are packed videos and not listed.
+    """
     every = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix in READERS)
     found = [file for file in every if not any(part.startswith(".") for part in file.parts)]
     found = [file for file in found if (folder / file).is_file() and not file.name.startswith("cache-")]
-    tars = {file.with_suffix("") for file in found if file.suffix == ".tar"}
-    return [file for file in found if file.suffix == ".tar" or file.with_suffix("") not in tars]  # of video2dataset
+    tars = [file for file in found if file.suffix == ".tar"]
+    stems = {file.with_suffix("") for file in tars}  # video2dataset writes a table of metadata for each shard
+    return [file for file in found if file.suffix != ".tar" and file.with_suffix("") not in stems] or tars
 
 
 class Shards:
@@ -74,12 +78,16 @@ class Shards:
         return {"sources": digests, **({"about": {"revision": revision}} if revision else {})}
 
     def notes(self) -> list[str]:
-        """Report sets of which some shards are absent, by the counts in their names."""
+        """Report sets of which some shards are absent, by the counts in their names, and archives that are not read."""
         counts: dict[tuple[str, int], int] = Counter()
         for shard in self.shards:
             if match := _COUNT.search(shard.name):
                 counts[_COUNT.sub(r"-*-of-\2\3", shard.as_posix()), int(match[2])] += 1
-        return [f"{n} of {all_of} shards {name} exist." for (name, all_of), n in counts.items() if n < all_of]
+        notes = [f"{n} of {all_of} shards {name} exist." for (name, all_of), n in counts.items() if n < all_of]
+        if self.shards[0].suffix != ".tar" and (tars := [file.name for file in self.folder.rglob("*.tar")]):
+            text = f"Archives next to {self.shards[0]} are not read, such as {min(tars)}"
+            notes.append(f"{text}. Unpack them if they contain the videos.")
+        return notes
 
     def _check_sets(self) -> None:
         """Reject two sets of one split, such as configurations of the hub: their rows would be merged."""

@@ -54,6 +54,17 @@ def test_samples_of_tars_are_videos_with_their_text_or_their_json(tmp_path):
     ]
 
 
+def test_archives_next_to_tables_are_packed_videos(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for split, name in (("train", "a"), ("test", "b")):
+        parquet.write_table(arrow.table({"video": [f"{name}.mp4"], "caption": ["x"]}), tmp_path / f"{split}.parquet")
+        (tmp_path / f"{name}.mp4").touch()
+    tar(tmp_path / "train_videos.tar", a__mp4="1")
+    assert found_in(tmp_path) == {"train": [("a", ["x"], None)], "test": [("b", ["x"], None)]}
+    report = import_dataset(tmp_path, None)[1]
+    assert report.endswith("are not read, such as train_videos.tar. Unpack them if they contain the videos.")
+
+
 def test_keys_with_dots_keep_them_and_their_folder_may_be_the_split(tmp_path):
     members = {"train_of_a__1": "one", "train_of_a__2": "two", "test_of_b__1": "three"}
     both = {f"{name}{end}": text for name, text in members.items() for end in ("__mp4", "__txt")}
