@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ctvr.methods import METHODS, find_method
 from ctvr.methods.backbone import load
 from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.compiled import CompileFailed, compile_blocks
 from ctvr.methods.backbone.umt import Umt
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
@@ -97,6 +98,21 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(experiment.run.seed, "backbone"))
         return ResNet18(RESNETS[config.name])
+
+
+def load_backbone(experiment: Experiment, stream: Stream, device: torch.device) -> Clip | ResNet18:
+    """Load the backbone of a run, with compiled blocks if requested.
+
+    Raises:
+        ConfigError: if torch cannot compile on this machine.
+    """
+    backbone = load_tower(experiment, stream)
+    if experiment.run.compile:
+        try:
+            compile_blocks(backbone, device)
+        except CompileFailed as error:
+            raise ConfigError(str(error)) from error
+    return backbone
 
 
 def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Stream | None = None) -> Method:

@@ -16,7 +16,6 @@ import torch
 
 from ctvr.methods import find_method
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.backbone.compiled import CompileFailed, compile_blocks
 from ctvr.methods.base import Method
 from ctvr.methods.images.resnet import ResNet18
 from ctvr.orchestrator.data.batches import StreamData, check_pairs
@@ -34,7 +33,7 @@ from ctvr.orchestrator.learning.commits import Commits, RunState
 from ctvr.orchestrator.learning.distributed import Workers
 from ctvr.orchestrator.learning.epoch_state import EpochReports, Report
 from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.factory import load_tower, make_method
+from ctvr.orchestrator.learning.factory import load_backbone, make_method
 from ctvr.orchestrator.learning.loop import Loop, LoopConfig
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog
 from ctvr.orchestrator.learning.protocols import protocol_of
@@ -150,13 +149,13 @@ def execute(
     store.check_writable()
     stream = stream or load_stream(experiment.run.stream, places.root, places.videos)
     check_upgrade(complete, stream)
-    backbone = _load_backbone(experiment, stream, workers.device)
+    backbone = load_backbone(experiment, stream, workers.device)
     data, frames = _open_data(experiment, stream, backbone, store, workers, places)
     stream = data.stream
     device, change = workers.device.type, complete.upgrade.task  # read without a record: earlier tasks do not know it
     if change:
         newer = new_experiment(complete).track_reads(reads)
-        tower = _load_backbone(newer, stream, workers.device)
+        tower = load_backbone(newer, stream, workers.device)
         assert isinstance(tower, Clip)  # `check_upgrade` admits streams of videos only
         assert isinstance(backbone, Clip)
         tower.tokenize = tokens = TwoTokenizers(tower.tokenize, backbone.tokenize, complete.data.max_tokens)
@@ -179,12 +178,12 @@ def execute(
     clips = [backbone]  # used once; then new ones are loaded, because a method changes its backbone
 
     def begin() -> Loop:
-        clip = clips.pop() if clips else _load_backbone(experiment, stream, workers.device)
+        clip = clips.pop() if clips else load_backbone(experiment, stream, workers.device)
         method = make_method(experiment, clip, stream).to(workers.device)
         mine = data.with_features(frozen_features(method, store, experiment.run.precision))
         if change and workers.broadcast(commits.finished(len(stream.tasks))) >= change - 1:
             reads.update(name for name in complete.settings if name.startswith("upgrade."))
-            new = make_method(newer, _load_backbone(newer, stream, workers.device), stream).to(workers.device)
+            new = make_method(newer, load_backbone(newer, stream, workers.device), stream).to(workers.device)
             method, mine = make_upgraded(complete, new, method, after, tokens, data), after
         loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads, epochs)
         if on_ready is not None:
@@ -193,21 +192,6 @@ def execute(
 
     with memory_of(workers.device):
         return _to_the_end(begin, key, stream, change)
-
-
-def _load_backbone(experiment: Experiment, stream: Stream, device: torch.device) -> Clip | ResNet18:
-    """Load the backbone of a run, with compiled blocks if requested.
-
-    Raises:
-        ConfigError: if torch cannot compile on this machine.
-    """
-    backbone = load_tower(experiment, stream)
-    if experiment.run.compile:
-        try:
-            compile_blocks(backbone, device)
-        except CompileFailed as error:
-            raise ConfigError(str(error)) from error
-    return backbone
 
 
 def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream, change: int = 0) -> Result:
