@@ -57,6 +57,7 @@ def _on_path(installed: Path, learned: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_on_path")
 def test_a_method_and_a_stream_of_another_package_run_and_are_asked(learned, tmp_path):
     assert len((EXAMPLE / "text_shift.py").read_text().splitlines()) < 60

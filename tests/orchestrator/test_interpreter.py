@@ -138,6 +138,7 @@ def in_folder(folder: Path, code: str, *words: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 def test_a_folder_whose_files_have_the_names_of_our_folders_breaks_nothing(research):
     manifest = write_stream(research / "small", num_tasks=2)
     listed = in_folder(research, "import ctvr; print(ctvr.list_methods(), ctvr.list_streams())")

@@ -17,7 +17,8 @@ from ctvr.orchestrator.streams.load import load_stream
 from tests.orchestrator.learning.test_loop import numbers, same_weights, unbroken_and_resumed
 
 # With parts for each task, with galleries, with replay, with a teacher, compensating, joint, and none of these
-SOME = ["framefusion_moe", "dar", "er_ring", "lwf", "qdc", "upper_bound", "clip4clip"]
+MORE = ["dar", "lwf", "qdc", "upper_bound", "clip4clip"]
+SOME = ["framefusion_moe", "er_ring", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 UNEVEN = "uneven.json_chunks3"  # its second task completes no chunk
 
 

@@ -109,6 +109,7 @@ def finish(plan, runs: list[Rerun], tracker: Tracker) -> None:
         tracker.log_json(run_id, "ranks.json", {"query ids": QUERIES, "ranks": ranks, "tasks": [0] * len(QUERIES)})
 
 
+@pytest.mark.slow
 def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_place(execution, monkeypatch):
     tracker, trained = execution.tracker("few"), []
 
