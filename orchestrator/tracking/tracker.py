@@ -61,7 +61,12 @@ def create_store(uri: str, runs: Path, stream: str | None = None, only_read: boo
         with locked(Path(uri.removeprefix("sqlite:///") + ".lock")):
             if not only_read or SqliteRecords.of(uri) is None:
                 create_database(uri)
-            follow_move(Path(uri.removeprefix("sqlite:///")))
+            try:
+                follow_move(Path(uri.removeprefix("sqlite:///")))
+            except ConfigError as error:
+                if not only_read:
+                    raise
+                log.warning("%s Files of runs may not be found until then.", error)  # a full disk: records are read
     if stream is not None:
         try:
             Tracker(uri, runs).experiment(stream)
