@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "backbone.weights": "shipped",
     "data.num_frames": 4,
     "data.batch_size": 16,
-    "optim.epochs": 3,
+    "optim.epochs": 6,
     "optim.lr_scale": 125,
     "preset": "shapes",  # of methods that have it
 }

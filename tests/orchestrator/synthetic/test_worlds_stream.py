@@ -13,6 +13,7 @@ from ctvr.orchestrator.streams.load import available_streams, embedded_settings,
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.synthetic import video_files, worlds_stream
 from ctvr.orchestrator.synthetic.worlds import Dials
+from ctvr.orchestrator.video.sampling import choose_frames
 
 SMALL = Dials(pairs=24)
 
@@ -116,6 +117,12 @@ def test_captions_fit_and_split_as_with_clips_own_vocabulary():
 
 def test_worlds_are_listed_among_the_streams(tmp_path):
     assert {"worlds-5", "worlds-10", "worlds-20", "worlds-50"} < set(available_streams(tmp_path))
+
+
+def test_the_recommended_frames_are_the_same_of_both_twins():
+    film = worlds_stream.FILM
+    chosen = choose_frames(np.arange(film.frames) / film.fps, worlds_stream.SETTINGS["data.num_frames"])
+    assert {film.frames - 1 - number for number in chosen} == set(chosen)  # two would be 0 and 2, reversed 3 and 1
 
 
 def test_twins_hold_the_same_frames_after_decoding(tmp_path):
