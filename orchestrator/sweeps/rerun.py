@@ -57,7 +57,8 @@ def shared_overrides(overrides: Mapping[str, Any]) -> Settings:
     return {
         name: value
         for name, value in overrides.items()
-        if name.split(".")[0] in {"backbone", "data", "optim", "evaluation", "precision", "deterministic", "threads"}
+        if name.split(".")[0]
+        in {"backbone", "data", "optim", "evaluation", "precision", "deterministic", "compile", "threads"}
     }
 
 

@@ -120,8 +120,21 @@ def test_a_winners_runs_say_how_it_was_chosen_and_what_the_search_took(few, exec
 
 
 def test_settings_of_other_methods_do_not_reach_the_baselines():
-    given = {"method.lr": 1, "base.lr": 2, "seed": 3, "optim.epochs": 4, "data.num_frames": 5, "backbone.name": "x"}
-    assert shared_overrides(given) == {"optim.epochs": 4, "data.num_frames": 5, "backbone.name": "x"}
+    given = {
+        "compile": "true",
+        "method.lr": 1,
+        "base.lr": 2,
+        "seed": 3,
+        "optim.epochs": 4,
+        "data.num_frames": 5,
+        "backbone.name": "x",
+    }
+    assert shared_overrides(given) == {
+        "compile": "true",
+        "optim.epochs": 4,
+        "data.num_frames": 5,
+        "backbone.name": "x",
+    }
 
 
 def test_baselines_by_comma_keep_the_presets_of_a_row_together():
