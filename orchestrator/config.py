@@ -287,7 +287,8 @@ def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -
         got = f"(got {as_text(value)!r:.200})"
         if hint is float and isinstance(value, str) and (point := likely_number(value)):
             got += f". With a decimal point: {name}={point}"
-        return f"{name}: takes one value, not {len(parts)} {got}. Run each: ctvr sweep --vary {listed}"
+        each = "Give one in each run." if name == "seed" else f"Run each: ctvr sweep --vary {listed}"
+        return f"{name}: takes one value, not {len(parts)} {got}. {each}"
     said = f"{name}: is not {_described(hint)} (got {value!r:.200})."
     tidy = value.strip(" .,;'\"") if isinstance(value, str) else ""
     if literals := _literals(hint):

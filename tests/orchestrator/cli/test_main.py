@@ -220,6 +220,11 @@ def test_a_wrong_setting_is_said_before_anything_starts(capsys, manifest, runs, 
     assert not (runs / "sweeps").exists()
 
 
+def test_several_seeds_of_a_run_do_not_lead_to_a_sweep_that_refuses_them(capsys, manifest, runs):
+    _, _, err = ctvr(capsys, "run", "--runs", runs, "clip4clip", manifest, "seed=1,2,3")
+    assert err == "ctvr: seed: takes one value, not 3 (got '1,2,3'). Give one in each run.\n"
+
+
 def test_a_sweep_that_fits_no_machine_is_refused(capsys, manifest, runs):
     status, _, err = ctvr(
         capsys, "sweep", "--runs", runs, "--stream", manifest, "--address", "local", "--local-cpus", 2, "--workers", 4
