@@ -56,10 +56,11 @@ test-cluster: $(READY)  ## cluster files, a stack in moto's account, hosts made 
 	$(PYTEST) -n 1 -m "slow or not slow" --durations=25 $(ARGS) tests/cluster
 
 SCREENSHOTS ?= build/screenshots
+test-browser: export CTVR_SCREENSHOTS = $(abspath $(SCREENSHOTS))
 test-browser: $(READY)  ## pages in Debian's Chromium: axe-core, desktop, phone, dark, print; pictures go to SCREENSHOTS=build/screenshots
 	$(INSTALL) -c constraints.txt axe-playwright-python
 	mkdir -p $(SCREENSHOTS)
-	CTVR_SCREENSHOTS=$(abspath $(SCREENSHOTS)) $(PYTEST) -n 1 -m "slow or not slow" $(ARGS) tests/orchestrator/pages/test_browser.py
+	$(PYTEST) -n 1 -m "slow or not slow" $(ARGS) tests/orchestrator/pages/test_browser.py
 
 wheel: $(READY)  ## build it into dist/, install it elsewhere and run it from there
 	rm -rf build

@@ -28,6 +28,6 @@ def test_the_status_is_that_of_the_tests(tmp_path, case):
 def test_make_runs_tests_in_children_of_pytest():
     makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text()
     runs = [line.strip() for line in makefile.splitlines() if line.startswith("\t") and "PYTEST" in line]
-    assert len(runs) == 7
+    assert len(runs) == 8
     assert [line for line in runs if not line.startswith("$(PYTEST) -n ")] == []
     assert makefile.count("-m pytest") == 1

@@ -143,7 +143,7 @@ def test_runs_that_go_on_and_sweeps_that_had_a_run_lately_are_recent():
         run("other", "FINISHED", 40, "sunday"),
         RunRecord("started", "started", {}, {}, {}, "RUNNING", "", int(now)),  # has no result yet
     ]
-    tracker = SimpleNamespace(find_runs=lambda: runs)
+    tracker = SimpleNamespace(find_runs=lambda strict=False: runs)
     assert recent_runs(tracker, 30) == {"new", "slow", "held", "first", "last"}
     assert recent_runs(tracker, 50) == {"new", "slow", "held", "killed", "first", "last", "old", "other"}
 
@@ -153,7 +153,9 @@ def test_an_age_lets_commits_go_but_those_of_recent_runs(execution, later, monke
     keys = sorted({name.partition("/")[0] for name in store.list("commits")})
     later(40)
     run = RunRecord("a", "a", {}, {}, {"ctvr.result": keys[0]}, "RUNNING", "")
-    monkeypatch.setattr(ExecutionConfig, "existing_tracker", lambda self: SimpleNamespace(find_runs=lambda: [run]))
+    monkeypatch.setattr(
+        ExecutionConfig, "existing_tracker", lambda self: SimpleNamespace(find_runs=lambda strict=False: [run])
+    )
     assert collect_garbage(execution, 50).startswith("nothing to remove")
     collect_garbage(execution, 30, remove=True)
     assert {name.partition("/")[0] for name in store.list("commits")} == {keys[0]}
@@ -194,7 +196,9 @@ def swept(execution: ExecutionConfig, monkeypatch):
         parent=RunRecord("p", "s", {}, {}, {}, "FINISHED", ""),
         find_sweeps=list,
         find_sweep=lambda name: tracker.parent if name == "s" else None,
-        find_runs=lambda sweep=None, tags=None: [run for run in runs if sweep in (None, run.tags["ctvr.sweep"])],
+        find_runs=lambda sweep=None, tags=None, strict=False: [
+            run for run in runs if sweep in (None, run.tags["ctvr.sweep"])
+        ],
     )
     monkeypatch.setattr(ExecutionConfig, "existing_tracker", lambda self: tracker)
     monkeypatch.setattr(ExecutionConfig, "existing_store", lambda self: store)
