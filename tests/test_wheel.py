@@ -83,7 +83,7 @@ def test_the_installed_command_lists_the_methods_and_learns_a_stream(elsewhere):
     assert "task 2/2" in learned.stderr
 
 
-def test_six_lines_of_python_train_a_model_that_finds_the_clips_that_are_meant(elsewhere):
+def test_python_example_trains_a_model_that_finds_its_clips(elsewhere):
     """The clips have two colours; they differ in nothing else."""
     manifest = write_stream(elsewhere / "asked", num_tasks=2)
     lines = f"""

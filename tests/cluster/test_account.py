@@ -72,7 +72,7 @@ def test_the_stack_fills_in_every_line_that_is_to_be_edited(made: dict[str, Any]
     assert f"setup.sh mount {system['FileSystemId']}.efs.us-east-1.amazonaws.com:/ /mnt/ctvr" in text
 
 
-def test_only_given_addresses_reach_the_machines_and_only_machines_the_file_system(made: dict[str, Any]) -> None:
+def test_stack_admits_only_the_given_addresses(made: dict[str, Any]) -> None:
     ec2 = made["session"].client("ec2")
     cluster = yaml.safe_load(made["file"].read_text())
     (group,) = cluster["available_node_types"]["a100"]["node_config"]["SecurityGroupIds"]
@@ -91,7 +91,7 @@ def test_only_given_addresses_reach_the_machines_and_only_machines_the_file_syst
         assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group]
 
 
-def test_machines_with_efa_are_in_the_stacks_placement_group_and_may_send_to_their_own_group(
+def test_efa_stack_allows_traffic_within_its_placement_group(
     made: dict[str, Any],
 ) -> None:
     ec2 = made["session"].client("ec2")

@@ -104,7 +104,7 @@ def test_ec2_knows_every_setting_of_a_node(a100: Cluster) -> None:
     assert node_mistakes(a100) == ""
 
 
-def test_machines_of_one_trial_are_near_each_other_and_have_one_efa_interface_and_a_public_address(
+def test_efa_nodes_share_a_placement_group_and_have_a_public_ip(
     a100: Cluster,
 ) -> None:
     """AWS gives no public address to a machine with several interfaces, and installation needs the internet."""
@@ -137,7 +137,7 @@ def test_no_node_type_exceeds_the_clusters_limit(a100: Cluster) -> None:
     assert limit_mistakes(a100) == ["a100"]
 
 
-def test_the_sweep_waits_for_every_machine_of_a_list_and_asks_a_cloud_for_no_more_than_it_may(cluster: Cluster) -> None:
+def test_sweep_waits_for_listed_machines_and_keeps_the_cloud_limit(cluster: Cluster) -> None:
     given = dict(re.findall(r"(CTVR_\w+)=(\d+)", " ".join(commands(cluster))))
     if cluster["provider"]["type"] == "local":
         assert int(given["CTVR_NODES"]) == 1 + len(cluster["provider"]["worker_ips"])
@@ -582,9 +582,7 @@ def test_records_are_in_sqlite_otherwise(served: Path) -> None:
         ("mongodb://me:secret@db/mlflow", "must begin with postgresql://"),
     ],
 )
-def test_a_database_server_that_cannot_be_used_is_refused_without_its_password(
-    served: Path, database: str, message: str
-) -> None:
+def test_refused_database_server_hides_its_password(served: Path, database: str, message: str) -> None:
     done = serve(served, "start", database)
     assert done.returncode == 2
     assert f"CTVR_MLFLOW_DATABASE: {message}" in done.stderr

@@ -363,7 +363,7 @@ def test_a_node_with_other_sources_is_named_before_anything_starts(lab):
     file.write_text(kept)
 
 
-def test_an_edit_on_the_laptop_is_missed_and_reaches_every_node_with_ray_up(lab):
+def test_ray_up_sends_local_edits_to_every_node(lab):
     with (lab.laptop / "ctvr" / "orchestrator" / "tables" / "build.py").open("a") as file:
         file.write("# another edit\n")
     said = lab.finish(lab.submit(*sweep_words("stale", "0,4e-6")), status=1)
@@ -435,7 +435,7 @@ def points(database: Path) -> dict[str, dict[tuple[str, int], list[float]]]:
         return found
 
 
-def test_the_numbers_are_those_of_a_local_run_and_each_stands_in_mlflow_once(lab, store, tmp_path, monkeypatch):
+def test_ray_metrics_equal_a_local_run_and_are_logged_once(lab, store, tmp_path, monkeypatch):
     local = tmp_path / "local"
     for epochs in (2, 150):
         for lr in (0, 4e-6):

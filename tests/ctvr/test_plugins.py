@@ -96,7 +96,7 @@ def _with_protocol(manifest: Path, name: str) -> Path:
 
 
 @pytest.mark.usefixtures("_on_path")
-def test_a_protocol_of_another_package_that_reencodes_is_a_fresh_index_to_the_bit(learned, tmp_path):
+def test_plug_in_protocol_that_reencodes_equals_a_fresh_index(learned, tmp_path):
     manifest = learned / "small" / "small.json"
     other = _with_protocol(manifest, "fresh_index")
     store = str(shutil.copytree(learned / "store", tmp_path / "store"))
@@ -126,7 +126,7 @@ def test_a_protocol_of_another_package_that_reencodes_is_a_fresh_index_to_the_bi
 
 
 @pytest.mark.usefixtures("_on_path")
-def test_a_protocol_s_sources_are_part_of_a_runs_key_and_its_mistakes_are_one_line(installed, learned, tmp_path):
+def test_protocol_sources_are_part_of_the_run_key(installed, learned, tmp_path):
     before = protocol_digest("fresh_index")
     assert protocol_digest("ctvr") == {}
     file = installed / "fresh_index.py"

@@ -79,7 +79,7 @@ def check(report: Report, label: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in EVERY])
-def test_a_method_stays_on_its_device_repeats_and_waits_no_more_than_its_budget(name, on_gpu):
+def test_method_stays_on_its_device_within_its_wait_budget(name, on_gpu):
     check(on_gpu(name, "bf16"), name)
 
 

@@ -102,9 +102,7 @@ def test_a_check_of_the_store_finds_exactly_the_damaged_ones(tmp_path):
     assert {name for name, problem in store.verify() if problem} == hurt
 
 
-def test_a_run_over_damaged_frames_decodes_each_once_and_gives_the_same_numbers(
-    runs, manifest, small_stream, monkeypatch
-):
+def test_damaged_frames_are_decoded_once_to_the_same_numbers(runs, manifest, small_stream, monkeypatch):
     experiment = resolve({"method": "clip4clip", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
     unbroken = execute(experiment, RunPaths(runs), fresh=True)
     source = FrameSource(RunPaths(runs).open_store(), experiment.data, 64)

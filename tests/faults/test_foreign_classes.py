@@ -136,7 +136,7 @@ def test_explain_says_that_the_class_is_not_loaded(theirs, capsys):
     assert not (theirs / "ran").exists()
 
 
-def test_trials_of_a_plan_that_name_another_class_than_its_request_are_refused(theirs):
+def test_plan_trials_of_another_class_are_refused(theirs):
     """A worker trusts what the driver's user has named, and a plan.json cannot say that."""
     file = theirs / "runs" / "sweeps" / "trials" / "plan.json"
     kept = json.loads(file.read_text())
@@ -241,7 +241,7 @@ def test_classes_are_found_in_words(word, names):
     assert methods.named_classes([word]) == names
 
 
-def test_a_class_that_nobody_named_is_refused_before_its_module_is_looked_for(theirs):
+def test_unnamed_class_is_refused_before_its_import(theirs):
     with pytest.raises(UntrustedCode, match=r"^method: the class os:getcwd is not named by this command"):
         resolve({"method": "os:getcwd", "stream": "x"})
 

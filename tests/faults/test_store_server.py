@@ -176,7 +176,7 @@ def test_a_commit_over_a_breaking_wire_is_there_as_a_whole_or_not_at_all(server,
     wire.listener.close()
 
 
-def test_a_run_whose_store_is_killed_says_so_and_starts_again_to_the_same_numbers(
+def test_run_restarts_to_the_same_numbers_after_store_loss(
     server, runs, manifest, small_stream, monkeypatch, tmp_path, impatient
 ):
     """This server keeps nothing, so that everything is lost with it: all is made again."""

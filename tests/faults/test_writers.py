@@ -64,7 +64,7 @@ def write_and_read(root: Path, me: int, gate: Any) -> None:
         rounds()
 
 
-def test_of_eight_writers_some_killed_one_wins_each_key_and_every_object_is_whole(tmp_path):
+def test_one_of_eight_writers_wins_each_key(tmp_path):
     root = tmp_path / "store"
     Store.open(root)
     for key in range(KEYS):
@@ -95,7 +95,7 @@ def publish_one(root: Path, me: int, gate: Any) -> None:
     (root.parent / f"told{me}").write_text(json.dumps(is_mine))
 
 
-def test_of_eight_processes_that_commit_one_task_differently_one_is_believed(tmp_path):
+def test_one_of_eight_different_commits_wins(tmp_path):
     root = tmp_path / "store"
     Store.open(root)
     gate = FORK.Barrier(PROCESSES)

@@ -43,13 +43,13 @@ def test_a_strategy_has_what_its_retriever_has(field):
     assert getattr(capabilities_of(Strategy, None, Capabilities(normalizes_scores=False)), field) is False
 
 
-def test_a_strategy_around_a_retriever_that_needs_one_backbone_needs_it_too():
+def test_strategy_inherits_the_backbone_requirement():
     for agnostic in (True, False):
         found = Capabilities(backbone_agnostic=True).wrapping(Capabilities(backbone_agnostic=agnostic))
         assert found.backbone_agnostic is agnostic
 
 
-def test_a_joint_training_of_task_parameters_may_leave_some_without_a_gradient():
+def test_joint_training_may_leave_parameters_without_gradient():
     by_task, plain = (
         Capabilities(task_conditioned_text=is_by_task, uses_all_parameters=True) for is_by_task in (True, False)
     )

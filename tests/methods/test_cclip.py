@@ -76,7 +76,7 @@ def test_half_of_the_scaled_product_is_added_to_the_weights(shared):
         torch.testing.assert_close(file["W0"] + 0.5 * lora.merged_delta(), file["merged"])
 
 
-def test_adapters_and_token_embedding_are_the_29_million_parameters_of_table_6():
+def test_adapters_and_embedding_count_29_million_of_table_6():
     """ViT-B/16 and B/32 have the same; 29,229,056 and the temperature."""
     with torch.device("meta"):
         method = CCLIP(CCLIPConfig(), sizes_only())
@@ -100,7 +100,7 @@ def test_fresh_adapters_leave_every_feature_as_the_former_model_has_it(make, sma
 
 
 @pytest.mark.parametrize("merge", [0.0, 0.5, 1.0])
-def test_an_evaluation_before_the_merge_sees_the_features_that_are_stored_after_it(make, merge):
+def test_evaluation_before_the_merge_sees_the_stored_features(make, merge):
     method = stirred(make(merge=merge)).eval()
     before = features(method)
     method.end_task(make_task(0), iter([]))
@@ -108,7 +108,7 @@ def test_an_evaluation_before_the_merge_sees_the_features_that_are_stored_after_
     assert int(method.learned) == 1
 
 
-def test_a_full_merge_keeps_the_trained_model_and_none_returns_to_the_former_one(make, small_clip):
+def test_merge_factor_spans_former_and_trained_model(make, small_clip):
     trained, clip = stirred(make(merge=1.0)).train(), features(make())
     full = features(trained)
     trained.end_task(make_task(0), iter([]))

@@ -85,7 +85,7 @@ def test_frames_reach_each_other_through_the_globals(small_clip):
     assert not torch.allclose(method.encode_video(frames), method.encode_video(other), atol=1e-4)
 
 
-def test_without_time_the_order_of_frames_is_irrelevant_and_with_it_it_is_not(small_clip):
+def test_frame_order_matters_only_with_time_embeddings(small_clip):
     frames = make_batch().frames
     for has_time in (False, True):
         method = make(small_clip, time=has_time)

@@ -34,7 +34,7 @@ def test_each_part_is_left_out_alone(bases):
     assert terms == {"buffer_size": {"contrastive", "distillation"}, "weight": {"contrastive", "negatives"}}
 
 
-def test_the_loss_is_the_asymmetric_one_of_the_batch_against_batch_and_memory(bases):
+def test_loss_contrasts_the_batch_with_batch_and_memory(bases):
     method = second_task(make(bases["clip4clip"], weight=0.0))
     batch = make_batch(4, 2, seed=5)
     torch.manual_seed(0)
@@ -130,7 +130,7 @@ def test_the_distillation_is_weighted(bases):
     torch.testing.assert_close(found[1], 3 * found[0])
 
 
-def test_the_teacher_is_the_model_at_the_end_of_the_previous_task_and_no_state(bases):
+def test_teacher_is_the_previous_model_and_not_in_the_state(bases):
     method = make(bases["clip4clip"])
     train_stream(method, tasks=1)
     before = weights(method.base)

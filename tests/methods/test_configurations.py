@@ -99,7 +99,7 @@ def test_the_footnote_of_a_row_names_what_nobody_published_for_it():
     assert "method.buffer_size=10000" in footnote(settings)
 
 
-def test_the_list_of_methods_tells_the_rows_and_a_wrong_name_finds_the_nearest():
+def test_method_list_has_all_rows_and_suggests_names():
     text = methods_text()
     for name, (method, preset) in CONFIGURATIONS.items():
         assert f"{method} with preset {preset}" in text

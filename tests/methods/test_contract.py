@@ -54,7 +54,7 @@ def test_an_evaluation_sees_no_later_task_and_no_order(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_losses_of_pairs_that_are_looked_at_change_nothing_under_any_preset(name):
+def test_evaluation_losses_change_nothing_that_is_trained(name):
     seen, refused = [], 0
     for preset in presets_of(name):
         try:
@@ -123,7 +123,7 @@ def is_refused(strategy: str, retriever: str, preset: str = "paper") -> bool:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_strategy_takes_every_retriever_with_every_preset_or_says_why_not(strategy):
+def test_strategy_accepts_or_refuses_every_retriever_preset(strategy):
     for retriever, preset in product(RETRIEVERS, presets_of(strategy)):
         if is_refused(strategy, retriever, preset):
             message = rf"^method\.base: {strategy} cannot wrap {retriever}: .+\. Write .+\.$"

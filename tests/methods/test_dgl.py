@@ -147,7 +147,7 @@ def test_without_what_it_sees_beside_its_frame_a_class_token_is_clips(small_clip
         torch.testing.assert_close(found, small_clip.vision(frames).mean(dim=1), rtol=1e-4, atol=1e-5)
 
 
-def test_local_prompts_are_those_of_the_layer_whatever_the_block_before_made_of_them(small_clip):
+def test_each_layer_replaces_the_local_prompts(small_clip):
     method = make(small_clip)
     x, local = torch.randn(2, 2 + 3 * 19, 32), torch.randn(2, 3, 2, 32)
     own = method.with_locals(x, local)[:, 2:].unflatten(1, (3, 19))
@@ -167,7 +167,7 @@ def test_postfix_prompts_reach_nothing_and_prefix_prompts_do(small_clip):
     assert not torch.allclose(method.encode_text(tokens), before, atol=1e-3)
 
 
-def test_prompts_of_a_caption_stand_around_it_and_leave_it_as_long_as_it_was(small_clip):
+def test_prompts_surround_a_caption_and_keep_its_length(small_clip):
     x, state = small_clip.text.embed(make_batch(3, 1).tokens)
     seams, eot = around_words(torch.arange(4.0)[:, None].expand(4, 32)), state.eot.clone()
     put = seams.before(x, state)

@@ -146,7 +146,7 @@ def test_one_frame_is_enough(batch):
 # ---------------------------------------------------------------------------------------------- text
 
 
-def test_right_after_task_1_all_experts_are_equal_and_the_router_is_irrelevant(batch):
+def test_experts_are_equal_after_task_1(batch):
     method = learned(tasks=1)
     assert all(len(adapter.experts.B) == 1 for block in method.tame for adapter in block.values())
     method.begin_task(make_task(1))
@@ -305,7 +305,7 @@ def test_references_are_the_videos_of_former_tasks_only(batch):
         method.on_gallery_stored(make_task(index), features[3 * index : 3 * index + 3])
 
 
-def test_the_references_of_a_step_are_all_or_the_next_batch_as_the_setting_says():
+def test_references_setting_selects_all_or_the_next_batch():
     videos = torch.zeros(2, 16)
     assert [len(references(second_task(references=how), videos)) for how in ("all", "batch")] == [5, 2]
 
@@ -624,7 +624,7 @@ def test_a_shared_merging_plan_keeps_neighbouring_frames_aligned(small_clip, bat
     assert not torch.allclose(features, plain.encode_video(batch.frames))
 
 
-def test_a_reducer_that_merges_each_frame_its_own_way_is_refused_with_the_reason(small_clip):
+def test_reducer_that_differs_by_frame_is_refused(small_clip):
     with pytest.raises(ValueError, match="frames"):
         FrameFusionMoE(FrameFusionMoEConfig(reducer=reducer_config("tome"), rank=4), small_clip)
     for name in ("tome", "evit", "tempme", "testa"):  # nothing to align

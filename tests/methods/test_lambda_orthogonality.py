@@ -55,7 +55,7 @@ def toy(shared):
     return tensors, json.loads((folder / "toy.json").read_text())
 
 
-def test_the_penalty_and_the_rotation_are_those_of_the_toy_in_value_and_gradient(toy):
+def test_penalty_and_rotation_equal_the_toy(toy):
     arrays, numbers = toy
     for at in LAMBDAS:
         for slope in ALPHAS:
@@ -82,7 +82,7 @@ def test_a_rotation_is_orthogonal_whatever_its_numbers():
         assert float(torch.linalg.det(matrix)) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_penalty_is_not_negative_grows_with_the_distance_and_goes_with_lambda():
+def test_penalty_grows_with_distance_and_lambda():
     sizes = [0.0, 0.1, 0.5, 1.0, 2.0]
     for threshold in (0.0, 1.0, 12.0):
         found = [float(orthogonality_penalty((1 + s) * torch.eye(4), threshold, 2.0)) for s in sizes]
@@ -120,7 +120,7 @@ def test_a_smaller_lambda_is_more_orthogonal_and_fits_worse():
     assert errors[1] < errors[0]
 
 
-def test_the_contrastive_term_draws_pairs_together_and_each_term_can_stand_alone():
+def test_each_loss_term_works_alone():
     new = unit(60)
     old = l2_normalize(new @ turn(scale=0.8))
     apart = lambda made: float((l2_normalize(made(new, 0)) * old).sum(dim=1).mean())

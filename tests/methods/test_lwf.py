@@ -69,7 +69,7 @@ def test_the_caption_encoder_is_not_distilled_unless_asked(make):
         assert any(name.startswith("base.backbone.text") for name in gradients(method)) == is_distilled
 
 
-def test_the_first_task_is_distilled_from_the_pretrained_model_unless_told_not_to(make, base):
+def test_first_task_is_distilled_from_the_pretrained_model(make, base):
     plain = train_stream(copy.deepcopy(base), tasks=1)
     assert train_stream(make(first_task=False), tasks=1) == plain
     method = make()

@@ -43,7 +43,7 @@ def test_a_student_that_equals_its_teacher_learns_nothing_from_it(make, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_student_that_left_its_teacher_pays_and_the_teacher_gets_no_gradient(make, kind):
+def test_distillation_has_no_gradient_for_the_teacher(make, kind):
     method = second_task(make(distill=kind))
     teacher = weights(method.teacher.module)
     train_task(method, make_task(1), [make_batch(seed=i) for i in range(3)])
@@ -87,7 +87,7 @@ test_wrong_settings_say_what_to_write = refusals(
 )
 
 
-def test_the_distillation_of_a_moved_student_is_the_mean_of_both_directions_by_hand(make):
+def test_distillation_averages_both_directions(make):
     method = moved(second_task(make(tau=0.3)))
     batch = make_batch(4, 2)
     with torch.no_grad():

@@ -55,7 +55,7 @@ def test_each_query_gives_up_the_drifts_since_its_videos_were_stored(base):
     assert max(float(drift.norm()) for drift in drifts) <= 2
 
 
-def test_the_present_task_and_training_have_the_retrievers_own_features_to_the_bit(base):
+def test_current_task_has_the_features_of_the_plain_retriever(base):
     method = three_tasks(base)
     with torch.no_grad():
         own = method.base.encode_text(TOKENS)
@@ -95,7 +95,7 @@ def test_order_and_size_of_batches_change_the_drift_by_rounding_alone(base):
         torch.testing.assert_close(other, found[0], rtol=0, atol=1e-6)
 
 
-def test_a_model_that_does_not_move_has_no_drift_and_its_queries_stay_to_the_bit(base):
+def test_unchanged_model_has_no_drift(base):
     method = make(base)
     train_stream(method, tasks=3, steps=1, lr=0.0)
     assert all(not bool(link.drift.any()) and bool(link.identity.all()) for link in method.links)

@@ -120,7 +120,7 @@ class Vector(Clip4Clip):
         return [ParamGroup(name="theta", params=[self.theta], lr=1.0)]
 
 
-def test_distillation_ensemble_and_distance_alone_equal_the_released_functions(compared):
+def test_zscl_terms_equal_the_released_functions(compared):
     file = floats(read(FIXTURES / "zscl_released.npz"), "functions/")
     for case in ("a", "b"):
         student = file[f"distillation/{case}/student"].clone().requires_grad_()

@@ -157,7 +157,7 @@ def test_diffrates_merge_is_the_released_mean_and_sizes_grow(compared):
     compared("diffrate", "forward", sizes, file["size_out_eval"][:, 1:], 1e-6)
 
 
-def test_features_sizes_and_gradients_of_diffrates_tower_equal_the_released_ones(compared, shared):
+def test_diffrate_tower_equals_the_release(compared, shared):
     folder = shared / "reference" / "reduction"
     io, state = read(folder / "diffrate_clip50.npz"), tower(floats(read(folder / "clip50_state.npz")))
     facts = json.loads((folder / "diffrate.json").read_text())
@@ -174,7 +174,7 @@ def test_features_sizes_and_gradients_of_diffrates_tower_equal_the_released_ones
                 compared("diffrate", "gradients", ours, theirs, 1e-4)
 
 
-def test_rates_masks_and_merges_of_diffrates_search_equal_the_released_ones(compared):
+def test_diffrate_search_equals_the_release(compared):
     file = read(FIXTURES / "diffrate_search.npz")
     rate = Rate(49, 4)
     rate.logits.data = file["rate/logits"]

@@ -156,7 +156,7 @@ def test_a_reservoir_keeps_what_the_released_one_keeps(compared, released, monke
             compared(name, "recipe", [-1 if place is None else place for place in found], places, 0.0)
 
 
-def test_the_loss_against_a_queue_equals_the_released_one_in_value_and_gradient(compared, released):
+def test_queue_loss_and_gradient_equal_the_release(compared, released):
     """MoCo's one direction, given twice: L_V2T + L_T2V is twice its loss. Gradients are those before normalisation."""
     for version, steps, tau in (("v1", 4, 0.07), ("v2", 2, 0.2)):
         for step in range(steps):

@@ -17,7 +17,7 @@ STAGES, WINDOWS = (0, 4, 8), (8, 4, 2)
 NAMES = {"norm1": "ln_1", "norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj", "attn.proj": "attn.out_proj"}
 
 
-def test_survivors_and_their_order_are_those_of_the_release_whichever_way_it_scans(compared):
+def test_surviving_tokens_equal_the_release_in_both_scans(compared):
     file = read(FIXTURES / "sta_stages.npz")
     for stage, windows, backward in zip(STAGES, WINDOWS, (False, True, False)):
         x, keys = (file[f"stage{stage}/{name}"].float().unflatten(1, (windows, -1)) for name in ("x", "metric"))

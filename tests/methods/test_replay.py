@@ -105,7 +105,7 @@ def assert_own(found: torch.Tensor, reader: Method, pairs: Batch) -> None:
 
 
 @pytest.mark.parametrize("name", PROMPTED)
-def test_der_and_co2l_read_old_captions_under_the_prototype_of_their_own_task(name):
+def test_old_captions_use_the_prototype_of_their_task(name):
     der, co2l = DER(DERConfig(buffer_size=4), retriever(name)), Co2L(Co2LConfig(buffer_size=4), retriever(name))
     pairs = [third_task(method).memory.batch(torch.arange(4)) for method in (der, co2l)]
     assert [batch.task_ids.unique().tolist() for batch in pairs] == [[0, 1]] * 2

@@ -37,7 +37,7 @@ def test_a_subclass_can_declare_a_setting_again():
     assert "plain" not in facts
 
 
-def test_unpublished_settings_are_those_of_fields_and_class_unless_a_row_has_its_own():
+def test_row_overrides_the_unpublished_settings_of_its_class():
     assert unpublished(Parent) == ("method.lr",)
     assert unpublished(Child) == unpublished(Child, "another") == ("method.lr", "optim.warmup")
     assert unpublished(Child, "row") == ("method.rank",)

@@ -79,7 +79,7 @@ def test_scores_are_eq_6_and_do_not_depend_on_the_batch(small_clip, batch):
     torch.testing.assert_close(method.score(alone, gallery)[0], scores[shortest], atol=1e-5, rtol=1e-5)
 
 
-def test_released_words_depend_on_the_width_of_captions_and_on_none_beside_them(small_clip, batch):
+def test_released_words_depend_only_on_caption_width(small_clip, batch):
     method = after_one_task(small_clip, pads_are_words=True)
     gallery = method.encode_video(batch.frames)
     shortest = batch.tokens.argmax(dim=1).argmin()
@@ -213,7 +213,7 @@ def test_more_categories_than_prototypes_are_refused(small_clip):
 
 
 @pytest.mark.parametrize("pseudo", ["inputs", "shared", "clip"])
-def test_without_noise_pseudo_pairs_are_the_category_means_and_are_aligned_by_eq_13(small_clip, pseudo):
+def test_pseudo_pairs_without_noise_are_the_category_means(small_clip, pseudo):
     method = after_one_task(small_clip, sigma=0.0, pseudo=pseudo)
     torch.manual_seed(4)
     categories, *drawn = method.statistics.draw(20, 0.0)
@@ -553,7 +553,7 @@ def test_a_weight_counts_as_often_as_it_says(small_clip, setting, term, pseudo):
 
 
 @pytest.mark.parametrize("name", ["tome", "evit", "tempme", "testa"])
-def test_fewer_tokens_teach_frames_and_words_and_the_former_self_reduces_as_it_did(small_clip, name):
+def test_teacher_keeps_its_own_token_reduction(small_clip, name):
     """With the reducer's own weights among the trained ones, and a copy of them in the teacher."""
     frames = make_batch(4).frames.shape[1]
     method = StructAlign(StructAlignConfig(reducer=reducer_config(name, num_frames=frames)), small_clip)

@@ -39,7 +39,7 @@ def test_scores_are_means_of_cosines_and_the_heads_logits(made):
     torch.testing.assert_close(made(rerank=0).score(texts, videos), scores[..., 0])
 
 
-def test_the_best_are_ordered_by_the_head_in_each_direction_and_all_others_come_last(made):
+def test_head_reorders_the_best_candidates_in_each_direction(made):
     method = made(rerank=2)
     similar = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.7, 0.6], [0.3, 0.4, 0.5]])
     logits = torch.tensor([[-1.0, 2.0, 9.0], [8.0, 1.0, 3.0], [7.0, -5.0, -4.0]])
@@ -52,7 +52,7 @@ def test_the_best_are_ordered_by_the_head_in_each_direction_and_all_others_come_
     assert plain.normalize_scores(similar) is similar
 
 
-def test_losses_are_those_of_the_pairs_and_of_wrong_ones_that_are_drawn_again_alike(made):
+def test_losses_of_drawn_negatives_repeat(made):
     batch = make_batch(6, 3)
     first, again = made(), made()
     for method in (first, again):
@@ -123,7 +123,7 @@ def test_wrong_pairs_are_drawn_by_their_weights_and_never_of_one_video(made):
     assert bool((shares[expected == 0] == 0).all())
 
 
-def test_both_losses_train_all_of_it_and_the_temperature_stays_within_its_bounds(made):
+def test_both_losses_train_all_weights_within_temperature_bounds(made):
     method = made(attends="frame", reducer=reducer_config("tempme", num_frames=4))
     terms = method.losses(make_batch(6, 4))
     terms["matching"].backward(retain_graph=True)

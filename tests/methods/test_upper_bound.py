@@ -77,7 +77,7 @@ def joint(name, tasks=3):
 
 
 @pytest.mark.parametrize("name", BY_TASK)
-def test_a_base_that_reads_captions_by_task_trains_what_it_keeps_for_each_task(name, batch):
+def test_base_with_task_captions_trains_its_task_parameters(name, batch):
     method = joint(name)
     assert method.declared.task_conditioned_text
     trained = [p for group in method.param_groups() for p in group["params"]]
@@ -126,7 +126,7 @@ def test_a_base_that_does_not_join_tasks_is_refused(monkeypatch):
         resolve({"method": "upper_bound", "method.base": "moe_adapter", "stream": "s"})
 
 
-def test_tasks_of_pairs_change_nothing_for_a_base_that_does_not_read_by_task(base, batch):
+def test_task_indices_do_not_affect_a_task_free_base(base, batch):
     method = UpperBound(UpperBoundConfig(), base)
     method.begin_task(make_task(0))
     assert torch.equal(method.losses(batch)["contrastive"], method.losses(of_tasks(batch, 2))["contrastive"])

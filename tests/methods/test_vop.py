@@ -83,7 +83,7 @@ def test_counts_are_those_of_the_release_and_of_our_reading(shared):
 # ------------------------------------------------------------------------------------- invariants
 
 
-def test_without_prompts_in_captions_they_are_clips_and_past_the_end_they_are_not(small_clip):
+def test_caption_without_prompts_equals_clip(small_clip):
     tokens, plain = make_batch(4, 1).tokens, ZeroShot(ZeroShotConfig(), small_clip)
     method = make(small_clip, prefix=0, suffix=0)
     torch.testing.assert_close(method.encode_text(tokens), plain.encode_text(tokens))
@@ -106,7 +106,7 @@ def test_suffix_prompts_reach_full_captions_alone(small_clip):
     torch.testing.assert_close(method.encode_text(cut)[0], after[0])
 
 
-def test_a_full_caption_is_read_at_its_end_and_a_shorter_one_where_its_end_has_moved(small_clip):
+def test_caption_is_read_at_its_end_token(small_clip):
     x = torch.arange(16.0)[None, :, None].expand(2, 16, 32)
     for readout, third, last in (("end", 5, 15), ("past_end", 7, 15)):
         found = make(small_clip, readout=readout).taken_back(16, x, TokenState(2))[0, :, 0]
@@ -120,7 +120,7 @@ def test_a_video_is_the_mean_of_its_frames_directions(small_clip):
     torch.testing.assert_close(method.encode_video(frames), each.mean(dim=1), atol=1e-6, rtol=1e-5)
 
 
-def test_frames_that_attend_to_each_other_see_nothing_where_nothing_is_shown(small_clip, monkeypatch):
+def test_video_blocks_with_single_frame_masks_equal_clip(small_clip, monkeypatch):
     """With a mask of single frames and no prompts as keys, blocks of videos are CLIP's."""
     method, frames = make(small_clip, video_blocks=4), make_batch(2, 3).frames
     assert method.first == 0
@@ -141,7 +141,7 @@ def test_frames_that_attend_to_each_other_see_nothing_where_nothing_is_shown(sma
     assert not torch.allclose(whole, clip, atol=1e-3)
 
 
-def test_prompts_of_a_frame_know_all_frames_of_its_video_and_no_other_video(small_clip):
+def test_frame_prompts_see_only_frames_of_their_video(small_clip):
     torch.manual_seed(0)
     context, classes = ContextPrompts(32, 2, 8), torch.randn(2, 3, 32)
     made = context(classes)

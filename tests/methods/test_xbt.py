@@ -62,7 +62,7 @@ def test_noise_lets_a_projection_hold_off_the_captions():
     assert min(cosine(made, new, old) for made in (plain, noisy)) > 0.98
 
 
-def test_noise_is_the_same_in_every_fit_and_leaves_other_random_numbers_alone():
+def test_noise_repeats_and_keeps_the_global_rng():
     new, old = pairs()
     state = torch.get_rng_state()
     first, second = (fitted(new, old, noise=0.1) for _ in range(2))

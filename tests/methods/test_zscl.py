@@ -112,7 +112,7 @@ def test_the_parameters_stay_the_optimizers_own(make):
     assert [id(p) for p in method.parameters()] == before
 
 
-def test_a_task_shorter_than_the_interval_leaves_the_model_unchanged_and_says_so(make, base):
+def test_task_below_the_merge_interval_warns_and_merges_nothing(make, base):
     method = make(average_every=100)
     with pytest.warns(UserWarning, match=r"task_01 took 3 steps and the weights are averaged every 100: .* Lower"):
         train_stream(method, tasks=1)
@@ -207,7 +207,7 @@ class Classifier(Clip4Clip):
         return {"contrastive": torch.nn.functional.cross_entropy(logits, batch.categories, label_smoothing=0.2)}
 
 
-def test_preset_original_takes_the_released_steps_and_averages_the_released_weights(compared):
+def test_preset_original_equals_released_steps_and_averages(compared):
     """Thunderbeee/ZSCL@b96e714, eight steps of its own loop with an interval of 3: weights and their mean to 1e-5."""
     file = np.load(Path(__file__).parent / "fixtures" / "zscl_released.npz")
     base = Classifier(Clip4ClipConfig(**own(ZSCL.PRESETS["original"], "base")), continual_clip(moved=True))

@@ -112,7 +112,7 @@ def test_the_cache_folder_can_be_named(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path
 
 
-def test_the_sources_have_a_digest_that_needs_no_package_and_changes_with_every_edit(tmp_path):
+def test_source_digest_changes_with_every_edit(tmp_path):
     alone = subprocess.run([sys.executable, "-I", digests.__file__], capture_output=True, text=True, check=True).stdout
     assert alone == source_digest() + "\n"
     for package in digests.SOURCES:

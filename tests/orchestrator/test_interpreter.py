@@ -191,7 +191,7 @@ sys.exit(3) if "as Python does" in sys.argv else leave(3)
 """
 
 
-def test_a_destructor_that_fails_does_not_make_a_crash_of_a_finished_command():
+def test_failing_destructor_does_not_crash_a_finished_command():
     def end(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-P", "-c", END, *words], capture_output=True, text=True)
 

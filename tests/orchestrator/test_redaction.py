@@ -46,7 +46,7 @@ PLANTED = {
 }
 
 
-def test_values_of_secret_variables_and_passwords_of_addresses_are_left_out():
+def test_secrets_of_variables_and_addresses_are_redacted():
     environment = {"AWS_SECRET_ACCESS_KEY": "abcdefgh12345678", "MAX_TOKENS": "4096", "A_PASSWORD": "abcdefgh1234"}
     text = redact("key abcdefgh12345678, abcdefgh1234; 4096 at https://me:open@host/x and s3:/k:s@b", environment)
     assert text == "key ***, ***; 4096 at https://***@host/x and s3:/***@b"

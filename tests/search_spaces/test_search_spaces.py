@@ -50,7 +50,7 @@ def test_the_space_fits_the_method_and_holds_the_papers_values(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_papers_presets_lie_in_the_space_so_that_they_can_be_tried_first(name):
+def test_paper_presets_lie_in_the_search_space(name):
     module = importlib.import_module(f"ctvr.search_spaces.{name}")
     for preset, settings in presets_of(name).items():
         if preset in {"paper", "paper-actnet"}:

@@ -22,7 +22,7 @@ def test_equal_methods_are_called_different_in_about_5_percent(situation):
     assert 0.02 <= false_positives(situation, 400, seed=1) <= 0.075
 
 
-def test_these_situations_catch_a_comparison_that_forgets_videos_seeds_or_orders():
+def test_simulation_catches_a_comparison_without_a_variance_part():
     rng = np.random.default_rng(0)
     forgot = np.zeros(3)
     for _ in range(100):

@@ -125,7 +125,7 @@ def sweep_of(monkeypatch, runs: list, status: str = "FINISHED") -> None:
     monkeypatch.setattr(results_page, "made_tables", lambda execution, sweep: tables(runs))
 
 
-def test_the_table_of_a_sweep_replaces_that_of_its_page_and_keeps_the_reading(monkeypatch, copied):
+def test_added_table_keeps_the_reading_of_its_page(monkeypatch, copied):
     sweep_of(monkeypatch, records(*["0123456789abcdef"] * 3))
     page = copied / "results/bmu-table2.md"
     before = page.read_text()

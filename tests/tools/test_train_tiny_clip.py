@@ -76,7 +76,7 @@ def test_the_shipped_tokenizer_is_the_one_the_command_makes(name, tool, tmp_path
     assert tokenizer_of(BACKBONES / name).vocab_size == config_of(BACKBONES / name)["model"]["text_cfg"]["vocab_size"]
 
 
-def test_captions_of_both_streams_fit_and_split_as_with_clips_own_vocabulary(tokenizer):
+def test_embedded_captions_tokenize_as_with_the_clip_vocabulary(tokenizer):
     full = SimpleTokenizer()
     for caption in captions():
         pieces = tokenizer.encode(caption)

@@ -95,7 +95,7 @@ def decoder() -> AnswerDecoder:
 
 
 @torch.no_grad()
-def test_a_piece_knows_nothing_of_those_behind_it_nor_of_pads_of_the_question(decoder):
+def test_answer_token_ignores_later_tokens_and_pads(decoder):
     states, there = torch.randn(1, 4, 32), torch.tensor([[1, 1, 1, 0]])
     answers = torch.tensor([[1, 9, 14, 2], [1, 9, 80, 7]])
     logits = decoder(answers, states, there)

@@ -195,7 +195,7 @@ def in_shards(folder: Path, state: State) -> Path:
     return index
 
 
-def test_a_folder_of_shards_is_one_checkpoint_and_its_digest_is_of_all_files(tmp_path, state):
+def test_sharded_checkpoint_has_one_digest_of_all_files(tmp_path, state):
     index = in_shards(tmp_path / "shards", halves(state))
     for path in (index, index.parent):
         found = read_checkpoint(path)

@@ -71,7 +71,7 @@ def test_weights_come_through_whatever_stands_beside_them(beside, settings):
 
 
 @pytest.mark.parametrize("beside", BESIDE)
-def test_the_format_before_archives_is_read_whatever_stands_beside_the_weights(beside):
+def test_legacy_torch_format_is_read(beside):
     whole = torch.arange(12.0)
     views = {"first": whole[:4], "turned": whole.reshape(3, 4).T, "empty": torch.zeros(0)}
     name = beside if beside == "optimizer" else "args"

@@ -172,7 +172,7 @@ def test_positions_begin_as_an_images_and_stretch_over_time():
     torch.testing.assert_close(found[0].detach(), sine_positions(4, 16, 64, 2))
 
 
-def test_keys_get_no_bias_from_training_and_frames_apart_know_nothing_of_one_another():
+def test_keys_have_no_trained_bias_and_frames_stay_independent():
     umt, frames = small_umt("frame"), torch.randn(2, 3, 3, 32, 32)
     umt.vision(frames).square().sum().backward()
     attention = umt.vision.blocks[0].attn
@@ -214,7 +214,7 @@ def test_captions_of_one_video_share_its_mass_and_are_no_negatives():
         negative_weights(scores, torch.zeros(4))
 
 
-def test_reducers_that_need_a_class_token_are_refused_and_merging_needs_frames_apart():
+def test_reducer_that_needs_a_class_token_is_refused():
     apart, joint = small_umt("frame"), small_umt()
     with pytest.raises(ValueError, match="Write reducer.name=none, tome, tome_shared or tempme"):
         make_reducer(reducer_config("evit"), apart.vision)

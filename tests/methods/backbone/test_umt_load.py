@@ -102,9 +102,7 @@ def test_every_form_of_the_weights_gives_the_same_towers(shared, tmp_path, vocab
         assert bool(backbone.decoder_state) == (form == "pre-training"), form  # the head of the language model
 
 
-def test_a_checkpoint_for_questions_brings_its_decoder_and_is_refused_for_retrieval(
-    shared, tmp_path, vocabulary, monkeypatch
-):
+def test_question_checkpoint_has_a_decoder_and_no_retrieval(shared, tmp_path, vocabulary, monkeypatch):
     text = {**SMALL["text_cfg"], "width": 32, "hidden": 64, "vocab_size": 96}
     small = {"embed_dim": 32, "vision_cfg": {**SMALL["vision_cfg"], "width": 32, "layers": 2}, "text_cfg": text}
     monkeypatch.setitem(architectures.UMT, "UMT-small", small)

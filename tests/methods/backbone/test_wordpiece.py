@@ -23,7 +23,7 @@ def test_captions_and_answers_equal_the_released_tokenizer(shared):
     assert [clean(case["text"]) for case in facts["pre_text"]] == [case["clean"] for case in facts["pre_text"]]
 
 
-def test_the_longest_pieces_are_taken_and_a_caption_ends_with_the_largest_id():
+def test_wordpieces_are_greedy_and_the_end_has_the_largest_id():
     tokenizer = WordPieces(PIECES, 6)
     assert tokenizer.pieces("Plays DOG playings café xyz", 20) == [2, 6, 8, 9, 6, 7, 8, 10, 1]
     assert tokenizer.pieces("don't", 20) == [2, 13, 11, 12]

@@ -98,7 +98,7 @@ class Chain(QueryCompensation):
         return Doubling(len(self.links) + 1)
 
 
-def test_links_are_fitted_to_unit_features_of_both_models_and_applied_newest_first():
+def test_maps_are_fitted_to_unit_features_and_applied_newest_first():
     tables = [torch.tensor([[3.0, 4.0], [1.0, 0.0]]) * (1 + t) + t for t in range(3)]
     method = learned_tables(Chain(None, Method()), tables)
     for index, link in enumerate(method.links):

@@ -103,7 +103,7 @@ def test_without_weight_or_memory_training_is_the_retrievers_bit_for_bit(strateg
 
 
 @pytest.mark.parametrize(("strategy", "retriever", "settings"), LATER)
-def test_the_first_task_is_the_retrievers_bit_for_bit_and_later_ones_are_not(strategy, retriever, settings):
+def test_first_task_equals_the_plain_retriever(strategy, retriever, settings):
     (within, _), (alone, _) = with_and_without(strategy, retriever, settings, tasks=2)
     assert within[:3] == alone[:3]
     assert within[4:] != alone[4:]  # EWC's term is 0 in the first step of the second task

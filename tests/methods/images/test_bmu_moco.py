@@ -42,7 +42,7 @@ def shift(method: ImageBMUMoCo) -> None:
             parameter += torch.linspace(0.1, 0.4, parameter.numel()).view_as(parameter)
 
 
-def test_keys_are_normalised_by_their_own_batch_and_queues_fill_behind_the_step():
+def test_keys_use_batch_statistics_and_queues_fill_after_the_step():
     method = made()
     method.begin_task(make_task(0))
     queries = method.encoder.pair(batch())
@@ -83,7 +83,7 @@ def test_the_distance_of_both_encoders_shrinks_by_m_and_m_hat(m_hat, task):
 
 
 @pytest.mark.parametrize("start", [2, 3])
-def test_the_global_encoder_counts_in_the_loss_from_the_first_task_of_the_method_on(start):
+def test_global_encoder_enters_the_loss_from_its_start_task(start):
     for index in range(4):
         method = made(method_start_task=start)
         for task in range(index + 1):

@@ -154,7 +154,7 @@ def test_what_a_former_column_makes_of_an_image_never_changes_again():
     assert trained == {id(weight) for weight in [*last.parameters(), *heads]}
 
 
-def test_a_column_learns_from_those_before_it_and_its_first_one_is_the_plain_network():
+def test_first_pnn_column_is_plain_and_later_ones_have_laterals():
     alone = Siamese(SiameseConfig(width=7, bottleneck=5), ResNet18(4))
     method = made()
     alone.load_state_dict({n.replace("columns.0.net.", ""): v for n, v in method.base.state_dict().items()})

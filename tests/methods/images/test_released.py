@@ -244,7 +244,7 @@ def by_recipe(name: str, value: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", ["task0", "two_classes"])
-def test_neighbours_vote_as_in_the_release_and_foreign_classes_change_nothing(released, case):
+def test_knn_vote_equals_the_release(released, case):
     given = part(released, f"knn/{case}/")
     first = int(given["bank_targets"].min())
     labels, targets = given["bank_targets"] - first, given["test_targets"] - first

@@ -41,7 +41,7 @@ def test_the_copied_layer_norms_have_the_eps_that_is_asked_for(clip, frames):
     assert torch.allclose(plain(frames), released(frames), atol=1e-3)
 
 
-def test_blocks_that_add_nothing_leave_twice_the_frames_and_their_positions(clip, frames):
+def test_zero_blocks_give_twice_the_frames_plus_positions(clip, frames):
     header = FrameTransformer(clip.text, 32)
     with torch.no_grad():
         for block in header.blocks:
@@ -59,7 +59,7 @@ def test_an_lstm_without_weights_leaves_the_frames(frames):
         assert torch.equal(header(frames), frames)
 
 
-def test_an_lstm_keeps_what_cudnns_backward_needs_wherever_a_gradient_is_taken(frames):
+def test_lstm_is_in_training_mode_wherever_a_gradient_is_taken(frames):
     """EWC takes gradients in evaluation mode, which cuDNN refuses an LSTM."""
     header = FrameLSTM(32).eval()
     header(frames)

@@ -83,7 +83,7 @@ def test_alpha_of_zero_leaves_spatial_attention_as_it_is(y, mix):
     assert torch.equal(fuse(fusion, y, y.sin()), y.sin())
 
 
-def test_zero_out_is_the_identity_with_alpha_one_and_its_weights_have_a_gradient(y):
+def test_zero_out_starts_as_identity_with_a_gradient(y):
     fusion = FrameFusion(16, 4, init="zero_out", alpha=1.0)
     out = fuse(fusion, y, y.sin())
     assert torch.equal(out, y.sin())

@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_and_exit_status_2(capsys, tmp_path, monkeypatch, 
     assert made in ([], ["runs"] if words[0] in {"sweep", "run"} else []), "a misspelt folder is not made"
 
 
-def test_all_mistakes_of_a_command_are_told_at_once_with_the_corrected_command(capsys, tmp_path, monkeypatch):
+def test_all_mistakes_are_reported_with_the_corrected_command(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = "run CLIP4Clip shapse-5 --epochs 2 lr=1e-5 optim.warmpu=0.2 seed=-1 --presett paper"
     status, out, err = ctvr(capsys, *words.split())
@@ -176,7 +176,7 @@ def test_ctvr_alone_shows_a_map_and_what_to_type_next(capsys, tmp_path, monkeypa
     assert ctvr(capsys, "--version")[1].startswith("ctvr 0.")
 
 
-def test_a_mistake_in_a_sweeps_words_is_said_before_torch_and_ray_are_loaded(tmp_path):
+def test_mistake_is_reported_before_torch_and_ray_are_imported(tmp_path):
     code = """if True:
         import sys
         from ctvr.orchestrator.cli.main import main

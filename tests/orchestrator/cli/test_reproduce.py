@@ -57,7 +57,7 @@ def test_the_plan_counts_runs_and_says_what_is_here_and_runs_nothing(stream, tmp
     assert "stream: no stream called 'msrvt-10'" in capsys.readouterr().err
 
 
-def test_the_plan_of_the_claims_lists_rows_runs_time_and_claims_and_runs_nothing(stream, tmp_path, capsys):
+def test_claims_plan_lists_rows_and_runs_nothing(stream, tmp_path, capsys):
     words = ["reproduce", "claims", "--plan", "--runs", str(tmp_path / "runs")]
     assert main([*words, "--stream", stream, "--only", "clip-dsl,tempme-lora", "--seeds", "2"]) == 0
     shown = capsys.readouterr().out

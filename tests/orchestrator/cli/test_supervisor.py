@@ -61,7 +61,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_driver_that_dies_is_resumed_while_it_finishes_tasks_and_its_processes_go(tmp_path, capfd):
+def test_dead_driver_is_resumed_while_it_makes_progress(tmp_path, capfd):
     """The second life leaves a process in a separate session, and prints much that is never read."""
     script = """
 (runs / f"words{life}").write_text(" ".join(sys.argv[3:]))
@@ -91,7 +91,7 @@ os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is
     assert not is_alive(int((tmp_path / "left").read_text()))
 
 
-def test_a_process_that_has_lost_its_environment_is_waited_for_until_it_has_ended(monkeypatch):
+def test_exiting_process_is_awaited(monkeypatch):
     """The kernel takes the environment of one that ends before its files and locks: here for half a second."""
     slow = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), exit(0))); print(flush=True); time.sleep(600)"
     left = subprocess.Popen([sys.executable, "-c", f"import signal, time; {slow}"], stdout=subprocess.PIPE)
@@ -104,7 +104,7 @@ def test_a_process_that_has_lost_its_environment_is_waited_for_until_it_has_ende
     assert left.wait(60) == 0
 
 
-def test_two_lives_without_a_task_are_the_end_and_the_command_that_goes_on_is_said(tmp_path, capfd):
+def test_two_starts_without_progress_end_with_the_resume_command(tmp_path, capfd):
     script = """
 supervisor.report_name("named")
 supervisor.report_exit(1, "RuntimeError: Caught")
@@ -123,7 +123,7 @@ print("Trace", file=sys.__stderr__)
     assert log.read_text() == "Trace\n"
 
 
-def test_a_store_that_is_away_is_waited_for_where_there_is_something_to_go_on_with(tmp_path, capfd, monkeypatch):
+def test_supervisor_waits_for_a_missing_store(tmp_path, capfd, monkeypatch):
     """The second life finds it there again; one that had begun nothing ends with the line alone."""
     monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.01)
     script = """
@@ -223,7 +223,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_signals_are_handed_on_and_a_parent_that_is_killed_takes_its_driver_with_it(tmp_path, number):
+def test_driver_gets_signals_and_ends_with_its_parent(tmp_path, number):
     code = (
         "import signal, sys; from pathlib import Path; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -202,7 +202,7 @@ def test_a_shard_holds_whole_arrays_each_once(entries: list[tuple[str, bytes, by
     refused(shard(tmp_path / "a.tar", *entries))
 
 
-def test_keys_of_a_shard_are_names_with_their_dots_and_macos_files_are_left_out(tmp_path: Path) -> None:
+def test_shard_keys_keep_dots_and_skip_macos_files(tmp_path: Path) -> None:
     names = ["a.1.npy", "a.2.npy", "b.mp4.npy", "./c.npy", "d/e.npy", "000.npy"]
     entries = [(name, npy(ONE + n), tarfile.REGTYPE) for n, name in enumerate(names)]
     more = [

@@ -18,7 +18,7 @@ def test_augmentation_draws_once_per_video_and_stays_in_range(augment):
     assert torch.equal(out, augment(still.contiguous(), torch.Generator().manual_seed(1)))
 
 
-def test_crops_have_the_released_codes_areas_and_aspect_ratios_inside_the_frame():
+def test_crops_equal_the_released_areas_and_aspect_ratios():
     videos, size = 400, 32
     place = (torch.arange(size) + 0.5) / size
     frame = torch.stack([place.expand(size, size), place[:, None].expand(size, size), torch.zeros(size, size)])

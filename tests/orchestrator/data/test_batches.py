@@ -238,7 +238,7 @@ def test_a_pair_is_read_again_by_its_number_as_its_task_ended(data, augment, max
             assert torch.equal(data.pairs(batch.pair_ids.tolist())[1], batch.tokens)
 
 
-def test_where_pads_count_captions_are_as_wide_as_the_longest_of_their_task(data):
+def test_captions_are_padded_to_the_longest_of_the_task(data):
     cut = data.trim_captions_per_task()
     for task in range(3):
         longest = max(int(batch.tokens.argmax(dim=1).max()) for batch in data.ordered_batches([task])) + 1

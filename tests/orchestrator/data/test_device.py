@@ -35,7 +35,7 @@ def test_a_gpu_gets_full_float32_and_errors_where_a_kernel_is_free(flags, monkey
     assert numerics_flags(torch.device("cpu")) == {}
 
 
-def test_tf32_is_on_for_its_own_precision_alone_and_off_again_for_the_next_run(flags):
+def test_tf32_is_on_only_during_its_run(flags):
     tf32 = {"cudnn.allow_tf32", "matmul.allow_tf32"}
     for precision in ("tf32", "fp32", "tf32", "bf16"):
         set_determinism(CUDA, precision=precision)

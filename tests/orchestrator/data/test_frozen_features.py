@@ -67,7 +67,7 @@ def assert_equal(a: dict, b: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_is_bit_identical_with_stored_and_new_features_and_close_without(train, runs, case, monkeypatch):
+def test_stored_features_give_a_bit_identical_run(train, runs, case, monkeypatch):
     store = Store.open(runs / "store")
     for key in store.list("features"):
         store.delete("features", key)

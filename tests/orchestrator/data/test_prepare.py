@@ -133,7 +133,7 @@ def test_a_stream_says_in_the_store_which_frames_it_uses(manifest, runs):
     )
 
 
-def test_a_broken_video_is_named_and_the_good_ones_are_decoded_all_the_same(manifest, runs):
+def test_broken_video_is_named_and_good_ones_are_decoded(manifest, runs):
     spoil(manifest, lambda path: path.write_bytes(b"no video at all"))
     stream = load_stream(manifest, runs)
     store = RunPaths(runs).open_store()

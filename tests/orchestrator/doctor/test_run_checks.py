@@ -260,7 +260,7 @@ def test_a_ray_address_that_leads_nowhere_is_an_error(runs, monkeypatch, address
     assert "RAY_ADDRESS" in about(look(runs), "Ray", "error")[0].text
 
 
-def test_a_temporary_folder_whose_path_is_too_long_for_rays_sockets_is_named(runs, monkeypatch):
+def test_too_long_temporary_path_is_named(runs, monkeypatch):
     monkeypatch.delenv("RAY_TMPDIR")
     assert not about(look(runs), "Ray", "warning")
     monkeypatch.setenv("TMPDIR", "/tmp/" + "long/" * 17)
@@ -292,7 +292,7 @@ def test_a_cluster_of_another_user_is_named(monkeypatch):
     assert "--address local" in found.remedy
 
 
-def test_a_proxy_that_is_asked_for_this_machine_or_for_a_server_close_by_is_named(monkeypatch):
+def test_proxy_for_a_local_address_is_named(monkeypatch):
     assert not list(network.proxies("http://10.1.2.3:5000"))
     monkeypatch.setenv("https_proxy", "http://me:hidden@proxy.corp:3128/")
     monkeypatch.setenv("http_proxy", "http://me:hidden@proxy.corp:3128")

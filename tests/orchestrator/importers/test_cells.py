@@ -128,7 +128,7 @@ def test_a_name_is_found_however_its_accents_are_coded(tmp_path, written, stored
     assert VideoPlaces(tmp_path).find(f"{asked}.mp4") == str(tmp_path / name)
 
 
-def test_lines_of_one_file_are_its_captions_and_equal_names_in_folders_have_ids_of_their_paths(tmp_path):
+def test_lines_are_captions_and_equal_names_get_path_ids(tmp_path):
     rows = {"train": ["a/clip.mp4", "b/clip.mp4", "a/clip.mp4"], "test": ["z.mp4"]}
     for split, names in rows.items():
         (tmp_path / split).mkdir()

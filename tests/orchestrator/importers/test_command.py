@@ -749,7 +749,7 @@ def test_a_table_gives_the_stream_its_own_name(tmp_path: Path) -> None:
     assert load_stream("cats", tmp_path).name == "cats"
 
 
-def test_a_folder_with_none_of_a_tables_videos_is_refused_and_the_former_stream_kept(tmp_path: Path) -> None:
+def test_refused_import_keeps_the_existing_stream(tmp_path: Path) -> None:
     rows = [("a", "a cat", "train", "1"), ("b", "a dog", "test", "1")]
     table = write_rows(tmp_path / "cats.csv", ("Video", "Caption", "Split", "Task"), *rows)
     (wrong := tmp_path / "wrong").mkdir()
@@ -802,9 +802,7 @@ def test_a_wrong_word_is_named(
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_of_videos_that_is_not_there_is_named_before_any_file_is_read(
-    words: dict[str, str], tmp_path: Path
-) -> None:
+def test_missing_video_folder_is_named_first(words: dict[str, str], tmp_path: Path) -> None:
     for place in (tmp_path / "none", Path(words["split"])):
         with pytest.raises(ConfigError, match=f"^--videos {place}: is not a folder"):
             import_stream("msrvtt", {**words, "split": "none.pkl"}, place, tmp_path)

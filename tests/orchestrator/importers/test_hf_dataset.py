@@ -128,7 +128,7 @@ def test_metadata_in_the_folder_itself_describes_all_splits(tmp_path, form, has_
     assert videos_of(tmp_path) == {"train": [(train, "a dog")], "val": [], "test": [(test, "a cat")]}
 
 
-def test_folders_of_splits_may_have_any_of_their_names_and_columns_another_word(tmp_path):
+def test_split_folders_and_columns_may_have_synonyms(tmp_path):
     for place, name in (("Training", "a"), ("dev", "b"), ("eval", "c")):
         touch(tmp_path, f"{place}/{name}.mp4")
         (tmp_path / place / "metadata.csv").write_text(f"video_file_name,text\n{name}.mp4,a {name}\n")

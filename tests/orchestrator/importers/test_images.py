@@ -100,7 +100,7 @@ def test_a_seed_draws_the_classes_of_each_task_and_nothing_else(tmp_path):
         import_stream("cifar-10", {**words, "classes": "-1"}, None, tmp_path)
 
 
-def test_a_stream_of_published_size_stands_beside_the_paper_and_damaged_files_are_one_line(tmp_path, monkeypatch):
+def test_published_stream_is_shown_beside_the_paper(tmp_path, monkeypatch):
     few = images._Benchmark(10, 2, {"train": 10, "test": 2})
     monkeypatch.setitem(images.BENCHMARKS, "cifar-10", few)
     write_cifar(tmp_path / "files", "cifar-10", is_binary=True)
@@ -126,7 +126,7 @@ def test_a_stream_of_published_size_stands_beside_the_paper_and_damaged_files_ar
         import_stream("cifar-10", {"folder": str(tmp_path / "again")}, None, tmp_path)
 
 
-def test_tiny_imagenet_is_the_first_hundred_folders_with_labelled_pictures_for_the_test(tmp_path):
+def test_tiny_imagenet_takes_the_first_hundred_folders(tmp_path):
     folder, lines = tmp_path / "tiny-imagenet-200", []
     (folder / "val" / "images").mkdir(parents=True)
     for number in range(102):

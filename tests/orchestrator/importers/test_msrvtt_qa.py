@@ -29,7 +29,7 @@ def imported(tmp_path: Path, folder: Path, **words: str) -> str:
     return import_stream("msrvtt-qa", {"folder": str(folder), **words}, tmp_path / "videos", tmp_path)
 
 
-def test_every_question_stands_once_with_its_answer_in_the_split_of_its_file(tmp_path):
+def test_every_question_is_in_its_split_once(tmp_path):
     report = imported(tmp_path, write(tmp_path / "qa"))
     assert "next: ctvr run --method umt_qa --stream msrvtt-qa" in report
     assert "backbone.weights=FILE backbone.vocabulary=vocab.txt" in report

@@ -90,7 +90,7 @@ def test_damage_is_told_and_removed_on_demand(execution, manifest, quiet):
     assert build_cache(manifest, {}, execution) == "stream small: 1 videos decoded, 29 were in the store"
 
 
-def test_broken_videos_are_listed_by_name_and_reason_and_the_others_decoded(execution, manifest):
+def test_broken_videos_are_listed_and_others_decoded(execution, manifest):
     videos = Path(manifest).parent / "videos"
     (videos / "red_train_0.mp4").write_bytes(b"no video at all")
     (videos / "green_test_1.mp4").unlink()
@@ -205,7 +205,7 @@ def swept(execution: ExecutionConfig, monkeypatch):
     return SimpleNamespace(store=store, tracker=tracker)
 
 
-def test_weights_of_trials_that_lost_are_removed_on_demand_and_their_numbers_stay(execution, swept):
+def test_weights_of_losers_are_removed_and_metrics_stay(execution, swept):
     every, commits = weights(swept.store), swept.store.list("commits")
     told = collect_losers(execution, "s")
     assert told.splitlines()[0].split()[:3] == ["weights", "2", "objects"]

@@ -44,7 +44,7 @@ def test_arrays_hold_the_frames_at_their_own_size_and_their_seconds(videos, tmp_
     assert os.listdir(tmp_path) == ["clip.npz"]
 
 
-def test_a_segment_is_cut_and_the_last_frame_repeats_where_there_are_too_few(videos, tmp_path, capsys):
+def test_short_segment_repeats_its_last_frame(videos, tmp_path, capsys):
     out = tmp_path / "clip.npz"
     words = ["frames", str(videos / "good.mp4"), "--num-frames", "4", "--out", str(out)]
     assert main([*words, "--start", "1", "--end", "1.08"]) == 0

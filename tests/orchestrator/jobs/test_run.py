@@ -110,7 +110,7 @@ def test_a_run_that_cannot_be_is_one_line(execution, manifest, settings, message
         run({"stream": manifest, **settings}, (), execution)
 
 
-def test_a_store_that_cannot_be_written_is_refused_before_videos_are_rendered(tmp_path):
+def test_unwritable_store_is_refused_before_rendering(tmp_path):
     (tmp_path / "file").touch()
     execution = ExecutionConfig(runs=tmp_path / "runs", store=str(tmp_path / "file" / "store"))
     with pytest.raises(ConfigError, match=r"file/store: cannot be written \(Not a directory\)"):

@@ -130,7 +130,7 @@ def test_a_query_that_began_before_the_swap_is_answered_in_the_old_space(half_tr
 
 
 @pytest.mark.slow
-def test_a_run_that_is_trained_has_the_settings_and_features_of_the_whole_one(half_trained):
+def test_partial_run_has_the_settings_of_the_whole_run(half_trained):
     execution, run_id, _, _ = half_trained
     whole = load("zero_shot", execution)
     part = NewestModel(run_id, execution).load()

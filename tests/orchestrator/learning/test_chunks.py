@@ -72,9 +72,7 @@ def test_a_run_killed_between_chunks_ends_as_an_unbroken_one(method, is_uneven, 
     assert len(unbroken.record.training) == (1 if joint else len(of_method))  # an epoch of each chunk
 
 
-def test_the_method_begins_a_task_for_each_chunk_and_galleries_are_the_streams(
-    manifest, small_stream, runs, monkeypatch
-):
+def test_method_begins_a_task_per_chunk(manifest, small_stream, runs, monkeypatch):
     calls: list[tuple[str, int, int]] = []
     method = find_method("framefusion_moe")
     begin, end, stored = method.begin_task, method.end_task, method.on_gallery_stored
@@ -100,9 +98,7 @@ def test_the_method_begins_a_task_for_each_chunk_and_galleries_are_the_streams(
     assert calls == [*chunk[0], *chunk[1], store[0], *chunk[2], store[1], *chunk[3], *chunk[4], store[2]]
 
 
-def test_videos_and_captions_of_a_task_use_the_parts_of_the_chunk_that_stored_them(
-    manifest, small_stream, runs, monkeypatch
-):
+def test_task_items_use_the_parameters_of_their_chunk(manifest, small_stream, runs, monkeypatch):
     found: dict[int, list[int]] = {}
     former = Loop._context
 

@@ -90,7 +90,7 @@ def value(number: float) -> dict[str, torch.Tensor]:
     return {"w": torch.full((2,), number)}
 
 
-def test_a_child_of_another_parent_is_refused_and_one_of_the_parent_that_won_is_not(store):
+def test_commit_with_another_parent_is_refused(store):
     first, other = Commits(store, "run"), Commits(store, "run")
     assert first.publish(value(0), [torch.zeros(1, 1)], record(1))
     assert not other.publish(value(1), [torch.ones(1, 1)], record(1))
@@ -104,7 +104,7 @@ def test_a_child_of_another_parent_is_refused_and_one_of_the_parent_that_won_is_
     assert [commit["parent"] for commit in commits] == ["", digest_of_commit(commits[0])]
 
 
-def test_equal_numbers_are_one_trajectory_whoever_stored_them_and_how_long_it_took(store):
+def test_equal_results_are_one_trajectory(store):
     first, other = Commits(store, "run"), Commits(store, "run")
     for commits, seconds in ((first, 1.0), (other, 2.0)):
         mine = record(1)
@@ -129,7 +129,7 @@ def test_a_commit_of_a_former_version_is_gone_on_from(store):
 
 
 @pytest.mark.parametrize("number", [1.0, 2.0])
-def test_tasks_of_another_run_are_taken_over_only_behind_the_numbers_that_were_told(store, number):
+def test_tasks_are_reused_only_if_the_reported_metrics_are_equal(store, number):
     other = Commits(store, "other", Prefixes(store, "base", {}, {}))
     for done in (1, 2):
         assert other.publish(value(done), [torch.zeros(1, 1)] * done, record(done))

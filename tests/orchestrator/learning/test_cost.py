@@ -196,7 +196,7 @@ def test_a_method_whose_paper_counts_otherwise_has_both_counts_computed(monkeypa
     assert not any(character.isdigit() for row in cost.ROWS for character in row[6] if len(row[6]) > 6)
 
 
-def test_a_query_costs_a_pass_for_each_task_where_captions_are_read_by_task():
+def test_query_cost_counts_a_pass_for_each_task():
     tokens = make_batch().tokens[:1]
     plain = Clip4Clip(Clip4ClipConfig(), make_small_clip())
     prompted = FrameFusionMoE(FrameFusionMoEConfig(), make_small_clip())

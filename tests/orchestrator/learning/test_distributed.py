@@ -143,7 +143,7 @@ class Routed(nn.Module):
 
 
 @pytest.mark.parametrize(("says", "routes", "finds"), [(True, False, False), (True, True, True), (False, False, True)])
-def test_weights_without_a_gradient_are_looked_for_where_a_method_may_have_some(says, routes, finds):
+def test_weights_without_a_gradient_are_searched_where_allowed(says, routes, finds):
     parallel = mock.Mock(__signature__=inspect.signature(nn.parallel.DistributedDataParallel))
     with mock.patch.object(nn.parallel, "DistributedDataParallel", parallel):
         Workers(0, 2).wrap_ddp(nn.Sequential(Routed(says, routes)))
@@ -183,7 +183,7 @@ def test_a_weight_that_no_worker_has_used_keeps_no_gradient():
     assert [p.grad is None for p in method.parameters()] == [False, False, True, True]
 
 
-def test_a_method_that_says_it_trains_all_and_does_not_is_named_in_the_first_step():
+def test_wrong_trains_all_is_named_in_the_first_step():
     method = Routed(says=True)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
     Workers(0, 2).check_gradients_once(nn.Sequential(method), optimizer)

@@ -100,7 +100,7 @@ def test_the_best_epoch_and_the_epochs_without_a_better_one_are_kept(one, runs):
     assert len({row["epoch/t2v/r1"] for row in whole.record.training}) == 1
 
 
-def test_measuring_epochs_changes_no_number_and_gives_the_tasks_metrics_after_the_last_one(one, runs):
+def test_epoch_metrics_end_at_the_task_metrics_and_change_nothing(one, runs):
     with_epochs, without = (
         execute(planned(one, runs, "framefusion_moe", evaluation__every_epoch=is_on), RunPaths(runs), fresh=True)
         for is_on in (True, False)

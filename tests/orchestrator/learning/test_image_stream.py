@@ -124,7 +124,7 @@ def test_the_matrices_are_those_of_a_plain_vote_among_the_images_of_a_task(whole
     assert "stream/knn/forgetting" not in metrics[0]  # forgetting is undefined after one task
 
 
-def test_a_batch_is_two_views_that_differ_and_the_plain_images_and_all_come_once(manifest, tmp_path):
+def test_batch_has_two_views_and_each_image_once(manifest, tmp_path):
     stream = load_stream(manifest, tmp_path)
     config = DataConfig(batch_size=4)
     data = ImageData(stream, ImageSource(stream, Store.open(str(tmp_path)), config), config, CPU)

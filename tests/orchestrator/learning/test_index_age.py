@@ -210,7 +210,7 @@ def drift_compensated(example, **settings):
     return [recall(found.own[first:last], 1) for first, last in parts], recall(found.to_videos, 1)
 
 
-def test_query_drift_compensation_of_the_example_has_the_numbers_of_its_sheet(example):
+def test_query_drift_example_has_the_expected_numbers(example):
     own, _ = drift_compensated(example)
     assert own == pytest.approx(example[2]["QDC own at t=3"])
 

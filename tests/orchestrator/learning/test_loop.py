@@ -60,9 +60,7 @@ def test_two_identical_runs_are_bit_identical(manifest, small_stream, runs):
     assert same_weights(first, second)
 
 
-def test_low_rank_parts_are_apart_in_steps_and_in_the_weights_while_a_run_encodes(
-    manifest, small_stream, runs, monkeypatch
-):
+def test_low_rank_parts_are_merged_only_for_encoding(manifest, small_stream, runs, monkeypatch):
     steps, add = [], tempme_family._add_low_rank
 
     def watch(*arguments):
@@ -125,7 +123,7 @@ def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest,
     assert result.resumed == 2
 
 
-def test_replayed_pairs_are_read_from_the_store_and_no_commit_holds_a_frame(manifest, small_stream, runs):
+def test_replayed_pairs_are_read_from_the_store(manifest, small_stream, runs):
     experiment = resolve(settings(manifest, "der", method__memory=6), small_stream.settings)
     unbroken, resumed = unbroken_and_resumed(experiment, runs)
     weights, _ = Commits(RunPaths(runs).open_store(), resumed.key).load(3)
@@ -178,9 +176,7 @@ def test_zero_shot_never_forgets_and_its_rows_repeat(manifest, small_stream, run
     assert all(record.own[t][i] == record.own[i][i] for t in range(3) for i in range(t + 1))
 
 
-def test_the_gain_after_each_task_is_over_the_zero_shot_model_after_that_task(
-    manifest, small_stream, runs, monkeypatch
-):
+def test_gain_is_over_zero_shot_after_the_same_task(manifest, small_stream, runs, monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.learning.run.zero_shot_curve", lambda *_: [1.0, 2.0, 4.0])
     experiment = resolve(settings(manifest, "zero_shot"), small_stream.settings)
     rows = execute(experiment, RunPaths(runs), fresh=True).record.metrics

@@ -100,7 +100,7 @@ def test_a_folder_without_a_model_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
-def test_a_pipe_in_the_place_of_a_file_of_a_model_is_refused_and_not_waited_for(tmp_path, name):
+def test_pipe_as_a_model_file_is_refused_at_once(tmp_path, name):
     (tmp_path / "model.json").write_text('{"settings": {}, "tasks": []}')
     (tmp_path / "model.safetensors").touch()
     (tmp_path / name).unlink()

@@ -91,7 +91,7 @@ def test_originals_have_what_the_first_ones_lacked():
         assert any("memory is written after every step" in line for line in recipe.left_out), name
 
 
-def test_the_originals_of_umt_train_as_its_optimizer_scheduler_and_loader_do():
+def test_preset_original_of_umt_equals_the_release():
     wanted = {
         "optim.eps": 1e-8,
         "optim.decay_parameters": "no_vectors",  # the temperature, without a dimension, decays
@@ -224,7 +224,7 @@ def our_name(theirs: str) -> str:
     return name
 
 
-def test_clip4clip_freezes_decays_and_rates_the_tensors_that_the_release_does(compared):
+def test_clip4clip_parameter_groups_equal_the_release(compared):
     method = method_of("clip4clip", Clip4ClipConfig, Clip4Clip, sim_header="seqTransf", sim_layers=2)
     names = {id(parameter): name for name, parameter in method.named_parameters()}
     found = {}
@@ -241,7 +241,7 @@ def test_clip4clip_freezes_decays_and_rates_the_tensors_that_the_release_does(co
         compared("clip4clip", "recipe", torch.tensor(found[name]), torch.tensor(value), 0.0)
 
 
-def test_of_vit_b_32_the_release_freezes_27_736_320_weights_and_trains_123_540_993():
+def test_vit_b_32_counts_of_frozen_and_trained_weights():
     """Counts of ArrowLuo/CLIP4Clip@508ffa3 at --freeze_layer_num 0; no weights are created."""
     with torch.device("meta"):
         source = open_clip.CLIP(**open_clip.get_model_config("ViT-B-32-quickgelu"))
@@ -255,7 +255,7 @@ def test_of_vit_b_32_the_release_freezes_27_736_320_weights_and_trains_123_540_9
     assert (total, trained, total - trained) == (151_277_313, 123_540_993, 27_736_320)
 
 
-def test_xpool_decays_every_tensor_and_clip_vip_all_but_biases_and_the_temperature(compared):
+def test_weight_decay_of_xpool_and_clip_vip_equals_the_releases(compared):
     xpool = method_of("xpool", XPoolConfig, XPool)
     groups = make_optimizer(xpool.param_groups(), optim_of("xpool"), xpool).param_groups
     released = FACTS["xpool"]["optimizer_groups"]

@@ -183,7 +183,7 @@ def test_a_change_changes_what_it_says_and_nothing_else(method, recommended):
             assert found == {name for name, value in settings.items() if full.get(name) != value}, preset
 
 
-def test_an_ablation_on_a_stream_changes_one_thing_of_what_is_recommended_there():
+def test_ablation_changes_one_recommended_setting():
     full, ablated = on("framefusion_moe", ACTNET), on("framefusion_moe", ACTNET, "no-ffa")
     assert differing(full, ablated) == {"method.use_ffa"}
     assert (ablated["method.num_experts"], ablated["method.ffa_layers"]) == (5, 12)
@@ -210,7 +210,7 @@ def test_a_recipe_that_is_named_is_no_mixture_with_the_recommended_one(recommend
     )
 
 
-def test_the_recipe_is_the_streams_or_the_papers_unless_it_is_for_other_frames():
+def test_recipe_of_another_frame_count_is_not_used():
     assert with_recipe("tempme", [], ACTNET) == ("paper",)  # TempMe's recipe for ActivityNet has 64 frames
     assert with_recipe("camoe", [], ACTNET) == ()  # its paper has 16
     assert with_recipe("camoe", ["mean"], {"preset": "paper"}) == ("paper", "mean")

@@ -55,14 +55,14 @@ class Crowd(Workers):
         return value
 
 
-def test_more_workers_than_training_pairs_are_refused_once_the_stream_is_known(manifest, small_stream, runs):
+def test_more_workers_than_training_pairs_are_refused(manifest, small_stream, runs):
     settings = {"stream": manifest, "workers": 16, "data.batch_size": 16}
     experiment = resolve({"method": "clip4clip", **settings}, small_stream.settings)
     with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):
         execute(experiment, RunPaths(runs), Crowd(0, 16))
 
 
-def test_pairs_that_workers_would_leave_out_are_refused_where_they_are_many(manifest, small_stream, runs):
+def test_many_pairs_left_out_by_workers_are_refused(manifest, small_stream, runs):
     settings = {"method": "clip4clip", "stream": manifest, "workers": 6, "data.batch_size": 6}
     experiment = resolve(settings, small_stream.settings)
     said = r"workers: an epoch would drop 2 of 8 pairs of task_01 \(25%\), because .* 6 workers\. Use fewer"

@@ -58,7 +58,7 @@ def test_a_number_is_tried_where_it_counts_and_an_unused_one_is_named():
     )
 
 
-def test_a_number_that_small_values_fall_short_of_is_tried_with_a_large_one():
+def test_setting_without_effect_is_tried_with_a_large_value():
     """StructAlign's classes must be at least as many as the stream's categories, and are unset by default."""
     subject = Subject.of("structalign")
     assert SettingProbe(subject, "etf_num_classes", {}).probe() == ("counts", {})

@@ -30,7 +30,7 @@ def test_an_untrained_model_forgets_nothing(name):
     assert check_forgetting(Subject.of(name)) is None
 
 
-def test_a_gallery_that_is_cut_out_forgets_as_the_release_does_and_the_check_says_so():
+def test_check_reports_the_released_forgetting_of_cut_galleries():
     subject, cut = Subject.of("structalign", presets=["released"]), EvaluationConfig(own_gallery="cut")
     assert subject.experiment.evaluation.own_gallery == "cut"
     assert "own_gallery=cut" in str(check_forgetting(subject))

@@ -13,7 +13,7 @@ def made(method, presets=(), **settings):
 
 
 @pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe", "moe_adapter", "lora", "lwf", "bmu_moco"])
-def test_a_method_that_starts_from_clip_scores_as_zero_shot_clip_until_it_is_trained(method):
+def test_untrained_method_scores_as_zero_shot_clip(method):
     assert own_scores(made(method)) is None
 
 
@@ -30,7 +30,7 @@ def test_settings_decide_and_not_the_name():
     assert own_scores(made("lwf", method__base="xpool")) is not None
 
 
-def test_settings_that_the_small_backbone_cannot_have_are_taken_for_another_score(monkeypatch):
+def test_method_the_small_backbone_refuses_has_another_score(monkeypatch):
     def refuse(subject):
         raise ValueError("this tower has too few blocks")
 

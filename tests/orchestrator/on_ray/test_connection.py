@@ -176,7 +176,7 @@ def test_every_siglip_and_pe_tower_has_a_size():
 @pytest.mark.parametrize("cpus", [1, 2, 3, 7, 16])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
-def test_the_trials_that_fit_can_all_be_placed_with_every_driver_on_one_node(cpus, workers, share):
+def test_counted_trials_fit_with_all_drivers_on_one_node(cpus, workers, share):
     made = plan(workers=workers, cpus=share)
     try:
         fits = count_fitting_trials(made, [node(cpus)])
@@ -226,7 +226,7 @@ def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize("said", ["The current node timed out during startup.", "Failed to start the dashboard"])
-def test_ray_that_starts_too_slowly_is_started_again_and_then_given_up_in_one_line(monkeypatch, said):
+def test_slow_ray_start_is_retried_and_then_refused(monkeypatch, said):
     """Processes that an attempt has left are ended before the next: Ray does not know them."""
     monkeypatch.setattr("os.environ", dict(os.environ))
     monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.0)

@@ -102,9 +102,7 @@ def two_nodes(tmp_path_factory) -> Iterator[object]:
     cluster.shutdown()
 
 
-def test_nodes_decode_for_a_sweep_where_they_can_and_no_video_is_lost_with_one(
-    items, tmp_path, two_nodes, monkeypatch, capsys
-):
+def test_lost_node_loses_no_decoded_video(items, tmp_path, two_nodes, monkeypatch, capsys):
     monkeypatch.setattr(decode, "HERE", 1)
     jobs: list[int] = []
 

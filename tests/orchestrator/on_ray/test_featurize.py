@@ -31,7 +31,7 @@ def test_nodes_make_the_same_features_as_one_machine_and_none_twice(tmp_path, ma
     assert again[1] == "stream small: computed features of 0 videos, 30 were already in the store"
 
 
-def test_a_method_without_frozen_blocks_is_refused_before_anything_is_decoded(tmp_path, manifest):
+def test_method_without_frozen_blocks_is_refused_first(tmp_path, manifest):
     with pytest.raises(ConfigError, match="--features: clip4clip leaves 0 of 4 vision blocks"):
         build_cache(manifest, {"method": "clip4clip"}, ExecutionConfig(runs=tmp_path, address="local"), features=True)
     assert not Store.open(tmp_path / "store").list("frames")

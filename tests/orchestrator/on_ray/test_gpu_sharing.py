@@ -63,7 +63,7 @@ def test_trials_share_a_gpu_and_keep_to_their_memory(limits: list[float]) -> Non
     assert [trial.calls for trial in trials] == [1, 1]
 
 
-def test_a_trial_without_enough_memory_runs_again_alone_and_later_ones_wait(limits: list[float]) -> None:
+def test_out_of_memory_trial_is_repeated_alone(limits: list[float]) -> None:
     neighbour, large, later = Trial(), Trial(short=1), Trial()
     threads = [neighbour.start()]
     assert neighbour.began.wait(30)
@@ -87,7 +87,7 @@ def test_a_trial_without_enough_memory_runs_again_alone_and_later_ones_wait(limi
     assert limits.count(1.0) == 1
 
 
-def test_a_lack_of_memory_is_final_on_a_whole_gpu_and_in_the_second_attempt(limits: list[float]) -> None:
+def test_out_of_memory_is_final_on_a_whole_gpu(limits: list[float]) -> None:
     for share, short, calls in [(1.0, 1, 1), (0.25, 2, 2)]:
         trial = Trial(short=short)
         with pytest.raises(OutOfMemory, match="too small"):

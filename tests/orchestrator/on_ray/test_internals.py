@@ -117,7 +117,7 @@ def test_a_process_that_ray_ends_for_its_memory_is_one_that_died():
     assert is_oom_kill(pickle.loads(pickle.dumps(told[0])))
 
 
-def test_ray_is_bounded_at_the_newest_minor_version_that_these_tests_have_seen():
+def test_ray_version_is_bounded_to_the_tested_minor_version():
     text = (REPOSITORY / "pyproject.toml").read_text()
     line = next(line for line in text.splitlines() if '"ray[' in line)
     asked = Requirement(line.strip().strip(",").strip('"'))

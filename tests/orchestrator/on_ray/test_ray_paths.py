@@ -45,7 +45,7 @@ def test_bytes_are_counted_and_not_letters(plain):
     assert "has 47 characters" in ray_paths.socket_problem(Path("/tmp/" + "\u00e4" * 21))
 
 
-def test_a_short_folder_takes_the_place_of_one_that_is_long_or_cannot_be_written(plain, monkeypatch, tmp_path):
+def test_unusable_temporary_folder_is_replaced(plain, monkeypatch, tmp_path):
     assert ray_paths.usable_folder() == (Path("/tmp"), "")
     monkeypatch.setenv("TMPDIR", "/tmp/" + "long/" * 17)
     folder, problem = ray_paths.usable_folder()

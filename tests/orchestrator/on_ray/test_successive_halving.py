@@ -122,7 +122,7 @@ def test_a_search_decides_alike_for_any_order_of_results_and_any_room(scheduler,
     assert ("PRUNED" in states) == (scheduler == "halving")
 
 
-def test_a_stream_of_one_task_compares_trials_after_epochs_and_a_killed_search_decides_the_same(tmp_path):
+def test_epoch_rungs_decide_the_same_after_a_kill(tmp_path):
     search = SearchConfig(trials=12, bracket_size=6)
     assert halving(search, epochs=TASKS).rungs == [1, 2, 4]
     whole = halving(search, epochs=TASKS)
@@ -138,7 +138,7 @@ def test_a_stream_of_one_task_compares_trials_after_epochs_and_a_killed_search_d
     assert len(left) < len(segments)  # those in the journal do not run again
 
 
-def test_a_trial_that_ends_before_its_last_epoch_counts_with_its_final_result_from_there_on():
+def test_trial_that_ends_early_counts_with_its_final_result():
     made = halving(SearchConfig(trials=2, bracket_size=2, min_survivors=1), epochs=TASKS)
     (first, until), (second, _) = made.next_segments()
     assert until == 1
@@ -152,7 +152,7 @@ def test_a_trial_that_ends_before_its_last_epoch_counts_with_its_final_result_fr
     assert [made.finished_tasks(trial) for trial in (first, second)] == [0, 1]
 
 
-def test_a_wave_is_suggested_from_the_ones_before_it_told_in_the_order_of_numbers():
+def test_wave_depends_on_earlier_waves_in_trial_order():
     search = SearchConfig(trials=8, bracket_size=4)
     made = halving(search)
     run({"": made}, 4, 1)
@@ -299,7 +299,7 @@ def test_trials_that_failed_are_counted_out():
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_a_search_that_was_killed_goes_on_to_the_same_end_and_runs_no_stretch_twice(tmp_path, at_once):
+def test_killed_search_resumes_to_the_same_end(tmp_path, at_once):
     search = SearchConfig(trials=8 * at_once, bracket_size=4, brackets_at_once=at_once)
     whole, ended = halving(search), []
     _, needed = run({"": whole}, 2, 0)
@@ -461,7 +461,7 @@ def test_what_differs_only_in_settings_that_no_run_reads_is_one_trial():
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_a_resumed_search_does_not_use_what_the_first_could_not_know_of_its_wave(tmp_path, at_once):
+def test_resumed_search_ignores_later_results_of_its_wave(tmp_path, at_once):
     """Two trials of a bracket that train one model both run, though the journal says what the first of them read."""
     space = SearchSpace({**SPACE.space, "method.lr": tune.choice([1e-6]), "idle": tune.uniform(0, 1)}, {}, {})
     search = SearchConfig(trials=18, bracket_size=6, scheduler="none", brackets_at_once=at_once)

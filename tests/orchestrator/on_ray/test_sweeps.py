@@ -175,9 +175,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     assert not re.search(r"https?://|<script|url\(", shown)
 
 
-def test_a_sweep_of_one_task_stops_trials_after_epochs_and_the_others_learn_as_in_one_go(
-    two_cpus, execution, manifest, capsys
-):
+def test_epoch_rungs_leave_the_surviving_trials_unchanged(two_cpus, execution, manifest, capsys):
 
     content = json.loads(Path(manifest).read_text())
     one = Path(manifest).with_name("one.json")

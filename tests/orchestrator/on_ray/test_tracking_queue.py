@@ -17,7 +17,7 @@ def test_who_adds_a_job_does_not_wait_for_it_and_jobs_keep_their_order():
     cloudpickle.loads(cloudpickle.dumps(records)).finish()  # Tune pickles what it is given
 
 
-def test_after_a_failure_the_server_is_left_alone_until_the_end_and_nothing_is_lost(caplog):
+def test_failed_server_is_retried_at_the_end_without_loss(caplog):
     records, asked, is_back = TrackingQueue(), [], threading.Event()
 
     def job(name):

@@ -35,7 +35,7 @@ def test_a_lost_worker_is_tried_again():
     _FailurePolicyCallback().after_exception(None, {0: wrapped(RuntimeError("gloo")), 1: ActorDiedError()})
 
 
-def test_lost_nodes_are_no_failures_and_others_count_since_the_last_finished_task():
+def test_lost_nodes_do_not_count_as_failures():
     callback = _FailurePolicyCallback(1)
     lost = RuntimeError("The actor died because its node has died. Node Id: 5f")  # as Ray's GCS words it
     for _ in range(20):
@@ -80,7 +80,7 @@ def test_a_worker_that_was_given_a_gpu_never_takes_the_cpu_in_its_stead(device_o
 
 
 @pytest.mark.parametrize(("has_gpu", "place"), [(False, "cpu"), (True, "cuda")])
-def test_a_tower_without_a_gpu_of_its_own_stays_off_those_that_ray_does_not_hide(has_gpu, place, monkeypatch):
+def test_tower_without_an_assigned_gpu_stays_on_the_cpu(has_gpu, place, monkeypatch):
     towers = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(featurize, "Featurizer", lambda settings, places, device: towers.append(device))
@@ -103,7 +103,7 @@ def test_workers_meet_by_what_their_devices_allow():
     assert _backend(plan(workers=2, gpus_per_worker=0.5)).backend == "gloo"  # NCCL needs one GPU per process
 
 
-def test_a_collective_that_fails_names_the_worker_that_stands_still_or_where_all_are():
+def test_failed_collective_names_the_stalled_worker():
     pulse = SimpleNamespace(named=lambda: "", positions=lambda: "worker 0 is in step 2, worker 1 is in step 1")
     timeout = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv")
     told = _of_a_hang(timeout, pulse)
@@ -134,7 +134,7 @@ def test_workers_whose_driver_has_ended_are_not_started_again():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is counted anew on Linux alone")
-def test_a_trial_is_not_charged_for_the_memory_of_the_one_before_it_in_its_process():
+def test_trial_memory_excludes_earlier_trials_of_the_process():
     def peak() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

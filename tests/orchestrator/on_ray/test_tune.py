@@ -33,7 +33,7 @@ def test_a_listed_run_survives_the_way_through_rays_configuration(plan):
     assert label_of(run.settings, "own_name").startswith("own_name-seed0-")
 
 
-def test_trials_that_never_began_and_those_that_ctrl_c_ended_are_unfinished():
+def test_unstarted_and_interrupted_trials_are_unfinished():
     def trial(number: int, status: str, task: int) -> SimpleNamespace:
         return SimpleNamespace(trial_id=f"t{number}", status=status, last_result={"task": task})
 

@@ -15,7 +15,7 @@ from ctvr.orchestrator.on_ray.worker import _check_sources, _Reports, _StopTrial
 R1 = "t2v/r1"
 
 
-def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports(small_stream):
+def test_next_stretch_continues_the_reports(small_stream):
     """With a store of commits that already holds more, or less, than the segment."""
     sent: list[dict] = []
     recorder = SimpleNamespace(ready=lambda *what: None, report=lambda *what: None)
@@ -56,7 +56,7 @@ def test_a_stretch_ends_after_its_task_and_the_next_one_goes_on_with_the_reports
     assert [(row["task"], row.get("reads")) for row in sent] == [(1, None), (2, None), (3, "method.lr,seed")]
 
 
-def test_a_stretch_ends_after_its_epoch_and_a_finished_run_reports_its_epochs_again():
+def test_finished_run_reports_its_epochs_again():
     sent: list[dict] = []
     record = RunState(
         training=[{"step": 2.0 * epoch, "train/loss/x": 1.0, f"epoch/{R1}": epoch} for epoch in (1, 2, 3)]

@@ -89,7 +89,7 @@ def run_driver(driver: str, here: Path, script: Path) -> subprocess.CompletedPro
 
 
 @pytest.mark.slow
-def test_a_worker_executes_no_file_of_the_present_folder_and_finds_the_users_method(canaries, tmp_path):
+def test_worker_ignores_the_working_folder_but_finds_the_plug_in(canaries, tmp_path):
     (canaries / "my_file.py").write_text(METHOD, encoding="utf-8")
     names = sorted(imported_names() & {"random", "json", "queue", "statistics", "ctvr", "numpy", "yaml"})
     done = run_driver(DRIVER.replace("NAMES", repr(names)), canaries, tmp_path / "driver.py")
@@ -100,7 +100,7 @@ def test_a_worker_executes_no_file_of_the_present_folder_and_finds_the_users_met
 
 
 @pytest.mark.slow
-def test_trials_and_workers_run_a_class_of_a_manifest_only_if_the_user_typed_it(few, tmp_path):
+def test_manifest_class_runs_only_if_the_user_typed_it(few, tmp_path):
     executed = str(tmp_path / "executed")
     marked = f"import os\n\nwith open({executed!r}, 'a') as file:\n    file.write(f'{{os.getpid()}} ')\n"
     (tmp_path / "my_file.py").write_text(EXAMPLE.read_text().replace("import os\n", marked))

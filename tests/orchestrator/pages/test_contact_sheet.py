@@ -30,7 +30,7 @@ def test_a_sheet_shows_every_hit_and_reaches_for_no_network(learned, tmp_path):
     assert 'name="viewport" content="width=device-width' in text
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_anything_is_looked_up(tmp_path):
+def test_unwritable_page_is_refused_first(tmp_path):
     (tmp_path / "file").write_text("")
     execution = ExecutionConfig(runs=tmp_path / "none")
     for html, reason in (

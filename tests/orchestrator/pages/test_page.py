@@ -25,7 +25,7 @@ def test_a_query_is_lost_if_first_after_its_task_and_not_at_the_end():
     assert lost_names(history[:1], task_of) == (0, [])
 
 
-def test_a_video_that_was_there_makes_forgotten_and_one_that_came_later_outnumbered():
+def test_lost_caption_is_split_into_forgotten_and_outnumbered():
     item = Item("v", "/none.mp4", None, "ocean", ("a <boat>",))
     lost = [LostQuery("a <boat>", item, 1, 4.0, item, winner) for winner in (0, 1, 2)]
     assert [each.is_forgotten for each in lost] == [True, True, False]
@@ -37,7 +37,7 @@ def test_a_video_that_was_there_makes_forgotten_and_one_that_came_later_outnumbe
     assert "<boat>" not in text
 
 
-def test_the_page_of_a_stream_needs_nothing_else_and_zero_shot_forgets_nothing(learned, tmp_path):
+def test_stream_page_is_self_contained(learned, tmp_path):
     said = make_report("small", ExecutionConfig(runs=learned), tmp_path / "page.html")
     assert said == f"written: {tmp_path / 'page.html'}"
     text = (tmp_path / "page.html").read_text()

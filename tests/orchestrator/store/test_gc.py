@@ -97,7 +97,7 @@ def test_the_commits_of_a_run_age_together(store, tmp_path):
     assert not find_garbage(store, older_than=30).entries  # its last task was finished today
 
 
-def test_an_old_record_that_a_young_one_names_is_needed_with_all_that_it_names(store, tmp_path):
+def test_old_record_named_by_a_new_one_is_kept(store, tmp_path):
     import os
 
     finish_task(store, A, 1, 1.0)
@@ -109,7 +109,7 @@ def test_an_old_record_that_a_young_one_names_is_needed_with_all_that_it_names(s
     assert not find_garbage(store, older_than=30).entries
 
 
-def test_weights_of_given_runs_are_found_but_none_that_another_run_took_over(store):
+def test_weights_that_another_run_reuses_are_kept(store):
     for run, done, value in ((A, 1, 1.0), (A, 2, 2.0), (A, 3, 3.0), (B, 1, 4.0)):
         finish_task(store, run, done, value)
     store.put_json("commits", f"{C}/task_002", {**store.get_json("commits", f"{A}/task_002"), "reused": 2})

@@ -89,7 +89,7 @@ def open_folder():
         yield Path(name)
 
 
-def test_a_store_that_cannot_be_written_is_read_and_a_write_to_it_is_one_line(open_folder, caplog):
+def test_read_only_store_is_read_and_a_write_is_one_line(open_folder, caplog):
     root = open_folder / "store"
     store = Store.open(root)
     store.put("frames", "a", X)
@@ -160,7 +160,7 @@ def test_a_file_where_a_folder_of_objects_belongs_hides_nothing_else(tmp_path):
         fresh.put("features", "a", X)
 
 
-def test_a_folder_that_somebody_left_among_temporary_files_is_in_nobodys_way(tmp_path):
+def test_foreign_folder_among_temporary_files_is_ignored(tmp_path):
     Store.open(tmp_path / "store")
     old = tmp_path / "store" / ".tmp"
     (old / "folder").mkdir()

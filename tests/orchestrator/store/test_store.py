@@ -198,7 +198,7 @@ def test_three_hundred_hostile_keys_reach_no_file(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_objects_that_others_put_into_the_store_are_neither_listed_nor_served(local, tmp_path):
+def test_foreign_objects_of_the_store_are_ignored(local, tmp_path):
     local.put("k", "good", X, {})
     root = object_file(local, "k")
     (root / "Bad Name.safetensors").write_bytes(b"x")
@@ -255,7 +255,7 @@ def test_hostile_keys_are_refused_before_anything_happens(local, key):
     assert local.size().objects == 0
 
 
-def test_a_damaged_object_is_removed_counted_and_missing_and_can_be_made_again(local):
+def test_damaged_object_is_removed_and_can_be_written_again(local):
     rng = np.random.default_rng(0)
     local.put("k", "a", X, {})
     file = object_file(local, "k/a.safetensors")
@@ -423,7 +423,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
         Store.open(f"memory://{tmp_path}", cache=tmp_path / "file")
 
 
-def test_a_full_disk_is_one_line_with_path_and_bytes_and_leaves_nothing_behind(local, monkeypatch):
+def test_full_disk_is_one_line_and_leaves_nothing_behind(local, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -526,7 +526,7 @@ print(sum(store.create_json("lease", str(i), me) for i in range(20)), store.coun
 """
 
 
-def test_processes_that_write_the_same_keys_all_succeed_and_read_whole_objects(tmp_path):
+def test_concurrent_writers_of_one_key_read_whole_objects(tmp_path):
     command = [sys.executable, "-c", WRITER, str(tmp_path / "store")]
     writers = [
         subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

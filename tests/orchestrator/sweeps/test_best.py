@@ -93,7 +93,7 @@ def test_what_was_chosen_on_other_videos_is_not_compared(execution):
     assert find_run("best-few", execution).name == "again"
 
 
-def test_trials_and_runs_on_validation_videos_speak_where_nothing_was_confirmed(execution):
+def test_validation_results_decide_without_a_confirmation(execution):
     for lr, r1 in (("1e-6", 20.0), ("1e-5", 70.0)):
         add(execution, f"trial-{lr}", lr, r1, split=VAL, **{"ctvr.trial": lr})
     old, new = (add(execution, f"final-{lr}", lr, 30.0) for lr in ("1e-6", "1e-5"))

@@ -65,7 +65,7 @@ def test_otherwise_the_recommended_settings_keep_theirs(share):
     assert made.tags(False)[CHOICE] == RECOMMENDED
 
 
-def test_of_several_challengers_the_best_wins_and_of_equals_the_first_of_the_search():
+def test_best_challenger_wins_and_ties_go_to_the_first():
     assert verdict(recommended=0.3, a=0.45, bb=0.6).trial == "bb"
     assert verdict(recommended=0.3, a=0.5, bb=0.5, order=("bb", "a")).trial == "bb"
     assert verdict(recommended=0.3, a=0.5, bb=0.5).trial == "a"

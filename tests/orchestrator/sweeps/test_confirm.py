@@ -110,7 +110,7 @@ def finish(plan, runs: list[Rerun], tracker: Tracker) -> None:
 
 
 @pytest.mark.slow
-def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_place(execution, monkeypatch):
+def test_challenger_replaces_the_recommended_settings(execution, monkeypatch):
     tracker, trained = execution.tracker("few"), []
 
     def run_all(plan, runs, num_tasks, execution):
@@ -157,7 +157,7 @@ def test_a_challenger_is_run_beside_the_recommended_settings_and_takes_their_pla
     assert read_ranks(tracker, confirmation[0].run_id) is not None
 
 
-def test_where_the_recommended_settings_alone_are_complete_nothing_is_confirmed(execution):
+def test_nothing_is_confirmed_without_a_complete_challenger(execution):
     tracker = execution.tracker("few")
     searched(tracker, {0.2: 5.0})
     assert candidates(tracker, "s", experiment(0.2), SEARCH) == []

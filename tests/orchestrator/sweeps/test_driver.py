@@ -20,7 +20,7 @@ with only_driver(Path(sys.argv[1]), "u"):
 """
 
 
-def test_a_second_driver_is_refused_until_the_first_is_gone_however_it_ends(tmp_path):
+def test_second_driver_is_refused_while_the_first_lives(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path / "u")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
@@ -44,7 +44,7 @@ def test_a_damaged_lock_names_another_process(tmp_path, held):
             pytest.fail("two drivers")
 
 
-def test_a_driver_that_ends_leaves_the_lock_to_the_next_one_of_the_same_process(tmp_path):
+def test_ended_driver_releases_its_lock(tmp_path):
     for _ in range(2):
         with only_driver(tmp_path, "u"):
             assert str(os.getpid()) in (tmp_path / "driver.lock").read_text()

@@ -122,7 +122,7 @@ def test_an_experiment_says_what_it_holds_and_how_to_look_at_it(execution):
     assert OUR_VIEW in tracker.client.get_experiment_by_name("few").tags
 
 
-def test_a_reruns_page_has_its_table_and_what_validation_chose_is_kept_as_a_model(execution):
+def test_rerun_page_has_its_table_and_registers_the_winner(execution):
     tracker = execution.tracker()
     final, client = tracker.find_sweep("s-final-1"), tracker.client
     assert final is not None
@@ -138,7 +138,7 @@ def test_a_reruns_page_has_its_table_and_what_validation_chose_is_kept_as_a_mode
     assert "version 1 of the model" in final.tags[NOTE]
 
 
-def test_runs_over_images_are_shown_with_their_accuracy_and_cannot_be_asked(tmp_path):
+def test_image_runs_show_accuracy_and_refuse_search(tmp_path):
     execution = ExecutionConfig(runs=tmp_path)
     tracker = execution.tracker("painted")
     parent, final = tracker.open_sweep("s", "painted", {}), tracker.open_sweep("s-final-1", "painted", {})

@@ -212,7 +212,7 @@ def test_a_rerun_takes_no_seed_that_a_trial_used(few, execution):
     assert [run.experiment.run.seed for run in runs] == [1, 3, 4]
 
 
-def test_a_sweeps_settings_travel_with_it_and_without_them_no_baseline_runs(few, execution, monkeypatch):
+def test_baselines_need_the_recorded_settings_of_a_sweep(few, execution, monkeypatch):
     finished(execution, few, {"a": 1.0})
     monkeypatch.setattr(rerun_job, "check_machine", lambda *arguments: None)
     found: list = []

@@ -31,7 +31,7 @@ def test_the_streams_preset_is_taken_where_the_method_has_it(small_stream):
     assert default_presets("clip4clip", small_stream, ()) == ()
 
 
-def test_a_preset_for_other_numbers_of_frames_is_not_taken_on_the_streams_word(small_stream):
+def test_preset_of_another_frame_count_is_not_recommended(small_stream):
     stream = replace(small_stream, settings=ACTNET_SETTINGS)
     assert default_presets("framefusion_moe", stream, ()) == ("paper-actnet",)
     assert default_presets("tempme", stream, ()) == ("paper",)  # its own for ActivityNet has 64 frames
@@ -76,7 +76,7 @@ def test_a_method_without_a_search_space_cannot_be_searched(monkeypatch):
         search_space("nothing")
 
 
-def test_facts_of_settings_are_those_of_the_config_and_of_a_plug_ins_search_space(monkeypatch):
+def test_setting_metadata_comes_from_config_and_search_space(monkeypatch):
     file = {"DEPTHS": ("method.layers",), "UPPER_BOUNDS": {"method.k": "method.n"}, "LATER_TASKS": ("method.k",)}
     monkeypatch.setattr(search_spaces, "_search_file", lambda method: file)
     assert depth_settings("framefusion_moe") == ("method.ffa_layers", "method.layers")

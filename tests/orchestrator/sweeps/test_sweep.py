@@ -63,7 +63,7 @@ def test_a_plan_says_if_no_trial_can_be_stopped_early(search, tasks, stops):
     assert "early stopping" not in describe_scheduler(replace(config, scheduler="none"), tasks)
 
 
-def test_a_sweep_of_a_stream_with_one_task_compares_epochs_where_trials_have_the_same_number(tmp_path, execution):
+def test_one_task_sweep_compares_trials_at_equal_epochs(tmp_path, execution):
     one = str(write_stream(tmp_path / "one", num_tasks=1, train=2, searched=1))
     overrides = {"optim.epochs": "5"}
     planned = plan_sweep(request(one, overrides=overrides), execution)
@@ -93,7 +93,7 @@ def test_trials_of_a_stream_with_one_task_form_no_groups(tmp_path, execution):
     assert plan_sweep(request(one, method="framefusion_moe"), execution).searched.later == ()
 
 
-def test_space_varies_only_the_listed_settings_and_space_add_keeps_the_methods_own(few, execution):
+def test_space_replaces_and_space_add_extends_the_search_space(few, execution):
     words = ("method.lr=1e-6,4e-6,2e-5",)
     only = plan_sweep(request(few, search={"trials": 3}, space=words), execution)
     assert list(only.space) == ["method.lr"]
@@ -271,14 +271,14 @@ def test_a_sweeps_name_names_a_folder(few, execution, name):
         sweep(request(few, name=name), execution)
 
 
-def test_a_sweep_too_large_for_this_machine_is_refused_before_anything_is_rendered(execution):
+def test_too_large_sweep_is_refused_before_rendering(execution):
     with pytest.raises(ConfigError, match="a trial needs 3.7 CPUs"):
         sweep(request("shapes-5"), replace(execution, workers=4, address="local"))
     assert not (execution.runs / "streams").exists()
     assert not (execution.runs / "store").exists()
 
 
-def test_a_tracking_server_that_is_down_is_said_before_anything_is_rendered(execution, monkeypatch):
+def test_unreachable_tracking_server_is_reported_first(execution, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="tracking http://127.0.0.1:9: connection refused"):
         sweep(request("shapes-5"), execution)
@@ -306,7 +306,7 @@ def test_a_request_of_another_version_is_refused_in_one_line():
         read_request("s", {**vars(request("few")), "colour": "red"})
 
 
-def test_a_finished_sweep_waits_for_mlflow_and_says_what_to_do_where_it_stays_away(few, execution, monkeypatch):
+def test_finished_sweep_waits_for_mlflow(few, execution, monkeypatch):
     planned = plan_sweep(request(few, search={"confirm": 0}), execution)
     outcome = SearchOutcome(2, 2, 0, 0, 0, 9.0)
     tracker = execution.tracker("small")

@@ -197,7 +197,7 @@ def verdict_of(planned: PlannedTable, row: int, is_confirmed: bool) -> Confirmat
     return ConfirmationResult(name, experiment, best, "trial", is_confirmed, Difference(4.0, 1.0, 7.0, 0.01), 1, 3, 4.5)
 
 
-def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(few, execution, reruns, monkeypatch):
+def test_rerun_uses_the_confirmed_settings_and_fresh_seeds(few, execution, reruns, monkeypatch):
     planned = plan_table(request(few, preset(search={"trials": 3, "confirm": 1})), execution)
     tracker, parent = searched(planned, execution, {"clip4clip": [1.0, 3.0], "tvr_plus_cl": [0.5, 1.5]})
     asked: list = []
@@ -231,7 +231,7 @@ def test_a_row_is_rerun_as_it_was_confirmed_over_seeds_that_no_confirmation_had(
     assert "t-clip4clip: confirmation: trial against the recommended settings: 4.00" in text
 
 
-def test_a_row_without_a_winner_does_not_end_the_table_and_is_said_in_the_end(few, execution, reruns):
+def test_row_without_a_winner_is_reported_at_the_end(few, execution, reruns):
     planned = plan_table(request(few), execution)
     tracker, parent = searched(planned, execution, {"clip4clip": [1.0]})
     outcomes = {"clip4clip": outcome(1), "tvr_plus_cl": outcome(0)}

@@ -20,7 +20,7 @@ def planned(*rows):
     return [(row, resolved(row)) for row in made]
 
 
-def test_beside_zero_shot_clip_every_row_that_starts_elsewhere_has_a_control():
+def test_rows_with_another_start_have_an_untrained_control():
     rows = planned("zero_shot", "clip4clip", "xpool", "framefusion_moe", "camoe", "camoe:dsl")
     found = untrained_rows(rows)
     assert [(row.name, control.name) for row, control in found] == [

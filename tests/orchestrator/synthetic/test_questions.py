@@ -6,7 +6,7 @@ from ctvr.orchestrator.synthetic.scenes import CATEGORIES
 from ctvr.orchestrator.synthetic.stream import plan, render_stream
 
 
-def test_the_videos_are_those_of_shapes_5_and_every_answer_is_that_of_one_thing(tmp_path):
+def test_qa_videos_equal_shapes_5_and_answers_are_unique(tmp_path):
     stream, plain = load_stream("shapes-qa", tmp_path, render=False), render_stream(tmp_path, 5, videos=False)
     scenes = {clip.path: clip.scene for clip, _ in plan(0)}
     places = {category.place for category in CATEGORIES}

@@ -150,7 +150,7 @@ def test_the_rendered_stream_is_complete_and_the_same_as_everywhere(tmp_path: Pa
     assert digest[:16] == "d6c7363fb9b59833"
 
 
-def test_a_clip_is_encoded_to_the_same_bytes_whatever_the_memory_held_before():
+def test_rendered_clip_has_the_same_bytes_every_time():
     """Dark, smooth clips have many ties for an encoder to decide."""
     chosen = ("test/daylight_00f.mp4", "test/daylight_02f.mp4", "train/daylight_02f.mp4", "train/daylight_04f.mp4")
     scenes = {clip.path: clip.scene for clip, _ in shapes.plan(0)}

@@ -209,14 +209,14 @@ def test_a_table_that_was_preset_has_its_rows_in_its_order_and_its_title():
     assert table.heading == "msrvtt-10: Table 1 of X"
 
 
-def test_a_configuration_with_a_name_of_its_own_is_a_row_with_its_own_paper():
+def test_named_configuration_is_a_row_with_its_paper():
     records = [run("vr_lwf", tags=PAPER), run("vr_lwf", 1, tags={**PAPER, "ctvr.method": "tvr_plus_cl"})]
     rows = collect(records)
     assert [row.label for row in rows] == ["vr_lwf", "tvr_plus_cl"]
     assert [row.paper["r1"].mean for row in rows] == [24.49, 22.47]
 
 
-def test_a_table_holds_the_newest_version_of_a_stream_and_names_what_it_leaves_out():
+def test_table_takes_the_newest_version_and_names_the_others():
     records = [run(tags={"ctvr.stream_digest": "a"}), run("zscl", 1, tags={"ctvr.stream_digest": "b"})]
     (table,) = tables(records)
     assert [row.method for row in table.rows] == ["zscl"]
@@ -250,7 +250,7 @@ def test_a_streams_table_has_no_run_by_which_a_row_was_chosen():
     assert table.rows[0].seeds == ("1", "2", "3", "4")
 
 
-def test_a_row_that_trains_nothing_stands_once_whatever_its_seed_and_its_optimizer():
+def test_untrained_row_stands_once():
     """Its newest run stands for all of them."""
 
     def untrained(seed: int, epochs: str) -> RunRecord:
@@ -413,7 +413,7 @@ def test_what_differs_from_the_paper_shows_in_a_row_of_the_benchmark():
     assert paper_numbers("../config") is None
 
 
-def test_numbers_of_an_oracle_are_shown_without_bold_and_outside_the_comparison():
+def test_oracle_rows_are_neither_bold_nor_compared():
     told = run("zscl", **{"evaluation.oracle_task": "True"})
     told.metrics.update({f"stream/oracle/{name}": [(2, 40.0)] for name in ("r1", "r1_block", "right")})
     (table,) = tables([run("lwf"), told])

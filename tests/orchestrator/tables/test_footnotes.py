@@ -205,7 +205,7 @@ def test_validation_videos_in_training_are_called_so():
     assert TEXTS["trains_on_val"] in marks_of(record(made))
 
 
-def test_settings_of_another_version_are_marked_where_the_method_may_see_test_videos():
+def test_run_with_unreadable_settings_gets_the_test_video_mark():
     run = record(subject_of("framefusion_moe:train-references").experiment)
     run.settings["method.beta"] = "unheard-of"
     assert trains_on_searched(run)

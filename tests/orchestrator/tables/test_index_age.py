@@ -82,7 +82,7 @@ def test_the_gap_has_an_interval_overall_and_for_each_task_in_every_format():
     assert row.values["reencode_gmacs"].mean == pytest.approx(0.7)
 
 
-def test_no_change_has_an_interval_of_exactly_zero_and_runs_without_ranks_have_none():
+def test_interval_of_no_change_is_zero_and_needs_ranks():
     same = [1.0 if number % 10 < 5 else 2.0 for number in range(20)]
     (row,) = made(aged(0, same)).rows
     for found in row.intervals.values():
@@ -99,7 +99,7 @@ def test_plain_runs_have_none_of_these_columns():
     assert NOTE not in table.notes
 
 
-def test_other_streams_have_a_column_each_and_the_gallery_grows_from_left_to_right():
+def test_other_streams_have_columns_ordered_by_gallery_size():
     record = run()
     measured = {"also/worlds-5/retention": 90.0, "distractors/r1_0": 40.0, "distractors/r1_50": 30.0}
     record.metrics.update({f"stream/{name}": [(2, value)] for name, value in measured.items()})

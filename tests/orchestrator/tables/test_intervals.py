@@ -48,7 +48,7 @@ def test_rows_that_train_nothing_have_a_paired_t_test_over_videos():
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_more_captions_of_the_same_videos_that_say_the_same_tell_nothing_new(seeds):
+def test_repeated_captions_do_not_narrow_the_interval(seeds):
     rng = np.random.default_rng(0)
     a, b = rng.integers(1, 4, (2, seeds, 50))
     once = differences([a, b], 0, np.arange(50), fixed=(seeds == 1,) * 2)[1]
@@ -106,7 +106,7 @@ def test_of_many_rows_a_spread_is_moderated_toward_the_mean_of_all():
     assert found.high - found.value == pytest.approx(half, rel=1e-4)
 
 
-def test_a_single_seed_borrows_the_spread_and_a_row_that_trains_nothing_has_none():
+def test_single_seed_borrows_the_variance_of_other_rows():
     (a, b), _ = draw(Situation("", videos=2000, seed_points=(3.0,)), np.random.default_rng(0))
     width = {fixed: difference(a[:1], b, fixed=(fixed, False)) for fixed in (False, True)}
     assert width[False].high - width[False].low > width[True].high - width[True].low
@@ -164,7 +164,7 @@ def test_p_is_below_5_percent_exactly_where_the_interval_excludes_0(family, df):
         assert (found.p < 0.05) == (found.low > 0), value
 
 
-def test_the_best_of_rows_that_are_compared_with_a_named_one_errs_in_5_percent():
+def test_best_of_rows_against_a_named_row_errs_in_5_percent():
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((100_000, 4)) / np.sqrt(rng.chisquare(6, (100_000, 1)) / 6)
     best = (normal[:, 1:] - normal[:, :1]).max(axis=1) / math.sqrt(2)

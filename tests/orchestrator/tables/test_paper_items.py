@@ -34,7 +34,7 @@ def test_every_item_names_a_table_that_is_there_and_every_table_is_an_item():
     assert {item.preset for item in ITEMS if item.preset} == set(preset_names())
 
 
-def test_every_table_and_figure_of_the_papers_is_an_item_or_shows_no_result(shared):
+def test_every_paper_table_and_figure_is_an_item(shared):
     printed = set()
     for paper, number in FILES.items():
         (file,) = (shared / "papers").glob(f"{number}_*.txt")

@@ -75,7 +75,7 @@ def test_controls_are_searched_in_no_table_and_say_so_below():
 
 
 @pytest.mark.parametrize("stream", ["shapes-5", "msrvtt-10"])
-def test_every_row_with_a_release_is_there_with_our_recipe_and_with_its_authors(stream):
+def test_released_rows_have_our_and_the_authors_recipe(stream):
     table = load_preset(ORIGINALS)
     theirs = {row.method: row for row in table.rows if row.presets}
     ours = {row.method: row for row in table.rows if not row.presets}
@@ -145,7 +145,7 @@ def test_a_row_names_several_presets_or_has_words_of_its_own():
         parse_preset({**GOOD, "rows": [{"name": "camoe:dsl", "presets": ["entity"]}]})
 
 
-def test_settings_of_a_row_win_over_the_tables_and_those_for_a_stream_over_both():
+def test_stream_settings_override_row_and_table_settings():
     row = {"name": "lwf", "settings": {"a.x": 2}, "on": {"shapes-*": {"a.y": 3}}, "only": ["shapes-*", "cvlm"]}
     table = parse_preset(
         {**GOOD, "settings": {"a.x": 1, "a.y": 1}, "on": {"cvlm": {"a.x": 9, "a.z": 9}}, "rows": [row]}
@@ -245,7 +245,7 @@ def test_the_schedules_of_every_row_fit_the_embedded_backbone(name):
             assert not any(step.group > 1 for step in method.reducer.steps)
 
 
-def test_a_table_that_varies_settings_has_a_row_for_each_value_of_one_at_a_time():
+def test_varied_table_has_a_row_for_each_value():
     first = {"name": "structalign", "settings": {"method.lambda1": 0.3}, "notes": ["a note"]}
     vary = {"method.lambda1": [0.1, 1.0], "method.reducer.clip_blocks": [[6, 8], [4, 6]]}
     data = {"title": "t", "protocol": "any", "stream": "shapes-5", "rows": [first, "zero_shot"], "vary": vary}

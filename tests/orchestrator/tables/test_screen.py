@@ -49,7 +49,7 @@ def test_a_table_fits_the_screen_without_its_less_important_columns():
     assert "x" * 95 in to_text(table, 300)
 
 
-def test_notes_that_change_how_a_row_is_read_are_shown_as_far_as_there_is_room():
+def test_important_notes_are_shown_within_the_limit():
     marks = ("measured on validation videos", "set by us, since no paper publishes them for this row: a=1")
     notes = ("Trials: how many.", *(f"note {number} " + "long " * 12 for number in range(9)))
     text = to_text(Table("s", COLUMNS, (row("lwf", 24.0, marks=marks),), notes), 80)

@@ -37,7 +37,7 @@ def test_a_worse_row_is_below_the_best():
     assert low.vs_best.high < 0
 
 
-def test_trained_rows_of_one_seed_are_not_compared_unless_another_row_has_several():
+def test_single_seed_rows_are_compared_only_with_several_seeds():
     single = [_row("low", ("1",)), _row("top", ("1",))]
     low, top = compare_rows(single, _ranks(single))
     assert ONE_SEED in low.marks

@@ -30,7 +30,7 @@ def test_each_figure_has_its_sentence_and_an_empty_table_has_none():
     assert drawings(Table("empty", (), ())) == []
 
 
-def test_forgetting_is_what_a_task_had_when_it_was_learned_less_what_it_has():
+def test_forgetting_is_learned_score_minus_final_score():
     panels = drawn(run())["forgetting"]
     assert [point[:2] for point in panels[0].lines[0].points] == [(1, 60.0), (2, 58.0)]
     assert [point[:2] for point in panels[-1].lines[0].points] == [(2, 2.0)]
@@ -62,7 +62,7 @@ def test_changes_are_every_task_after_every_task_less_zero_shot(tmp_path):
     assert changes(tables([run()])[0]) == {}
 
 
-def test_current_r1_is_the_mean_when_each_task_was_learned_and_varies_with_a_setting():
+def test_current_r1_averages_scores_right_after_learning():
     tags = {"ctvr.table_name": "bmu-fig4", "ctvr.varies": "method.m_hat"}
     records = []
     for m_hat, first in (("0.9", 60.0), ("0.99", 64.0)):
@@ -78,7 +78,7 @@ def test_current_r1_is_the_mean_when_each_task_was_learned_and_varies_with_a_set
     assert "R@1 (current) (%)" in {panel.y for panel in panels}
 
 
-def test_costs_are_drawn_where_rows_differ_and_the_front_is_what_no_row_beats():
+def test_cost_figure_shows_differing_costs_and_the_front():
     cheap, dear = run(r1=20.0), run("zscl", r1=30.0)
     cheap.metrics["cost/trained_parameters"] = [(2, 1e6)]
     for record in (cheap, dear):
@@ -157,7 +157,7 @@ def test_r_sum_is_drawn_over_multiply_adds_where_a_table_shows_it():
     assert "sums" not in drawn(*records)
 
 
-def test_epochs_are_told_from_finished_tasks_whose_numbers_have_the_same_name():
+def test_epoch_and_task_metrics_of_one_name_are_distinguished():
     first, second = run("structalign"), run("structalign", seed=1)
     for record, value in ((first, 0.2), (second, 0.4)):
         record.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]

@@ -10,7 +10,7 @@ def test_every_method_says_what_of_it_is_unpublished(method):
     assert all(name.partition(".")[0] in {"method", "base", "optim", "data"} for name in unpublished(method))
 
 
-def test_the_footnote_names_the_runs_own_values_and_nothing_that_is_published():
+def test_footnote_names_only_unpublished_values():
     settings = {"method": "lwf", "method.weight": "0.3", "method.temperature": "2.0", "base.lr": "4e-06"}
     assert footnote(settings) == (
         "set by us, since no paper publishes them for this row: method.weight=0.3, base.lr=4e-06"

@@ -39,7 +39,7 @@ def is_skipped(path: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.method}-{entry.preset}")
-def test_an_entry_names_a_preset_and_tests_that_are_there_and_run_where_it_says(entry):
+def test_verified_entry_names_an_existing_preset_and_test(entry):
     assert entry.preset in presets_of(entry.method)
     assert re.fullmatch(r"[\w.-]+/[\w.-]+(@[0-9a-f]{7}| \(commit .*not recorded.*\))", entry.source)
     for check in entry.checks:
@@ -78,7 +78,7 @@ def test_grades_and_comparisons_are_printed(capsys):
     assert "upper_bound: ours; against CTVR, section 4.3.1\n" in shown
 
 
-def test_a_row_says_what_equals_the_release_and_what_of_its_recipe_does_not():
+def test_row_states_its_equality_with_the_release():
     record = run("clip4clip", "msrvtt-10")
     note = verified_note(record)
     assert note.startswith("forward, loss, gradients, steps, schedule, recipe and evaluation equal ArrowLuo/CLIP4Clip@")

@@ -62,7 +62,7 @@ def test_no_version_is_allowed_that_was_not_looked_at():
     assert tuple(map(int, importlib.metadata.version("mlflow").split(".")[:2])) < tuple(map(int, bound))
 
 
-def test_the_file_that_is_read_without_mlflow_has_the_schema_of_this_version():
+def test_directly_read_database_has_the_known_schema():
     """If it differs, compare the new migrations with sqlite_records.py, whose tests compare the reading."""
     assert importlib.import_module("mlflow.store.db.utils")._get_latest_schema_revision() == internals.SCHEMA
 

@@ -42,7 +42,7 @@ def stub(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_mirror_gets_the_numbers_of_mlflow_and_an_error_of_its_own_ends_nothing(stub, runs, manifest, caplog):
+def test_mirror_gets_all_metrics_and_its_errors_are_not_fatal(stub, runs, manifest, caplog):
     execution = ExecutionConfig(runs=runs)
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1", "tracking.mirror": "wandb"}
     done = train(settings, (), execution)
@@ -63,7 +63,7 @@ def test_a_mirror_gets_the_numbers_of_mlflow_and_an_error_of_its_own_ends_nothin
     assert len(execution.tracker().find_runs(tags={"ctvr.complete": "true"})) == 2
 
 
-def test_a_mirror_that_hangs_holds_nobody_up_and_rows_that_do_not_fit_are_counted(tmp_path, monkeypatch, caplog):
+def test_hanging_mirror_blocks_nothing_and_counts_dropped_rows(tmp_path, monkeypatch, caplog):
     opened = threading.Event()
 
     class Hangs:

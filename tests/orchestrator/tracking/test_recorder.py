@@ -86,9 +86,7 @@ def test_a_complete_run_has_settings_metrics_and_files(whole, tracker, manifest)
     assert json.loads(read.dataset.profile)["tasks"] == 3
 
 
-def test_a_method_that_has_similarities_leaves_them_as_numbers_and_as_pictures(
-    small_stream, manifest, runs, tracker, monkeypatch
-):
+def test_similarities_are_saved_as_numbers_and_pictures(small_stream, manifest, runs, tracker, monkeypatch):
     import torch
 
     monkeypatch.setattr(Method, "similarities", lambda self: {"texts": torch.tensor([[1.0, -0.5], [-0.5, 1.0]])})
@@ -105,7 +103,7 @@ def test_the_recorded_matrix_is_the_recorded_metric(whole, tracker):
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_a_run_stopped_before_its_report_leaves_the_same_as_an_unbroken_one(
+def test_run_stopped_before_its_report_leaves_equal_records(
     whole, small_stream, manifest, tmp_path_factory, tracker, runs, stop_after
 ):
     import shutil
@@ -181,7 +179,7 @@ def test_a_control_that_trains_nothing_counts_no_parameters(small_stream, manife
     assert only_run(tracker).last("stream/t2v/bwf")[1] == 0
 
 
-def test_the_cost_of_a_video_is_that_of_a_new_one_where_training_reads_stored_tokens(learned: Path) -> None:
+def test_video_cost_counts_a_new_video_when_tokens_are_stored(learned: Path) -> None:
     """zero_shot trains nothing, so that its whole tower is stored; a video that is searched passes it all the same."""
     from ctvr.orchestrator.execution import ExecutionConfig
     from ctvr.orchestrator.jobs.load_model import load

@@ -83,7 +83,7 @@ def test_artifacts_are_where_the_client_puts_and_finds_them(tracker, tmp_path):
         tracker.download(run, "missing")
 
 
-def test_a_file_of_another_version_a_broken_one_and_a_server_are_left_to_mlflow(tracker, tmp_path):
+def test_unknown_schema_damage_and_servers_are_left_to_mlflow(tracker, tmp_path):
     copy = tmp_path / "mlflow.db"
     shutil.copy(tracker.uri.removeprefix("sqlite:///"), copy)
     assert SqliteRecords.of(f"sqlite:///{copy}") is not None

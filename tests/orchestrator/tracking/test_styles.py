@@ -13,7 +13,7 @@ def test_every_method_has_its_own_look_without_colour_too():
     assert style_of("a_package:Method") == style_of("a_package:Method")
 
 
-def test_rows_of_one_method_are_told_apart_and_the_plain_one_keeps_the_methods_look():
+def test_rows_of_one_method_have_different_styles():
     rows = [("structalign:no-crp", "structalign"), ("structalign", "structalign"), ("lwf", "lwf")]
     styles = styles_of(rows)
     assert styles["structalign", "structalign"] == style_of("structalign")

@@ -336,7 +336,7 @@ def test_a_file_that_is_no_database_is_not_overwritten(tmp_path):
 # --- a runs folder that moves
 
 
-def test_a_copied_runs_folder_shows_its_own_files_and_leaves_the_original_alone(store, tracker, tmp_path):
+def test_copied_runs_folder_is_independent_of_the_original(store, tracker, tmp_path):
     runs = store[1]
     run = tracker.open_run("shapes-5", "moved", {"seed": 0})
     tracker.log_json(run, "config.json", {"of": "the original"})

@@ -34,7 +34,7 @@ def traversals(canary: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_ui_answers_to_this_machine_alone_and_serves_no_file_but_artifacts(tmp_path, free_port):
+def test_ui_serves_only_artifacts_on_loopback(tmp_path, free_port):
     canary = tmp_path / "canary"
     canary.write_text("cAnArY-outside")
     runs = tmp_path / "runs"

@@ -62,7 +62,7 @@ def test_one_frame_a_second_and_from_first_to_last_are_the_released_rules(length
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 3), (2, 9), (4, 30)])
-def test_a_segment_of_whole_seconds_has_its_first_frames_both_ends_included(start, end):
+def test_segment_of_whole_seconds_includes_both_ends(start, end):
     chosen = choose_frames(np.arange(250) / 25, 6, (start, end), "one_per_second", 25.0)
     assert chosen.tolist() == clip4clip_rule(6, 250, 25, start, end)
 

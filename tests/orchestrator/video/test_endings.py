@@ -6,7 +6,7 @@ from ctvr.orchestrator.video import endings
 from ctvr.orchestrator.video.endings import find_videos
 
 
-def test_a_folder_is_searched_below_and_hidden_files_and_folders_are_left_out(tmp_path):
+def test_folder_search_is_recursive_and_skips_hidden_files(tmp_path):
     for name in ("b.MP4", "a.mkv", "below/deep/c.mts", "._a.mkv", ".AppleDouble/a.mkv", ".git/x.mp4", "notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -156,7 +156,7 @@ def test_frames_are_those_of_a_whole_decode(name, tmp_path):
     np.testing.assert_array_equal(part.frames[0], truth[5])
 
 
-def test_a_recording_that_begins_inside_a_group_begins_at_its_first_key_frame(tmp_path):
+def test_recording_begins_at_its_first_key_frame(tmp_path):
     video = write_video(tmp_path / "a.ts", **B_FRAMES)
     data = video.read_bytes()
     with av.open(str(video)) as file:
@@ -268,7 +268,7 @@ def test_an_edit_list_that_hides_all_frames_is_the_reason(tmp_path):
         decode_apart(tmp_path / "b.mp4", Sampling(4, 32))
 
 
-def test_an_avi_that_counts_in_smaller_steps_than_frames_has_the_times_and_rate_of_its_frames(tmp_path):
+def test_avi_with_a_fine_time_base_keeps_frame_times_and_rate(tmp_path):
     video = repacked(tmp_path / "b.avi", write_video(tmp_path / "a.mp4", codec="mpeg4", bf="2"))
     with av.open(str(video)) as file:
         assert file.streams.video[0].average_rate > 100
@@ -288,7 +288,7 @@ def test_the_native_size_and_the_facts_of_a_film_come_with_its_frames(tmp_path):
     assert not probe(write_video(tmp_path / "a.mp4")).counted
 
 
-def test_times_are_sorted_where_they_belong_to_places_and_spread_where_they_are_missing():
+def test_frame_times_are_sorted_and_missing_ones_interpolated():
     np.testing.assert_allclose(seconds_of([1, 4, 3, 5, 2], 0.04, 25), np.arange(5) * 0.04)
     np.testing.assert_allclose(seconds_of([10, None, 14, 14, 18], 0.5, 1), [0, 1, 2, 3, 4])
     np.testing.assert_allclose(seconds_of([None, None, None], 0.5, 2), [0, 0.5, 1])

@@ -40,7 +40,7 @@ def test_frames_times_and_segments_are_right(tmp_path, container, codec, trait):
     assert (cell.verdict, cell.why) == ("right", "")
 
 
-def test_a_film_whose_middle_is_damaged_is_refused_with_the_command_that_mends_it(tmp_path):
+def test_video_damaged_in_the_middle_is_refused_with_a_repair(tmp_path):
     video = tmp_path / "a.mkv"
     run_apart(make, video, "mkv", "mpeg4", "plain")
     content = bytearray(video.read_bytes())

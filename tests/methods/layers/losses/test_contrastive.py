@@ -97,7 +97,7 @@ def test_distillation_ignores_a_constant_per_row(logits):
     torch.testing.assert_close(distillation(shifted, logits.mT), distillation(logits, logits.mT))
 
 
-def test_another_caption_of_the_same_video_is_no_negative_whatever_it_scores(logits):
+def test_captions_of_one_video_are_no_negatives(logits):
     videos = torch.tensor([0, 1, 0, 2, 3, 4])
     higher = logits.clone()
     higher[0, 2], higher[2, 0] = 50.0, 50.0
@@ -110,7 +110,7 @@ def test_another_caption_of_the_same_video_is_no_negative_whatever_it_scores(log
 
 
 @pytest.mark.parametrize("temperature", [0.7, 3.0])
-def test_distillation_is_t_squared_times_the_divergence_of_softened_answers(logits, temperature):
+def test_distillation_scales_the_divergence_by_t_squared(logits, temperature):
     p, q = (logits.mT / temperature).softmax(dim=-1), (logits / temperature).softmax(dim=-1)
     expected = temperature**2 * (p * (p.log() - q.log())).sum(dim=-1).mean()
     torch.testing.assert_close(distillation(logits, logits.mT, temperature), expected)

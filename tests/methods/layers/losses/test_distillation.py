@@ -18,7 +18,7 @@ from ctvr.methods.layers.losses.distillation import (
 from tests.methods.conftest import make_batch, make_task, refusals
 
 
-def test_equal_answers_cost_nothing_and_others_cost_the_same_either_way_round():
+def test_symmetric_distillation_is_zero_for_equal_scores():
     torch.manual_seed(0)
     z, other = torch.randn(4, 6), torch.randn(4, 6)
     assert float(symmetric_distillation(z, z, 2.0)) == pytest.approx(0.0, abs=1e-6)

@@ -80,7 +80,7 @@ def test_a_single_query_keeps_its_ranking(logits):
     assert revise(logits[:1]).argsort().tolist() == logits[:1].argsort().tolist()
 
 
-def test_a_video_that_attracts_every_caption_is_given_to_the_one_it_fits_best():
+def test_dual_softmax_gives_a_hub_to_its_best_caption():
     logits = torch.tensor([[9.0, 2.0, 1.0], [8.0, 7.0, 1.0], [8.0, 1.0, 7.0]])  # video 0 is a hub
     assert logits.argmax(dim=1).tolist() == [0, 0, 0]
     assert revise(logits).argmax(dim=1).tolist() == [0, 1, 2]
@@ -108,7 +108,7 @@ def test_order_of_queries_and_videos_does_not_matter(logits):
     assert torch.allclose(revise(logits[rows][:, columns]), revise(logits)[rows][:, columns])
 
 
-def test_each_direction_of_the_search_is_revised_by_the_softmax_of_the_other(logits):
+def test_dual_softmax_revises_each_direction_by_the_other(logits):
     torch.testing.assert_close(revise(logits, 2.0, dim=1), revise(logits.mT, 2.0).mT)
     caption_hub = torch.tensor([[9.0, 8.0, 8.0], [2.0, 7.0, 1.0], [1.0, 1.0, 7.0]])  # caption 0 attracts every video
     assert caption_hub.argmax(dim=0).tolist() == [0, 0, 0]

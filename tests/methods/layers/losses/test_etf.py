@@ -15,7 +15,7 @@ def test_rows_are_unit_equiangular_and_sum_to_zero(num_classes, dim):
     torch.testing.assert_close(p.sum(dim=0), torch.zeros(dim, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-def test_the_same_seed_gives_the_same_frame_and_leaves_the_global_rng_alone():
+def test_seed_repeats_the_frame_and_keeps_the_global_rng():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)

@@ -34,7 +34,7 @@ def test_the_schedule_of_another_tower_is_the_released_one_in_proportion():
     assert schedule(12, 197)[1][-1] == 49
 
 
-def test_a_search_trains_rates_alone_in_the_first_task_and_ends_near_its_target(small_clip):
+def test_rate_search_trains_rates_alone_and_reaches_its_target(small_clip):
     """From half the tokens to nearly all of them; prompts stay in front of what is ranked."""
     settings = reducer_config("diffrate", search_macs=1e-3 * 0.65, search_step=1)
     method = Prompt(PromptConfig(reducer=settings), small_clip)

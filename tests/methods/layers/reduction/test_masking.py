@@ -35,7 +35,7 @@ def test_the_released_formula_entry_by_entry_with_masked_keys(heads):
     torch.testing.assert_close(found.sum(dim=-1), torch.ones(2, 3, 5, dtype=torch.float64))
 
 
-def test_a_masked_key_has_a_gradient_which_a_bias_of_its_logarithm_could_not_give(heads):
+def test_masked_key_has_a_gradient(heads):
     logits, kept = heads[0] @ heads[1].mT, torch.ones(2, 5, dtype=torch.float64)
     kept[:, 2] = 0.0
     kept.requires_grad_()

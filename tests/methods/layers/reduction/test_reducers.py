@@ -421,7 +421,7 @@ def test_two_reducers_and_different_depths_are_refused():
     ("name", "fits"),
     [("none", True), ("tome_shared", True), *((name, False) for name in ("tome", "tempme", "evit", "sta", "testa"))],
 )
-def test_cross_frame_attention_composes_only_with_reducers_that_keep_places(small_clip, name, fits):
+def test_cross_frame_attention_refuses_reducers_that_move_tokens(small_clip, name, fits):
     cross_frame = [BlockSeams()] * 2 + [BlockSeams(needs_alignment=True)] * 2
     reducer = small(small_clip, name, num_frames=4)
     if fits:

@@ -94,7 +94,7 @@ def test_a_tower_and_its_copy_both_mix(small_clip, captions):
         assert torch.equal(pair[0].text(captions[0]), pair[1].text(captions[0]))
 
 
-def test_captions_that_were_rewritten_are_refused_and_the_tower_is_itself_again(small_clip, captions):
+def test_rewritten_captions_are_refused_and_the_tower_restored(small_clip, captions):
     first, second = captions
     plain = small_clip.text(first)
     with (
@@ -123,7 +123,7 @@ def test_features_that_nobody_asks_for_are_refused(small_clip, captions):
     assert "encode_text" not in vars(retriever)
 
 
-def test_mixed_unit_vectors_are_unit_vectors_and_others_keep_their_mean_length():
+def test_mixing_keeps_unit_vectors_and_mean_lengths():
     torch.manual_seed(0)
     first, second = torch.randn(5, 8), 3 * torch.randn(5, 8)
     lengths = 0.3 * first.norm(dim=-1) + 0.7 * second.norm(dim=-1)
@@ -133,7 +133,7 @@ def test_mixed_unit_vectors_are_unit_vectors_and_others_keep_their_mean_length()
     torch.testing.assert_close(unit.norm(dim=-1), torch.ones(5))
 
 
-def test_pads_of_both_captions_stay_pads_and_have_no_gradient_that_is_no_number():
+def test_pads_stay_pads_and_have_finite_gradients():
     first, second = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
     first[:, 2], second[:, 4] = 0, 0
     first.requires_grad_()

@@ -147,7 +147,7 @@ def test_a_fixed_anchor_bounds_the_distance():
     assert theta.weight.item() == pytest.approx(0.99 / 0.01, rel=1e-6)
 
 
-def test_momentum_encoders_stay_in_evaluation_mode_and_hold_their_own_weights(small_clip):
+def test_momentum_encoders_stay_in_evaluation_mode(small_clip):
     encoders = Encoders(small_clip)
     momentum = Momentum(encoders, 4)
     momentum.train()

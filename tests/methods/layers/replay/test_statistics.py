@@ -47,7 +47,7 @@ def test_tasks_that_are_observed_are_their_categories_added_one_by_one():
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_drawn_features_lie_around_their_category_as_far_as_its_own_modality():
+def test_drawn_features_have_the_spread_of_their_modality():
     statistics = filled()
     categories, text, video = statistics.draw(20_000)
     for row, category in enumerate((3, 5)):
