@@ -84,8 +84,9 @@ class FrontResult:
         """Return the tags for the reruns of a member of the front, or of the recommended settings."""
         columns = ",".join(COLUMNS[word] for metric in self.metrics if (word := WORDS.get(metric)) in COLUMNS)
         name = member.name if member.name == RECOMMENDED else f"front, {member.name.removeprefix(f'{self.sweep}-')}"
-        note = "on the confirmed front" if member.is_on_front else member.standing.replace("no:", "not on the front:")
-        return {CHOICE: name, "ctvr.note": f"{note} of the search", EXTRA_COLUMNS: columns}
+        note = "on the confirmed front of the search"
+        note = note if member.is_on_front else f"not {note}: {member.standing.removeprefix('no: ')}"
+        return {CHOICE: name, "ctvr.note": note, EXTRA_COLUMNS: columns}
 
 
 def _aligned(title: str, metrics: Sequence[str], rows: Sequence[Sequence[str]], *more: str) -> str:

@@ -94,7 +94,7 @@ def test_the_front_of_a_search_is_decided_again_over_fresh_seeds(execution, monk
         for seed in (1, 2)
     ]
     assert {run.tags["ctvr.columns"] for run in runs} == {"gmacs"}
-    assert "not on the front: s-0.3 is better" in runs[2].tags["ctvr.note"]
+    assert "not on the confirmed front of the search: s-0.3 is better" in runs[2].tags["ctvr.note"]
 
 
 def finish(plan, runs: list[Rerun], tracker: Tracker) -> None:
