@@ -65,7 +65,7 @@ class UpgradeConfig:
         if self.task < 0 or self.task == 1:
             raise ValueError(f"task must be 2 or more, got {self.task}. Use 0 for no upgrade.")
         if self.task and not self.backbone:
-            raise ValueError(f"backbone is missing: task {self.task} needs one. Add upgrade.backbone=NAME.")
+            raise ValueError(f"task {self.task} needs the new backbone. Add upgrade.backbone=NAME.")
         if self.backbone and not self.task:
             raise ValueError(
                 f"backbone {self.backbone} is not used. Add upgrade.task=N, the first task that it learns."

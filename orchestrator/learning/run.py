@@ -196,19 +196,20 @@ def execute(
 
 def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream, change: int = 0) -> Result:
     """Run the loop; after a commit conflict, and before task `change`, run a new loop from the newest commit."""
-    num_tasks, before = len(stream.tasks), list[int]()
+    num_tasks, resumed = len(stream.tasks), -1
     for attempt in count():
         loop = begin()
-        before.append(loop.commits.finished(num_tasks))
-        reused = min(loop.commits.reused, before[0])
+        finished = loop.commits.finished(num_tasks)
+        resumed = finished if resumed < 0 else resumed
         try:
-            record = loop.run(change - 1 if before[-1] < change - 1 else None)
+            record = loop.run(change - 1 if finished < change - 1 else None)
             if record.done == num_tasks:
-                return Result(key, record, loop.method, stream, before[0], reused)
+                return Result(key, record, loop.method, stream, resumed, min(loop.commits.reused, resumed))
         except CommitConflict as other:
             if attempt > num_tasks:  # each conflict means that another process finished one more task
                 raise
             log.warning("%s; continuing from its commit", other)
+            resumed = -1
             loop.method.cpu()  # two models may not fit on the device; `on_ready` callers may still hold this one
     raise AssertionError
 

@@ -67,7 +67,7 @@ def check(uri: str, timeout: int = 5) -> None:
     if uri.startswith("sqlite:///"):
         folder = (file := Path(uri.removeprefix("sqlite:///"))).parent
         if os.path.lexists(file) and not file.is_file():  # MLflow would try for minutes to open it
-            raise ConfigError(f"tracking {uri}: {file.name} is not a file. Move it away and run again.")
+            raise ConfigError(f"{file}: is not a file. Move it away and run again.")
         if not os.access(next(p for p in (folder, *folder.absolute().parents) if p.exists()), os.W_OK):
             raise ConfigError(f"tracking {uri}: cannot write to {folder}. Choose another folder with --runs.")
         return

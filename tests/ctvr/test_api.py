@@ -94,6 +94,7 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
 
     asked = []
     monkeypatch.setattr(jobs, "sweep", lambda request, execution: asked.append((request, execution)) or "text")
+    monkeypatch.setattr("ctvr.orchestrator.cli.sweep.with_page", lambda text, *_: text)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(
         "method: {name: structalign, lambda1: 0.2}\noptim.epochs: 3\nsearch: {trials: 5}\n"

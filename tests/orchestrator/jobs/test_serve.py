@@ -107,14 +107,14 @@ def test_a_query_that_began_before_the_swap_is_answered_in_the_old_space(half_tr
     assert second is not None
     expected = ranked(first, QUERIES[0])
     watcher, begun, swapped = Watcher(first, lambda: None), threading.Event(), threading.Event()
-    real = first.model.encode_text
+    real = first.model._tokens
 
     def encode(*given: Any) -> Any:
         begun.set()
         assert swapped.wait(30)
         return real(*given)
 
-    monkeypatch.setattr(first.model, "encode_text", encode)
+    monkeypatch.setattr(first.model, "_tokens", encode)
     found: list[dict[str, Any]] = []
     with served(lambda: watcher.current) as client:
         thread = threading.Thread(target=lambda: found.append(client.get("/search", q=QUERIES[0], k=100).json))

@@ -119,7 +119,7 @@ def test_a_model_of_two_backbones_cannot_be_queried(manifest, small_stream, runs
     [
         ({"upgrade__task": 4}, r"upgrade\.task: must be 2 to 3, the last task of small, got 4\."),
         ({"upgrade__task": 1}, r"upgrade\.task must be 2 or more, got 1\. Use 0 for no upgrade\."),
-        ({"upgrade__backbone": ""}, r"upgrade\.backbone is missing: task 2 needs one\. Add upgrade\.backbone=NAME\."),
+        ({"upgrade__backbone": ""}, r"upgrade\.task 2 needs the new backbone\. Add upgrade\.backbone=NAME\."),
         ({"upgrade__task": 0}, r"upgrade\.backbone tiny-clip-stem is not used\. Add upgrade\.task=N"),
         ({"method": "upper_bound"}, r"upgrade\.task: 2 needs an index that is never encoded again"),
         ({"method": "xpool"}, r"upgrade\.task: 2 needs captions and videos of one vector, .* unlike xpool\."),
