@@ -290,4 +290,5 @@ def preflight(arguments: argparse.Namespace, stream: str | None) -> None:
         raise kind(f"{finding.subject}: {finding.text}. {finding.remedy}")
     warnings = [finding.subject for finding in found if finding.level == "warning"]
     if warnings:
-        say(f"doctor: {len(warnings)} warnings ({', '.join(warnings)}); run `ctvr doctor` for details")
+        count = f"{len(warnings)} warning{'s' * (len(warnings) > 1)}"
+        say(f"doctor: {count} ({', '.join(warnings)}); run `ctvr doctor` for details")

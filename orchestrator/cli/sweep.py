@@ -195,6 +195,8 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
         if unknown := [word for word in words if word not in OBJECTIVES]:
             hint = suggest(unknown[0], OBJECTIVES)
             raise ConfigError(f"--objectives: {unknown[0]!r} is none of {', '.join(OBJECTIVES)}.{hint}")
+        if not words or len(set(words)) < len(words):
+            raise ConfigError(f"--objectives: {arguments.objectives!r} is not a list of names. Write each one once.")
         metrics, modes = zip(*(OBJECTIVES[word] for word in words))
         search |= {"metric": ",".join(metrics), "mode": ",".join(modes)}
     for word in [word for word in overrides if word.startswith("search.")]:

@@ -145,6 +145,8 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
         (["--resume", "n", "--direction", "both"], "Omit --direction"),
         (["--trials", "3", "search.trials=4"], "search.trials: given twice, as 3 and '4'"),
         (["--objectives", "gain,gmac"], "--objectives: 'gmac' is none of gain, r1, r1_mean, forgetting, gmacs, "),
+        (["--objectives", ","], "--objectives: ',' is not a list of names. Write each one once."),
+        (["--objectives", "gain,gain"], "--objectives: 'gain,gain' is not a list of names. Write each one once."),
         (["--objectives", "gain,gmacs", "search.metric=stream/t2v/r1"], "search.metric: given twice, as"),
         (
             ["--preset", "ctvr-table1", "--objectives", "gain,gmacs"],
