@@ -24,7 +24,6 @@ from contextlib import suppress
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from ctvr.methods.backbone.clip import VisionTower
 from ctvr.methods.base import Batch, Frozen, Method
@@ -33,6 +32,7 @@ from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.learning.commits import RunState
+from ctvr.orchestrator.learning.multiplications import Multiplications
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.unique_videos import Losses
 
@@ -125,7 +125,7 @@ def _step_gmacs(method: Method, batch: Batch) -> float:
     trial = copy.deepcopy(method).train()  # what is trained is known from the task before
     losses = Losses(trial)
     devices: Sequence[int] = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices), FlopCounterMode(display=False) as counter:
+    with torch.random.fork_rng(devices), Multiplications() as counter:
         torch.manual_seed(0)  # which experts a step takes is drawn
         torch.stack(list(losses(batch).values())).sum().backward()
     return counter.get_total_flops() / 2e9

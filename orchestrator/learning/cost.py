@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from ctvr.methods import CONFIGURATIONS, find_method
 from ctvr.methods.backbone.architectures import UMT
@@ -34,6 +33,7 @@ from ctvr.methods.base import Method, Task
 from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.learning.epoch_timing import peak_memory_mb, reset_peak_memory
 from ctvr.orchestrator.learning.evaluate import encode_for_task
+from ctvr.orchestrator.learning.multiplications import Multiplications
 
 TokenLog = Sequence[tuple[int, int, int]]
 
@@ -157,7 +157,7 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
     passes, kept = text_passes(method, tasks), dict[int, Any]()
     training = method.training
     method.eval()
-    with FlopCounterMode(display=False) as counter:
+    with Multiplications() as counter:
         for task in range(tasks if method.text_passes else 1):
             encode_for_task(method, tokens, task, kept)
     method.train(training)

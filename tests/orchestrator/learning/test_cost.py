@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ctvr.methods import METHODS, find_method
 from ctvr.methods.adapter import Adapter, AdapterConfig
 from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
@@ -12,6 +13,7 @@ from ctvr.methods.tempme import TempMe, TempMeConfig
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
 from ctvr.orchestrator.learning import cost
 from ctvr.orchestrator.learning.cost import estimate, measure, query_cost, tower_macs, trained_parameters, video_cost
+from ctvr.orchestrator.method_checks.subject import Subject
 from tests.methods.conftest import make_batch, make_small_clip, make_task, reducer_config
 
 B32, B16 = "ViT-B-32-quickgelu", "ViT-B-16-quickgelu"
@@ -194,6 +196,19 @@ def test_a_method_whose_paper_counts_otherwise_has_both_counts_computed(monkeypa
     assert "6,350,336" in table
     assert "303.1" in table  # UMT's video tower over 12 frames
     assert not any(character.isdigit() for row in cost.ROWS for character in row[6] if len(row[6]) > 6)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if find_method(name).domain == "videos"])
+def test_query_cost_of_every_method_is_counted(name):
+    try:
+        method = Subject.of(name).make()
+    except ValueError as error:
+        pytest.skip(str(error))
+    for index in range(2):
+        method.begin_task(make_task(index))
+    found = query_cost(method, make_batch().tokens[:1], 2)
+    assert found["cost/query_passes"] in (1, 2)
+    assert found["cost/query_gmacs"] > 0
 
 
 def test_query_cost_counts_a_pass_for_each_task():
