@@ -83,11 +83,13 @@ def _folder(folder: Path) -> Arrays:
     """Return name -> array of the files below a folder; names are paths without endings."""
     files = [file for file in sorted(folder.rglob("[!.]*")) if file.suffix in (".npy", ".npz", ".tar")]
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
-    if {file.suffix for file in files} == {".tar"}:
+    kinds = {file.suffix for file in files}
+    if ".tar" in kinds and len(kinds) > 1:
+        raise ConfigError(f"{folder}: has shards (.tar) next to files of one video. Give a folder of one kind.")
+    if kinds == {".tar"}:
         shards = [read_arrays(file) for file in files]
         found = [(name, array) for shard in shards if isinstance(shard, dict) for name, array in shard.items()]
     else:
-        files = [file for file in files if file.suffix != ".tar"]
         found = [(file.relative_to(folder).with_suffix("").as_posix(), _of_one(file)) for file in files]
     if not found:
         raise ConfigError(

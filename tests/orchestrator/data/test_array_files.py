@@ -220,9 +220,10 @@ def test_shard_keys_keep_dots_and_skip_macos_files(tmp_path: Path) -> None:
         "d/e": 4,
         "f.7": 5,
     }
-    np.save(tmp_path / "a.1.npy", ONE)
-    (tmp_path / "._a.1.npy").write_bytes(b"x")
-    assert list(read_arrays(tmp_path)) == ["a.1"]
+    (tmp_path / "files").mkdir()
+    np.save(tmp_path / "files/a.1.npy", ONE)
+    (tmp_path / "files/._a.1.npy").write_bytes(b"x")
+    assert list(read_arrays(tmp_path / "files")) == ["a.1"]
 
 
 def test_a_compressed_shard_names_the_program_that_unpacks_it(tmp_path: Path) -> None:

@@ -208,3 +208,8 @@ def test_a_folder_of_shards_is_one_file(table: Path) -> None:
     write_arrays(folder / "00002.tar", [("a1", ROW)])
     with pytest.raises(ConfigError, match="shards: 'a1' is in two files. Keep one of them."):
         import_features(table, folder, None, table.parent / "out.json", "out")
+    np.save(folder / "b9.npy", ROW)
+    with pytest.raises(
+        ConfigError, match=r"shards: has shards \(\.tar\) next to files of one video\. Give a folder of"
+    ):
+        import_features(table, folder, None, table.parent / "out.json", "out")
