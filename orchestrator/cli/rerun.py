@@ -14,7 +14,7 @@ from ctvr.orchestrator.cli.options import (
     get_existing_runs,
     split_commas,
 )
-from ctvr.orchestrator.errors import ConfigError, CtvrError
+from ctvr.orchestrator.errors import ConfigError, CtvrError, os_error_text
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.execution import ExecutionConfig
@@ -58,8 +58,9 @@ def with_page(text: str, name: str, execution: ExecutionConfig) -> str:
 
     try:
         return f"{text}\n{open_line(name, execution)}"
-    except (CtvrError, KeyboardInterrupt) as error:  # the sweep itself is complete
-        return f"{text}\npage: was not written ({str(error) or 'stopped'}). Write it: ctvr report {name}"
+    except (CtvrError, OSError, KeyboardInterrupt) as error:  # the sweep itself is complete
+        reason = os_error_text(error) if isinstance(error, OSError) else str(error) or "stopped"
+        return f"{text}\npage: was not written ({reason}). Write it: ctvr report {name}"
 
 
 def _rerun(arguments: argparse.Namespace) -> str:

@@ -1,5 +1,6 @@
 """`ctvr sweep` and `ctvr rerun`: the request that the arguments produce, and the arguments that are refused."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -179,17 +180,21 @@ def test_the_commands_are_those_of_the_parser():
     assert Path(cli.make_parser().parse_args(["rerun", "--sweep", "s"]).runs) == Path("runs")
 
 
-def test_the_end_of_a_sweep_names_its_page_and_a_failed_page_does_not_fail_the_sweep(monkeypatch):
+def test_sweep_ends_with_its_page_and_survives_a_failed_one(monkeypatch):
     def stop(name, execution):
         raise KeyboardInterrupt
 
     def refuse(name, execution):
         raise ConfigError("report: the disk is full.")
 
+    def fill(name, execution):
+        raise OSError(errno.ENOSPC, "No space left on device", "p.html")
+
     execution = ExecutionConfig()
     monkeypatch.setattr("ctvr.orchestrator.jobs.report.write_report", lambda name, _: Path("/a b") / f"{name}.html")
     assert with_page("the table", "monday", execution) == "the table\nopen: file:///a%20b/monday.html#forgotten"
-    for fail, reason in ((stop, "stopped"), (refuse, "report: the disk is full.")):
+    full = "p.html: no space is left. Free some space and run again."
+    for fail, reason in ((stop, "stopped"), (refuse, "report: the disk is full."), (fill, full)):
         monkeypatch.setattr("ctvr.orchestrator.jobs.report.write_report", fail)
         said = f"page: was not written ({reason}). Write it: ctvr report monday"
         assert with_page("the table", "monday", execution) == f"the table\n{said}"

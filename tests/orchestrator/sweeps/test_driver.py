@@ -53,4 +53,4 @@ def test_ended_driver_releases_its_lock(tmp_path):
 def test_a_pipe_in_place_of_the_lock_is_named(tmp_path):
     os.mkfifo(tmp_path / "driver.lock")
     with pytest.raises(ConfigError, match=r"driver\.lock: is not a file\. Move it away"), only_driver(tmp_path, "u"):
-        pytest.fail("it is no lock")
+        pytest.fail("a FIFO was taken for a lock")

@@ -141,4 +141,4 @@ def test_without_child_processes_the_rendering_goes_on_here(tmp_path, monkeypatc
 def test_a_pipe_in_place_of_the_lock_does_not_block(tmp_path):
     os.mkfifo(tmp_path / ".lock")
     with pytest.raises(OSError, match="No such device"), shapes_files._locked(tmp_path / ".lock"):
-        pytest.fail("it is no lock")
+        pytest.fail("a FIFO was taken for a lock")
