@@ -11,6 +11,7 @@ for a file, or is single, is not packed.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,7 @@ class Packs:
         self._places: dict[str, dict[str, tuple[Place, ...]]] = defaultdict(dict)  # kind -> key -> its places
         self._open: OrderedDict[str, tuple[Stamp | None, list[Arrays]]] = OrderedDict()  # least recently used first
         self._seen: dict[str, _Scan] = {}  # kind -> the last one
+        self._listing = threading.Lock()  # a reader that misses an object waits for the listing that may find it
 
     def put(self, kind: str, members: Sequence[Member]) -> None:
         """Store objects in one pack; durable when this returns.
@@ -137,23 +139,22 @@ class Packs:
     def keys(self, kind: str) -> set[str]:
         """Return the keys of all objects of a kind that are in packs now."""
         if kind in PACKED:
-            self._scan(kind)
+            with self._listing:
+                self._scan(kind)
         return set(self._places[kind])
 
     def has(self, kind: str, key: str) -> bool:
         """Report whether a known pack contains an object."""
         return key in self._places[kind]
 
-    def refresh(self, kind: str) -> bool:
-        """List packs of other processes if new ones are possible; return whether there are any."""
+    def refresh(self, kind: str) -> None:
+        """List packs of other processes if new ones are possible."""
         if kind not in PACKED:
-            return False
-        before, state = self._seen.get(kind), self._files.state_of(f"{KIND}/{kind}")
-        if before is not None and (state == before.state if state is not None else before.age() < _PATIENCE):
-            return False
-        known = set(self._known[kind])
-        self._scan(kind)
-        return not self._known[kind] <= known
+            return
+        with self._listing:
+            before, state = self._seen.get(kind), self._files.state_of(f"{KIND}/{kind}")
+            if before is None or (state != before.state if state is not None else before.age() >= _PATIENCE):
+                self._scan(kind)
 
     def remove(self, kind: str, key: str) -> None:
         """Remove an object from every pack that contains it: the others of such a pack are packed again."""

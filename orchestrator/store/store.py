@@ -134,7 +134,8 @@ class Store:
         try:
             return self._get(kind, key, name)
         except MissingObject:
-            if not self.packs.refresh(kind) or (packed := self.packs.get(kind, key)) is None:
+            self.packs.refresh(kind)
+            if (packed := self.packs.get(kind, key)) is None:
                 raise
             return packed
 
@@ -161,7 +162,8 @@ class Store:
         names = [object_name(kind, key, ending) for ending in (ARRAYS, JSON)]
         if self.packs.has(kind, key) or any(map(self._objects.exists, names)):
             return True
-        return self.packs.refresh(kind) and self.packs.has(kind, key)
+        self.packs.refresh(kind)
+        return self.packs.has(kind, key)
 
     def filter_existing(self, kind: str, keys: Sequence[str]) -> set[str]:
         """Return those of `keys` that exist, by one listing if that is faster than a request for each."""

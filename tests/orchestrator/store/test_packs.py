@@ -3,6 +3,8 @@
 import logging
 import os
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -305,3 +307,27 @@ def test_a_pack_is_garbage_when_nobody_needs_any_of_its_objects(local, monkeypat
     orphan = next(entry.name for entry in packs(local) if entry.name.endswith(".json"))
     local.remove([orphan])  # a writer that was killed: its arrays go a day later
     assert [entry.name.endswith(".safetensors") for entry in find_garbage(local).entries] == [True]
+
+
+@pytest.mark.parametrize("first", ["get", "has", "filter_existing"])
+def test_threads_that_read_first_wait_for_the_first_listing(store, first, monkeypatch):
+    fill(store, KEYS[:3])
+    new = other(store)
+    listed = new._objects.listed
+
+    def slow(*given):
+        time.sleep(0.2)
+        return listed(*given)
+
+    monkeypatch.setattr(new._objects, "listed", slow)
+
+    def begin(key):
+        getattr(new, first)("frames", [key] if first == "filter_existing" else key)
+
+    with ThreadPoolExecutor(4) as pool:
+        started = pool.submit(begin, KEYS[0])
+        time.sleep(0.05)
+        found = list(pool.map(lambda key: new.get("frames", key)["frames"], KEYS[:3]))
+        started.result()
+    for key, frames in zip(KEYS, found):
+        np.testing.assert_array_equal(frames, arrays_of(key)["frames"])
