@@ -339,6 +339,7 @@ def _combine_block(a: BlockSeams, b: BlockSeams) -> BlockSeams:
             merged[field.name] = _refine(second, first)
     if all(any(seam is not None for seam in (each.qkv, each.q, each.k, each.v)) for each in (a, b)):
         merged["fold"] = None  # it is equivalent to one of them only
+    merged["compiles"] = all(each.compiles or each == BlockSeams() for each in (a, b))
     return BlockSeams(**merged)
 
 
