@@ -1,7 +1,6 @@
 """Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
 
-Others have a file each: evit.py, sta.py, diffrate.py, testa.py. `make_reducer` builds them all.
-
+Others have a file each. `make_reducer` builds them all.
 ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
 arXiv:2409.01156, section 3.2; where the paper does not specify (class tokens stay apart, sizes weigh the averages
 and the attention), the released code is followed.
