@@ -90,7 +90,6 @@ class BlockSeams:
     of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
     `by_token`: q, out, fc, proj and mlp compute a caption's token from that token alone, and perhaps the one at `eot`.
     `leaves_classes`: `between` returns the class tokens unchanged and first.
-    `compiles`: torch can trace the seams. They branch on no tensor's value, and of the state change only `extra_macs`.
     """
 
     before: Seam | None = None
@@ -113,7 +112,6 @@ class BlockSeams:
     breaks_alignment: bool = False
     by_token: bool = False
     leaves_classes: bool = False
-    compiles: bool = False
 
     @property
     def needs_all(self) -> bool:
@@ -223,16 +221,6 @@ class Block(nn.Module):
         if self.is_compiled and seams == _NO_SEAMS and state.sizes is None and state.rotate is None:
             state.log.append((len(x) // state.batch, x.shape[1], x.shape[1]))
             return run_compiled(Block._plain, self, x, causal, state.classes if is_last else None)
-        if self.is_compiled and seams.compiles and state.sizes is state.rotate is None and not is_checkpointing():
-            own = replace(state, log=[], moves=[], layer=0, extra_macs=0)  # equal for all blocks, which share the code
-            x = run_compiled(Block._with_seams, self, x, seams, own, causal, is_last)
-            state.log += own.log
-            state.extra_macs += own.extra_macs
-            return x
-        return self._with_seams(x, seams, state, causal, is_last)
-
-    def _with_seams(self, x: Tensor, seams: BlockSeams, state: TokenState, causal: bool, is_last: bool) -> Tensor:
-        """Return what `forward` computes."""
         x = x if seams.before is None else seams.before(x, state)
         attended_groups, attended_tokens = len(x) // state.batch, x.shape[1]
         read = state.classes if is_last and not seams.needs_all else None

@@ -1,8 +1,8 @@
-"""`torch.compile` of blocks in which no seam acts, or only seams that torch can trace (`compile=true`).
+"""`torch.compile` of blocks in which no seam acts (`compile=true`).
 
-LayerNorm, biases, activation, residual sums and seams of a block are fused into fewer kernels. A block with other seams
-runs as written. All blocks of a tower share one compiled function, which takes their weights as arguments. A copy of a
-tower keeps the setting.
+LayerNorm, biases, activation and residual sums of a block are fused into fewer kernels. A block with seams runs as
+written, since its seams are code of the method. All blocks of a tower share one compiled function, which takes their
+weights as arguments. A copy of a tower keeps the setting.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ class CompileFailed(ValueError):
 @cache
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     import torch._dynamo  # seconds to import
-    import torch._inductor.config
 
     torch._dynamo.config.recompile_limit = RECOMPILATIONS
-    torch._inductor.config.fallback_random = True  # the numbers that plain blocks draw
     return torch.compile(function, dynamic=True)
 
 
@@ -52,10 +50,10 @@ def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
-    """Compile the blocks of a backbone whose seams, if any, torch can trace.
+    """Compile the blocks of a backbone that have no seams; torch must be able to compile for the device.
 
     Raises:
-        CompileFailed: if torch cannot compile for the device.
+        CompileFailed: if it is not.
     """
     run_compiled(_probe, torch.ones(64, device=device))
     for module in backbone.modules():
@@ -64,7 +62,7 @@ def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
 
 
 def is_compiled(tower: nn.Module) -> bool:
-    """Report whether the blocks of a tower are compiled where seams permit it."""
+    """Report whether the blocks of a tower are compiled where no seam acts."""
     return any(getattr(module, "is_compiled", False) for module in tower.modules())
 
 

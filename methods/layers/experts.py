@@ -78,7 +78,7 @@ class RoutingRecorder(nn.Module):
 
     def note(self, gates: Tensor) -> None:
         """Record the gates (., E) of a pass with a gradient."""
-        if torch.is_grad_enabled() and (gates.device.type == "cuda" or torch.compiler.is_compiling()):
+        if torch.is_grad_enabled() and gates.device.type == "cuda":
             used = (gates > 0).any(dim=0)
             self.chosen = used if self.chosen is None else self.chosen | used
 
@@ -139,7 +139,7 @@ class SharedLoRAExperts(RoutingRecorder, UsageCounter):
 
 def _reads(gates: Tensor) -> bool:
     """Report if the host may read which experts were chosen: on a CPU, in training, where it costs nothing."""
-    return torch.is_grad_enabled() and gates.device.type == "cpu" and not torch.compiler.is_compiling()
+    return torch.is_grad_enabled() and gates.device.type == "cpu"
 
 
 def drop_unchosen(method: nn.Module) -> None:
@@ -213,5 +213,5 @@ def expert_seams(blocks: nn.ModuleList, prototype: Tensor | None, is_routed: boo
     for block in blocks:
         adapters: Any = block
         q, k, v, out = (partial(adapters[place], prototype=prototype, is_routed=is_routed) for place in PLACES)
-        seams.append(BlockSeams(q=q, k=k, v=v, out=out, by_token=True, compiles=True))
+        seams.append(BlockSeams(q=q, k=k, v=v, out=out, by_token=True))
     return seams

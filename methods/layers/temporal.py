@@ -110,6 +110,5 @@ def fused_blocks(depth: int, count: int, placement: Literal["shallowest", "deepe
 def fusion_seams(adapters: nn.ModuleDict, depth: int) -> list[BlockSeams | None]:
     """Build seams from adapters, which are named by their blocks; the frames of a video must keep their places."""
     return [
-        BlockSeams(beside=adapters[str(i)], needs_alignment=True, compiles=True) if str(i) in adapters else None
-        for i in range(depth)
+        BlockSeams(beside=adapters[str(i)], needs_alignment=True) if str(i) in adapters else None for i in range(depth)
     ]

@@ -91,8 +91,7 @@ class RunConfig:
         True, doc="GPU kernels that give the same numbers twice; false is stored under another key"
     )
     compile: bool = setting(
-        False,
-        doc="torch.compile of the towers' blocks, unless a method's part cannot be traced; results differ by rounding",
+        False, doc="torch.compile of the towers' blocks in which the method adds nothing; results differ by rounding"
     )
     workers: int = setting(1, doc="number of processes that train one model together")
     threads: int = setting(1, doc="torch threads on a CPU")

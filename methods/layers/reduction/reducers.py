@@ -1,6 +1,7 @@
 """Token reduction as a plug-in of the vision tower: none, ToMe, ToMe with one plan for all frames, TempMe.
 
-Others have a file each. `make_reducer` builds them all.
+Others have a file each: evit.py, sta.py, diffrate.py, testa.py. `make_reducer` builds them all.
+
 ToMe: Bolya et al., arXiv:2210.09461. TempMe: "Temporal Token Merging for Efficient Text-Video Retrieval",
 arXiv:2409.01156, section 3.2; where the paper does not specify (class tokens stay apart, sizes weigh the averages
 and the attention), the released code is followed.
@@ -338,7 +339,6 @@ def _combine_block(a: BlockSeams, b: BlockSeams) -> BlockSeams:
             merged[field.name] = _refine(second, first)
     if all(any(seam is not None for seam in (each.qkv, each.q, each.k, each.v)) for each in (a, b)):
         merged["fold"] = None  # it is equivalent to one of them only
-    merged["compiles"] = all(each.compiles or each == BlockSeams() for each in (a, b))
     return BlockSeams(**merged)
 
 

@@ -5,17 +5,13 @@ import shutil
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ctvr.methods.backbone import blocks, compiled
+from ctvr.methods.backbone import compiled
 from ctvr.methods.backbone.blocks import Block, BlockSeams
 from ctvr.methods.backbone.clip import Clip, record_tokens
-from ctvr.methods.backbone.compiled import CompileFailed, compile_blocks, is_compiled, run_compiled
-from ctvr.methods.base import Task
-from ctvr.methods.framefusion_moe import FrameFusionMoE, FrameFusionMoEConfig
-from ctvr.methods.layers.experts import drop_unchosen
-from tests.methods.conftest import make_batch, make_small_clip
+from ctvr.methods.backbone.compiled import CompileFailed, compile_blocks, is_compiled
+from tests.methods.conftest import make_small_clip
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="torch compiles for a CPU by a C++ compiler"
@@ -74,44 +70,6 @@ def test_compiled_blocks_are_equal_to_plain_ones_with_their_gradients(monkeypatc
     with record_tokens() as states:
         clip.vision(inputs[0][0])
     assert len(states[0].log) == blocks
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_compiled_experts_and_fusion_are_equal_to_plain_ones(monkeypatch):
-    torch.manual_seed(0)
-    plain = FrameFusionMoE(FrameFusionMoEConfig(num_experts=3), make_small_clip())
-    for index in range(2):
-        plain.begin_task(Task(index, f"task_{index}", 2, (index,), 1))
-        plain.on_gallery_stored(plain._task, F.normalize(torch.randn(4, plain.backbone.embed_dim), dim=-1))
-    nn.init.normal_(plain.ffa["1"].alpha)
-    fast = copy.deepcopy(plain)
-    compile_blocks(fast, torch.device("cpu"))
-    traced = []
-    monkeypatch.setattr(blocks, "run_compiled", lambda *given: traced.append(given[0]) or run_compiled(*given))
-    for pairs, seed in ((4, 1), (3, 2), (4, 3)):
-        found = []
-        for method in (plain, fast):
-            torch.manual_seed(seed)  # of the router's noise
-            method.zero_grad()
-            batch = make_batch(pairs, 2, seed=seed)
-            losses = method.losses(batch)
-            sum(losses.values()).backward()
-            drop_unchosen(method)
-            gradients = {name: p.grad for name, p in method.named_parameters()}
-            found.append((losses, gradients, method.batch_metrics()))
-        (losses, gradients, used), (others, other_gradients, also_used) = found
-        torch.testing.assert_close(others, losses, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(also_used, used)
-        assert {name for name, each in gradients.items() if each is None} == {
-            name for name, each in other_gradients.items() if each is None
-        }
-        for name, each in gradients.items():
-            if each is not None:
-                largest = max(1.0, float(each.abs().max()))
-                torch.testing.assert_close(other_gradients[name], each, rtol=0, atol=1e-5 * largest)
-    depth = len(plain.backbone.text.blocks)
-    assert traced.count(Block._with_seams) == 3 * (depth + len(plain.ffa))
 
 
 def test_a_machine_without_a_compiler_says_what_to_do(monkeypatch):
