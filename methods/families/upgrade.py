@@ -153,9 +153,9 @@ class Upgraded(Strategy):
         return self.base.encode_video_for_task(frames, max(task, 0))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Encode captions for the stored videos of `task`: (B, d + 2); as the new model does (B, d) without a task."""
+        """Encode captions for the stored videos of `task`: (B, d + 2); for the new model's without a task."""
         if task is None:
-            return self.base.encode_text(tokens)
+            return self._scaled(self.base.encode_text(tokens), NEW)
         self.base.gallery_is_fresh = self.gallery_is_fresh
         by_old = task < 0 and not self.gallery_is_fresh
         if by_old and self.queries == "both":

@@ -320,6 +320,11 @@ def task_of(stream: Stream, index: int, tasks: Sequence[StreamTask]) -> Task:
     return Task(index, task.name, len(tasks), categories, len(stream.categories))
 
 
+def tasks_of(stream: Stream) -> list[Task]:
+    """Return what a method may know of its tasks."""
+    return [task_of(stream, index, stream.method_tasks) for index in range(len(stream.method_tasks))]
+
+
 def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
     """Check that every task has at least one training pair per worker: batches are split evenly over all workers.
 

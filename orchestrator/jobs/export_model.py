@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from ctvr.orchestrator.data.batches import task_of
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -44,19 +43,21 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
         folder: the new folder.
         name: a complete run, as for `jobs.load_model.find_run`.
         execution: the runs folder.
-        licence: licence of the weights by the hub's name; "" if that of the backbone's weights is known.
+        licence: licence of the weights by the hub's name; "" if that of the backbone's weights is known (after an
+            upgrade: one of both backbones).
 
     Raises:
         ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
     """
     require_empty(folder)
     run = find_run(name, execution)
-    weights = str(run.settings.get("backbone.weights", ""))
-    licence = licence or LICENCES.get(weights, "")
+    groups = ("backbone", "upgrade") if int(run.settings.get("upgrade.task", 0)) else ("backbone",)
+    weights = {f"{group}.weights": str(run.settings.get(f"{group}.weights", "")) for group in groups}
+    known = {LICENCES.get(named, "") for named in weights.values()}
+    licence = licence or (known.pop() if len(known) == 1 else "")
     if not licence:
-        raise ConfigError(
-            f"--license: the licence of backbone.weights={weights} is unknown. Give it, for example --license mit."
-        )
+        named = " and ".join(f"{setting}={value}" for setting, value in weights.items())
+        raise ConfigError(f"--license: the licence of {named} is unknown. Give it, for example --license mit.")
     create_output_dir(folder)
     model = load(run.run_id, execution)
     stream = model.stream
@@ -65,13 +66,11 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
             f"model {name}: its stream {run.settings['stream']} does not exist here, and the card describes it. "
             "Restore its manifest and videos."
         )
-    learned = stream.method_tasks
-    tasks: list[dict[str, Any]] = [vars(task_of(stream, index, learned)) for index in range(len(learned))]
     settings = {**model.settings, "stream": stream.name}  # without paths of this machine
-    for setting in ("backbone.weights", "backbone.sha256", "backbone.vocabulary"):
+    for setting in (*weights, *(f"{group}.sha256" for group in groups), "backbone.vocabulary"):
         if "/" in (named := str(settings.get(setting, ""))):
             settings[setting] = Path(named).name
-    save_model(model.trained.method.cpu(), settings, tasks, folder)
+    save_model(model.trained.method.cpu(), settings, stream, folder)
     digests = {
         "model.safetensors": digest_file(folder / "model.safetensors"),
         "stream": run.tags.get("ctvr.stream_digest", ""),

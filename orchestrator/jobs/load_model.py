@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
@@ -80,6 +81,11 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
             f"model {name}: the stream of run {run.name} does not exist here, or has changed. Run it again."
         )
     _check_run(name, run)
+    if change := int(run.settings.get("upgrade.task", 0)):
+        raise ConfigError(
+            f"model {name}: run {run.name} has another backbone from task {change} on (upgrade.task), so its features "
+            "before and after cannot be compared. Name a run without an upgrade."
+        )
     for done in range(1, len(stream.tasks) + 1):
         try:
             yield Model(name, _restored(run, execution, stream, done), execution.places().open_store(), stream)
@@ -153,8 +159,12 @@ def load_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
     items = [stream.items(index, trained.experiment.evaluation.split) for index in range(done)]
     if list(map(len, items)) != list(map(len, trained.galleries)):
         raise ConfigError(f"model: the stream of run {run.name} has other videos than when it ran. Run it again.")
-    parts = enumerate(zip(items, trained.galleries))
-    model.set_gallery([Block(each, rows, index, stream.tasks[index].name) for index, (each, rows) in parts])
+    model.set_gallery(
+        [
+            Block(each, rows, (model.stream or stream).method_task(index), stream.tasks[index].name)
+            for index, (each, rows) in enumerate(zip(items, trained.galleries))
+        ]
+    )
     return model
 
 
@@ -190,7 +200,8 @@ def _of_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -
             pass
     try:
         with named_in(f"run {run.name}"):
-            return _read(tracker.download(run.run_id, "model"))
+            folder = tracker.download(run.run_id, "model")
+            return replace(_read(folder), galleries=tuple(rows for _, _, rows, _ in read_gallery(folder)))
     except FileNotFoundError as error:
         raise ConfigError(
             f"model: run {run.name} has no model: its commits are not in the store, or its stream has changed, and it "

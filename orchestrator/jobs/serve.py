@@ -113,8 +113,9 @@ class NewestModel:
     def _snapshot(self, model: Model, about: str) -> Snapshot:
         """Encode the gallery, so that no query does, and fix it."""
         if self.among is not None:
-            learned = len(model.trained.galleries)  # a text is read as of the last of these tasks
-            model.set_gallery([replace(model.encode_gallery(self.among), task=learned - 1 if learned else None)])
+            done, stream = len(model.trained.galleries), model.stream  # a text is read as of the last of these tasks
+            task = stream.method_task(done - 1) if stream is not None and done else None
+            model.set_gallery([replace(model.encode_gallery(self.among), task=task)])
         snapshot = Snapshot(model, about)
         _ = snapshot.videos  # encodes what has no features yet
         return snapshot

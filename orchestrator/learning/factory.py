@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import qualify_field_names
-from ctvr.orchestrator.data.batches import seed_of
+from ctvr.orchestrator.data.batches import seed_of, tasks_of
 from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.commits import Commits
@@ -26,8 +28,11 @@ from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_sta
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.learning.stored_galleries import repeat_tasks
+from ctvr.orchestrator.learning.upgrade import TwoTokenizers, make_upgraded, new_experiment
 from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.streams.stream import Stream
+
+REMEMBERED = 10_000  # texts whose tokens a queried model of two backbones keeps
 
 
 def load_clip(config: BackboneConfig) -> Clip:
@@ -173,6 +178,7 @@ class TrainedModel:
     galleries: tuple[
         Tensor, ...
     ] = ()  # features (V, ...) of each task, as stored after it was learned; () where unknown
+    learned: int = 0  # first tasks that a former model has learned and stored, after an upgrade (`Stream.learned`)
 
 
 def load_trained(folder: Path) -> TrainedModel:
@@ -185,15 +191,45 @@ def load_trained(folder: Path) -> TrainedModel:
     weights, description = read_model(folder)
     with named_in(str(folder / "model.json")):
         experiment = resolve(renamed.settings(description["settings"], quiet=True))
-    if experiment.upgrade.task:
-        raise ValueError(f"it holds two models (upgrade.task={experiment.upgrade.task}), which cannot be loaded")
-    drawn = replace(experiment.backbone, weights="random", sha256="")  # the folder holds every tensor
-    clip = load_tower(replace(experiment, backbone=drawn))
+    tower, upgrade = experiment.backbone, experiment.upgrade  # the folder holds every tensor, so nothing else is read
+    drawn = replace(
+        experiment,
+        backbone=replace(tower, weights="random", sha256=""),
+        upgrade=replace(upgrade, weights="random", sha256=""),
+    )
+    clip = load_tower(drawn)
     method = make_method(experiment, clip)
+    earlier = [_task(each) for each in description.get("earlier_tasks", ())]
+    if upgrade.task:
+        method, clip = _upgraded(drawn, method, clip, earlier)
     for task in description["tasks"]:
-        method.begin_task(Task(**{**task, "categories": tuple(task["categories"])}))
+        method.begin_task(_task(task))
     load_state(method, weights, {})
-    return TrainedModel(method.eval(), experiment, clip)
+    return TrainedModel(method.eval(), experiment, clip, learned=len(earlier))
+
+
+def _task(saved: dict[str, Any]) -> Task:
+    return Task(**{**saved, "categories": tuple(saved["categories"])})
+
+
+def _upgraded(
+    experiment: Experiment, old: Method, former: Clip | ResNet18, earlier: Sequence[Task], stream: Stream | None = None
+) -> tuple[Method, Clip]:
+    """Return the method after an upgrade and its backbone, which tokenizes captions for both models.
+
+    Args:
+        experiment: with the settings `upgrade.*`.
+        old, former: new method on the backbone before the upgrade, and that backbone.
+        earlier: tasks of the old model.
+        stream: as in `make_method`.
+    """
+    newer = new_experiment(experiment)
+    clip = load_tower(newer, stream)
+    assert isinstance(clip, Clip)  # `check_upgrade` admits streams of videos only
+    assert isinstance(former, Clip)
+    tokens = TwoTokenizers(clip.tokenize, former.tokenize, experiment.data.max_tokens, most=REMEMBERED)
+    clip.tokenize = tokens
+    return make_upgraded(experiment, make_method(newer, clip, stream), old, earlier, tokens), clip
 
 
 def restore_from_commits(experiment: Experiment, commits: Commits, done: int, stream: Stream) -> TrainedModel:
@@ -208,16 +244,14 @@ def restore_from_commits(experiment: Experiment, commits: Commits, done: int, st
     Raises:
         MissingObject: if the run has no commit of that task, or `ctvr cache gc` removed its weights.
     """
-    if 0 < experiment.upgrade.task <= done:
-        raise ConfigError(
-            f"model: after task {done} the run has two models (upgrade.task={experiment.upgrade.task}), which only its "
-            "own evaluation can query. Read its metrics and ranks instead."
-        )
     weights, galleries = commits.load(done)
     clip = load_tower(experiment, stream)
     method = make_method(experiment, clip)
+    if 0 < experiment.upgrade.task <= done:
+        whole, stream = stream, stream.after(experiment.upgrade.task - 1)
+        method, clip = _upgraded(experiment, method, clip, tasks_of(whole)[: stream.learned], stream)
     method.gallery_is_fresh = method.declared.reencodes_gallery or protocol_of(stream).reencodes_gallery
     pretrained = PretrainedSnapshot(method)
     repeat_tasks(method, stream, galleries, torch.device("cpu"), lambda task: method.eval().begin_task(task))
     load_state(method, weights, pretrained)
-    return TrainedModel(method.eval(), experiment, clip, tuple(galleries))
+    return TrainedModel(method.eval(), experiment, clip, tuple(galleries), stream.learned)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Method
+from ctvr.orchestrator.data.batches import tasks_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.redaction import redact_data
 from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.streams.stream import Stream
 
 
 class PretrainedSnapshot(dict[str, Tensor]):
@@ -111,17 +114,22 @@ def _resize_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:
             setattr(holder, leaf, torch.empty(state[name].shape, dtype=state[name].dtype, device=buffer.device))
 
 
-def save_model(method: Method, settings: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]], folder: Path) -> None:
+def save_model(method: Method, settings: Mapping[str, Any], stream: Stream, folder: Path) -> None:
     """Write a method as `model.safetensors` and `model.json`; `load_trained` reads them back.
 
     Weights are complete, the backbone included. Secrets in the settings are redacted.
+
+    Args:
+        stream: with the tasks that the method has learned; after an upgrade, `Stream.after`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {name: value.detach().cpu().contiguous().clone() for name, value in method.state_dict().items()},
         str(folder / "model.safetensors"),
     )
-    described = {"settings": redact_data(dict(settings)), "tasks": list(tasks)}
+    described: dict[str, Any] = {"settings": redact_data(dict(settings)), "tasks": list(map(vars, tasks_of(stream)))}
+    if stream.learned:  # by the former model, which the method holds
+        described["earlier_tasks"] = list(map(vars, tasks_of(replace(stream, learned=0))[: stream.learned]))
     (folder / "model.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 

@@ -41,7 +41,7 @@ from ctvr.orchestrator.learning.pulse import at
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS, frames_digest
 from ctvr.orchestrator.learning.unseen import load_others, others_digest, prepare_others
-from ctvr.orchestrator.learning.upgrade import TwoTokenizers, check_upgrade, make_upgraded, new_experiment
+from ctvr.orchestrator.learning.upgrade import TwoTokenizers, check_upgrade, make_learner, new_experiment
 from ctvr.orchestrator.store.paths import RunPaths
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
@@ -184,7 +184,7 @@ def execute(
         if change and workers.broadcast(commits.finished(len(stream.tasks))) >= change - 1:
             reads.update(name for name in complete.settings if name.startswith("upgrade."))
             new = make_method(newer, load_backbone(newer, stream, workers.device), stream).to(workers.device)
-            method, mine = make_upgraded(complete, new, method, after, tokens, data), after
+            method, mine = make_learner(complete, new, method, after, tokens, data), after
         loop = Loop(method, mine, config, commits, workers, report, zero_shot, reads, epochs)
         if on_ready is not None:
             on_ready(key, method, mine, commits)

@@ -8,7 +8,7 @@ that a run resumes from its last commit alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ctvr.methods import find_method
-from ctvr.methods.base import Method
+from ctvr.methods.base import Method, Task
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.families.upgrade import Upgraded
-from ctvr.orchestrator.data.batches import StreamData, cut_tokens, task_of
+from ctvr.orchestrator.data.batches import StreamData, cut_tokens
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.method_state import load_state
 from ctvr.orchestrator.learning.protocols import protocol_of
@@ -84,15 +84,22 @@ class TwoTokenizers:
     Args:
         new, old: captions -> tokens (N, L) int64.
         longest: `data.max_tokens`.
+        most: captions to remember besides those of the last call; None: all.
     """
 
     def __init__(
-        self, new: Callable[[list[str]], Tensor], old: Callable[[list[str]], Tensor], longest: int | None
+        self,
+        new: Callable[[list[str]], Tensor],
+        old: Callable[[list[str]], Tensor],
+        longest: int | None,
+        most: int | None = None,
     ) -> None:
-        self.new, self.old, self.longest = new, old, longest
+        self.new, self.old, self.longest, self.most = new, old, longest, most
         self._known: dict[bytes, Tensor] = {}
 
     def __call__(self, texts: list[str]) -> Tensor:
+        if self.most is not None and len(self._known) > self.most:
+            self._known.clear()
         tokens, old = (cut_tokens(each(texts), self.longest) for each in (self.new, self.old))
         for row, other in zip(tokens.numpy(), old):
             self._known[_key(row)] = other
@@ -109,23 +116,40 @@ def _key(row: np.ndarray[Any, Any]) -> bytes:
 
 
 def make_upgraded(
-    experiment: Experiment, new: Method, old: Method, data: StreamData, tokens: TwoTokenizers, pairs: StreamData
+    experiment: Experiment,
+    new: Method,
+    old: Method,
+    tasks: Sequence[Task],
+    tokens: TwoTokenizers,
+    device: torch.device | None = None,
 ) -> Upgraded:
-    """Return the method from `upgrade.task` on, untrained, on the device of its data.
+    """Return the method from `upgrade.task` on, untrained, on a device.
 
     Args:
         experiment: with the settings `upgrade.*`.
         new, old: new methods on the two backbones, on the device.
+        tasks: those of the old method, which repeats their beginnings.
+        tokens: of the captions that the method will encode.
+        device: None for the CPU.
+    """
+    for task in tasks:
+        old.begin_task(task)
+    old.to(device)
+    about = experiment.upgrade.queries, experiment.upgrade.map
+    return Upgraded(new, old, len(tasks), tokens.translate, *about, tokens(["a"]).to(device)).to(device)
+
+
+def make_learner(
+    experiment: Experiment, new: Method, old: Method, data: StreamData, tokens: TwoTokenizers, pairs: StreamData
+) -> Upgraded:
+    """Return `make_upgraded` for the loop, which reads pairs of the old method to measure its scale.
+
+    Args:
         data: stream for the new method (`Stream.after`).
-        tokens: tokenizer of `data`.
         pairs: stream for the old method.
     """
     learned = data.stream.learned
-    for index in range(learned):
-        old.begin_task(task_of(pairs.stream, index, pairs.stream.method_tasks))
-    old.to(data.device)
-    about = experiment.upgrade.queries, experiment.upgrade.map
-    method = Upgraded(new, old, learned, tokens.translate, *about, tokens(["a"]).to(data.device)).to(data.device)
+    method = make_upgraded(experiment, new, old, [pairs.task(index) for index in range(learned)], tokens, data.device)
     method.old_pairs = lambda: pairs.ordered_batches([learned - 1])
     return method
 

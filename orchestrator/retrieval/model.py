@@ -10,7 +10,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -90,6 +90,8 @@ class Model:
         run = self.trained.experiment.run
         set_determinism(self.device, run.deterministic, run.precision)
         self.trained.method.to(self.device)
+        if self.stream is not None and self.trained.learned:
+            self.stream = replace(self.stream, learned=self.trained.learned)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -178,12 +180,9 @@ class Model:
         items = [self.stream.items(index, split) for index in range(len(self.stream.tasks))]
         if [len(each) for each in items] != [len(each) for each in stored]:
             stored = tuple(self._encode(each) for each in items)
-        names = [task.name for task in self.stream.tasks]
-        parts = zip(items, stored, names)
-        self._own = [
-            Block(each, features, self.stream.method_task(index), name)
-            for index, (each, features, name) in enumerate(parts)
-        ]
+            self.trained.method.gallery_is_fresh = True
+        parts = enumerate(zip(self.stream.tasks, items, stored))
+        self._own = [Block(each, rows, self.stream.method_task(i), task.name) for i, (task, each, rows) in parts]
         return self._own
 
     def set_gallery(self, blocks: Sequence[Block]) -> None:

@@ -153,7 +153,7 @@ class Recorder:
         self.tracker.log_json(self.run_id, "config.json", self.experiment.settings)
         if self.keep_model:
             with tempfile.TemporaryDirectory() as folder:
-                export_model(method, self.experiment, data, Path(folder) / "model")
+                save_model(method, self.experiment.settings, data.stream, Path(folder) / "model")
                 if data.stream.domain == "videos" and self._commits is not None:
                     galleries = self._commits.load(num_tasks)[1]
                     save_gallery(galleries, data.stream, split, Path(folder) / "model")
@@ -205,9 +205,3 @@ def rows_of(record: RunState) -> dict[int, dict[str, float]]:
     for step in range(1, record.done + 1):
         rows[step] = {**rows.get(step, {}), **_of_task(record, step)}
     return rows
-
-
-def export_model(method: Method, experiment: Experiment, data: StreamData, folder: Path) -> None:
-    """Write a trained method in the format of `ctvr.orchestrator.learning.factory.load_trained`."""
-    tasks: list[dict[str, Any]] = [vars(data.task(index)) for index in range(len(data.stream.method_tasks))]
-    save_model(method, experiment.settings, tasks, folder)

@@ -5,9 +5,9 @@ import torch
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.factory import load_trained
+from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
-from ctvr.orchestrator.tracking.recorder import export_model
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -22,9 +22,8 @@ def test_more_frames_than_a_method_has_positions_for_are_refused(manifest, small
 
 def test_a_trained_model_is_loaded_with_one_call(manifest, small_stream, runs, tmp_path):
     experiment = resolve({"method": "framefusion_moe", "stream": manifest}, small_stream.settings)
-    kept = {}
-    result = execute(experiment, RunPaths(runs), on_ready=lambda key, method, data, commits: kept.update(data=data))
-    export_model(result.method, experiment, kept["data"], tmp_path / "model")
+    result = execute(experiment, RunPaths(runs))
+    save_model(result.method, experiment.settings, result.stream, tmp_path / "model")
     trained = load_trained(tmp_path / "model")
     assert trained.experiment.settings == experiment.settings
     frames = torch.randn(2, 4, 3, 64, 64)

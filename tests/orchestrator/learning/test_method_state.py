@@ -18,6 +18,7 @@ from ctvr.orchestrator.learning.method_state import (
     save_model,
     trained_state,
 )
+from ctvr.orchestrator.streams.stream import Stream
 from tests.methods.conftest import make_small_clip
 
 
@@ -88,7 +89,7 @@ def test_missing_and_unknown_tensors_are_refused_by_name(state):
 
 def test_a_saved_model_is_read_back(tmp_path):
     method = ZeroShot(ZeroShotConfig(), make_small_clip())
-    save_model(method, {"method": "zero_shot"}, [], tmp_path / "model")
+    save_model(method, {"method": "zero_shot"}, Stream("none", (), "ctvr", has_val=False), tmp_path / "model")
     weights, description = read_model(tmp_path / "model")
     assert description["settings"] == {"method": "zero_shot"}
     assert all(torch.equal(weights[name], value) for name, value in method.state_dict().items())

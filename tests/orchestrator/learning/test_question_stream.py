@@ -14,11 +14,11 @@ from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.evaluate import EvaluationConfig
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_tower
+from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.protocols import PROTOCOLS, EvaluationContext
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import Result, RunPaths, data_of, execute, source_of
 from ctvr.orchestrator.streams.load import load_stream
-from ctvr.orchestrator.tracking.recorder import export_model
 from tests.small_stream import write_stream
 
 SMALL = {
@@ -181,7 +181,7 @@ def test_methods_and_streams_of_other_kinds_are_one_line(manifest, tmp_path):
 
 def test_a_folder_with_a_model_of_questions_is_not_asked(manifest, whole, tmp_path):
     result, root = whole
-    export_model(result.method, experiment_on(manifest), data_at(manifest, root), tmp_path / "model")
+    save_model(result.method, experiment_on(manifest).settings, data_at(manifest, root).stream, tmp_path / "model")
     with pytest.raises(ConfigError, match="umt_qa learned from questions, so it cannot be queried"):
         load(str(tmp_path / "model"), ExecutionConfig(runs=root))
 

@@ -1,14 +1,27 @@
 """Runs that exchange the backbone within a stream, over the index of the former model."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
+import ctvr
+from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.export_model import export_hf
+from ctvr.orchestrator.jobs.load_model import find_run, load, load_task, load_task_checkpoints
+from ctvr.orchestrator.jobs.serve import NewestModel
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.factory import restore_from_commits
+from ctvr.orchestrator.learning.gallery_files import save_gallery
+from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.learning.upgrade import TwoTokenizers
+from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.tables.significance import read_ranks
 from tests.orchestrator.learning.test_loop import Killed, numbers, same_weights
 
 AGES = {"evaluation__reencode": "50,100", "evaluation__reencode_after": "all", "evaluation__unlearned_tasks": True}
@@ -105,13 +118,83 @@ def test_own_galleries_of_old_tasks_are_answered_by_the_old_model_as_before(mani
     assert [row[0] for row in record.own] == [record.own[0][0]] * 3
 
 
-def test_a_model_of_two_backbones_cannot_be_queried(manifest, small_stream, runs):
-    experiment = made(manifest, small_stream)
+def ranks_of(model):
+    """Search by every caption of the gallery; return query -> rank of its video."""
+    named = {f"{i.video}#{n}": text for b in model.gallery() for i in b.items for n, text in enumerate(i.captions)}
+    found = model.search(list(named.values()), k=1000)
+    return {
+        query: next(hit.rank for hit in hits if hit.video == query.partition("#")[0])
+        for query, hits in zip(named, found)
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "queries"),
+    [("clip4clip", "both"), ("clip4clip", "map"), ("framefusion_moe", "both"), ("qdc", "map")],
+)
+def test_a_search_finds_what_the_run_has_ranked(method, queries, manifest, small_stream, runs, tmp_path):
+    experiment = made(manifest, small_stream, method, upgrade__queries=queries, **AGES)
     result = execute(experiment, RunPaths(runs))
-    commits = Commits(RunPaths(runs).open_store(), result.key)
-    assert len(restore_from_commits(experiment, commits, 1, small_stream).galleries) == 1
-    with pytest.raises(ConfigError, match=r"model: after task 2 the run has two models \(upgrade\.task=2\)"):
-        restore_from_commits(experiment, commits, 2, small_stream)
+    store = RunPaths(runs).open_store()
+    trained = restore_from_commits(experiment, Commits(store, result.key), 3, small_stream)
+    model = Model("upgraded", trained, store, small_stream)
+    assert [block.task for block in model.gallery()] == [-1, 0, 1]
+    assert ranks_of(model) == result.record.ranks
+    assert model.search("a red circle", k=2)[0].score >= model.search("a red circle", k=2)[1].score
+    # without the stored features, all videos are encoded by the new model
+    afresh = Model("upgraded", replace(trained, galleries=()), store, small_stream)
+    assert ranks_of(afresh) == result.record.aged_ranks["100"]
+    # from a folder alone: features are saved there, and no file of weights is read
+    after = small_stream.after(1)
+    save_model(result.method, experiment.settings, after, tmp_path)
+    save_gallery(trained.galleries, after, "test", tmp_path)
+    alone = load(str(tmp_path), ExecutionConfig(runs=tmp_path / "none"))
+    assert [block.task for block in alone.gallery()] == [-1, 0, 1]
+    assert ranks_of(alone) == result.record.ranks
+
+
+def test_a_run_is_searched_before_at_and_after_its_upgrade(manifest, runs, capsys, tmp_path):
+    settings = {"upgrade.task": 2, "upgrade.backbone": "tiny-clip-stem", "optim.epochs": 1}
+    ctvr.run("clip4clip", manifest, settings=settings, runs=runs, keep_model=True)
+    execution = ExecutionConfig(runs=runs)
+    run = find_run("clip4clip", execution)
+    stream = execution.stream_of(run)
+    model = load("clip4clip", execution)
+    videos = [item.path for item in stream.items(0, "test")]
+    ranks = read_ranks(execution.tracker(), run.run_id).of
+    assert ranks_of(model) == ranks
+    for done in (2, 3):  # the weights of the last two tasks are kept
+        partly = load_task(run, execution, stream, done)
+        assert [block.task for block in partly.gallery()] == list(range(-1, done - 1))
+        assert len(partly.search("a red circle", k=1000)) == sum(len(stream.items(i, "test")) for i in range(done))
+    assert ranks_of(load_task(run, execution, stream, 3)) == ranks
+    assert ranks_of(load(str(execution.tracker().download(run.run_id, "model")), execution)) == ranks
+    export_hf(tmp_path / "hub", "clip4clip", execution)
+    hub = load(str(tmp_path / "hub"), execution)
+    assert torch.equal(hub.encode_text("a red circle"), model.encode_text("a red circle"))
+    # files of the user are the new model's
+    hits = model.search("a red circle", k=3, videos=videos)
+    shown = model.trained.method.base.score(
+        model.trained.method.base.encode_text(model._tokens(["a red circle"])), model.encode_video(videos)
+    )
+    assert [hit.path for hit in hits] == [videos[row] for row in shown[0].argsort(descending=True)[:3]]
+    newest = NewestModel("clip4clip", execution, Path(videos[0]).parent).load()
+    assert newest.search("a red circle", 2)[0].path in {str(p.resolve()) for p in Path(videos[0]).parent.iterdir()}
+    caption = stream.items(0, "test")[0].captions[0]
+    assert main(["search", caption, "--model", "clip4clip", "--runs", str(runs), "-k", "2"]) == 0
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        hit.video for hit in model.search(caption, k=2)
+    ]
+    with pytest.raises(ConfigError, match=r"another backbone from task 2 on \(upgrade\.task\)"):
+        next(load_task_checkpoints("clip4clip", execution))
+
+
+def test_a_queried_model_does_not_remember_every_text():
+    tokens = TwoTokenizers(*[lambda texts: torch.tensor([[len(text), 9] for text in texts])] * 2, None, most=2)
+    for length in range(1, 9):
+        tokens(["a" * length])
+        assert tokens.translate(torch.tensor([[length, 9]])).tolist() == [[length, 9]]
+    assert len(tokens._known) <= 3
 
 
 @pytest.mark.parametrize(
