@@ -16,7 +16,7 @@ import numpy as np
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import Column, Difference, Row, Value
 
-FRESH, GAP, COST = "index_fresh", "index_gap", "reencode_gmacs"
+FRESH, GAP, COST, AREA = "index_fresh", "index_gap", "reencode_gmacs", "backfilling"
 COLUMNS = {
     FRESH: (Column(FRESH, "R@1, index re-encoded"), "stream/index/r1_100"),
     GAP: (Column(GAP, "Gap"), "stream/index/gap"),
@@ -26,7 +26,8 @@ COLUMNS = {
 }
 NOTE = (
     "R@1, P % re-encoded: the same captions search the index with the oldest P % of the videos of earlier tasks as the "
-    "last model encodes them; index re-encoded: all of them. Gap: this less R@1, in points; T1, T2, ...: of the "
+    "last model encodes them; index re-encoded: all of them; mean over shares: the area under this curve (FastFill's "
+    "measure of back-filling). Gap: this less R@1, in points; T1, T2, ...: of the "
     "captions of one task. Brackets: 95 % interval of the gap over test videos and seeds (of one seed: over videos), "
     "for each cell alone. Gained, lost: captions that are right after or before re-encoding alone. GMACs to "
     "re-encode: of all old videos. FWT: R@1 of a task in its own gallery just before it is learned, less that of "
@@ -59,6 +60,8 @@ def age_values(means: Mapping[str, Value]) -> dict[str, Value]:
             found[f"distractors_{count[1]}"] = value
     if (curve := reencoding_curve(means)) and FRESH in found:
         found[COST] = Value(curve[-1][0])
+    if len(curve := share_curve(means)) > 2 and {curve[0][0], curve[-1][0]} == {0, 100}:
+        found[AREA] = Value(float(np.trapezoid([r1 for _, r1, _ in curve], [share / 100 for share, *_ in curve])))
     return found
 
 
@@ -69,6 +72,7 @@ def age_columns(rows: Sequence[Row]) -> list[Column]:
     tasks = sorted(key for key in known if re.fullmatch(r"gap_\d+", key))
     found = [COLUMNS[key][0] for key in (FRESH, GAP) if key in known]  # first: a screen shows what fits
     found += [Column(f"index_{share}", f"R@1, {share} % re-encoded") for share in shares]
+    found += [Column(AREA, "R@1, mean over shares")] if AREA in known else []
     found += [Column(key, f"Gap T{int(key[4:])}") for key in tasks if len(tasks) <= MOST_TASKS]
     found += [COLUMNS[key][0] for key in ("index_gained", "index_lost") if key in known]
     if COST in known:
@@ -90,6 +94,12 @@ def age_notes(rows: Sequence[Row]) -> list[str]:
     """Return the notes that explain these columns; none if no run measured them."""
     notes = [NOTE] if any(key in row.values for row in rows for key in (GAP, "fwt")) else []
     return [*notes, *([UNSEEN_NOTE] if unseen_columns(rows) else [])]
+
+
+def share_curve(means: Mapping[str, Value]) -> list[tuple[float, float, float]]:
+    """Return (percent of old videos that are re-encoded, mean R@1, std), by increasing share."""
+    found = {int(match[1]): value for metric, value in means.items() if (match := SHARE.fullmatch(metric))}
+    return [(float(share), found[share].mean, found[share].std) for share in sorted(found)]
 
 
 def reencoding_curve(means: Mapping[str, Value]) -> list[tuple[float, float, float]]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ctvr.orchestrator.tables.curves import OWN, changes
-from ctvr.orchestrator.tables.index_age import reencoding_curve
+from ctvr.orchestrator.tables.index_age import reencoding_curve, share_curve
 from ctvr.orchestrator.tables.sensitivity import line_of, sensitivity
 from ctvr.orchestrator.tables.table import Row, Table, Value, competes
 from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
@@ -133,6 +133,12 @@ def _reencoding(table: Table) -> list[Panel]:
     """Plot R@1 against the multiply-adds that re-encode a share of the old videos, oldest first."""
     lines = [Line(row.label, row.method, points) for row in table.rows if (points := reencoding_curve(row.extra))]
     return [Panel("multiply-adds spent on re-encoding (10^9)", "R@1 (%)", lines)] if lines else []
+
+
+def _backfilling(table: Table) -> list[Panel]:
+    """Plot R@1 against the share of the old videos that is re-encoded, oldest first (FastFill's curve)."""
+    lines = [Line(row.label, row.method, points) for row in table.rows if (points := share_curve(row.extra))]
+    return [Panel("old videos re-encoded (%)", "R@1 (%)", lines)] if lines else []
 
 
 def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list[Panel]:
@@ -272,6 +278,7 @@ FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "sums": ("R-Sum against multiply-adds (grey: no row beats these)", _sums),
     "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),
     "reencoding": ("R@1 after re-encoding a share of the index", _reencoding),
+    "backfilling": ("R@1 over the re-encoded share of old videos", _backfilling),
     "orders": ("robustness to the order of tasks", _orders),
     "experts": ("what each expert counts", _experts),
     "losses": ("loss while training", _losses),

@@ -9,10 +9,11 @@ import pytest
 from ctvr.orchestrator.pages.report import table_html
 from ctvr.orchestrator.tables.build import tables
 from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
-from ctvr.orchestrator.tables.index_age import NOTE, UNSEEN_NOTE
+from ctvr.orchestrator.tables.index_age import NOTE, UNSEEN_NOTE, age_values
 from ctvr.orchestrator.tables.intervals import paired_change
 from ctvr.orchestrator.tables.screen import to_text
 from ctvr.orchestrator.tables.significance import Ranks
+from ctvr.orchestrator.tables.table import Value
 from ctvr.orchestrator.tables.table_figures import drawings
 from tests.orchestrator.tables.test_build import run
 
@@ -61,7 +62,8 @@ def test_the_gap_has_an_interval_overall_and_for_each_task_in_every_format():
     keys = [column.key for column in table.columns]
     start = keys.index("index_fresh")
     assert keys[start:] == [
-        *("index_fresh", "index_gap", "index_25", "gap_01", "gap_02", "index_gained", "index_lost", "reencode_gmacs")
+        *("index_fresh", "index_gap", "index_25", "backfilling", "gap_01", "gap_02", "index_gained", "index_lost"),
+        "reencode_gmacs",
     ]
     (row,) = table.rows
     for key, value in (("index_gap", 15.0), ("gap_01", 45.0), ("gap_02", -15.0)):
@@ -80,6 +82,7 @@ def test_the_gap_has_an_interval_overall_and_for_each_task_in_every_format():
     assert float(line["gap_01_low"]) == pytest.approx(row.intervals["gap_01"].low, abs=1e-3)
     assert NOTE in table.notes
     assert row.values["reencode_gmacs"].mean == pytest.approx(0.7)
+    assert row.values["backfilling"].mean == pytest.approx(0.25 * (50 + 40.5) / 2 + 0.75 * (40.5 + 65) / 2)
 
 
 def test_interval_of_no_change_is_zero_and_needs_ranks():
@@ -111,14 +114,22 @@ def test_other_streams_have_columns_ordered_by_gallery_size():
     assert NOTE not in table.notes
 
 
+def test_the_mean_over_shares_is_that_of_the_worked_example():
+    """Section 4 of the definitions: 0, 25, 50, 75 and 100 % of the old videos, oldest first."""
+    r1 = dict(zip((0, 25, 50, 75, 100), (40.0, 100 / 3, 130 / 3, 110 / 3, 40.0)))
+    found = age_values({f"stream/index/r1_{share}": Value(value) for share, value in r1.items()})
+    assert found["backfilling"].mean == pytest.approx(38.33, abs=0.005)
+
+
 def test_r1_is_drawn_over_the_multiply_adds_that_each_share_costs():
     table = made(aged(0, BETTER), aged(1, BETTER))
     panels = {name: panels for name, _, panels in drawings(table)}
     (line,) = panels["reencoding"][0].lines
     assert [(round(x, 6), mean) for x, mean, _ in line.points] == [(0.0, 50.0), (0.14, 40.5), (0.7, 60.0)]
     assert line.points[1][2] == pytest.approx(np.std([40, 41], ddof=1))
+    assert [point[:2] for point in panels["backfilling"][0].lines[0].points] == [(0, 50.0), (25, 40.5), (100, 60.0)]
     (plain,) = tables([run()])
-    assert "reencoding" not in {name for name, *_ in drawings(plain)}
+    assert {"reencoding", "backfilling"}.isdisjoint(name for name, *_ in drawings(plain))
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (3, 0.0), (3, 0.05)])

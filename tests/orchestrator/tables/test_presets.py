@@ -30,7 +30,7 @@ from ctvr.orchestrator.tables.presets import (
 from ctvr.orchestrator.tracking.run_record import as_text
 
 ORIGINALS = "ctvr-table1-originals"
-UNSEARCHED = (ORIGINALS, "efficient-continual", "index-age", "camoe-fig6", "worlds")
+UNSEARCHED = (ORIGINALS, "efficient-continual", "index-age", "upgrade", "camoe-fig6", "worlds")
 GOOD = {"title": "t", "protocol": "ctvr", "stream": "shapes-5", "rows": [{"name": "lwf"}]}
 
 
