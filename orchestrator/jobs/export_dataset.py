@@ -47,7 +47,9 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         kind = "images" if stream.domain == "images" else "features"
         raise ConfigError(f"--hf: stream {stream.name} has {kind} instead of videos. Omit --hf.")
     if stream.is_chunked:
-        raise ConfigError(f"--hf: stream {stream.name} is cut into chunks, which a data set cannot say. Omit _chunks.")
+        raise ConfigError(
+            f"--hf: stream {stream.name} is cut into chunks, which a data set cannot say. Omit _chunks or _drift."
+        )
     create_output_dir(out)
     stream = load_stream(manifest, places.root, places.videos)  # renders videos, after all checks
     if missing := missing_videos(stream):

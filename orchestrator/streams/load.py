@@ -43,8 +43,9 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     Args:
         name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "worlds-5_conflict0"
             for a stream with a dial that differs from its default; "shapes-5_blurry20" for blurry boundaries
-            (`Stream.blurred`); "shapes-5_chunks7" for boundaries that the method does not know (`Stream.chunked`); with
-            several, blur, chunks, order; "msrvtt-10" for `<root>/streams/msrvtt-10.json`; or a path to a .json file.
+            (`Stream.blurred`); "shapes-5_chunks7" (`Stream.chunked`) or "shapes-5_drift48" (`Stream.cut_at_drift`) for
+            boundaries that the method does not know; with several, blur, chunks, order; "msrvtt-10" for
+            `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the data folder, which contains rendered streams and `streams/`.
         videos: the base folder of the manifest's paths; default: the manifest's own `videos`.
         render: render the videos of an embedded stream if they do not exist; False loads only the description.
@@ -56,9 +57,10 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     if render and name != plain_name(name) and is_embedded(name):
         load_stream(name, root, videos, render=False)  # refuses a wrong suffix before anything is rendered
     written, order = split_order(name)
-    ordered, count = _split_chunks(written)
-    if count is not None:  # the tasks arrive in their order
-        return load_stream(f"{ordered}@{order}" if order else ordered, root, videos, render).chunked(count)
+    ordered, kind, count = _split_chunks(written)
+    if kind:  # the tasks arrive in their order
+        whole = load_stream(f"{ordered}@{order}" if order else ordered, root, videos, render)
+        return whole.chunked(count) if kind == "chunks" else whole.cut_at_drift(count)
     if order:
         return load_stream(written, root, videos, render).in_order(order)
     written, percent = _split_blur(name)
@@ -91,10 +93,10 @@ def plain_name(name: str) -> str:
     return _split_blur(_split_chunks(split_order(name)[0])[0])[0]
 
 
-def _split_chunks(name: str) -> tuple[str, int | None]:
-    """Split `NAME_chunks7` into the stream's name and the number of chunks; None if none is given."""
-    match = re.fullmatch(r"(.+)_chunks(\d+)", name)
-    return (match[1], int(match[2])) if match else (name, None)
+def _split_chunks(name: str) -> tuple[str, str, int]:
+    """Split `NAME_chunks7` or `NAME_drift48` into the stream's name, `chunks` or `drift`, and the number."""
+    match = re.fullmatch(r"(.+)_(chunks|drift)(\d+)", name)
+    return (match[1], match[2], int(match[3])) if match else (name, "", 0)
 
 
 def _split_blur(name: str) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.streams.drift import LEAST, chunk_ends
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
 
 Domain = Literal["videos", "images", "questions"]
@@ -229,14 +230,7 @@ class Stream:
         Raises:
             ConfigError: for a stream without captions, and if no chunk is complete at the end of the first task.
         """
-        name = f"{self.name}_chunks{count}"
-        if self.domain != "videos":
-            raise ConfigError(f"stream: {name}: needs videos with captions. Omit _chunks{count}.")
-        arrived = [
-            (place, row)
-            for place, task in enumerate(self.tasks)
-            for row in sorted(range(len(task.train)), key=lambda row, task=task: _draw(task.train[row]))  # type: ignore[misc]
-        ]
+        name, arrived = f"{self.name}_chunks{count}", self._arrived(f"_chunks{count}")
         total, first = len(arrived), len(self.tasks[0].train)
         least = total // (first + 1) + 1
         if not least <= count <= total:
@@ -244,9 +238,42 @@ class Stream:
                 f"stream: {name}: chunks of {total} training videos must be complete at the end of the first task, "
                 f"which has {first}. Use {least} to {total} chunks."
             )
+        return self._cut(name, arrived, [total * number // count for number in range(1, count + 1)])
+
+    def cut_at_drift(self, longest: int) -> Stream:
+        """Return the stream with boundaries that the method does not know: a chunk ends where the captions change.
+
+        As `chunked`, except that a chunk ends before a video at which a test (drift.py) finds that the words of the
+        captions have changed, or when it has `longest` videos.
+
+        Raises:
+            ConfigError: for a stream without captions, and if no chunk may be complete at the end of the first task.
+        """
+        name, arrived = f"{self.name}_drift{longest}", self._arrived(f"_drift{longest}")
+        first = len(self.tasks[0].train)
+        if not LEAST <= longest <= first:
+            raise ConfigError(
+                f"stream: {name}: the number after _drift is the most training videos of a chunk, at least {LEAST} and "
+                f"at most the {first} of the first task. "
+                + (f"Write {self.name}_drift{first}." if first >= LEAST else f"Omit _drift{longest}.")
+            )
+        captions = [self.tasks[place].train[row].captions for place, row in arrived]
+        return self._cut(name, arrived, chunk_ends(captions, longest))
+
+    def _arrived(self, suffix: str) -> list[tuple[int, int]]:
+        """Return (task, row) of the training videos in the order in which they arrive."""
+        if self.domain != "videos":
+            raise ConfigError(f"stream: {self.name}{suffix}: needs videos with captions. Omit {suffix}.")
+        return [
+            (place, row)
+            for place, task in enumerate(self.tasks)
+            for row in sorted(range(len(task.train)), key=lambda row, task=task: _draw(task.train[row]))  # type: ignore[misc]
+        ]
+
+    def _cut(self, name: str, arrived: list[tuple[int, int]], ends: list[int]) -> Stream:
         learned: list[list[Item]] = [[] for _ in self.tasks]
-        for number in range(count):
-            part = sorted(arrived[total * number // count : total * (number + 1) // count])
+        for number, (start, end) in enumerate(zip([0, *ends], ends)):
+            part = sorted(arrived[start:end])
             learned[part[-1][0]] += [replace(self.tasks[place].train[row], chunk=number) for place, row in part]
         made = tuple(replace(task, train=tuple(items)) for task, items in zip(self.tasks, learned))
         return replace(self, name=name, tasks=made, paper=None)

@@ -51,7 +51,7 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
     epoch. Losses have no value there, so these steps are skipped. Empty too where boundaries are hidden: figures draw
     tasks of equally many epochs.
     """
-    if "_chunks" in runs[0].tags.get("ctvr.stream", ""):
+    if any(cut in runs[0].tags.get("ctvr.stream", "") for cut in ("_chunks", "_drift")):
         return {}
     shared = sorted(set.intersection(*(set(run.metrics) for run in runs)))
     known = [match[1] for key in shared if (match := TRAINING.fullmatch(key))]

@@ -16,6 +16,7 @@ REFUSED = [
     "run lwf shapes-5 method.base=nope",
     "run clip4clip shapes-5_blurry0",
     "run clip4clip shapes-5_chunks0",
+    "run clip4clip shapes-5_drift65",
     "run clip4clip worlds-5_nope3",
     f"{RUN} method.lr=-1",
     f"{RUN} method.lr=x --smoke",

@@ -60,6 +60,33 @@ def test_an_untrained_model_does_not_depend_on_boundaries(chunks, manifest, smal
     assert numbers(hidden) == numbers(plain)
 
 
+@pytest.fixture
+def drifting(manifest) -> str:
+    """A manifest with 24 training videos in each task, whose words belong to the task; chunks end at a drift signal."""
+    path = Path(manifest)
+    told = json.loads(path.read_text())
+    for number, task in enumerate(told["tasks"]):
+        captions = [f"the{number} small{number} {word}{number}" for word in ("cat", "dog", "hen")]
+        task["train"] = [
+            {**item, "video": f"{item['video']}_{copy}", "captions": [captions[copy % 3], "one more"]}
+            for copy in range(6)
+            for item in task["train"]
+        ]
+    (path.parent / "drifting.json").write_text(json.dumps(told))
+    return str(path.parent / "drifting.json_drift13")
+
+
+@pytest.mark.parametrize("method", ["framefusion_moe", "er_ring"])
+def test_a_run_killed_between_chunks_of_a_drift_signal_ends_as_an_unbroken_one(method, drifting, small_stream, runs):
+    found = load_stream(drifting, runs)
+    sizes = [len(chunk.train) for chunk in found.method_tasks]
+    assert sizes[::2] == [13, 13, 13]
+    assert 10 <= min(sizes[1:-1:2]) <= max(sizes[1:-1:2]) < 13, "the signal ends them"
+    unbroken, resumed = unbroken_and_resumed(made(method, drifting, small_stream), runs)
+    assert resumed.record.done == 3
+    assert len(unbroken.record.training) == len(sizes)
+
+
 @pytest.mark.parametrize("method", SOME)
 @pytest.mark.parametrize("is_uneven", [False, True])
 def test_a_run_killed_between_chunks_ends_as_an_unbroken_one(method, is_uneven, manifest, uneven, small_stream, runs):
