@@ -40,6 +40,7 @@ TITLES = {
     "tempme-table2": "TempMe Table 2, efficient adaptation",
     "tempme-table7": "TempMe Table 7, questions",
     "index-age": "age of the index (ours)",
+    "upgrade": "upgrade within a stream (ours)",
     "efficient-continual": "continual methods with fewer tokens (ours)",
     "bmu-table2": "BMU-MoCo Table 2, ablation",
     "bmu-table4": "BMU-MoCo Table 4, images",

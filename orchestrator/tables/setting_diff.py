@@ -84,7 +84,7 @@ def is_equal(a: str, b: str) -> bool:
 
 def listed(found: Mapping[str, tuple[str, str]]) -> list[str]:
     """Format each difference as `optim.lr 1e-05 (paper 1e-06)`."""
-    return [f"{name} {ours} (paper {papers})" for name, (ours, papers) in found.items()]
+    return [f"{name} {ours or 'none'} (paper {papers or 'none'})" for name, (ours, papers) in found.items()]
 
 
 def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_rest: bool = False) -> str:
