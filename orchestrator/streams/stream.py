@@ -16,6 +16,7 @@ from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.drift import LEAST, chunk_ends
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
+from ctvr.orchestrator.streams.survivors import survivors_note
 
 Domain = Literal["videos", "images", "questions"]
 Segment = tuple[float, float]
@@ -79,6 +80,7 @@ class Stream:
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table that this stream is compared with
     dropped: int = 0  # videos removed by `drop_videos`
+    lost_captions: int = 0  # captions of these that are in the test split
     text_features: str | None = None  # file with features of all captions, if any (data/)
     held_out: int = 0  # validation videos per category, taken from the published training split
     order: int = 0  # seed of the task order; 0: the order of the manifest
@@ -302,7 +304,9 @@ class Stream:
         if self.protocol not in PROTOCOLS:
             marks.append(f"evaluated by the protocol {self.protocol} of another package: compare its own rows only")
         if self.dropped:
-            marks.append(f"{self.dropped} missing videos left out: not comparable with the paper")
+            left = sum(len(item.captions) for task in self.tasks for item in task.test)
+            bounds = survivors_note(self.lost_captions, left)
+            marks.append(f"{self.dropped} missing videos left out: not comparable with the paper{bounds}")
         return "; ".join(marks)
 
 

@@ -160,4 +160,6 @@ def drop_videos(stream: Stream, missing: Iterable[Item]) -> Stream:
                 )
         tasks.append(StreamTask(task.name, task.categories, **kept))
     dropped = sum(item.video in gone for _, _, item in iter_items(stream))
-    return dataclasses.replace(stream, tasks=tuple(tasks), paper=None, dropped=stream.dropped + dropped)
+    captions = sum(len(item.captions) for task in stream.tasks for item in task.test if item.video in gone)
+    counts = {"dropped": stream.dropped + dropped, "lost_captions": stream.lost_captions + captions}
+    return dataclasses.replace(stream, tasks=tuple(tasks), paper=None, **counts)

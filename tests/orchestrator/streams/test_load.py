@@ -14,6 +14,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.load import available_streams, load_stream
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.streams.stream import Stream, describe
+from ctvr.orchestrator.streams.survivors import survivors_note
 from ctvr.orchestrator.streams.videos import check_videos, drop_videos, missing_videos
 
 
@@ -324,6 +325,9 @@ def test_leaving_videos_out_changes_the_digest_and_is_marked(manifest: dict[str,
     assert less.digest != stream.digest
     assert less.paper is None
     assert "1 missing videos left out" in less.table_caveat
+    captions = [sum(len(item.captions) for task in each.tasks for item in task.test) for each in (stream, less)]
+    assert survivors_note(captions[0] - captions[1], captions[1]) in less.table_caveat
+    assert drop_videos(stream, [stream.items(0, "train")[0]]).table_caveat.endswith("not comparable with the paper")
     assert less.categories == stream.categories
 
 
