@@ -161,5 +161,5 @@ def drop_videos(stream: Stream, missing: Iterable[Item]) -> Stream:
         tasks.append(StreamTask(task.name, task.categories, **kept))
     dropped = sum(item.video in gone for _, _, item in iter_items(stream))
     captions = sum(len(item.captions) for task in stream.tasks for item in task.test if item.video in gone)
-    counts = {"dropped": stream.dropped + dropped, "lost_captions": stream.lost_captions + captions}
-    return dataclasses.replace(stream, tasks=tuple(tasks), paper=None, **counts)
+    dropped, captions = stream.dropped + dropped, stream.lost_captions + captions
+    return dataclasses.replace(stream, tasks=tuple(tasks), paper=None, dropped=dropped, lost_captions=captions)
