@@ -11,15 +11,17 @@ video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
     stream/index/gained, lost   % of captions that are right on one of the two galleries alone; gap = gained - lost
     stream/index/update         R@1 of the captions and stored videos of earlier tasks, now less after the task before
     stream/index/update_gained, update_lost    % of these captions that are right only now, or were only then
+    stream/index/update_gain    `update` over the change that the same captions have with these videos re-encoded
     stream/index/videos         videos that were encoded for this after this task; seconds: the time that it took
     stream/index/videos_P       videos of the searched gallery that the present model encoded after their task
     stream/index/bytes          size of the stored features of all tasks so far, in float32
 
 BCT's criterion of backward compatibility (Shen et al., CVPR 2020) holds between two tasks where `update` > 0: more
-captions find the same stored videos, without the newest task's, than before. Gaps need P = 100. They are R@1 in points,
-over all captions so far (each counts once). A re-encoded gallery is not an upper bound: its old videos compete better
-with the new ones, and `gap` can be negative. The ranks at every P are kept in the record of the run
-(`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
+captions find the same stored videos, without the newest task's, than before. Its update gain is 1 where that is as much
+as re-encoding these videos gives, and absent where re-encoding changes nothing. Gaps and the gain need P = 100. Gaps
+are R@1 in points, over all captions so far (each counts once). A re-encoded gallery is not an upper bound: its old
+videos compete better with the new ones, and `gap` can be negative. The ranks at every P are kept in the record of the
+run (`RunState.aged_ranks`). FastFill calls the curve over P back-filling.
 
 Shapes: Q captions, V videos, T tasks.
 """
@@ -114,10 +116,14 @@ def measure_ages(
         found |= _gaps(ranked[0], ranked[100], offsets(len(q.target) for q in queries))
     past = [name for asked in queries[:-1] for name in asked.names]
     if past and not reencodes and former.keys() >= set(past):
-        kept = features[: len(stored) - 1] if len(features) > 1 else features
-        about = queries[:-1], stored[:-1], config, context.device, as_matrix
-        now = rank_features(context.method, [each[: len(past)] for each in kept], *about)
-        found |= _update(torch.tensor([former[name] for name in past]), now.to_videos)
+
+        def ranks_of(asked: Sequence[Tensor], galleries: Sequence[Tensor]) -> Tensor:
+            kept = asked[: len(stored) - 1] if len(asked) > 1 else asked
+            about = queries[:-1], galleries[:-1], config, context.device, as_matrix
+            return rank_features(context.method, [each[: len(past)] for each in kept], *about).to_videos
+
+        afresh = ranks_of(features if unmoved is None else unmoved, fresh) if 100 in ranked else None
+        found |= _update(torch.tensor([former[name] for name in past]), ranks_of(features, stored), afresh)
     old = {share: sum(_counts(sizes, 100 if reencodes else share)) for share in shares}
     found |= {f"stream/index/videos_{share}": float(count) for share, count in old.items()}
     found["stream/index/videos"] = float(sum(counts))
@@ -170,11 +176,18 @@ def _gaps(stored: Ranked, fresh: Ranked, rows: Sequence[int]) -> dict[str, float
     return found
 
 
-def _update(before: Tensor, after: Tensor) -> dict[str, float]:
-    """Return the change between two ranks (Q,) of the same captions among the same stored videos."""
+def _update(before: Tensor, after: Tensor, afresh: Tensor | None = None) -> dict[str, float]:
+    """Return the change between two ranks (Q,) of the same captions among the same stored videos.
+
+    Args:
+        before, after: by the model after the former task, and by the present one.
+        afresh: by the present one, among the same videos re-encoded.
+    """
     gained, lost = _flips(before, after)
     change = metrics.recall(after, 1) - metrics.recall(before, 1)
-    return {"stream/index/update": change, "stream/index/update_gained": gained, "stream/index/update_lost": lost}
+    found = {"stream/index/update": change, "stream/index/update_gained": gained, "stream/index/update_lost": lost}
+    possible = 0.0 if afresh is None else metrics.recall(afresh, 1) - metrics.recall(before, 1)
+    return {**found, "stream/index/update_gain": change / possible} if possible else found
 
 
 def _flips(before: Tensor, after: Tensor) -> tuple[float, float]:

@@ -86,7 +86,13 @@ def test_the_example_has_the_compatibility_of_its_sheet(old, new, example):
     text, video, expected = example
     stored = [video[k + 1, 10 * k : 10 * k + 10] for k in range(old)]
     before, after = (searched(text[model, : 10 * old], stored).to_videos for model in (old, new))
-    found, row = _update(before, after), expected["BCT"][f"{old}->{new}"]
+    again = [video[new, 10 * k : 10 * k + 10] for k in range(old)]
+    afresh = searched(text[new, : 10 * old], again).to_videos
+    found, row = _update(before, after, afresh), expected["BCT"][f"{old}->{new}"]
+    assert found["stream/index/update_gain"] == pytest.approx(
+        (row["new_old"] - row["old_old"]) / (row["new_new"] - row["old_old"])
+    )
+    assert "stream/index/update_gain" not in {*_update(before, after), *_update(before, after, before)}
     assert found["stream/index/update"] == pytest.approx(row["new_old"] - row["old_old"])
     assert (found["stream/index/update"] > 0) == row["holds"]
     assert found["stream/index/update_gained"] == pytest.approx(row["PFR"])

@@ -98,6 +98,9 @@ def test_columns_of_ages_work_on_it(queries, manifest, small_stream, runs):
     if queries == "both":  # the captions and videos of task 1 are those of the old model, before and after the upgrade
         assert updates[1] == [0.0] * 3
     assert all(change == pytest.approx(gained - lost) for change, gained, lost in updates[1:])
+    row = record.metrics[1]  # one old task: its own gallery is all that is old
+    possible = record.own[1][0] + row["task_01/index/gap_own"] - record.own[0][0]
+    assert row.get("stream/index/update_gain") == (pytest.approx(updates[1][0] / possible) if possible else None)
     assert set(record.aged_ranks) == {"0", "50", "100"}
     assert record.aged_ranks["0"] == record.ranks
 
