@@ -1,8 +1,8 @@
 """Change detection in a stream of captions by the Page-Hinkley test (`Stream.cut_at_drift`).
 
 The test is Page's ("Continuous inspection schemes", Biometrika 41, 1954) with Hinkley's estimate of the mean
-(Biometrika 58, 1971), as surveys of concept drift give it; both papers from memory, not read again. Its input is ours:
-how badly the words of a new video's captions fit the words since the last change, in nats for each word. No model is
+(Biometrika 58, 1971), as surveys of concept drift give it; neither paper was read for this code. Its input is ours: how
+badly the words of a new video's captions fit the words since the last change, in nats for each word. No model is
 needed, so the boundaries of a stream are known when it is loaded, and all methods and seeds have the same.
 
     x_i = mean of -ln p(w) over the words w of video i,   p(w) = (count(w) + 1) / (words + distinct words + 1)
