@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
 
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
@@ -141,51 +140,23 @@ def available_streams(root: Path) -> list[str]:
     return [*RENDERED, *sorted({*found, *plugins()} - set(RENDERED))]
 
 
-def embedded_settings(name: str) -> dict[str, Any] | None:
-    """Return the recommended settings of an embedded stream without rendering it; None for other streams."""
-    name = plain_name(name)
-    if _with_dials(name):
-        from ctvr.orchestrator.synthetic import worlds_stream
-
-        worlds_stream.split_dials(name)
-        return dict(worlds_stream.SETTINGS)
-    if name not in RENDERED:
-        return None
-    from ctvr.orchestrator.synthetic import cvlm as shapes_cvlm
-    from ctvr.orchestrator.synthetic import images, questions
-    from ctvr.orchestrator.synthetic import stream as shapes
-
-    others = {"shapes-cvlm": shapes_cvlm.SETTINGS, images.NAME: images.SETTINGS, questions.NAME: questions.SETTINGS}
-    return dict(others.get(name, shapes.SETTINGS))
-
-
 def _load_rendered(name: str, root: Path, render: bool) -> Stream:
-    from ctvr.orchestrator.synthetic import images
+    from ctvr.orchestrator.synthetic import cvlm, images, questions, worlds_stream
     from ctvr.orchestrator.synthetic import stream as shapes
 
-    if name == images.NAME:
-        return parse_manifest(images.render_images(root, videos=render), source=name, base=root)
+    others = {
+        "shapes-cvlm": cvlm.render_cvlm,
+        images.NAME: images.render_images,
+        questions.NAME: questions.render_questions,
+    }
     if _with_dials(name):
-        from ctvr.orchestrator.synthetic import worlds_stream
-
         written, dials = worlds_stream.split_dials(name)
-        made = worlds_stream.render_worlds(root, RENDERED[written] or 0, dials, videos=render)
-        return parse_manifest(made, source=name, base=root)
-    if name == "shapes-qa":
-        from ctvr.orchestrator.synthetic import questions
-
-        return parse_manifest(questions.render_questions(root, videos=render), source=name, base=root)
-    num_tasks = RENDERED[name]
-    manifest: Any = (
-        shapes.render_cvlm(root, videos=render)
-        if num_tasks is None
-        else shapes.render_stream(root, num_tasks, videos=render)
-    )
-    base = root
-    if isinstance(manifest, str | Path):
-        base = Path(manifest).parent
-        manifest = read_json(Path(manifest))
-    return parse_manifest(manifest, source=name, base=base)
+        manifest = worlds_stream.render_worlds(root, RENDERED[written] or 0, dials, videos=render)
+    elif name in others:
+        manifest = others[name](root, videos=render)
+    else:
+        manifest = shapes.render_stream(root, RENDERED[name] or 0, videos=render)
+    return parse_manifest(manifest, source=name, base=root)
 
 
 def _unknown_stream(name: str, root: Path) -> str:

@@ -231,18 +231,16 @@ def draw_shot(data_set: int, action: int, rng: Generator) -> Shot:
     return Shot(data_set, action, pick(rng, source.places), main, beside, turned, int(rng.integers(2**31)))
 
 
-def render_cvlm(
-    root: Path, seed: int = 0, workers: int | None = None, progress: bool = True, videos: bool = True
-) -> dict[str, Any]:
+def render_cvlm(root: Path, videos: bool = True) -> dict[str, Any]:
     """Render the five data sets below `root` unless they exist, and return the stream's manifest.
 
     Per task 64 training, 32 validation and 64 test clips in four categories. Arguments, errors and the
     manifest are those of `stream.render_stream`, with the protocol "cvlm".
     """
-    folder = Path(root) / f"shapes-cvlm-v{VERSION}-seed{seed}"
-    plan = _plan(seed)
+    folder = Path(root) / f"shapes-cvlm-v{VERSION}-seed0"
+    plan = _plan(0)
     if videos:
-        render_files(folder, [clip for _, _, clip, _ in plan], workers, progress)
+        render_files(folder, [clip for _, _, clip, _ in plan])
     tasks = []
     for index, source in enumerate(DATA_SETS):
         task: dict[str, Any] = {"name": source.name, "categories": [_category(source, a) for a in source.actions]}

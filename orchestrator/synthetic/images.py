@@ -87,18 +87,17 @@ def _pattern(kind: str, u: Array, v: Array, rng: Generator) -> Any:
     return np.sin(np.arctan2(y, x) * rng.integers(5, 9) + 2 * np.pi * rng.random()) > 0  # rays
 
 
-def render_images(root: Path, seed: int = 0, videos: bool = True) -> dict[str, Any]:
+def render_images(root: Path, videos: bool = True) -> dict[str, Any]:
     """Paint the images below `root` unless they exist, and return the stream's manifest.
 
     Args:
         root: the data folder.
-        seed: of all images. Classes and their order are the same for every seed.
         videos: False returns the manifest without painting.
 
     Raises:
         ConfigError: if `root` cannot be written.
     """
-    folder, kinds = Path(root) / f"{NAME}-v{VERSION}-seed{seed}", list(PATTERNS)
+    folder, kinds = Path(root) / f"{NAME}-v{VERSION}-seed0", list(PATTERNS)
     tasks: list[dict[str, Any]] = []
     for start in range(0, len(kinds), CLASSES_PER_TASK):
         classes = kinds[start : start + CLASSES_PER_TASK]
@@ -108,7 +107,7 @@ def render_images(root: Path, seed: int = 0, videos: bool = True) -> dict[str, A
             for kind in classes:
                 path = folder / split / f"{kind}.npy"
                 if videos:
-                    _write(path, [[seed, kinds.index(kind), key, number] for number in range(count)], kind)
+                    _write(path, [[0, kinds.index(kind), key, number] for number in range(count)], kind)
                 task[split].append(
                     {"video": f"{split}_{kind}", "path": f"{folder.name}/{split}/{path.name}", "category": kind}
                 )

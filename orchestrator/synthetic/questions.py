@@ -17,13 +17,13 @@ NAME, TASKS = "shapes-qa", 5
 SETTINGS: dict[str, Any] = {**shapes.SETTINGS, "optim.epochs": 30, "optim.lr_scale": 20}  # towers with new weights
 
 
-def render_questions(root: Path, seed: int = 0, videos: bool = True) -> dict[str, Any]:
+def render_questions(root: Path, videos: bool = True) -> dict[str, Any]:
     """Return the stream's manifest; render its videos below `root` unless they exist.
 
     Arguments and errors are those of `synthetic.stream.render_stream`.
     """
-    manifest = shapes.render_stream(root, TASKS, seed, videos=videos)
-    scenes = {clip.path: clip.scene for clip, _ in shapes.plan(seed)}
+    manifest = shapes.render_stream(root, TASKS, videos=videos)
+    scenes = {clip.path: clip.scene for clip, _ in shapes.plan(0)}
     for task in manifest["tasks"]:
         for split in shapes.SPLITS:
             for item in task[split]:

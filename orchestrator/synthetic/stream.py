@@ -15,21 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.synthetic.cvlm import render_cvlm
-from ctvr.orchestrator.synthetic.drawing import Pixels
 from ctvr.orchestrator.synthetic.scenes import CATEGORIES, Scene, draw_scene
 from ctvr.orchestrator.synthetic.video_files import Clip, render_files
-
-__all__ = ["SETTINGS", "probe_clips", "render_cvlm", "render_stream"]
 
 VERSION = 1  # raise it whenever pixels or captions change
 TASK_COUNTS = (5, 10, 20)
 SPLITS = ("train", "val", "test")
-PROBE = 3  # key of the probe's scenes, different from the splits'
 SETTINGS: dict[str, Any] = {
     "backbone.name": "tiny-clip",
     "backbone.weights": "shipped",
@@ -54,14 +47,7 @@ class Share:
 SHARES = {"test": Share(1, 4, 16), "val": Share(2, 2, 4), "train": Share(0, 4, 8)}
 
 
-def render_stream(
-    root: Path,
-    num_tasks: int = 10,
-    seed: int = 0,
-    workers: int | None = None,
-    progress: bool = True,
-    videos: bool = True,
-) -> dict[str, Any]:
+def render_stream(root: Path, num_tasks: int = 10, seed: int = 0, videos: bool = True) -> dict[str, Any]:
     """Render the videos below `root` unless they exist, and return the stream's manifest.
 
     All numbers of tasks share one set of videos, `root/shapes-v1-seed<seed>/{train,val,test}/*.mp4`; a missing or
@@ -71,8 +57,6 @@ def render_stream(
         root: the data folder.
         num_tasks: 5, 10 or 20.
         seed: of scenes and captions. The categories and their order are the same for every seed.
-        workers: rendering processes; default: the cores available to this process, at most 8.
-        progress: show a progress bar on stderr while rendering.
         videos: False returns the manifest without rendering.
 
     Raises:
@@ -83,7 +67,7 @@ def render_stream(
     folder = Path(root) / f"shapes-v{VERSION}-seed{seed}"
     clips = plan(seed)
     if videos:
-        render_files(folder, [clip for clip, _ in clips], workers, progress)
+        render_files(folder, [clip for clip, _ in clips])
     groups = np.split(np.random.default_rng(0).permutation(len(CATEGORIES)), num_tasks)
     tasks = []
     for number, group in enumerate(groups, start=1):
@@ -98,29 +82,6 @@ def render_stream(
             ]
         tasks.append(task)
     return {"format": 1, "name": f"shapes-{num_tasks}", "protocol": "ctvr", "tasks": tasks, "settings": dict(SETTINGS)}
-
-
-def probe_clips(
-    category: str = "traffic", scenes: int = 48, seed: int = 1, num_frames: int = 8, size: int = 64
-) -> tuple[Pixels, NDArray[np.int64]]:
-    """Render clips that test whether a network sees the direction of time.
-
-    Returns:
-        frames (2N, T, S, S, 3) uint8, each scene followed by its exact reversal, and labels (2N,): 0 forward,
-        1 backward. Both have the same frames, so the mean over frames scores exactly 50 %.
-
-    Raises:
-        ConfigError: for an unknown category.
-    """
-    names = [c.name for c in CATEGORIES]
-    if category not in names:
-        raise ConfigError(f"category: {category!r} does not exist.{suggest(category, names)} All: {', '.join(names)}.")
-    index, clips = names.index(category), []
-    for number in range(scenes):
-        scene = draw_scene(index, np.random.default_rng([seed, index, PROBE, number]))
-        forward = scene.render(backward=False, frames=num_frames, size=size)
-        clips += [forward, forward[::-1]]
-    return np.stack(clips), np.tile(np.array([0, 1]), scenes)
 
 
 @lru_cache(maxsize=2)

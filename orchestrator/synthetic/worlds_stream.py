@@ -67,13 +67,7 @@ def joined(name: str, dials: Dials) -> str:
 
 
 def render_worlds(
-    root: Path,
-    num_tasks: int = 5,
-    dials: Dials = DEFAULT,
-    seed: int = 0,
-    workers: int | None = None,
-    progress: bool = True,
-    videos: bool = True,
+    root: Path, num_tasks: int = 5, dials: Dials = DEFAULT, seed: int = 0, videos: bool = True
 ) -> dict[str, Any]:
     """Render the videos below `root` unless they exist, and return the stream's manifest.
 
@@ -87,7 +81,7 @@ def render_worlds(
     plans = [plan(index, dials, seed) for index in range(num_tasks)]
     for start in range(0, num_tasks, TOGETHER) if videos else ():
         clips = [clip for made in plans[start : start + TOGETHER] for _, clip, _ in made]
-        render_files(folder / _part(start), clips, workers, progress, FILM)
+        render_files(folder / _part(start), clips, film=FILM)
     tasks = []
     for index, made in enumerate(plans):
         base = f"{folder.name}/{_part(index)}"

@@ -4,6 +4,7 @@ The probe is `traffic`: a car overtakes a truck, and every clip comes with its e
 hold the same frames, so any mean over frames is the same for both.
 """
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,13 +14,20 @@ from ctvr.methods.backbone.clip import BlockSeams
 from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.layers.temporal import FrameFusion
-from ctvr.orchestrator.synthetic.stream import probe_clips
+from ctvr.orchestrator.synthetic.scenes import CATEGORIES, draw_scene
+
+PROBE = 3  # in the seeds of its scenes: differs from the streams' splits
 
 
 def clips(seed: int, scenes: int) -> tuple[Tensor, Tensor]:
-    frames, labels = probe_clips("traffic", scenes, seed)
-    x = torch.from_numpy(frames.copy()).permute(0, 1, 4, 2, 3).float() / 255
-    return (x - 0.5) / 0.25, torch.from_numpy(labels.copy())
+    """Normalised clips (2N, T, 3, S, S), each scene followed by its reversal, and labels: 0 forward, 1 backward."""
+    index, found = [each.name for each in CATEGORIES].index("traffic"), []
+    for number in range(scenes):
+        scene = draw_scene(index, np.random.default_rng([seed, index, PROBE, number]))
+        forward = scene.render(backward=False, frames=8, size=64)
+        found += [forward, forward[::-1]]
+    x = torch.from_numpy(np.stack(found)).permute(0, 1, 4, 2, 3).float() / 255
+    return (x - 0.5) / 0.25, torch.tensor([0, 1] * scenes)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 import copy
 import json
 import pickle
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -271,12 +269,10 @@ def test_embedded_streams_are_rendered_below_the_root(
     manifest: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     asked: list[Any] = []
-    fake = types.ModuleType("ctvr.orchestrator.synthetic.stream")
     del manifest["videos"]
-    fake.render_stream = lambda root, tasks, videos: asked.append(tasks) or manifest  # type: ignore[attr-defined]
-    fake.render_cvlm = lambda root, videos: asked.append("cvlm") or manifest  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ctvr.orchestrator.synthetic.stream", fake)
-    monkeypatch.setattr("ctvr.orchestrator.synthetic.stream", fake, raising=False)
+    rendered = "ctvr.orchestrator.synthetic"
+    monkeypatch.setattr(f"{rendered}.stream.render_stream", lambda root, tasks, videos: asked.append(tasks) or manifest)
+    monkeypatch.setattr(f"{rendered}.cvlm.render_cvlm", lambda root, videos: asked.append("cvlm") or manifest)
     stream = load_stream(name, tmp_path)
     assert asked == [{"shapes-5": 5, "shapes-cvlm": "cvlm"}[name]]
     assert stream.tasks[0].train[0].path == str(tmp_path / "clips" / "a.mp4")

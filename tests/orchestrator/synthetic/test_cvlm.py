@@ -9,7 +9,6 @@ import pytest
 
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.synthetic import cvlm as shapes_cvlm
-from ctvr.orchestrator.synthetic import stream as shapes
 from ctvr.orchestrator.synthetic.cvlm import DATA_SETS, CameraStyle, draw_shot
 from ctvr.orchestrator.synthetic.drawing import BACKGROUNDS
 from ctvr.orchestrator.synthetic.motion import MOTIONS
@@ -20,7 +19,7 @@ SPLITS = ("train", "val", "test")
 @pytest.fixture
 def manifest(monkeypatch, tmp_path):
     monkeypatch.setattr(shapes_cvlm, "render_files", lambda *_: "")
-    return shapes.render_cvlm(tmp_path)
+    return shapes_cvlm.render_cvlm(tmp_path)
 
 
 def test_each_task_is_a_whole_data_set_over_its_own_categories(manifest, tmp_path):

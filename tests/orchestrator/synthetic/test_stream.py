@@ -113,26 +113,6 @@ def test_shared_nouns_name_different_shapes_in_different_categories():
     assert all(len(meanings[noun]) >= 3 for noun in ("player", "piece", "toy", "gem", "runner"))
 
 
-def test_probe_clips_are_exact_reversals_with_balanced_labels():
-    frames, labels = shapes.probe_clips(scenes=3, size=32)
-    assert frames.shape == (6, 8, 32, 32, 3)
-    assert frames.dtype == np.uint8
-    assert labels.tolist() == [0, 1, 0, 1, 0, 1]
-    assert np.array_equal(frames[0::2], frames[1::2, ::-1])
-    assert not np.array_equal(frames[0], frames[1])
-
-
-def test_a_probe_of_an_unknown_category_suggests_one():
-    with pytest.raises(ConfigError, match=r"'trafic' does not exist\. Did you mean 'traffic'"):
-        shapes.probe_clips("trafic")
-
-
-def test_the_probe_never_shows_a_scene_of_the_stream():
-    index = [c.name for c in CATEGORIES].index("traffic")
-    seeds = {clip.scene.seed for clip, _ in shapes.plan(1)}
-    assert draw_scene(index, np.random.default_rng([1, index, shapes.PROBE, 0])).seed not in seeds
-
-
 def test_pixels_and_captions_are_those_of_version_1():
     """If this fails on purpose, raise shapes.VERSION; if not, this machine renders another stream."""
     assert shapes.VERSION == 1
@@ -144,7 +124,7 @@ def test_pixels_and_captions_are_those_of_version_1():
 
 @pytest.mark.slow
 def test_the_rendered_stream_is_complete_and_the_same_as_everywhere(tmp_path: Path):
-    manifest = shapes.render_stream(tmp_path, progress=False)
+    manifest = shapes.render_stream(tmp_path)
     digest = json.loads((tmp_path / "shapes-v1-seed0" / "digest.json").read_text())["digest"]
     assert all((tmp_path / item["path"]).is_file() for split in SPLITS for item in items(manifest, split))
     assert digest[:16] == "d6c7363fb9b59833"

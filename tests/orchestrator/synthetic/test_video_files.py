@@ -47,7 +47,7 @@ def test_a_second_use_renders_nothing(tmp_path, clips, monkeypatch):
     assert render_files(tmp_path, clips, workers=1, progress=False) == digest
 
 
-def test_missing_and_damaged_files_are_made_anew_and_only_those(tmp_path, clips, monkeypatch):
+def test_missing_and_damaged_files_are_made_again_and_only_those(tmp_path, clips, monkeypatch):
     digest = render_files(tmp_path, clips, workers=1, progress=False)
     whole = contents(tmp_path)
     (tmp_path / clips[0].path).unlink()

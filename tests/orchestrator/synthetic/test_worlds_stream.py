@@ -9,7 +9,7 @@ from open_clip.tokenizer import SimpleTokenizer
 
 from ctvr.methods.backbone.architectures import SHIPPED
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.streams.load import available_streams, embedded_settings, load_stream
+from ctvr.orchestrator.streams.load import available_streams, load_stream
 from ctvr.orchestrator.streams.manifest import parse_manifest
 from ctvr.orchestrator.synthetic import video_files, worlds_stream
 from ctvr.orchestrator.synthetic.worlds import Dials
@@ -85,7 +85,7 @@ def test_a_dial_and_an_order_of_tasks_go_together(tmp_path):
     stream = load_stream("worlds-5_conflict0@3", tmp_path, render=False)
     assert stream.order == 3
     assert stream.content == load_stream("worlds-5_conflict0", tmp_path, render=False).content
-    assert embedded_settings("worlds-5_conflict0@3") == worlds_stream.SETTINGS
+    assert stream.settings == worlds_stream.SETTINGS
 
 
 @pytest.mark.parametrize(

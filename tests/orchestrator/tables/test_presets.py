@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ctvr.orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
 from ctvr.orchestrator.learning.factory import load_clip, make_method
 from ctvr.orchestrator.learning.resolve import presets_of, resolve, with_recipe
 from ctvr.orchestrator.on_ray.plan import SearchConfig
-from ctvr.orchestrator.streams.load import RENDERED, embedded_settings
+from ctvr.orchestrator.streams.load import RENDERED, load_stream
 from ctvr.orchestrator.sweeps.table_plan import clamp_values
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
 from ctvr.orchestrator.tables.presets import (
@@ -32,6 +33,11 @@ from ctvr.orchestrator.tracking.run_record import as_text
 ORIGINALS = "ctvr-table1-originals"
 UNSEARCHED = (ORIGINALS, "efficient-continual", "index-age", "upgrade", "camoe-fig6", "worlds")
 GOOD = {"title": "t", "protocol": "ctvr", "stream": "shapes-5", "rows": [{"name": "lwf"}]}
+
+
+@cache
+def embedded_settings(stream: str) -> dict[str, object]:
+    return load_stream(stream, Path("unused"), render=False).settings
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -82,7 +88,7 @@ def test_released_rows_have_our_and_the_authors_recipe(stream):
     of_paper = {row.method for row in load_preset("ctvr-table1").rows}
     assert set(theirs) == {name for name in of_paper if {"original", "released"} & set(presets_of(name))}
     assert set(ours) - set(theirs) == {"zero_shot"}
-    settings = embedded_settings(stream) or MSRVTT_SETTINGS
+    settings = embedded_settings(stream) if stream in RENDERED else MSRVTT_SETTINGS
     made = resolved(table, stream, settings)
     for method, row in theirs.items():
         recipe = presets_of(method)[row.presets[0]]
