@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumConfig, MomentumRetriever
 from ctvr.methods.layers.replay.momentum import ema_update
 
@@ -24,9 +23,6 @@ class BaseMoCo(MomentumRetriever):
 
     Config = BaseMoCoConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}
-
-    def __init__(self, config: BaseMoCoConfig, backbone: Clip) -> None:
-        super().__init__(config, backbone)
 
     def after_step(self) -> None:
         assert self.local is not None

@@ -1,8 +1,8 @@
 """BMU-MoCo-fixed: momentum encoders that do not change within a task (a control of BMU-MoCo).
 
 Gao et al., NeurIPS 2022, section 4.4 and table 3. theta_m is the end of the previous task and eq. 8 is off,
-so eq. 12 pulls theta back to it at every step, as a weight decay towards the old weights would: along a
-constant step g the distance stays below m_hat / (1 - m_hat) g. Keys are those of the local encoders alone.
+so eq. 12 pulls theta back to it at every step, like weight decay towards the old weights: if every step adds
+the same g, the distance stays below m_hat / (1 - m_hat) |g|. Only the local encoders compute keys.
 Until `method_start_task` the model is Base-MoCo, as its row in table 3 implies.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 from ctvr.methods.layers.replay.momentum import ema_update, reverse_ema_update
 
@@ -26,9 +25,6 @@ class BMUFixed(MomentumRetriever):
     Config = BMUFixedConfig
     PRESETS = {"paper": PAPER, "paper-text": {**PAPER, "method.text_pool": "avg"}, "shapes": SHAPES}
     config: BMUFixedConfig
-
-    def __init__(self, config: BMUFixedConfig, backbone: Clip) -> None:
-        super().__init__(config, backbone)
 
     def after_step(self) -> None:
         assert self.local is not None

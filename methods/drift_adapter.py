@@ -188,6 +188,4 @@ class DriftAdapter(QueryCompensation):
         return Adapter(self.config, width, rows)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        if self.teacher is None:
-            return super().losses(batch)
         return self.distilled(batch, self.config.query_weight, self.config.video_weight)

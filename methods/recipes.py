@@ -20,18 +20,14 @@ class Recipe(dict[str, Any]):
     `sources` maps settings to places; `left_out` lists parts of the command without a counterpart here.
     """
 
-    def __init__(
-        self, release: str, values: Mapping[str, tuple[Any, str]], left_out: Iterable[str] = (), under: str = ""
-    ) -> None:
+    def __init__(self, release: str, values: Mapping[str, tuple[Any, str]], left_out: Iterable[str] = ()) -> None:
         """Build a recipe.
 
         Args:
             release: owner/name@commit.
             values: dotted setting -> (value, place: a file of the release, a flag of a command).
             left_out: sentences on each omitted part, and the reason.
-            under: prefix of settings called `.name`: `method` or `base`.
         """
-        full = {(f"{under}{name}" if name.startswith(".") else name): found for name, found in values.items()}
-        super().__init__({name: value for name, (value, _) in full.items()})
+        super().__init__({name: value for name, (value, _) in values.items()})
         self.release, self.left_out = release, tuple(left_out)
-        self.sources = {name: place for name, (_, place) in full.items()}
+        self.sources = {name: place for name, (_, place) in values.items()}

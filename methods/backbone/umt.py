@@ -131,15 +131,12 @@ class UmtVision(VisionTower):
         apart = self.attends == "frame"
         if not apart:
             x = x.unflatten(0, (batch, num_frames)).flatten(1, 2)
-        own = self._stretched(num_frames)
+        own = self.pretrained_frames if self.attends == "video" and num_frames > 1 else None
         table = sine_positions(1 if apart else num_frames, self.num_tokens, self.width, own, x.device)
         state = TokenState(batch, num_frames if apart else 1, classes=0, protected=0)
         if not apart:  # the cost of a pass counts the patches of one frame of each group
             state.extra_macs = batch * (num_frames - 1) * self.num_tokens * self.conv1.weight.numel()
         return x + table.to(x), record(state)
-
-    def _stretched(self, num_frames: int) -> int | None:
-        return self.pretrained_frames if self.attends == "video" and num_frames > 1 else None
 
     def tokens(
         self, frames: Tensor, seams: Seams | None = None, weighted: bool = True

@@ -49,12 +49,12 @@ class WordPieces:
         self._known: dict[str, tuple[int, ...]] = {}  # cache: words recur
 
     @classmethod
-    def of_file(cls, file: Path, length: int = 65) -> WordPieces:
+    def of_file(cls, file: Path) -> WordPieces:
         """Load a `vocab.txt`, one piece a line."""
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such vocabulary. Give the vocab.txt of bert-base-uncased.")
         try:
-            return cls(file.read_text(encoding="utf-8").splitlines(), length)
+            return cls(file.read_text(encoding="utf-8").splitlines())
         except ValueError as error:  # UnicodeDecodeError, too
             raise ValueError(f"{file}: {str(error).splitlines()[0]} Give the vocab.txt of bert-base-uncased.") from None
 

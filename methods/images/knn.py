@@ -43,7 +43,7 @@ def accuracy(votes: Tensor, labels: Tensor) -> float:
 
 
 def released_k(tasks: int, asked: int = 200) -> int:
-    """Return k after `tasks` tasks: the release caps it by their number where the size of the bank was meant."""
+    """Return the release's k after `tasks` tasks: its cap is the number of tasks, not the number of images."""
     return min(asked, tasks)
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ctvr.methods.base import Batch, Capabilities, ParamGroup, Task
+from ctvr.methods.base import Capabilities, ParamGroup, Task
 from ctvr.methods.images.siamese import Siamese, SiameseStrategy
 from ctvr.methods.settings import setting
 
@@ -38,8 +36,8 @@ class ImageMultiTask(SiameseStrategy):
         return Capabilities(trains_on="seen")
 
     def __init__(self, config: ImageMultiTaskConfig, base: Siamese) -> None:
-        super().__init__(base)
-        self.config, self._start = config, [copy.deepcopy(base)]  # in a list: neither submodule nor state
+        super().__init__(config, base)
+        self._start = [copy.deepcopy(base)]  # in a list: neither submodule nor state
         self._is_idle = False
 
     def begin_task(self, task: Task) -> None:
@@ -47,9 +45,6 @@ class ImageMultiTask(SiameseStrategy):
         self.base = copy.deepcopy(self._start[0]).to(device)
         self._is_idle = self.config.only_final and task.index < task.num_tasks - 1
         super().begin_task(task)
-
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return self.base.losses(batch)
 
     def param_groups(self) -> list[ParamGroup]:
         return [] if self._is_idle else super().param_groups()

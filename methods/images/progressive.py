@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.base import Batch, ParamGroup, Task
+from ctvr.methods.base import ParamGroup, Task
 from ctvr.methods.images.resnet import ResNet18, make_stage
 from ctvr.methods.images.siamese import Siamese, SiameseStrategy
 from ctvr.methods.settings import require, setting
@@ -142,8 +142,7 @@ class ImageProgressive(SiameseStrategy):
     config: ImageProgressiveConfig
 
     def __init__(self, config: ImageProgressiveConfig, base: Siamese) -> None:
-        super().__init__(base)
-        self.config = config
+        super().__init__(config, base)
         base.backbone = Columns(base.backbone)  # type: ignore[arg-type]
 
     @property
@@ -163,9 +162,6 @@ class ImageProgressive(SiameseStrategy):
         for group in groups:
             group["params"] = [weight for weight in group["params"] if weight.requires_grad]
         return groups
-
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return self.base.losses(batch)
 
     def encode_video(self, frames: Tensor) -> Tensor:
         """Encode by the last column: (B, 1, 3, H, W) -> (B, C)."""

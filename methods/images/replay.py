@@ -64,8 +64,8 @@ class ImageReplay(SiameseStrategy):
     def __init__(
         self, config: ImageReplayConfig, base: Siamese, again: Again | None = None, seed: int | None = None
     ) -> None:
-        super().__init__(base)
-        self.config, self.again = config, again or partial(views.reaugment, norm=config.norm)
+        super().__init__(config, base)
+        self.again = again or partial(views.reaugment, norm=config.norm)
         self.memory = ImageBuffer(config.buffer_size, int(torch.randint(2**31, ())) if seed is None else seed)
         self._new: tuple[Tensor, Tensor] | None = None  # written after the optimizer step
 

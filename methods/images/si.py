@@ -51,8 +51,7 @@ class ImageSI(SiameseStrategy):
     anchor: Tensor  # theta* (P,)
 
     def __init__(self, config: ImageSIConfig, base: Siamese) -> None:
-        super().__init__(base)
-        self.config = config
+        super().__init__(config, base)
         weights = parameters_to_vector(base.backbone.parameters()).detach()
         self.register_buffer("importance", torch.zeros_like(weights))
         self.register_buffer("path", torch.zeros_like(weights))

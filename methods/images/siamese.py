@@ -129,7 +129,7 @@ class Siamese(Method):
 
 
 class SiameseStrategy(Method):
-    """Delegates weights, features and the start of a task to a `Siamese`."""
+    """Delegates weights, features, losses and the start of a task to a `Siamese`."""
 
     wraps = True
     domain = "images"
@@ -144,9 +144,9 @@ class SiameseStrategy(Method):
         if base is not Siamese:
             raise ValueError("it holds a siamese network over images. Write method.base=image_finetune.")
 
-    def __init__(self, base: Siamese) -> None:
+    def __init__(self, config: Any, base: Siamese) -> None:
         super().__init__()
-        self.base = base
+        self.config, self.base = config, base
 
     def param_groups(self) -> list[ParamGroup]:
         return self.base.param_groups()
@@ -156,3 +156,6 @@ class SiameseStrategy(Method):
 
     def begin_task(self, task: Task) -> None:
         self.base.begin_task(task)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        return self.base.losses(batch)

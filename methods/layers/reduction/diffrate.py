@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, TokenState
 from ctvr.methods.layers.precision import no_autocast
-from ctvr.methods.layers.reduction.plan import Step, TokenReducer
+from ctvr.methods.layers.reduction.plan import Step, TokenReducer, tokens_at
 
 _LEAST_SIZE = 1e-6
 # tokens of a frame and blocks -> (K_p, K_m) of every block
@@ -74,10 +74,10 @@ def compress(
         return x, size
     order = row.detach().float().argsort(dim=-1, descending=True, stable=True)[:, :prune]
     index = first + order
-    head, ranked = x[:, :first], _rows(x, index)
+    head, ranked = x[:, :first], tokens_at(x, index)
     head_size = ranked_size = None
     if size is not None:
-        head_size, ranked_size = size[:, :first], _rows(size, index)
+        head_size, ranked_size = size[:, :first], tokens_at(size, index)
     if merge < prune:
         if ranked_size is None:
             head_size = x.new_ones(len(x), first, 1, dtype=torch.float32)
@@ -111,10 +111,6 @@ def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     return cosine[:, :, None], target[:, :, None]
 
 
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
-
-
 class DiffRate(TokenReducer):
     """DiffRate with fixed K_p and K_m in every block."""
 
@@ -133,9 +129,6 @@ class DiffRate(TokenReducer):
         for prune, merge in zip(pruned, merged, strict=True):
             self.steps.append(Step(intra=tokens - min(tokens, prune, merge)))
             tokens -= self.steps[-1].intra
-
-    def seams(self) -> list[BlockSeams]:
-        return [self._block(block, step) for block, step in enumerate(self.steps)]
 
     def _block(self, block: int, step: Step) -> BlockSeams:
         if not step.intra:

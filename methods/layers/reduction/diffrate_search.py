@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, TokenState, VisionTower
 from ctvr.methods.layers.precision import no_autocast
 from ctvr.methods.layers.reduction.diffrate import DiffRate, most_alike
-from ctvr.methods.layers.reduction.plan import Step, TokenReducer
+from ctvr.methods.layers.reduction.plan import Step, TokenReducer, tokens_at
 
 EPS = 1e-6
 WEIGHT = 5.0  # weight of the constraint
@@ -147,7 +147,8 @@ class DiffRateSearch(TokenReducer):
         first = state.protected
         order = state.class_row[:, first:].argsort(dim=-1, descending=True, stable=True)
         sizes = x.new_ones(*x.shape[:2], 1, dtype=torch.float32) if state.sizes is None else state.sizes
-        mask, ranked, size = state.policy.gather(1, order), _rows(x[:, first:], order), _rows(sizes[:, first:], order)
+        mask = state.policy.gather(1, order)
+        ranked, size = (tokens_at(each[:, first:], order) for each in (x, sizes))
         if prune < left:
             mask, left = mask * self.pruned[block - 1].cut(prune, left), prune  # type: ignore[operator]
         if merge < left:
@@ -181,7 +182,3 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, state: TokenSt
         attention = masked_attention(logits if bias is None else logits + bias.float(), mask)
     state.class_row = attention[:, :, 0].mean(dim=1).detach()
     return attention.to(v.dtype) @ v
-
-
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))

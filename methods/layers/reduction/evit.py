@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import AttentionTrace, BlockSeams, TokenState
-from ctvr.methods.layers.reduction.plan import Step, TokenReducer
+from ctvr.methods.layers.reduction.plan import Step, TokenReducer, tokens_at
 
 
 def kept_patches(rate: float, patches: int) -> int:
@@ -55,15 +55,11 @@ def keep_attended(x: Tensor, weights: Tensor, kept: int, first: int, fuse: bool)
         return x
     order = weights.detach().float().argsort(dim=-1, descending=True, stable=True)
     stays, goes = order[:, :kept], order[:, kept:].sort(dim=-1).values
-    parts = [x[:, :first], _rows(x, first + stays)]
+    parts = [x[:, :first], tokens_at(x, first + stays)]
     if fuse:
         share = weights.gather(1, goes).to(x.dtype)
-        parts.append((share[:, :, None] * _rows(x, first + goes)).sum(dim=1, keepdim=True))
+        parts.append((share[:, :, None] * tokens_at(x, first + goes)).sum(dim=1, keepdim=True))
     return torch.cat(parts, dim=1)
-
-
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
 
 
 class EViT(TokenReducer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams
 
@@ -47,10 +47,19 @@ class TokenReducer(nn.Module):
 
     def seams(self) -> list[BlockSeams]:
         """Build one entry for each block; each call builds new ones, so that a copied reducer uses its own weights."""
+        return [self._block(block, step) for block, step in enumerate(self.steps)]
+
+    def _block(self, block: int, step: Step) -> BlockSeams:
+        """Build the seams of one block."""
         raise NotImplementedError(f"{type(self).__name__} must say where it acts.")
 
     def after_step(self) -> None:
         """Called after every step of the optimizer."""
+
+
+def tokens_at(x: Tensor, places: Tensor) -> Tensor:
+    """Return tokens of x (G, N, D) at places (G, K): (G, K, D)."""
+    return x.gather(1, places[:, :, None].expand(-1, -1, x.shape[-1]))
 
 
 def spread(blocks: int, parts: int, start: int) -> tuple[int, ...]:

@@ -164,9 +164,6 @@ class Reducer(TokenReducer):
                 self.positions[str(block)] = nn.Parameter(torch.zeros(clips, width))
             clips //= step.group
 
-    def seams(self) -> list[BlockSeams]:
-        return [self._block(block, step) for block, step in enumerate(self.steps)]
-
     def _block(self, block: int, step: Step) -> BlockSeams:
         joins = step.group > 1 or step.cross > 0
         if not joins and step.intra == 0:

@@ -111,10 +111,7 @@ class STA(TokenReducer):
             self.steps.append(Step(late=gone))
             tokens -= gone
 
-    def seams(self) -> list[BlockSeams]:
-        return [self._block(block) for block in range(len(self.steps))]
-
-    def _block(self, block: int) -> BlockSeams:
+    def _block(self, block: int, step: Step) -> BlockSeams:
         if block not in self.turns:
             return BlockSeams()
         drop = partial(self._drop, *self.turns[block])

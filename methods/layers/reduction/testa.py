@@ -154,9 +154,6 @@ class TESTA(TokenReducer):
         self.steps = [Step(frames=frames.get(block, 0), intra=gone) for block, gone in enumerate(patches)]
         self.temporal = nn.ModuleDict({str(at): TemporalAttention(blocks[at], rank, gate) for at in sorted(frames)})
 
-    def seams(self) -> list[BlockSeams]:
-        return [self._block(block, step) for block, step in enumerate(self.steps)]
-
     def _block(self, block: int, step: Step) -> BlockSeams:
         attends = str(block) in self.temporal
         acts = step.intra > 0 or self.one_class
