@@ -68,8 +68,8 @@ class Protocol(ABC):
     gain: ClassVar[tuple[str, str] | None] = None  # metric, and the name of its gain over the untrained backbone
 
     @abstractmethod
-    def measure(self, sight: EvaluationContext) -> Evaluation | None:
-        """Return the results after a task; None where `sight.is_scoring` is False."""
+    def measure(self, context: EvaluationContext) -> Evaluation | None:
+        """Return the results after a task; None where `context.is_scoring` is False."""
 
     @abstractmethod
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
@@ -89,26 +89,27 @@ class Retrieval(Protocol):
 
     gain = ("stream/t2v/r1", "stream/t2v/r1_gain")
 
-    def measure(self, sight: EvaluationContext) -> Evaluation | None:
-        queries = sight.queries()
+    def measure(self, context: EvaluationContext) -> Evaluation | None:
+        queries = context.queries()
         ranked = compute_ranks(
-            sight.method,
+            context.method,
             queries,
-            sight.galleries,
-            sight.config,
-            sight.device,
+            context.galleries,
+            context.config,
+            context.device,
             self.kind,
-            sight.encode_sharded,
-            is_scoring=sight.is_scoring,
+            context.encode_sharded,
+            is_scoring=context.is_scoring,
         )
-        found = None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in sight.galleries])
-        if sight.config.oracle_task:
-            about = sight.method, queries, sight.galleries, ranked, sight.config, sight.device, sight.encode_sharded
-            told = oracle_metrics(*about)
+        found = None if ranked is None else metrics_of(ranked, queries, [len(gallery) for gallery in context.galleries])
+        if context.config.oracle_task:
+            about = context.method, queries, context.galleries, ranked, context.config
+            told = oracle_metrics(*about, context.device, context.encode_sharded)
             if found is not None:
                 found.metrics.update(told)
-        if sight.config.costs and found is not None:
-            found.metrics.update(task_costs(sight.method, sight.data, sight.split, sight.device, sight.newest + 1))
+        if context.config.costs and found is not None:
+            costs = task_costs(context.method, context.data, context.split, context.device, context.newest + 1)
+            found.metrics.update(costs)
         return found
 
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:
@@ -171,26 +172,26 @@ class UCL(AccuracyProtocol):
     name, family, knn_metric = "ucl", "knn", "_fixed"
     kind = name
 
-    def measure(self, sight: EvaluationContext) -> Evaluation | None:
-        assert isinstance(sight.data, ImageData)
-        found, data = Evaluation(), sight.data
-        for task, test in enumerate(sight.galleries):
-            bank = sight.encode_sharded(partial(self._encode, sight, task), range(data.num_videos(task, "train")))
-            if not sight.is_scoring:
+    def measure(self, context: EvaluationContext) -> Evaluation | None:
+        assert isinstance(context.data, ImageData)
+        found, data = Evaluation(), context.data
+        for task, test in enumerate(context.galleries):
+            bank = context.encode_sharded(partial(self._encode, context, task), range(data.num_videos(task, "train")))
+            if not context.is_scoring:
                 continue
             labels, classes = data.labels(task, "train"), len(data.stream.tasks[task].categories)
-            truth = data.labels(task, sight.split)
+            truth = data.labels(task, context.split)
             for row, k, name in (
-                (found.own, knn.released_k(sight.task + 1), "accuracy"),
-                (found.union, sight.config.fixed_k(len(bank)), "accuracy_fixed"),
+                (found.own, knn.released_k(context.task + 1), "accuracy"),
+                (found.union, context.config.fixed_k(len(bank)), "accuracy_fixed"),
             ):
                 row.append(knn.accuracy(knn.votes(test, bank, labels, k, classes), truth))
                 found.metrics[f"task_{task + 1:02d}/knn/{name}"] = row[-1]
-        return found if sight.is_scoring else None
+        return found if context.is_scoring else None
 
-    def _encode(self, sight: EvaluationContext, task: int, rows: Sequence[int]) -> Tensor:
-        batches = sight.data.videos(task, "train", rows, sight.config.batch_size)
-        return encode_videos(sight.method, batches, task)
+    def _encode(self, context: EvaluationContext, task: int, rows: Sequence[int]) -> Tensor:
+        batches = context.data.videos(task, "train", rows, context.config.batch_size)
+        return encode_videos(context.method, batches, task)
 
 
 class QA(AccuracyProtocol):
@@ -203,37 +204,38 @@ class QA(AccuracyProtocol):
     name, family, knn_metric = "qa", "qa", "_all"
     kind = name
 
-    def measure(self, sight: EvaluationContext) -> Evaluation | None:
-        assert isinstance(sight.data, QuestionData)
-        found, data = Evaluation(), sight.data
-        everything = data.candidates(range(sight.task + 1))
-        for task, videos in enumerate(sight.galleries):
-            asked, own = data.questions(task, sight.split), data.candidates([task])
-            in_own = self._accuracy(sight, asked, videos, own)
-            in_all = in_own if own == everything else self._accuracy(sight, asked, videos, everything)
+    def measure(self, context: EvaluationContext) -> Evaluation | None:
+        assert isinstance(context.data, QuestionData)
+        found, data = Evaluation(), context.data
+        everything = data.candidates(range(context.task + 1))
+        for task, videos in enumerate(context.galleries):
+            asked, own = data.questions(task, context.split), data.candidates([task])
+            in_own = self._accuracy(context, asked, videos, own)
+            in_all = in_own if own == everything else self._accuracy(context, asked, videos, everything)
             for row, accuracy, name in ((found.own, in_own, "accuracy"), (found.union, in_all, "accuracy_all")):
                 row.append(accuracy)
                 found.metrics[f"task_{task + 1:02d}/qa/{name}"] = accuracy
-        return found if sight.is_scoring else None
+        return found if context.is_scoring else None
 
-    def _accuracy(self, sight: EvaluationContext, asked: Questions, videos: Tensor, answers: Sequence[str]) -> float:
-        assert isinstance(sight.data, QuestionData)
-        ids = sight.data.answer_ids(answers).to(sight.device)
-        best = sight.encode_sharded(partial(self._best, sight, asked, videos, ids), range(len(asked.answers)))
-        if not sight.is_scoring:  # it has no row
+    def _accuracy(self, context: EvaluationContext, asked: Questions, videos: Tensor, answers: Sequence[str]) -> float:
+        assert isinstance(context.data, QuestionData)
+        ids = context.data.answer_ids(answers).to(context.device)
+        best = context.encode_sharded(partial(self._best, context, asked, videos, ids), range(len(asked.answers)))
+        if not context.is_scoring:  # it has no row
             return math.nan
         return 100 * sum(answers[place] == right for place, right in zip(best.tolist(), asked.answers)) / len(best)
 
     @torch.no_grad()
     def _best(
-        self, sight: EvaluationContext, asked: Questions, videos: Tensor, answers: Tensor, rows: Sequence[int]
+        self, context: EvaluationContext, asked: Questions, videos: Tensor, answers: Tensor, rows: Sequence[int]
     ) -> Tensor:
         """Return the most likely answer (N,) to each of the questions `rows`."""
-        found, size = [], sight.config.batch_size
+        found, size = [], context.config.batch_size
         for start in range(0, len(rows), size):
             some = list(rows[start : start + size])
-            seen, tokens = videos[asked.video[some]].to(sight.device), trim_padding(asked.tokens[some]).to(sight.device)
-            found.append(sight.method.rank_answers(tokens, seen, answers)[:, 0].cpu())
+            seen = videos[asked.video[some]].to(context.device)
+            tokens = trim_padding(asked.tokens[some]).to(context.device)
+            found.append(context.method.rank_answers(tokens, seen, answers)[:, 0].cpu())
         return torch.cat(found)
 
 

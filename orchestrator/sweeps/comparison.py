@@ -101,10 +101,10 @@ class ConfirmationResult:
         many = f", for the best of {self.challengers} challengers" if self.challengers > 1 else ""
         said = f"{self.trial} against the recommended settings: {self.on_validation}{many}"
         end = "it takes their place" if self.is_confirmed else "not confirmed: the recommended settings keep theirs"
-        sight = f"this comparison sees a difference of {self.detectable:.1f} points in 4 of 5 cases"
+        power = f"this comparison sees a difference of {self.detectable:.1f} points in 4 of 5 cases"
         if not math.isfinite(self.detectable):
-            sight = "what this comparison can see is not known: nothing differs between its seeds"
-        return f"confirmation: {said}; {end} ({sight})"
+            power = "what this comparison can see is not known: nothing differs between its seeds"
+        return f"confirmation: {said}; {end} ({power})"
 
     def tags(self, is_searched: bool) -> dict[str, str]:
         """Return the tags for the reruns of the searched row or of the recommended one."""

@@ -35,7 +35,7 @@ def test_the_status_says_whether_something_differs(capsys, monkeypatch, wrong, s
     assert ("kept: " in said.err) is bool(wrong)
 
 
-def test_recovery_is_told_as_median_and_maximum():
+def test_recovery_is_reported_as_median_and_maximum():
     assert recovery_text([]) == "no recovery was needed"
     assert recovery_text([1.0, 3.0, 2.0]) == "recovery median 2.00 s, max 3.00 s"
 

@@ -41,7 +41,7 @@ def put(file: Path, text: str) -> None:
     file.with_suffix(".tmp").replace(file)
 
 
-def test_commits_are_noted_once_and_those_that_change_are_told(tmp_path):
+def test_commits_are_noted_once_and_those_that_change_are_reported(tmp_path):
     watch = Watch(tmp_path)
     folder = tmp_path / "store" / "commits"
     started = time.monotonic()

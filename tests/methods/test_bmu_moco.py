@@ -45,7 +45,7 @@ def test_m_hat_one_reviews_nothing_bit_for_bit(make, reviewing):
     assert torch.equal(weights(with_review), weights(without))
 
 
-def test_the_first_task_is_base_moco_unless_told_otherwise(make, base):
+def test_the_first_task_is_base_moco_by_default(make, base):
     losses = train_stream(base, tasks=1)
     for settings in (row(*r) for r in ROWS):
         method = make(**settings, method_start_task=2)

@@ -178,7 +178,7 @@ def test_the_single_task_has_a_single_loss(make):
     assert set(make().losses(make_batch())) == set(STREAMS)
 
 
-def test_the_search_reads_the_whole_caption_unless_told(make):
+def test_the_search_reads_the_whole_caption_by_default(make):
     tokens = torch.cat([sentence(1, 2, 6), sentence(1, 7, 6)])  # "man plays guitar", "man sings guitar"
     with torch.no_grad():
         one, other = make().encode_text(tokens)

@@ -201,7 +201,7 @@ def test_a_tied_blocks_vector_scales_rows_or_inputs_and_is_both_towers(small_cli
     assert [adapter.factor is None for adapter in method.video] == [True, True, False, False]
 
 
-def test_a_caption_is_cut_behind_its_last_place_and_reads_no_pad(small_clip):
+def test_a_caption_is_cut_after_its_last_place_and_reads_no_pad(small_clip):
     tokens = make_batch(12, 1).tokens
     cut = truncate(tokens, 8)
     assert cut.shape == (12, 8)

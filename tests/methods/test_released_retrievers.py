@@ -91,7 +91,7 @@ def of_text(name: str) -> bool:
     return name.startswith("clip.") and not name.startswith(("clip.visual.", "clip.logit_scale"))
 
 
-def test_clip4clip_equals_the_released_code_behind_its_text_tower(compared):
+def test_clip4clip_equals_the_released_code_after_its_text_tower(compared):
     state, io = extract()
     headers_equal(compared, state, io)
     compared("clip4clip", "loss", contrastive(io["crossen/z"]), FACTS["crossen"]["loss"])

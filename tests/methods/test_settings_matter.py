@@ -68,7 +68,7 @@ ELSEWHERE: dict[str, str] = {
         for what in ("from", "steps")
     },
     # frames of an image are alike, and the mean of them is one of them
-    "zscl.reference_frames": "test_zscl.py::test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise",
+    "zscl.reference_frames": "test_zscl.py::test_a_step_takes_as_many_images_as_pairs_by_default",
 }
 # values where the first guess would change nothing
 VALUES: dict[str, Any] = {

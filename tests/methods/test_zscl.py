@@ -137,7 +137,7 @@ def test_terms_are_there_only_when_they_count(make):
     assert set(begin(make(weight=0.0)).train().losses(batch)) == {"contrastive"}
 
 
-def test_a_step_takes_as_many_images_as_pairs_unless_told_otherwise(make, monkeypatch):
+def test_a_step_takes_as_many_images_as_pairs_by_default(make, monkeypatch):
     shapes = []
     monkeypatch.setattr(ZSCL, "distil", lambda self, x: shapes.append(tuple(x.shape)) or x.new_zeros(()))
     begin(make()).train().losses(make_batch(pairs=4))

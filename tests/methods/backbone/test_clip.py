@@ -126,7 +126,7 @@ def test_a_local_file_loads(tmp_path):
         ("tiny-clip", "openai", "Write shipped, random or a file"),
     ],
 )
-def test_an_unknown_name_is_told_with_the_known_ones(name, weights, message):
+def test_an_unknown_name_is_reported_with_the_known_ones(name, weights, message):
     with pytest.raises(ValueError, match=message):
         load_backbone(name, weights)
 

@@ -60,7 +60,7 @@ BESIDE = {
 
 @pytest.mark.parametrize("settings", [{}, {"pickle_protocol": 4}])
 @pytest.mark.parametrize("beside", BESIDE)
-def test_weights_come_through_whatever_stands_beside_them(beside, settings):
+def test_weights_come_through_whatever_is_next_to_them(beside, settings):
     name = beside if beside == "optimizer" else "args"
     found = read(saved({"epoch": 3, name: BESIDE[beside], "model": STATE}, **settings))
     assert found.keys() == STATE.keys()

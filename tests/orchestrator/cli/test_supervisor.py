@@ -206,7 +206,7 @@ sys.exit(main.main(["sweep"]))
     assert "Traceback" in (tmp_path / "drivers" / "s.log").read_text()
 
 
-def test_a_mistake_of_the_user_is_told_once(tmp_path, capfd):
+def test_a_mistake_of_the_user_is_reported_once(tmp_path, capfd):
     assert supervise(job(tmp_path, "sys.stderr.write('ctvr: no such method\\n'); supervisor.report_exit(2)")) == 2
     assert capfd.readouterr().err == "ctvr: no such method\n"
 

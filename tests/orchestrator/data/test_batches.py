@@ -36,7 +36,7 @@ def test_unique_videos_never_share_a_batch_and_no_pair_is_lost(seed):
         assert len(batch) <= 4
 
 
-def test_one_caption_per_video_is_drawn_anew_each_epoch():
+def test_one_caption_per_video_is_drawn_again_each_epoch():
     epochs = [
         [pair for batch in index_batches(VIDEOS, 4, seed, one_per_video=True) for pair in batch] for seed in range(30)
     ]

@@ -87,7 +87,7 @@ def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
         FrameSource(RunPaths(runs).open_store(), DataConfig(image_size=224), 64)
 
 
-def test_frames_that_may_be_drawn_lie_in_their_part_of_the_film():
+def test_frames_that_may_be_drawn_lie_in_their_part_of_the_video():
     for frames in (*range(48, 130), 1000, 30_001):
         chosen = choose_frames(np.arange(frames) / 25, 12 * CANDIDATES, rule="linspace").reshape(12, CANDIDATES)
         edges = np.linspace(0, frames, 13).astype(int)
@@ -97,7 +97,7 @@ def test_frames_that_may_be_drawn_lie_in_their_part_of_the_film():
         assert chosen[-1, -1] == frames - 1
 
 
-def test_a_short_film_repeats_its_frames_in_order():
+def test_a_short_video_repeats_its_frames_in_order():
     chosen = choose_frames(np.arange(5) / 25, 4 * CANDIDATES, rule="linspace")
     assert (np.diff(chosen) >= 0).all()
     assert set(chosen.tolist()) == set(range(5))

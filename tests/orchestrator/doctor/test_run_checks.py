@@ -133,7 +133,7 @@ def test_the_report_puts_the_remedy_below_and_counts_at_the_end():
 # --- this machine
 
 
-def test_a_machine_of_little_memory_is_told_how_many_trials_it_holds(runs, tmp_path, monkeypatch):
+def test_a_machine_of_little_memory_is_shown_how_many_trials_it_holds(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "free_memory", lambda: machine.RAY + 5 * 10**9)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(16)))
     (found,) = about(look(runs, stream=str(write_manifest(tmp_path, 2, 2))), "memory")
@@ -359,7 +359,7 @@ def test_a_server_on_an_unusual_port_is_known_by_its_command(monkeypatch, comman
     assert found.remedy
 
 
-def test_a_note_is_told_by_the_doctor_and_stands_in_nobodys_way(runs):
+def test_a_note_is_reported_by_the_doctor_and_stands_in_nobodys_way(runs):
     notes = [f for f in look(runs) if f.level == "note"]
     if notes:  # decord is installed
         assert notes[0].subject == "decord"
@@ -379,7 +379,7 @@ def test_files_of_keys_that_others_can_read_are_named(runs, tmp_path):
 
 
 @pytest.mark.parametrize(("status", "level"), [(200, "warning"), (401, "ok")])
-def test_a_server_elsewhere_that_asks_for_no_password_is_told(status, level):
+def test_a_server_elsewhere_that_asks_for_no_password_is_reported(status, level):
     class Server(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)

@@ -107,7 +107,7 @@ def test_an_msrvtt_manifest_loads_as_it_was_written(msrvtt: dict[str, Path], tmp
     assert "task_01: 1 category; train 2 videos, 3 captions; test 1 videos, 1 captions" in report
 
 
-def test_a_part_of_the_benchmark_stands_beside_no_paper(msrvtt: dict[str, Path]) -> None:
+def test_a_part_of_the_benchmark_is_compared_with_no_paper(msrvtt: dict[str, Path]) -> None:
     manifest, report = import_msrvtt(**msrvtt)
     assert manifest["paper"] is None
     assert "Not the published stream, which has train 320, test 2990" in report

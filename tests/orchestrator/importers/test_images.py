@@ -100,7 +100,7 @@ def test_a_seed_draws_the_classes_of_each_task_and_nothing_else(tmp_path):
         import_stream("cifar-10", {**words, "classes": "-1"}, None, tmp_path)
 
 
-def test_published_stream_is_shown_beside_the_paper(tmp_path, monkeypatch):
+def test_published_stream_is_shown_next_to_the_paper(tmp_path, monkeypatch):
     few = images._Benchmark(10, 2, {"train": 10, "test": 2})
     monkeypatch.setitem(images.BENCHMARKS, "cifar-10", few)
     write_cifar(tmp_path / "files", "cifar-10", is_binary=True)

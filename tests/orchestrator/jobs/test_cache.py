@@ -80,7 +80,7 @@ def test_the_list_has_the_copies_of_a_remote_store(execution, tmp_path, monkeypa
     assert "at most 93.1 GiB (CTVR_CACHE_GB)" in text
 
 
-def test_damage_is_told_and_removed_on_demand(execution, manifest, quiet):
+def test_damage_is_reported_and_removed_on_demand(execution, manifest, quiet):
     assert verify_cache(execution).startswith("all ")
     spoil_frames(execution)
     with pytest.raises(ConfigError, match=r"cache: 1 of \d+ objects are damaged \(add --yes"):

@@ -89,7 +89,7 @@ def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
     assert "data.prefetch_threads = " not in text
 
 
-def test_a_task_of_images_is_told_with_its_accuracy(store, tracker):
+def test_a_task_of_images_is_reported_with_its_accuracy(store, tracker):
     key = track(tracker, seed=11)
     store.put("weights", f"{key}/w", {"x": np.zeros(2)})
     record = {"metrics": [{"stream/knn/accuracy": 71.5}], "seconds": [2.0], "steps": 3}
@@ -128,7 +128,7 @@ def test_without_mlflow_the_store_still_tells_the_tasks(store):
     assert "method zero_shot" in explain(f"zero-{key}", store)
 
 
-def test_a_damaged_commit_is_told(store):
+def test_a_damaged_commit_is_reported(store):
     key = "cd" * 32
     commit(store, key, tasks=1)
     (Path(store.uri) / "commits" / key / "task_001.json").write_text("{")

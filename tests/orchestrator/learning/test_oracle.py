@@ -65,7 +65,7 @@ def test_the_three_numbers_are_those_of_a_loop_over_captions(seed, is_calibrated
     assert found["stream/oracle/r1_block"] == pytest.approx(100 * (usual.own == 1).double().mean().item())
 
 
-def test_without_prompts_only_the_gallery_is_told():
+def test_without_prompts_only_the_gallery_is_reported():
     method, queries, galleries = made(1)
     method.turns, method.declared = None, Capabilities()
     found, usual = asked(method, queries, galleries)

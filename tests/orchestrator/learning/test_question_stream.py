@@ -127,8 +127,10 @@ def test_a_question_has_its_own_video_and_no_later_answer_is_ranked(manifest, wh
     for task, sizes in ((0, [2]), (1, [2, 3, 2, 3])):
         method, here = ByVideo(), torch.device("cpu")
         stored, config = galleries[: task + 1], EvaluationConfig()
-        sight = EvaluationContext(method, data, task, "test", stored, config, here, lambda f, rows: f(rows), True, task)  # type: ignore[arg-type]
-        answers[task] = PROTOCOLS["qa"].measure(sight)
+        context = EvaluationContext(
+            method, data, task, "test", stored, config, here, lambda f, rows: f(rows), True, task
+        )  # type: ignore[arg-type]
+        answers[task] = PROTOCOLS["qa"].measure(context)
         assert method.asked == sizes
     # Of each video its colour is asked, and what for ("test", then "train" twice). Ranked are red, train of task 1,
     # green, train of task 2, and train, red, green of both: so many of six answers are right

@@ -94,7 +94,7 @@ def test_off_its_benchmark_a_row_has_no_numbers_and_one_shared_note():
     assert to_csv(made).count("optim.epochs 4 (paper 20)") == 2
 
 
-def test_rows_of_one_name_are_told_apart_with_their_papers_columns():
+def test_rows_of_one_name_are_distinguished_with_their_papers_columns():
     row = printed("tempme-table2", "tempme", "msrvtt")
     (made,) = tables([run(row), run(row, **{"data.batch_size": 4})], papers_of=papers_of)
     assert [found.label for found in made.rows] == ["tempme (data.batch_size=128)", "tempme (data.batch_size=4)"]

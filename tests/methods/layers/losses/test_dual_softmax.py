@@ -98,7 +98,7 @@ def test_similarities_below_zero_are_not_lifted():
     assert revised[0, 0] == -1
 
 
-def test_hopeless_pairs_are_told_apart_at_any_scale():
+def test_hopeless_pairs_are_distinguished_at_any_scale():
     logits = torch.tensor([[10.0, 11.0, 12.0], [190.0, 190.0, 190.0]])
     assert revise(logits)[0].argsort().tolist() == [0, 1, 2]
 

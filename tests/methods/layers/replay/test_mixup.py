@@ -47,7 +47,7 @@ def test_all_of_one_caption_is_that_caption(small_clip, captions):
     torch.testing.assert_close(mixed(small_clip, first, second, 0.0), small_clip.text(second))
 
 
-def test_a_mixed_caption_knows_nothing_of_longer_ones_beside_it(small_clip, captions):
+def test_a_mixed_caption_knows_nothing_of_longer_ones_next_to_it(small_clip, captions):
     first, second = captions
     order = torch.maximum(first.argmax(dim=-1), second.argmax(dim=-1)).argsort()
     shortest = order[:1]
@@ -66,7 +66,7 @@ def test_swapping_captions_and_share_changes_nothing(small_clip, captions):
     torch.testing.assert_close(mixed(small_clip, first, second, 0.3), mixed(small_clip, second, first, 0.7))
 
 
-def test_captions_are_mixed_before_the_blocks_and_not_behind_them(small_clip, captions):
+def test_captions_are_mixed_before_the_blocks_and_not_after_them(small_clip, captions):
     first, second = captions
     found = mixed(small_clip, first, second, 0.5)
     behind = (small_clip.text(first) + small_clip.text(second)) / 2
