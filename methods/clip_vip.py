@@ -1,8 +1,8 @@
 """CLIP-ViP: CLIP's image tower becomes a video tower through proxy tokens that see all frames.
 
 Xue et al., "CLIP-ViP: Adapting Pre-trained Image-Text Model to Video-Language Alignment", arXiv:2209.06430
-(ICLR 2023), section 3.3, here fine-tuned on one task after the other as in CTVR (arXiv:2503.10111, table 1),
-without the original's post-pre-training on HD-VILA, so that its numbers there are out of reach.
+(ICLR 2023), section 3.3. Here it is fine-tuned on one task after the other, as in CTVR (arXiv:2503.10111, table 1).
+Its weights after pre-training on HD-VILA are not used, so the paper's own numbers cannot be reached.
 
     globals  = class token and P proxies, all at the position of the class token, without time
     patches  = those of frame t, at their positions, plus a time embedding tau_t (zero at first)

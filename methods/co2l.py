@@ -146,7 +146,7 @@ class Co2L(ReplayStrategy):
         return Features(gather(self.base.encode_own_captions(group)), gather(self.base.encode_video(group.frames)))
 
     def negatives(self, anchors: Features, memory: Features, same: Tensor) -> Tensor:
-        """Compute the addition of memory pairs (M, ...) to the contrastive loss of the batch (B, ...).
+        """Compute the term that memory pairs (M, ...) add to the contrastive loss of the batch (B, ...).
 
         `same` (B, M) marks those of the same video, which are not negatives.
         """

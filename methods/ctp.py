@@ -194,7 +194,7 @@ class CTP(Strategy):
         return terms
 
     def _keys(self, batch: Batch) -> Pair | None:
-        """Compute v' and c' of the global batch; with gradients they will be enqueued."""
+        """Compute v' and c' of the global batch; in a training step they are enqueued afterwards."""
         if self.momentum is None:
             return None
         video, text = self.momentum("encode_video", batch.frames), self.momentum("encode_text", batch.tokens)

@@ -254,7 +254,7 @@ class StructAlign(Method):
         return misalignment(text, video, self.prototypes.of(categories))
 
     def _pseudo_contrast(self, words: Tensor, frames: Tensor) -> Tensor:
-        """Compute the released code's extra term: pooled real pairs and as many pseudo pairs, without sqrt(B)."""
+        """Compute the released code's extra term over pooled real pairs and as many pseudo pairs, without sqrt(B)."""
         _, text, video = self.statistics.draw(len(words), self.config.sigma)
         texts = torch.cat([mean_of(words, is_word(words)), text])
         videos = torch.cat([mean_of(frames), video])

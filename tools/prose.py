@@ -62,7 +62,7 @@ def _text(node: ast.AST) -> str | None:
 
 
 def python_blocks(source: str, is_test: bool) -> Iterator[Block]:
-    """Docstrings and comments; of what is not a test, also help texts, raised messages and strings of four words."""
+    """Yield docstrings and comments and, outside tests, help texts, raised messages and longer strings."""
     seen: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

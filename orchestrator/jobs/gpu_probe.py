@@ -1,4 +1,4 @@
-"""`ctvr doctor --gpu`: a measurement of about a minute that says what bounds training on this machine.
+"""`ctvr doctor --gpu`: a measurement of about a minute that finds the bottleneck of training on this machine.
 
 Steps: epochs of the task loop on noise in memory (step_timing.py), CLIP4Clip in every precision. Store: the first read
 of packed clips from the user's store by the loop's own batches, SHA-256 included. Decoding: a video of 15 s and

@@ -12,6 +12,7 @@ Commits without a parent (written by older versions) are accepted; their childre
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -310,9 +311,7 @@ def _history(commit: Mapping[str, Any], num_done: int) -> list[Any]:
 
 
 def _sha(array: np.ndarray) -> str:
-    from hashlib import sha256
-
-    return sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ctvr.methods import CONFIGURATIONS, find_method
 from ctvr.methods.backbone.architectures import UMT
-from ctvr.methods.backbone.clip import Clip, TokenState, VisionTower, record_tokens
+from ctvr.methods.backbone.clip import Clip, VisionTower, record_tokens
 from ctvr.methods.backbone.merged_weights import merged_weights
 from ctvr.methods.backbone.umt_load import make_umt
 from ctvr.methods.base import Method, Task
@@ -91,7 +91,8 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
     tower = next((module for module in method.modules() if isinstance(module, VisionTower)), None)
     if tower is None:
         return VideoCost(_convolutions(method, frames) // videos, [], features[0].numel())
-    macs = sum(_pass_macs(tower, state) for state in states) // videos
+    passes = (state.batch * tower_macs(tower, state.log, state.frames) + state.extra_macs for state in states)
+    macs = sum(passes) // videos
     log = [(groups * states[-1].batch // videos, n, m) for groups, n, m in states[-1].log] if states else []
     return VideoCost(macs, log, features[0].numel())
 
@@ -112,10 +113,6 @@ def _convolutions(method: Method, frames: Tensor) -> int:
     for hook in hooks:
         hook.remove()
     return sum(counts)
-
-
-def _pass_macs(tower: VisionTower, state: TokenState) -> int:
-    return state.batch * tower_macs(tower, state.log, state.frames) + state.extra_macs
 
 
 def trained_parameters(method: Method) -> int:

@@ -56,7 +56,7 @@ def optional_metrics(
     record: RunState,
     first: Mapping[str, float],
 ) -> Evaluation:
-    """Return what the settings `reencode`, `unlearned_tasks`, `also` and `distractors` ask for after `done` tasks.
+    """Compute the metrics of `reencode`, `unlearned_tasks`, `also` and `distractors` after `done` tasks.
 
     Args:
         context: with the stored galleries.

@@ -60,7 +60,7 @@ def rank(
 
     Args:
         score: must return the same scores on every call.
-        target: (Q,) int64 column of each caption's own video, which is one of its task, on the CPU.
+        target: (Q,) int64 column of each caption's own video, a video of the caption's task; on the CPU.
         rows: T + 1 offsets of the tasks' captions, from 0 to Q.
         columns: T + 1 offsets of the tasks' videos, from 0 to V.
         twin: (Q,) int64 column of the time-reversed twin, -1 where there is none.

@@ -165,7 +165,7 @@ def execute(
     _check_agreement(workers, made_of | complete.file_digests())
     keeps = complete.tracking.keep_checkpoints  # adopted tasks would lack their checkpoints
     shared = complete.prefixes(store, stream, frames, device) if reuse and not fresh and not keeps else None
-    run = key if not fresh else workers.broadcast(f"{key}-{_nonce()}")
+    run = key if not fresh else workers.broadcast(f"{key}-{secrets.token_hex(4)}")
     commits = Commits(store, run, shared, made_of | complete.file_digests(), keeps)
     if workers.rank == 0 and (taken := commits.adopt_prefix(change - 1 if change else len(stream.tasks))):
         log.info("adopted %d tasks from a run with the same settings so far", taken)
@@ -300,10 +300,6 @@ def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
             f"workers: they differ in {', '.join(differing)}. Share --videos and --store, install the same versions, "
             "and use machines of the same kind."
         )
-
-
-def _nonce() -> str:
-    return secrets.token_hex(4)
 
 
 def source_of(stream: Stream, store: Store, config: DataConfig, backbone: Clip | ResNet18) -> FrameSource:

@@ -242,7 +242,7 @@ class TrialMonitor(tune.Callback):
         return self.trials - len(self._begun)
 
     def _outlook(self) -> str:
-        """Return the remaining time if no further trial is stopped early, as text."""
+        """Describe the remaining trials and the longest time that they can take; empty if none remains."""
         if (left := self._left()) <= 0:
             return ""
         return f"; {left} to go, at most {format_duration(math.ceil(left / self.concurrent) * self._longest)}"

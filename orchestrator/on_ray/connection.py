@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_SECONDS = "300"  # normal starts took more than 40 s on a loaded machine
 REPLACEMENT_SECONDS = "1800"  # on a cluster, where the replacement of a lost machine must boot and install first
+ATTEMPTS = 3  # to start Ray
 PAUSE_SECONDS = 10.0  # before the second start of Ray; twice that before the third
 POLL_SECONDS = "0.2"  # interval at which the controller polls for reports; the default of 2.0 s slows short tasks
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -186,7 +187,7 @@ def _answers(file: Path) -> bool:
     return False
 
 
-def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 3) -> None:
+def _start(environment: dict[str, str], local_cpus: int | None) -> None:
     """Start a cluster on this machine; retry, because Ray's time limit of 30 s is too short on a busy machine."""
     bind_to_loopback(True)
     os.environ.pop(_JOB, None)  # of a submitted job: belongs to another cluster, and names files there
@@ -197,7 +198,7 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
         log.warning("Ray keeps its files in %s/ray instead of %s: %s", folder, temporary_folder(), problem)
     mine = _below(os.getpid())
     record_free_memory(free_memory())
-    for attempt in range(1, attempts + 1):
+    for attempt in range(1, ATTEMPTS + 1):
         port = _free_port()
         environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
         os.environ.update(environment)
@@ -221,12 +222,12 @@ def _start(environment: dict[str, str], local_cpus: int | None, attempts: int = 
             _end(_below(os.getpid()) - mine)  # Ray does not end the processes of a failed start
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise  # the command waits for disk space, or reports its lack
-            if _comes_again(error) or attempt == attempts:
+            if _comes_again(error) or attempt == ATTEMPTS:
                 busy = "run `ctvr doctor`" if _comes_again(error) else "try again when the machine is less busy"
                 raise ConfigError(
                     f"Ray did not start on this machine: {_first_line(error)}. Finished tasks are kept; {busy}."
                 ) from error
-            log.warning("Ray did not start in time on this busy machine; attempt %d of %d", attempt + 1, attempts)
+            log.warning("Ray did not start in time on this busy machine; attempt %d of %d", attempt + 1, ATTEMPTS)
             time.sleep(PAUSE_SECONDS * attempt)
         except BaseException:  # Ctrl-C
             ray.shutdown()
@@ -257,13 +258,13 @@ def _below(pid: int) -> set[int]:
     return found - {pid}
 
 
-def _end(processes: set[int], seconds: float = 10) -> None:
+def _end(processes: set[int]) -> None:
     """Terminate processes that we started; kill those that do not end in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        until = time.monotonic() + seconds
+        until = time.monotonic() + 10
         while (processes := {pid for pid in processes if _is_alive(pid)}) and time.monotonic() < until:
             time.sleep(0.1)
 

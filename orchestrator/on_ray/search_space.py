@@ -29,7 +29,7 @@ class SearchSpace:
     conditions: Mapping[str, Condition] = field(default_factory=dict)  # setting -> where it is searched; else always
 
     def applies(self, name: str, point: Mapping[str, Any]) -> bool:
-        """Return whether a setting is searched at a point: its condition holds, as does that of the other setting."""
+        """Return whether a setting is searched at a point: its condition holds, and so does the other setting's."""
         if name not in self.conditions:
             return True
         other, values = self.conditions[name]

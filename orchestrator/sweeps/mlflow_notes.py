@@ -65,8 +65,9 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
         _summarise(tracker, parent, best, numbers)
         found = ", ".join(code(f"{key}={best.settings[key]}") for key in space if key in best.settings)
         what, trust = _what([best]), trust_text()
+        experiment = tracker.experiment(best.tags.get("ctvr.stream", ""))
         lines = [
-            f"**Winner**: [{plain(best.name)}](#/experiments/{_experiment(tracker, best)}/runs/{best.run_id}), "
+            f"**Winner**: [{plain(best.name)}](#/experiments/{experiment}/runs/{best.run_id}), "
             f"{describe_metric(metric)} {result_text(best, metric)} "
             f"on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",
@@ -194,10 +195,6 @@ def _add_note(tracker: Tracker, parent: str, lines: Sequence[str]) -> None:
     """Insert the winner after the question: MLflow's page folds all but the first lines."""
     parts = tracker.client.get_run(parent).data.tags.get(NOTE, "").split("\n\n")
     tracker.set_tags(parent, {NOTE: "\n\n".join([parts[0], "\n".join(lines), parts[-1]])})
-
-
-def _experiment(tracker: Tracker, run: RunRecord) -> str:
-    return tracker.experiment(run.tags.get("ctvr.stream", ""))
 
 
 @contextlib.contextmanager

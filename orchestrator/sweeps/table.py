@@ -157,11 +157,9 @@ def _paper_settings(method: str, benchmark: str) -> Settings | None:
         is_ours = method in EVERY_METHOD or method in CONFIGURATIONS
         return remembered(["settings of a paper", method, recommended], compute) if is_ours else compute()
     except UntrustedCode:
-        _say_not_compared(method)
+        say(
+            f"table: the runs of {method} are not compared with its defaults. To load that class, add --trust {method}."
+        )
         return None
     except ConfigError:
         return None
-
-
-def _say_not_compared(method: str) -> None:
-    say(f"table: the runs of {method} are not compared with its defaults. To load that class, add --trust {method}.")

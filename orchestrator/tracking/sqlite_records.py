@@ -99,7 +99,7 @@ class SqliteRecords:
         return connection
 
     def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> list[StoredRun]:
-        """Return runs with these tags and, if given, this status, oldest first: of a stream, or of all."""
+        """Return the runs of one stream, or of all, with these tags and, if given, this status; oldest first."""
         wanted, values = ["runs.lifecycle_stage = 'active'"], list[str]()
         for condition, value in (("experiments.name = ?", stream), ("runs.status = ?", status)):
             if value is not None:

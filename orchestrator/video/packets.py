@@ -1,6 +1,6 @@
 """Packets of a video: timestamps, key frames, and whether they prove which frames a full decode shows.
 
-Packets are an index if each of them shows one frame at a time of its own. That holds for containers that store
+Packets serve as an index if each shows exactly one frame, at its own time. That holds for containers that store
 presentation times (MP4, Matroska, FLV) and codecs with one frame per packet. Packets of VP8, VP9 and MPEG-4, which may
 show no frame or two, are parsed. AVI has no presentation times and writes empty packets for repeated frames. Packets
 of MPEG and TS are made by a parser, and may contain single fields. WMV and Ogg leave times out. Such videos are counted

@@ -125,7 +125,7 @@ def texts_by_prototype(method: Method, tokens: Tensor, tasks: Sequence[int], siz
 
 
 def ranks_by_sorting(captions: Tensor, videos: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Rank row i among all, in both directions, from the whole matrix, by sorting twice; captions and videos (N, d)."""
+    """Rank caption i among all videos and video i among all captions, both (N, d), by sorting a matrix twice."""
     scores = (captions @ videos.mT).numpy()
     first, second = (np.argsort(np.argsort(-each, axis=1), axis=1) for each in (scores, scores.T))
     return first.diagonal() + 1, second.diagonal() + 1

@@ -153,7 +153,7 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def draw(self, count: int, sigma: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw pseudo pairs by eq. 14: `count`, categories uniform, the same on all workers.
+        """Draw `count` pseudo pairs by eq. 14, of uniformly drawn categories; all workers draw the same pairs.
 
         Args:
             count: R.
