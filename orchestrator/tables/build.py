@@ -18,11 +18,6 @@ from ctvr.orchestrator.tables.curves import curve, mean, training
 from ctvr.orchestrator.tables.footnotes import CHOICE, marks_of, method_of, trials_of
 from ctvr.orchestrator.tables.index_age import age_notes, with_gap_intervals
 from ctvr.orchestrator.tables.paper_comparison import (
-    CURRENT,
-    ORACLE,
-    ORACLE_NOTE,
-    OWN,
-    PRINTED,
     ROW,
     TABLE_NAME,
     PapersOf,
@@ -38,7 +33,7 @@ from ctvr.orchestrator.tables.selection import measured_on, select
 from ctvr.orchestrator.tables.setting_diff import between_seeds
 from ctvr.orchestrator.tables.significance import NOTE, Ranks, compare_rows, read_ranks
 from ctvr.orchestrator.tables.table import Column, Row, Table, Value
-from ctvr.orchestrator.tables.table_columns import COLUMNS, OF, OVERALL
+from ctvr.orchestrator.tables.table_columns import COLUMNS, CURRENT, OF, ORACLE, ORACLE_NOTE, OVERALL, OWN, PRINTED
 from ctvr.orchestrator.tables.task_orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 
 if TYPE_CHECKING:

@@ -25,12 +25,11 @@ from typing import Literal
 
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.tables.paper_comparison import PRINTED
 from ctvr.orchestrator.tables.paper_items import read as read_items
 from ctvr.orchestrator.tables.paper_numbers import benchmarks
 from ctvr.orchestrator.tables.presets import TablePreset, TableRow, load_preset
 from ctvr.orchestrator.tables.table import Difference
-from ctvr.orchestrator.tables.table_columns import OF
+from ctvr.orchestrator.tables.table_columns import OF, PRINTED
 
 FILE = Path(__file__).parent / "claims.json"
 STREAM = "worlds-5"  # on which the claims are tested by default
@@ -131,7 +130,7 @@ def needs_images(claim: Claim) -> bool:
     return claim.table == IMAGE_TABLE
 
 
-def preset_of(claims: Sequence[Claim], stream: str = STREAM, seeds: int = SEEDS) -> TablePreset:
+def preset_of(claims: Sequence[Claim], stream: str = STREAM) -> TablePreset:
     """Return one table with each row that the claims compare, once; rows keep the settings of their own tables."""
     rows: dict[str, TableRow] = {}
     for claim in claims:
@@ -146,7 +145,7 @@ def preset_of(claims: Sequence[Claim], stream: str = STREAM, seeds: int = SEEDS)
         protocol="any",
         stream=stream,
         rows=tuple(rows.values()),
-        seeds=seeds,
+        seeds=SEEDS,
         search={"trials": 0},
         claims=tuple(claim.claim for claim in claims),
     )

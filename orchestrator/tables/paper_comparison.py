@@ -18,49 +18,14 @@ from ctvr.orchestrator.tables.paper_numbers import PublishedRow, with_paper
 from ctvr.orchestrator.tables.setting_diff import CVLM_BACKBONE, differences, listed
 from ctvr.orchestrator.tables.setting_diff import footnote as difference_note
 from ctvr.orchestrator.tables.table import Column, Row, Value
+from ctvr.orchestrator.tables.table_columns import ORACLE, PRINTED, SCALE
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-CURRENT = "stream/t2v/r1_current"  # mean R@1 of every task in its own gallery, just after it was learned
-OWN = "stream/t2v/r1_own"  # the same after the last task
-EXTRA_COLUMNS = "ctvr.columns"  # tag: keys of PRINTED that a table of these runs has, comma-separated
+EXTRA_COLUMNS = "ctvr.columns"  # tag: keys of table_columns.PRINTED that a table of these runs has, comma-separated
 ROW, TABLE_NAME = "ctvr.row", "ctvr.table_name"  # tags: a row's name in its table, and a table of the package
 SHARED = "Every row differs from {what} in: {settings}."
-PRINTED = {  # columns that papers print besides the usual ones, with our metric
-    "rsum": (Column("rsum", "R-Sum", "up"), "stream/t2v/rsum"),
-    "gmacs": (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
-    "tokens": (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
-    "current": (Column("current", "R@1 (current)", "up"), CURRENT),
-    "own": (Column("own", "R@1 (own gallery)", "up"), OWN),
-    "twin": (Column("twin", "Twins", "up"), "stream/t2v/twin"),
-    # no paper prints these
-    "query_passes": (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),
-    "query_gmacs": (Column("query_gmacs", "GMACs (query)", "down", 1), "cost/query_gmacs"),
-    "speed": (Column("speed", "Videos/s", "up", 1), "cost/videos_per_second"),
-    "train_speed": (Column("train_speed", "Clips/s (training)", "up", 1), "cost/train_clips_per_second"),
-    "train_memory": (Column("train_memory", "Memory (MB, training)", "down", 0), "cost/train_memory_mb"),
-    "run_seconds": (Column("run_seconds", "Seconds (run)", "down", 1), "cost/seconds_run"),
-    "memory": (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
-    "index_mb": (Column("index_mb", "Index (MB)", "down", 2), "cost/index_bytes"),
-    "replay_mb": (Column("replay_mb", "Replay (MB)", "down", 2), "cost/replay_bytes"),
-    "tower_copies": (Column("tower_copies", "Tower copies", "down", 0), "cost/tower_copies"),
-    "train_gmacs": (Column("train_gmacs", "GMACs (training)", "down", 0), "cost/train_gmacs"),
-    "reencoded_gmacs": (Column("reencoded_gmacs", "GMACs (own re-encoding)", "down", 1), "cost/reencoding_gmacs"),
-    "stored": (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
-}
-ORACLE = {  # shown if a run measured them; none is bold and none is compared
-    "oracle_r1": (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
-    "oracle_block": (Column("oracle_block", "Oracle: R@1, own block"), "stream/oracle/r1_block"),
-    "oracle_right": (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
-}
-ORACLE_NOTE = (
-    "Oracle: the task of each caption is given, which a search does not have. Own prompt: only its prompt is used, "
-    "over all videos. Own block: also only the videos of that task. Best video of right task: without an oracle. "
-    "These columns are not compared."
-)
-PRINTED |= ORACLE
-SCALE = {"stored": 4 / 1000, "index_mb": 1e-6, "replay_mb": 1e-6}  # float32 numbers to kB, bytes to MB
 
 
 @dataclass(frozen=True)

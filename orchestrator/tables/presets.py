@@ -28,35 +28,19 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ctvr.methods import is_place
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.manifest import read_json
+from ctvr.orchestrator.tables.table_columns import EXTRA
 
-More = Literal[
-    "rsum",
-    "gmacs",
-    "tokens",
-    "query_passes",
-    "query_gmacs",
-    "run_seconds",
-    "train_speed",
-    "train_memory",
-    "speed",
-    "memory",
-    "stored",
-    "index_mb",
-    "replay_mb",
-    "tower_copies",
-    "train_gmacs",
-    "reencoded_gmacs",
-    "current",
-    "own",
-    "twin",
-]
+if TYPE_CHECKING:
+    More = str
+else:
+    More = Literal[tuple(EXTRA)]  # a key of table_columns.EXTRA
 FOLDER = Path(__file__).parent / "table_presets"
 OnStreams = dict[str, dict[str, Any]]  # pattern of a stream's name -> settings
 

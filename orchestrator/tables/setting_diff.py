@@ -43,6 +43,7 @@ DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmar
     "tiny": RELEASED_IMAGES,
 }
 FRAMES = "data.num_frames"
+PROVENANCE = "ctvr.provenance"  # tag of a run
 SHOWN = 12  # settings in a footnote; the CSV has all
 CVLM_BACKBONE = (
     "starts from {name} ({weights}); the paper from ViT-B and BERT-B of its own pre-training, which are not public"
@@ -101,7 +102,7 @@ def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_r
 
 def between_seeds(runs: Sequence[RunRecord]) -> str:
     """Return in what the seeds of one row differ: code, weights, versions, machine; empty if they do not."""
-    made_of = [_made_of(run) for run in runs]
+    made_of = [provenance_of(run) for run in runs]
     of_order = {"stream", "frames"} if len({str(run.settings.get("stream", "")) for run in runs}) > 1 else set()
     names = sorted({name for each in made_of for name in each} - of_order)  # another task order has another digest
     unlike = []
@@ -115,9 +116,10 @@ def between_seeds(runs: Sequence[RunRecord]) -> str:
     return f"its seeds ran under different {'; '.join(unlike)}" if unlike else ""
 
 
-def _made_of(run: RunRecord) -> dict[str, str]:
+def provenance_of(run: RunRecord) -> dict[str, str]:
+    """Return the inputs of a run's key other than its settings, by name; empty if they are not recorded."""
     try:
-        found = dict(json.loads(run.tags.get("ctvr.provenance", "")))
-    except (ValueError, TypeError, RecursionError):  # an older record, of which only the commit is known
-        return {"commit": run.tags["ctvr.commit"]} if run.tags.get("ctvr.commit") else {}
+        found = dict(json.loads(run.tags.get(PROVENANCE, "")))
+    except (ValueError, TypeError, RecursionError):  # MLflow's records may have been edited
+        return {}
     return {str(name): str(value) for name, value in found.items()}

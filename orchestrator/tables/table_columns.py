@@ -31,6 +31,49 @@ ANSWERS = (  # QA
     COLUMNS[-1],
 )
 OF_VIDEOS = {"own gallery": "t2v/r1_own", "all galleries so far": "t2v/r1"}
+CURRENT = "stream/t2v/r1_current"  # mean R@1 of every task in its own gallery, just after it was learned
+OWN = "stream/t2v/r1_own"  # the same after the last task
+
+
+def _by_key(*listed: tuple[Column, str]) -> dict[str, tuple[Column, str]]:
+    return {column.key: (column, metric) for column, metric in listed}
+
+
+# Columns besides the usual ones, which a table names in its `columns`
+EXTRA = _by_key(
+    (Column("rsum", "R-Sum", "up"), "stream/t2v/rsum"),
+    (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
+    (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
+    (Column("current", "R@1 (current)", "up"), CURRENT),
+    (Column("own", "R@1 (own gallery)", "up"), OWN),
+    (Column("twin", "Twins", "up"), "stream/t2v/twin"),
+    # no paper prints these
+    (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),
+    (Column("query_gmacs", "GMACs (query)", "down", 1), "cost/query_gmacs"),
+    (Column("speed", "Videos/s", "up", 1), "cost/videos_per_second"),
+    (Column("train_speed", "Clips/s (training)", "up", 1), "cost/train_clips_per_second"),
+    (Column("train_memory", "Memory (MB, training)", "down", 0), "cost/train_memory_mb"),
+    (Column("run_seconds", "Seconds (run)", "down", 1), "cost/seconds_run"),
+    (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
+    (Column("index_mb", "Index (MB)", "down", 2), "cost/index_bytes"),
+    (Column("replay_mb", "Replay (MB)", "down", 2), "cost/replay_bytes"),
+    (Column("tower_copies", "Tower copies", "down", 0), "cost/tower_copies"),
+    (Column("train_gmacs", "GMACs (training)", "down", 0), "cost/train_gmacs"),
+    (Column("reencoded_gmacs", "GMACs (own re-encoding)", "down", 1), "cost/reencoding_gmacs"),
+    (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
+)
+ORACLE = _by_key(  # shown if a run measured them; none is bold and none is compared
+    (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
+    (Column("oracle_block", "Oracle: R@1, own block"), "stream/oracle/r1_block"),
+    (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
+)
+ORACLE_NOTE = (
+    "Oracle: the task of each caption is given, which a search does not have. Own prompt: only its prompt is used, "
+    "over all videos. Own block: also only the videos of that task. Best video of right task: without an oracle. "
+    "These columns are not compared."
+)
+PRINTED = EXTRA | ORACLE
+SCALE = {"stored": 4 / 1000, "index_mb": 1e-6, "replay_mb": 1e-6}  # float32 numbers to kB, bytes to MB
 
 NEIGHBOUR_NOTE = (
     "Accuracy: the classes of a task's test images as its nearest training images have them, with the k of the release "
