@@ -6,7 +6,6 @@ tag `ctvr.stream_digest`). The key is computed from them again to check whether 
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -18,13 +17,13 @@ from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
 from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tables.setting_diff import provenance_of
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
 RESULT = "ctvr.result"
-PROVENANCE = "ctvr.provenance"  # tag: inputs of the key other than the settings, by name
 PARTS = "settings, stream, frames, backbone weights, code, versions of torch and open_clip, device"
 WIDTH = 12  # characters of the left column
 SHOWN = 5  # maximum number of listed runs or keys
@@ -76,7 +75,7 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
         return f"both are {key}"
     decisive, idle = _differences(first.settings, second.settings)
     lines = [f"a           {key}", f"b           {other}", *decisive]
-    parts = _differing_parts(_made_of(first), _made_of(second))
+    parts = _differing_parts(provenance_of(first), provenance_of(second))
     lines += parts
     if not decisive and not parts:
         lines.append("settings and stream are the same: the code or the backbone's weights have changed")
@@ -198,19 +197,10 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[l
     return lines, list(idle)
 
 
-def _made_of(run: RunRecord) -> dict[str, str]:
-    """Return the inputs of a run's key other than its settings; older versions recorded only the stream."""
-    try:
-        return {str(name): str(part) for name, part in json.loads(run.tags.get(PROVENANCE, "")).items()}
-    except (ValueError, AttributeError, RecursionError):
-        return {"stream": run.tags.get("ctvr.stream_digest", "unknown")}
-
-
 def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
-    """Return one line for each input in which two keys differ. Inputs that an older run did not record are skipped."""
+    """Return one line for each input in which two keys differ; none if the inputs of one are not recorded."""
     why = {"stream": " (other videos, captions or order)"}
-    both_whole = len(first) > 1 and len(second) > 1
-    names = [name for name in {**first, **second} if both_whole or (name in first and name in second)]
+    names = {**first, **second} if first and second else {}
     return [
         f"{name:<{WIDTH - 1}} a: {first.get(name, 'none')[:16]}  b: {second.get(name, 'none')[:16]}{why.get(name, '')}"
         for name in names
@@ -229,7 +219,7 @@ def _today(key: str, run: RunRecord) -> str:
     try:
         with named_in(f"run {run.name}"):
             experiment = resolve({name: _as_typed(value) for name, value in run.settings.items()})
-        then = _made_of(run)
+        then = provenance_of(run)
         others = [name.removeprefix(OF_PROTOCOL) for name in then if name.startswith(OF_PROTOCOL)]
         stream = cast(Stream, SimpleNamespace(digest=digest, protocol=others[0] if others else "ctvr"))
         about = (stream, run.tags.get("ctvr.frames", ""), then.get("device", "cpu"))

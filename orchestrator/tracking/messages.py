@@ -20,8 +20,7 @@ from ctvr.orchestrator.redaction import redact_data
 
 Message = dict[str, Any]  # {"op": operation, ...}, JSON-able
 IS = "is"  # operation that records the id that MLflow assigned to a run
-IDENTITY, FORMER_IDENTITY = "ctvr.identity", "ctvr.key"  # version 0.1 used the latter
-IDENTITIES = {IDENTITY, FORMER_IDENTITY}
+IDENTITY = "ctvr.identity"  # tag of an opened run
 ENDED = {"FINISHED", "FAILED", "KILLED"}
 _LARGEST = 2**63  # limit of an integer in a database
 _ID = re.compile(r"[\w-]{1,128}")
@@ -70,7 +69,7 @@ def check(message: Message) -> None:
             raise BadRecord(f"lacks {name!r} (operation {message['op']!r})")
         if not fits(message[name]):
             raise BadRecord(f"has the invalid value {name} = {_brief(message[name])} (operation {message['op']!r})")
-    if message["op"] == "open" and not ("ctvr.kind" in message["tags"] and IDENTITIES & message["tags"].keys()):
+    if message["op"] == "open" and not {"ctvr.kind", IDENTITY} <= message["tags"].keys():
         raise BadRecord("opens a run without the tags 'ctvr.kind' and 'ctvr.identity'")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ctvr.orchestrator.errors import BadRecord, ConfigError
 from ctvr.orchestrator.tracking.event_log import EventLog
 from ctvr.orchestrator.tracking.internals import PARENT, latest_points
-from ctvr.orchestrator.tracking.messages import FORMER_IDENTITY, IDENTITY, Message, check, folder_of
+from ctvr.orchestrator.tracking.messages import IDENTITY, Message, check, folder_of
 from ctvr.orchestrator.tracking.mlflow_ui import NAME, OUR_VIEW, experiment_tags, our_view
 from ctvr.orchestrator.tracking.outbox import Outbox
 from ctvr.orchestrator.tracking.run_record import MAX_PARAM, MAX_TAG, artifact_folder, metric_name, quoted, same, short
@@ -203,13 +203,9 @@ class Sender:
 
     def _find(self, stream: str, parent: str | None, tags: Mapping[str, str]) -> str | None:
         """Return the id of the run with that identity and parent; None if there is none."""
-        identity = tags.get(IDENTITY) or tags[FORMER_IDENTITY]
-        for name in (IDENTITY, FORMER_IDENTITY):
-            wanted = {"ctvr.kind": tags["ctvr.kind"], name: identity, **({PARENT: parent} if parent else {})}
-            for run in self.search(stream, wanted):
-                if parent or PARENT not in run.tags:
-                    return run.run_id
-        return None
+        wanted = {name: tags[name] for name in ("ctvr.kind", IDENTITY)} | ({PARENT: parent} if parent else {})
+        found = (run.run_id for run in self.search(stream, wanted) if parent or PARENT not in run.tags)
+        return next(found, None)
 
     def _create_experiment(self, stream: str) -> Any:
         from mlflow.exceptions import MlflowException

@@ -10,11 +10,12 @@ import pytest
 from ctvr.methods import METHODS
 from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.jobs.explain import PROVENANCE, RESULT, _today, compare, explain
+from ctvr.orchestrator.jobs.explain import RESULT, _today, compare, explain
 from ctvr.orchestrator.learning.resolve import presets_of, resolve
 from ctvr.orchestrator.learning.run_key import code_digests, environment
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.tables.setting_diff import PROVENANCE
 from ctvr.orchestrator.tracking import tracker as tracking
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 from ctvr.orchestrator.tracking.tracker import Tracker
