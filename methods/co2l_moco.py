@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ctvr.methods.base import Batch, Frozen, Method, Task
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
-from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
+from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import RelationConfig, kept_across, kept_within
 from ctvr.methods.layers.replay.queues import Pair
@@ -49,7 +49,7 @@ class Co2LMoCo(ReplayStrategy):
     base: MomentumRetriever
 
     def __init__(self, config: Co2LMoCoConfig, base: Method) -> None:
-        super().__init__(config, momentum_base(base, "co2l_moco"))
+        super().__init__(config, base)
         self.teacher: Frozen | None = None
 
     def begin_task(self, task: Task) -> None:

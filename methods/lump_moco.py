@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Method, SeparableEncoders
+from ctvr.methods.base import Batch, SeparableEncoders
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
-from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy, momentum_base
+from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.replay.buffer import Policy
 from ctvr.methods.layers.replay.mixup import MixingConfig, mix_features, sample_lambda
@@ -56,9 +56,6 @@ class LUMPMoCo(ReplayStrategy):
     needs_momentum = True
     config: LUMPMoCoConfig
     base: MomentumRetriever
-
-    def __init__(self, config: LUMPMoCoConfig, base: Method) -> None:
-        super().__init__(config, momentum_base(base, "lump_moco"))
 
     def separable_encoders(self) -> SeparableEncoders | str:
         if self.config.mix_level == "input":

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ctvr.methods.base import Batch, Frozen, Method, Task
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
-from ctvr.methods.families.strategy import Strategy, momentum_base
+from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import distillation
 from ctvr.methods.layers.replay.queues import Pair
@@ -59,7 +59,7 @@ class LwFMoCo(Strategy):
     base: MomentumRetriever
 
     def __init__(self, config: LwFMoCoConfig, base: Method) -> None:
-        super().__init__(config, momentum_base(base, "lwf_moco"))
+        super().__init__(config, base)
         self.teacher: Frozen | None = None
 
     def begin_task(self, task: Task) -> None:

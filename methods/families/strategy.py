@@ -151,16 +151,3 @@ class ReplayStrategy(Strategy):
         """Return video and text features (B, d) to keep with pairs; none, unless a strategy overrides it."""
         none = batch.frames.new_empty(len(batch.video_ids), 0)
         return none, none
-
-
-def momentum_base(base: Method, strategy: str) -> MomentumRetriever:
-    """Return `base`, if it is one of the momentum-contrast retrievers.
-
-    Raises:
-        ValueError: for any other retriever.
-    """
-    if not isinstance(base, MomentumRetriever):
-        raise ValueError(
-            f"{strategy} works on queues of keys, which {type(base).__name__} does not have. Use base=base_moco."
-        )
-    return base

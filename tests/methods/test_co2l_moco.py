@@ -3,7 +3,6 @@ import torch
 import torch.nn.functional as F
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
-from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.co2l_moco import Co2LMoCo, Co2LMoCoConfig
 from ctvr.methods.layers.replay.queues import Pair
 from tests.methods.conftest import make_batch, make_task, maker, refusals
@@ -98,11 +97,6 @@ def test_relations_span_batch_and_memory_and_are_weighted(make):
     one.relations = lambda student, teacher: sizes.append((len(student.video), len(teacher.text))) or torch.tensor(0.0)
     one.losses(make_batch(4, 2, seed=5))
     assert sizes == [(8, 8)]
-
-
-def test_a_retriever_without_queues_is_refused(small_clip):
-    with pytest.raises(ValueError, match="co2l_moco works on queues of keys"):
-        Co2LMoCo(Co2LMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
 
 
 test_wrong_settings_say_what_to_write = refusals(

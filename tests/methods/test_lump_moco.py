@@ -3,7 +3,9 @@ import torch
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
+from ctvr.methods.co2l_moco import Co2LMoCo
 from ctvr.methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
+from ctvr.methods.lwf_moco import LwFMoCo
 from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import train_stream
 
@@ -63,9 +65,10 @@ def test_a_batch_larger_than_the_memory_is_mixed_whole(make):
     assert torch.isfinite(method.losses(make_batch(5, 2, seed=5))["contrastive"])
 
 
-def test_a_retriever_without_queues_is_refused(small_clip):
-    with pytest.raises(ValueError, match="lump_moco works on queues of keys"):
-        LUMPMoCo(LUMPMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
+@pytest.mark.parametrize("strategy", [LUMPMoCo, Co2LMoCo, LwFMoCo])
+def test_a_retriever_without_queues_is_refused(strategy):
+    with pytest.raises(ValueError, match=r"works on queues of keys.* Write method.base=base_moco"):
+        strategy.check_base(strategy.Config(), Clip4Clip, Clip4ClipConfig())
 
 
 def test_an_alpha_of_zero_is_refused():

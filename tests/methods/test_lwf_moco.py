@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
-from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.lwf_moco import LwFMoCo, LwFMoCoConfig
 from tests.methods.conftest import make_batch, make_task, maker, refusals
@@ -73,11 +72,6 @@ def test_the_weight_is_in_the_term(make):
 
 def test_the_state_is_the_retrievers_alone(make, base):
     assert set(second_task(make()).state_dict()) == {f"base.{name}" for name in base.state_dict()}
-
-
-def test_a_retriever_without_queues_is_refused(small_clip):
-    with pytest.raises(ValueError, match=r"Clip4Clip does not have\. Use base=base_moco"):
-        LwFMoCo(LwFMoCoConfig(), Clip4Clip(Clip4ClipConfig(), small_clip))
 
 
 test_wrong_settings_say_what_to_write = refusals(
