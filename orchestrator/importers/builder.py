@@ -26,13 +26,14 @@ Captions = dict[str, list[str]]  # video id -> its captions, in the order of the
 
 BACKBONE = {"data.image_size": 224, "backbone.name": "ViT-B-32-quickgelu", "backbone.weights": "openai"}
 MAX_NAMED = 4  # files in a message
+DEPTH = 5  # levels of folders in which videos are found
 MAX_IDS = 1_000_000  # per pickle: repeated references to one list could make a small file ask for endless work
 
 
 class VideoFolder:
     """Finds each id's video, or folder of frames, in one folder; the tree is listed once."""
 
-    def __init__(self, folder: Path, depth: int = 5) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise ConfigError(f"videos: {folder} is not a folder. Give the folder below which the videos lie.")
@@ -40,7 +41,7 @@ class VideoFolder:
         self.frames: dict[str, str] = {}
         for place, folders, names in os.walk(self.folder, followlinks=True):
             inside = os.path.relpath(place, self.folder)
-            folders[:] = sorted(folders) if inside.count(os.sep) < depth else []
+            folders[:] = sorted(folders) if inside.count(os.sep) < DEPTH else []
             if inside != "." and any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
                 self.frames.setdefault(os.path.basename(place), inside)
             for name in sorted(names, key=_by_ending):

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,7 @@ def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) 
 
 def _names(stem: str, ending: str) -> Iterator[str]:
     yield f"{stem}{ending}"
-    number = 2
-    while True:
-        yield f"{stem}-{number}{ending}"
-        number += 1
+    yield from (f"{stem}-{number}{ending}" for number in count(2))
 
 
 def _about(stream: Stream) -> dict[str, Any]:

@@ -330,12 +330,17 @@ ROWS: list[tuple[str, str, dict[str, Any], str, int, str, str]] = [
 
 def cost_table() -> str:
     """Return a Markdown table of every method and variant at the papers' sizes, with the printed figures."""
-    head = ("method", "backbone", "frames", "tokens out", "GMACs", "printed", "parameters", "printed (M)")
-    lines = [head, tuple("-" * len(title) for title in head)]
+    lines = [("method", "backbone", "frames", "tokens out", "GMACs", "printed", "parameters", "printed (M)")]
     for label, name, settings, backbone, frames, printed, printed_parameters in ROWS:
         method, cost = estimate(name, settings, backbone or "ViT-B-32-quickgelu", frames)
         groups, _, tokens = cost.log[-1]
         counts = (f"{groups} x {tokens}", f"{cost.macs / 1e9:.1f}", printed, _counts(method))
         lines.append((label, _SHORT[backbone], str(frames), *counts, printed_parameters))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths)) + " |" for line in lines)
+    return to_markdown(lines)
+
+
+def to_markdown(lines: Sequence[tuple[str, ...]]) -> str:
+    """Return rows, the first of them a header, as an aligned Markdown table."""
+    whole = [lines[0], tuple("-" * len(title) for title in lines[0]), *lines[1:]]
+    widths = [max(map(len, column)) for column in zip(*whole)]
+    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in whole)

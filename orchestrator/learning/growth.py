@@ -14,7 +14,7 @@ from ctvr.methods import find_method
 from ctvr.methods.base import Method, Task
 from ctvr.orchestrator.config import build
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.cost import sizes_only, text_passes
+from ctvr.orchestrator.learning.cost import sizes_only, text_passes, to_markdown
 
 GROWING = (
     "framefusion_moe",
@@ -63,11 +63,9 @@ def growth_table(tasks: int) -> str:
     """
     if not 1 <= tasks <= MOST:
         raise ConfigError(f"--tasks: must be 1 to {MOST}, got {tasks}. Write --tasks 100.")
-    head = ("method", f"MB after {SHORT} tasks", f"MB after {tasks}", "kB for each more", "text passes of a query")
-    lines = [head, tuple("-" * len(title) for title in head)]
+    lines = [("method", f"MB after {SHORT} tasks", f"MB after {tasks}", "kB for each more", "text passes of a query")]
     for name in GROWING:
         (short, _), (long, passes) = after(name, SHORT), after(name, tasks)
         each = f"{(long - short) / (tasks - SHORT) / 1e3:.1f}" if tasks != SHORT else ""
         lines.append((name, f"{short / 1e6:.2f}", f"{long / 1e6:.2f}", each, str(passes)))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths)) + " |" for line in lines)
+    return to_markdown(lines)

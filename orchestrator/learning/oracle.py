@@ -17,6 +17,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.batches import Queries
@@ -57,7 +58,8 @@ def oracle_metrics(
     if not method.declared.task_conditioned_text:
         own = None
     else:
-        own = _joined([_own(method, q, config, device, encode_sharded) for q in queries])
+        parts = [_own(method, q, config, device, encode_sharded) for q in queries]
+        own = pad_sequence([row for part in parts for row in part], batch_first=True)  # word features: to the longest
     features = caption_features(method, queries, config, device, encode_sharded)
     if usual is None:
         for _ in features:  # the other workers wait for this worker's share
@@ -88,14 +90,6 @@ def _own(
 ) -> Tensor:
     """Return the features of a task's captions, conditioned on that task."""
     return encode_sharded(lambda tokens: encode_texts(method, tokens, asked.task, config, device), asked.tokens)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate the features of all tasks; word features are padded with zeros to the longest."""
-    if parts[0].ndim < 3:
-        return torch.cat(list(parts))
-    longest = max(part.shape[1] for part in parts)
-    return torch.cat([torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
 
 
 def _ranked(

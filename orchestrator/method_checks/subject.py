@@ -71,10 +71,10 @@ class Subject:
         return method
 
 
-def batches_of(index: int, steps: int, salt: int = 0) -> list[Batch]:
-    """Return training batches of a task, one per step; another `salt` gives other pairs."""
+def batches_of(index: int, steps: int) -> list[Batch]:
+    """Return training batches of a task, one per step."""
     categories = make_task(index, TASKS).categories
-    return [make_batch(PAIRS, FRAMES, seed=10 * index + step + salt, categories=categories) for step in range(steps)]
+    return [make_batch(PAIRS, FRAMES, seed=10 * index + step, categories=categories) for step in range(steps)]
 
 
 @torch.enable_grad()
