@@ -80,13 +80,14 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
         ConfigError: as `open_regular`, or if the file is longer.
     """
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
-            raise ConfigError(f"{path}: is larger than {most / MIB:g} MB. Check the path.")
+        size = os.fstat(file.fileno()).st_size
         try:
-            content = file.read(most + 1)
+            content = file.read(size + 1 if size <= most else 0)  # `read` allocates what it may read
+            while size <= most >= len(content) and (more := file.read(max(len(content), MIB))):  # it grows; /proc
+                content += more
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a file.") from error
-    if len(content) > most:  # a file that grows
+    if max(size, len(content)) > most:
         raise ConfigError(f"{path}: is larger than {most / MIB:g} MB. Check the path.")
     return content
 

@@ -181,7 +181,13 @@ def _run(argv: list[str] | None) -> int:
         if supervisor.is_child() and (isinstance(error, (ConnectionError, TimeoutError)) or _is_full(error)):
             raise  # a dying cluster, or a full disk that may be cleared: the parent restarts this command
         return _fail(os_error_text(error), ConfigError.status)
-    except RuntimeError as error:  # of Path.resolve, before Python 3.13
+    except MemoryError as error:
+        if supervisor.is_child():
+            raise
+        return _fail(_no_memory(str(error)), CtvrError.status)
+    except RuntimeError as error:  # of torch; of Path.resolve, before Python 3.13
+        if "can't allocate memory" in str(error) and not supervisor.is_child():
+            return _fail(_no_memory(str(error).partition("memory: ")[2]), CtvrError.status)
         if not str(error).startswith("Symlink loop"):
             raise
         return _fail(f"{error}. Give another path.", ConfigError.status)
@@ -194,6 +200,14 @@ def _run(argv: list[str] | None) -> int:
     except KeyboardInterrupt:
         return _fail("stopped. Finished tasks are kept; the same command resumes from them.", Interrupted.status)
     return _print(redact(text)) if text else 0
+
+
+def _no_memory(what: str) -> str:
+    detail = f" ({what.strip().splitlines()[0].rstrip('.')})" if what.strip() else ""
+    return (
+        f"the memory does not suffice{detail}. Lower data.batch_size or evaluation.batch_size, raise the limit "
+        "(`ulimit -v`, `ulimit -a` shows all), or use a larger machine."
+    )
 
 
 def _print(text: str) -> int:

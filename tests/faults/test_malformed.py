@@ -4,6 +4,8 @@ import json
 import logging
 import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from ctvr.orchestrator.cli import main as cli
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.interpreter import child_environment
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths
 from ctvr.orchestrator.streams.load import load_stream
@@ -253,3 +256,37 @@ def test_search_words_are_refused_in_one_line(inputs, refused, runs, manifest, m
         problems += refused(wrong, wrong.role.partition(".")[2] or "--space", words)
     assert not problems, "\n".join(problems)
     assert not (runs / "sweeps").exists()
+
+
+def test_a_small_file_is_read_where_the_memory_is_limited(tmp_path):
+    """`read` allocates what it may read, and a manifest may have 1 GiB."""
+    (tmp_path / "a.json").write_text("{}")
+    code = (
+        "import resource, sys; from pathlib import Path; from ctvr.orchestrator.text_files import read_text\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)\n"
+        "print(read_text(Path(sys.argv[1])), len(read_text(Path('/proc/self/maps'))) > 99)\n"
+    )
+    command = [sys.executable, "-P", "-c", code, str(tmp_path / "a.json")]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
+    assert done.stdout == "{} True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (MemoryError(), "ctvr: the memory does not suffice. "),
+        (MemoryError("Unable to allocate 7 GiB"), "ctvr: the memory does not suffice (Unable to allocate 7 GiB). "),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."), "(you tried"),
+    ],
+)
+def test_too_little_memory_is_one_line(error, detail, monkeypatch, capsys):
+    def fail() -> str:
+        raise error
+
+    monkeypatch.setattr("ctvr.orchestrator.catalog.methods.methods_text", fail)
+    assert cli.main(["methods"]) == 1
+    said = capsys.readouterr().err
+    assert detail in said
+    assert said.count("\n") == 1
+    assert "ulimit -v" in said
