@@ -200,6 +200,9 @@ _OF_THE_SYSTEM = {
     errno.ESTALE: ("is no longer on the file server", "Mount it again and run again"),
 }
 
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, *NO_SPACE}  # such a folder can still be read
+
 
 def os_error_text(error: OSError) -> str:
     """Describe an error of the system in one line: the path, what is wrong with it, and the remedy."""

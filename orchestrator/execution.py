@@ -11,6 +11,7 @@ from ctvr.orchestrator.output_dir import check_creatable
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.streams.load import load_stream, plain_name
 from ctvr.orchestrator.tracking.left import close_left
+from ctvr.orchestrator.tracking.readable import readable_uri
 from ctvr.orchestrator.tracking.server import check, default_uri, require_records
 from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
@@ -61,17 +62,19 @@ class ExecutionConfig:
             close_left(tracker, stream)
         return tracker
 
-    def existing_tracker(self) -> Tracker:
-        """Open the tracker of existing records. Never creates a database, and leaves MLflow aside where it can.
+    def existing_tracker(self, writes: bool = False) -> Tracker:
+        """Open the tracker of existing records. Never creates a database.
+
+        Without `writes`, MLflow is left aside where it can be, and a folder that takes no files is read, too.
 
         Raises:
             ConfigError: if the runs folder has no records, or the server does not respond.
         """
         require_records(self.runs)
-        self.check()
-        uri = default_uri(self.runs)
-        create_store(uri, self.runs.resolve(), only_read=True)
-        return Tracker(uri, self.runs.resolve())
+        if writes:
+            return self.tracker()
+        self.check(writes=False)
+        return Tracker(readable_uri(default_uri(self.runs)), self.runs.resolve())
 
     def existing_store(self) -> Store:
         """Open the existing object store. Never creates one.
@@ -104,8 +107,10 @@ class ExecutionConfig:
     def folder(self, name: str) -> Path:
         return self.runs.resolve() / "sweeps" / name
 
-    def check(self) -> None:
+    def check(self, writes: bool = True) -> None:
         """Refuse numbers out of range and unusable folders or servers, before anything starts or is created.
+
+        Without `writes`, the runs folder need not be writable.
 
         Raises:
             ConfigError: one line that names the option.
@@ -144,14 +149,15 @@ class ExecutionConfig:
             )
         if self.videos is not None and not self.videos.is_dir():
             raise ConfigError(f"--videos: {self.videos} is not a folder. Give the folder of the stream's videos.")
-        check_creatable(self.runs, "--runs")
+        if writes:
+            check_creatable(self.runs, "--runs")
         if "://" in (place := absolute(self.store).removeprefix("file://")):
             from ctvr.orchestrator.store.store import Store
 
             Store.open(place)  # refuse it before videos are rendered
         elif place and not Path(place).is_dir():
             check_creatable(Path(place), "--store")
-        check(default_uri(self.runs))
+        check(default_uri(self.runs), writes=writes)
 
 
 def absolute(place: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.digests import cache_folder, digest_of, source_digest
+from ctvr.orchestrator.output_dir import publish
 
 LIBRARIES = ("torch", "open_clip_torch", "numpy", "pydantic", "matplotlib", "av", "decord", "torchcodec")
 _is_enabled = False
@@ -65,9 +65,7 @@ def keep(question: list[Any], answer: Any) -> Any:
             others = [each for each in folder.parent.iterdir() if each != folder]
             for former in sorted(others, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]:
                 shutil.rmtree(former, ignore_errors=True)
-        temporary = folder / f".{digest_of(question)[:16]}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, folder / digest_of(question))
+        publish(folder / digest_of(question), text.encode())
     return json.loads(text)
 
 

@@ -47,6 +47,18 @@ def check_creatable(folder: Path, option: str) -> None:
         raise ConfigError(f"{option} {folder}: cannot be written ({reason}). Choose another folder.") from error
 
 
+def publish(path: Path, content: bytes) -> Path:
+    """Write a file as a whole or not at all; a full disk keeps no part of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return path
+
+
 def _nearest(folder: Path) -> Path:
     """Return the folder, or the first above it that exists; a link that leads nowhere exists."""
     for path in (folder, *folder.parents):

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ctvr.orchestrator.console import printable, say
 from ctvr.orchestrator.errors import ConfigError, VideoError
+from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.video.container import CUT
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, find_videos
 from ctvr.orchestrator.video.pool import Decoder, Job
@@ -167,12 +168,9 @@ def _writer(out: Path | None, num_frames: int) -> Callable[[Frames, str], bytes]
 
 def _write_whole(out: Path, content: bytes) -> None:
     """Write a file atomically."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, out)
+        publish(out, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ConfigError(f"--out: {printable(str(out))} cannot be written ({error.strerror}).") from error
 
 

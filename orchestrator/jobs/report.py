@@ -24,6 +24,7 @@ from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, describe_metr
 from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 COMPLETE = "ctvr.complete"
@@ -65,7 +66,7 @@ def write_report(name: str, execution: ExecutionConfig, html: Path | None = None
     memories, names = _memories(tables, tracker, execution)
     text = report(name, facts, tables, memories, names, _searched(search, tracker))
     file = write_page(html or execution.runs / "pages" / f"{Path(name).stem}.html", text)
-    if sweep is not None:
+    if sweep is not None and tracker.uri == default_uri(execution.runs):  # else its records cannot be written
         tracker.log_artifacts(sweep.run_id, [file], into="page")  # an artifact of the sweep in MLflow
     return file
 

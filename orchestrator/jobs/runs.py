@@ -143,7 +143,7 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
     Raises:
         ConfigError: for a run that runs, that is the best of a stream, or that a sweep compares, unless `force`.
     """
-    tracker = execution.existing_tracker()
+    tracker = execution.existing_tracker(writes=True)
     found = [find_record(name, tracker) for name in names]
     for run in found:
         if (reason := _held_by(run)) and (reason == RUNS or not force):

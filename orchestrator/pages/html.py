@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.redaction import redact
 
 STYLE = """
@@ -88,11 +89,8 @@ def write_page(path: Path, text: str) -> Path:
         ConfigError: if it cannot be written there.
     """
     path = path.expanduser().absolute()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(redact(text), encoding="utf-8")
-        os.replace(temporary, path)
+        return publish(path, redact(text).encode())
     except OSError as error:
         raise ConfigError(f"{path}: the page cannot be written ({error.strerror}). Choose another file.") from error
-    return path

@@ -17,12 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ctvr.orchestrator.errors import ConfigError, CorruptObject, StoreError
+from ctvr.orchestrator.errors import NO_SPACE, NOT_WRITABLE, ConfigError, CorruptObject, StoreError
 from ctvr.orchestrator.store.serialization import check
 
 _STALE_SECONDS = 24 * 3600
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, *_NO_SPACE}  # such a folder can still be read
 _NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV}  # opening a link to itself, a socket, a device
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
 
@@ -68,7 +66,7 @@ class LocalFiles:
                     if time.time() - file.lstat().st_mtime > _STALE_SECONDS:
                         file.unlink()
         except OSError as error:
-            if error.errno not in _NOT_WRITABLE or not os.access(self.root, os.R_OK | os.X_OK):
+            if error.errno not in NOT_WRITABLE or not os.access(self.root, os.R_OK | os.X_OK):
                 raise self._unwritable(error) from error
 
     def check_writable(self) -> None:
@@ -255,7 +253,7 @@ class LocalFiles:
                 probe.touch()
                 return probe.stat().st_mtime
         except OSError as error:
-            if error.errno not in _NOT_WRITABLE:
+            if error.errno not in NOT_WRITABLE:
                 raise
             return time.time()
 
@@ -273,7 +271,7 @@ class LocalFiles:
             path.unlink(missing_ok=True)
 
     def _explained(self, error: OSError, target: Path, needed: int) -> StoreError:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             try:
                 free = f"{shutil.disk_usage(self.root).free} bytes are free"
             except OSError:

@@ -169,7 +169,7 @@ def rerun(
     """Rerun the best trials of a sweep and the baselines over new seeds on test videos; return their table."""
     if top < 1 or seeds < 1:
         raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
-    tracker = execution.existing_tracker()
+    tracker = execution.existing_tracker(writes=True)
     check_machine(execution, sweep_name)
     winners = best_trials(tracker, sweep_name, top)
     sweep = tracker.find_sweep(sweep_name)

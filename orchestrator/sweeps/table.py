@@ -12,7 +12,7 @@ from functools import cache
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.config import Settings, suggest
 from ctvr.orchestrator.console import say
-from ctvr.orchestrator.errors import ConfigError, UntrustedCode
+from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError, UntrustedCode, os_error_text
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.memo import remembered
 from ctvr.orchestrator.sweeps.comparison import gain_notes
@@ -49,15 +49,21 @@ def table(
     """
     made = made_tables(execution, sweep, stream, direction, split)
     name = sweep or stream or "all"
-    files = write(made, execution.runs.resolve() / "tables" / name.replace(",", "+"))
+    place = execution.runs.resolve() / "tables" / name.replace(",", "+")
+    try:
+        files = write(made, place)
+        written = f"written: {os.path.relpath(place)} ({len(files)} files)"
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        written = f"not written: {os_error_text(error)}"
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    folder = os.path.relpath(files[0].parent)
     more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
     models = " ".join(f"--model best-{table.stream}" for table in made[:1])
     following = [f"ctvr report {name.partition(',')[0]}{more}"] * names_report
     following.append(f"ctvr search 'TEXT' {models}{more}")
     told = "\n      ".join(following)
-    return f"{to_text(made, width)}\nwritten: {folder} ({len(files)} files)\nnext: {told}"
+    return f"{to_text(made, width)}\n{written}\nnext: {told}"
 
 
 def made_tables(

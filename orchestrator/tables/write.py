@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator import memo
+from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.tables import claims_text
 from ctvr.orchestrator.tables.claims import Result
 from ctvr.orchestrator.tables.curves import changes
@@ -37,7 +37,7 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
     for table in tables:
         name = _slug(table.stream)
         for suffix, text in ((".md", to_markdown(table)), (".tex", to_latex(table)), (".csv", to_csv(table))):
-            written.append(_publish(folder / f"{name}{suffix}", text.encode()))
+            written.append(publish(folder / f"{name}{suffix}", text.encode()))
         written += _write_figures(_figures(table, name), folder)
     if len(tables) > 1 and (panels := mean_cost(tables)):
         title = f"{', '.join(table.stream for table in tables)}: R@1 against cost (grey: no row beats these)"
@@ -49,7 +49,7 @@ def write_claims(results: Sequence[Result], stream: str, folder: Path) -> list[P
     """Write the verdicts on claims as `claims.md` and `claims.json`; each file is written atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     forms = {"md": claims_text.to_markdown(results, stream), "json": claims_text.to_json(results, stream)}
-    return [_publish(folder / f"claims.{suffix}", text.encode()) for suffix, text in forms.items()]
+    return [publish(folder / f"claims.{suffix}", text.encode()) for suffix, text in forms.items()]
 
 
 def _write_figures(figures: Iterable[tuple[Any, ...]], folder: Path) -> list[Path]:
@@ -71,7 +71,7 @@ def _write_figure(files: Sequence[Path], draw: str, *of: Any) -> list[bytes]:
     for file in files:
         contents.append(figures.in_form(figure, file.suffix.removeprefix(".")))
         figure.set_layout_engine(None)  # laid out once, for all forms
-        _publish(file, contents[-1])
+        publish(file, contents[-1])
     return contents
 
 
@@ -98,13 +98,6 @@ def _plain(value: Any) -> Any:
 
 def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-
-
-def _publish(path: Path, content: bytes) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-    return path
 
 
 def _slug(text: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from ctvr.orchestrator.errors import BadRecord, os_error_text
+from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.tracking.messages import Message, files_below, is_id, read_line
 
 log = logging.getLogger(__name__)
@@ -128,9 +129,7 @@ class Outbox:
 
     def set_server_id(self, offline_id: str, run_id: str) -> None:
         """Store the id that the server assigned to a run that was opened offline."""
-        temporary = self.folder / f"{offline_id}.{os.getpid()}"
-        temporary.write_text(run_id, encoding="utf-8")
-        os.replace(temporary, self.folder / f"{offline_id}.run")
+        publish(self.folder / f"{offline_id}.run", run_id.encode())
 
     def server_id(self, run_id: str) -> str | None:
         """Return the server's id of a run; None if it was opened offline and has not been sent."""
@@ -192,15 +191,19 @@ class OutboxSender:
         """Send the unsent records of one run or of all; return (records sent, records left)."""
         sent = left = 0
         self.reasons.clear()
+        names: list[str] = []
         try:
+            names = [run_id] if run_id else self.outbox.pending()
             with locked(self.outbox.folder / "flush.lock", wait=False):
-                for name in [run_id] if run_id else self.outbox.pending():
+                for name in names:
                     done, rest = self._flush_one(name)
                     sent, left = sent + done, left + rest
         except BlockingIOError:  # another process is sending
-            left = sum(len(self.outbox.read(name)[0]) for name in ([run_id] if run_id else self.outbox.pending()))
-        except OSError as error:
-            log.error("tracking: the outbox cannot be read: %s", os_error_text(error))
+            left = sum(len(self.outbox.read(name)[0]) for name in names)
+        except OSError as error:  # a folder that takes no files, something else in its place
+            self.reasons[f"the outbox cannot be used: {os_error_text(error).rstrip('.')}"] = None
+            left = len(names)  # at least
+            log.error("tracking: the outbox cannot be used: %s", os_error_text(error))
         return sent, left
 
     def _flush_one(self, name: str, children: tuple[str, ...] = ()) -> tuple[int, int]:

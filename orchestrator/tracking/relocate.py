@@ -16,23 +16,30 @@ from ctvr.orchestrator.tracking.messages import folder_of
 log = logging.getLogger(__name__)
 
 
-def follow_move(database: Path) -> int:
-    """Make the artifact addresses in a database start with the database's folder; return how many changed.
+def follow_move(database: Path, folder: Path | None = None) -> int:
+    """Make the artifact addresses in a database start with its folder, or with `folder`; return how many changed.
 
     Only addresses below our artifact folder (`<runs>/artifacts`, mlflow_writer.py) change; those of a server or of
     third-party experiments stay. No other process may write, or the caller must hold the lock.
+
+    Args:
+        database: the file.
+        folder: the runs folder, where `database` is a copy of its file (default: that of `database`).
 
     Raises:
         ConfigError: if the database cannot be read or written.
     """
     try:
-        return _follow(database)
+        changed = _follow(database, folder or database.parent)
     except sqlite3.Error as error:  # a full disk, a limit of file sizes, another process's lock
         raise ConfigError(f"tracking {database}: {error}. {remedy(error)}.") from error
+    if changed and folder is None:
+        log.info("tracking: the runs folder was moved; %d file addresses were updated", changed)
+    return changed
 
 
-def _follow(database: Path) -> int:
-    here = (database.resolve().parent / "artifacts").as_uri()
+def _follow(database: Path, folder: Path) -> int:
+    here = (folder.resolve() / "artifacts").as_uri()
     changed = 0
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
         rows = connection.execute("SELECT name, artifact_location FROM experiments").fetchall()
@@ -48,6 +55,4 @@ def _follow(database: Path) -> int:
                     f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
                     (here, len(former) + 1, len(former) + 1, f"{former}/"),
                 ).rowcount
-    if changed:
-        log.info("tracking: the runs folder was moved; %d file addresses were updated", changed)
     return changed

@@ -57,8 +57,8 @@ def _move_password() -> None:
     os.environ["MLFLOW_TRACKING_URI"] = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
 
 
-def check(uri: str, timeout: int = 5) -> None:
-    """Check with one request whether `uri` is usable, without long retries.
+def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
+    """Check with one request whether `uri` is usable, to read alone if `writes` is false, without long retries.
 
     Raises:
         ConfigError: one line with the URI, the reason and the remedy; `TrackingUnavailable` if a
@@ -68,7 +68,7 @@ def check(uri: str, timeout: int = 5) -> None:
         folder = (file := Path(uri.removeprefix("sqlite:///"))).parent
         if os.path.lexists(file) and not file.is_file():  # MLflow would try for minutes to open it
             raise ConfigError(f"{file}: is not a file. Move it away and run again.")
-        if not os.access(next(p for p in (folder, *folder.absolute().parents) if p.exists()), os.W_OK):
+        if writes and not os.access(next(p for p in (folder, *folder.absolute().parents) if p.exists()), os.W_OK):
             raise ConfigError(f"tracking {uri}: cannot write to {folder}. Choose another folder with --runs.")
         return
     if "://" not in uri or uri.startswith("file:"):

@@ -38,7 +38,6 @@ from ctvr.orchestrator.tracking.relocate import follow_move
 from ctvr.orchestrator.tracking.run_reader import RunReader
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text, metric_name, number
 from ctvr.orchestrator.tracking.server import check, create_database, reason
-from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,11 +45,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def create_store(uri: str, runs: Path, stream: str | None = None, only_read: bool = False) -> None:
+def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
     """Create or upgrade the database and the stream's experiment, in one process, before trials start.
 
     Concurrent processes would break a new SQLite file, hence the lock. The file of an older MLflow is upgraded; a copy
-    of it is kept next to it. With `only_read`, MLflow is not asked about a file that is read without it.
+    of it is kept next to it.
 
     Raises:
         ConfigError: if `uri` cannot be used.
@@ -59,14 +58,8 @@ def create_store(uri: str, runs: Path, stream: str | None = None, only_read: boo
     check(uri)
     if uri.startswith("sqlite:///"):
         with locked(Path(uri.removeprefix("sqlite:///") + ".lock")):
-            if not only_read or SqliteRecords.of(uri) is None:
-                create_database(uri)
-            try:
-                follow_move(Path(uri.removeprefix("sqlite:///")))
-            except ConfigError as error:
-                if not only_read:
-                    raise
-                log.warning("%s Files of runs may not be found until then.", error)  # a full disk: records are read
+            create_database(uri)
+            follow_move(Path(uri.removeprefix("sqlite:///")))
     if stream is not None:
         try:
             Tracker(uri, runs).experiment(stream)

@@ -1,10 +1,7 @@
 """A store's folder that holds foreign files or cannot be written: only the object concerned is affected."""
 
-import contextlib
 import os
 import stat
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ from ctvr.orchestrator.errors import ConfigError, MissingObject, StoreError
 from ctvr.orchestrator.store.gc import find_garbage
 from ctvr.orchestrator.store.packs import Member
 from ctvr.orchestrator.store.store import Store
+from tests.read_only import open_folder, read_only
 
 X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "times": np.array([0.0, 0.5])}
 
@@ -64,40 +62,21 @@ def test_what_is_no_file_counts_as_a_damaged_object_and_hides_no_other(tmp_path,
         assert fresh.get("frames", "a")["x"].tolist() == [0, 1, 2]
 
 
-@contextlib.contextmanager
-def to_be_read_alone(root: Path):
-    """A tree that this process may read and not write, also where it is root."""
-    folders = [path for path in (root, *root.rglob("*")) if path.is_dir()]
-    for folder in folders:
-        folder.chmod(0o555)
-    user = os.geteuid()
-    try:
-        if not user:
-            os.seteuid(65534)
-        yield
-    finally:
-        os.seteuid(user)
-        for folder in folders:
-            folder.chmod(0o755)
-
-
 @pytest.fixture
-def open_folder():
-    """A folder that other users reach."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
+def open_place():
+    with open_folder() as folder:
+        yield folder
 
 
-def test_read_only_store_is_read_and_a_write_is_one_line(open_folder, caplog):
-    root = open_folder / "store"
+def test_read_only_store_is_read_and_a_write_is_one_line(open_place, caplog):
+    root = open_place / "store"
     store = Store.open(root)
     store.put("frames", "a", X)
     store.put("frames", "bad", X)
     store.put_json("commits", "a", {"n": 1})
     store.packs.put("frames", [Member(key, X, {}) for key in ("p", "q")])
     damage(object_file(store, "frames/bad.safetensors"))
-    with to_be_read_alone(root):
+    with read_only(root):
         reader = Store.open(root)
         assert reader.list("frames") == ["a", "bad", "p", "q"]
         for key in ("a", "p"):

@@ -352,14 +352,3 @@ def test_copied_runs_folder_is_independent_of_the_original(store, tracker, tmp_p
     copy.log_json(later, "config.json", {})
     assert (there / "artifacts/shapes-5" / later / "artifacts/config.json").is_file()
     assert not (runs / "artifacts/shapes-5" / later).exists()
-
-
-def test_records_are_read_on_a_full_disk_where_addresses_cannot_be_updated(tracker, monkeypatch, caplog):
-    def full(file: Path) -> int:
-        raise ConfigError(f"tracking {file}: database or disk is full. Free some space.")
-
-    monkeypatch.setattr(tracking, "follow_move", full)
-    tracking.create_store(tracker.uri, tracker.runs, only_read=True)
-    assert "disk is full. Free some space. Files of runs may not be found until then." in caplog.text
-    with pytest.raises(ConfigError, match="disk is full"):
-        tracking.create_store(tracker.uri, tracker.runs)

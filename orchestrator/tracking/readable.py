@@ -1,0 +1,91 @@
+"""Records that are only read: a folder that takes no files (read-only, or a full disk) is read in a temporary copy."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing, suppress
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError, os_error_text
+from ctvr.orchestrator.tracking.database import WAIT_SECONDS, remedy
+from ctvr.orchestrator.tracking.outbox import locked
+from ctvr.orchestrator.tracking.relocate import follow_move
+from ctvr.orchestrator.tracking.server import check, create_database
+from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords
+
+_OF_SQLITE = ("readonly", "disk is full", "disk i/o error", "unable to open")  # in errors about such a folder
+_LOGS = ("-journal", "-wal", "-shm")  # files of a writer that was stopped, without which a copy would be damaged
+
+
+def readable_uri(uri: str) -> str:
+    """Return the URI at which existing records are read: `uri`, or that of a copy where their folder takes no files.
+
+    A local database is upgraded, and its addresses follow a moved folder: in place, or in the copy, which disappears
+    with this process.
+
+    Raises:
+        ConfigError: if the records cannot be read.
+    """
+    check(uri, writes=False)
+    if not uri.startswith("sqlite:///"):
+        return uri
+    file = Path(uri.removeprefix("sqlite:///"))
+    try:
+        with locked(file.with_name(f"{file.name}.lock")):
+            _bring_up_to_date(file)
+        return uri
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+    except ConfigError as error:
+        if not any(text in str(error).lower() for text in _OF_SQLITE):
+            raise
+    state = file.stat()
+    return f"sqlite:///{_copied(file, state.st_mtime_ns, state.st_size).name}/{file.name}"
+
+
+def _bring_up_to_date(file: Path, folder: Path | None = None) -> None:
+    """Prepare a database, or the copy of one in `folder`; MLflow is not asked about one that is read without it."""
+    if SqliteRecords.of(f"sqlite:///{file}") is None:
+        create_database(f"sqlite:///{file}")
+    follow_move(file, folder)
+
+
+@cache
+def _copied(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with a copy of a database of that time and size, which is ready to be read."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="ctvr-records-")
+        copy = Path(folder.name) / file.name
+        _copy(file, copy)
+    except OSError as error:
+        raise ConfigError(
+            f"tracking {file}: its folder cannot be written, and a copy of {size} bytes cannot be made: "
+            f"{os_error_text(error)} TMPDIR names the folder for copies."
+        ) from error
+    try:
+        _bring_up_to_date(copy, file.parent)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(str(copy), str(file))) from error
+    return folder
+
+
+def _copy(file: Path, copy: Path) -> None:
+    try:
+        source = sqlite3.connect(f"file:{quote(str(file.resolve()))}?mode=ro", uri=True, timeout=WAIT_SECONDS)
+        with closing(source), closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+        return
+    except sqlite3.Error as error:
+        if "locked" in str(error):
+            raise ConfigError(f"tracking {file}: {error}. {remedy(error)}.") from error
+    # The change of a writer that was stopped must be undone or completed, which SQLite can only do in the copy
+    copy.unlink(missing_ok=True)
+    shutil.copyfile(file, copy)
+    for log in _LOGS:
+        with suppress(FileNotFoundError):
+            shutil.copyfile(file.with_name(file.name + log), copy.with_name(copy.name + log))
