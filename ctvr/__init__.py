@@ -17,6 +17,8 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ctvr.torch_import import guard
+
 if TYPE_CHECKING:
     from ctvr.api import Run, Sweep, check_method, list_methods, list_streams, load, run, schema, stream, sweep, table
     from ctvr.methods.base import Batch, Method, Task
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.errors import ConfigError, CtvrError
     from ctvr.orchestrator.retrieval.model import Hit, Model
     from ctvr.orchestrator.retrieval.mteb import MtebEncoder
+
+guard()
 
 _PUBLIC = {
     "run": "ctvr.api",

@@ -1,0 +1,71 @@
+"""torch and what it loads take no library from the current folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctvr.orchestrator.interpreter import child_environment
+
+SAY = """
+import os
+print(os.getcwd(), flush=True)
+"""
+PROGRAM = """
+import os
+import ctvr
+import {module}
+print(os.getcwd())
+"""
+LIBRARY = """
+#include <fcntl.h>
+#include <unistd.h>
+__attribute__((constructor)) static void run(void) { close(open(RAN, O_CREAT | O_WRONLY, 0644)); }
+"""
+
+
+def in_folder(folder: Path, program: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environment["PYTHONPATH"]]))
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("module", ["torch", "torch.nn"])
+def test_torch_is_imported_in_the_root_folder_and_the_process_comes_back(module, tmp_path):
+    (tmp_path / "libraries" / "torch").mkdir(parents=True)
+    (tmp_path / "libraries" / "torch" / "__init__.py").write_text(SAY)
+    (tmp_path / "libraries" / "torch" / "nn.py").touch()
+    done = in_folder(tmp_path, PROGRAM.format(module=module), str(tmp_path / "libraries"))
+    assert done.stdout.split() == ["/", str(tmp_path)], done.stderr
+
+
+def test_the_process_comes_back_after_an_import_that_fails(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
+    program = "import os, ctvr\ntry:\n    import torch\nexcept ImportError as error:\n    print(error, os.getcwd())"
+    done = in_folder(tmp_path, program, str(tmp_path))
+    assert done.stdout == f"no libtorch {tmp_path}\n", done.stderr
+
+
+@pytest.mark.slow
+def test_a_library_in_the_current_folder_is_not_loaded(tmp_path):
+    if not (compiler := shutil.which("cc")):
+        pytest.skip("a library is made by a C compiler")
+    (tmp_path / "a.c").write_text(LIBRARY.replace("RAN", f'"{tmp_path}/ran"'))
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "a.c"], check=True)
+    assert in_folder(tmp_path, "import ctypes; ctypes.CDLL('./libcuda.so.1')").returncode == 0
+    (tmp_path / "ran").unlink()
+    done = in_folder(tmp_path, PROGRAM.format(module="torch"))
+    assert done.stdout == f"{tmp_path}\n", done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_folder_is_searched_by_a_relative_name(tmp_path):
+    """An editable installation with a namespace package adds one, below which libraries and metadata are looked for."""
+    done = in_folder(tmp_path, "import os, sys; print([entry for entry in sys.path if not os.path.isabs(entry)])")
+    assert done.stdout == "[]\n", done.stderr
