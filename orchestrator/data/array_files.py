@@ -184,6 +184,9 @@ def open_tar(file: IO[bytes]) -> tarfile.TarFile:
     return tarfile.open(fileobj=file, mode="r:")
 
 
+_PADDING = 64 * MIB  # zeros after the members; `tar` fills a record, whose usual size is 10 KiB
+
+
 def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
     """Check that zeros alone follow the members of an archive; all members must have been listed.
 
@@ -198,6 +201,8 @@ def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
         length += len(block)
         if block.strip(b"\0"):
             raise ValueError(f"after byte {archive.offset} it is damaged, or another archive follows")
+        if length > _PADDING:
+            raise ValueError(f"more than {_PADDING // MIB} MB of zeros follow byte {archive.offset}: fetch it again")
     if length < tarfile.BLOCKSIZE:
         raise ValueError("its end is missing: it was not closed, or not fetched whole")
 

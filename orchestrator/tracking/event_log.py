@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.errors import BadRecord, os_error_text
+from ctvr.orchestrator.errors import BadRecord, ConfigError, os_error_text
+from ctvr.orchestrator.text_files import read_bytes
 from ctvr.orchestrator.tracking.messages import IS, Message, check, is_id, is_time, read_line
 from ctvr.orchestrator.tracking.outbox import file_name, locked
 
@@ -91,7 +92,12 @@ class EventLog:
         return sorted((each for each in found if each[1]), key=lambda each: float(each[1][0]["at"]))
 
     def _records(self, path: Path) -> Iterator[Message]:
-        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        try:
+            content = read_bytes(path)
+        except ConfigError as error:  # larger than a log can be
+            self.bad.append(f"{error} Its run is left out.")
+            return
+        for number, line in enumerate(content.split(b"\n"), start=1):
             if not line.strip():
                 continue
             try:

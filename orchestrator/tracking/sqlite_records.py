@@ -6,6 +6,7 @@ Only a file with the schema `internals.SCHEMA` is read here. Any other file, and
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -24,6 +25,8 @@ NUMBERS: dict[str, Callable[[str], float]] = {  # parameters and tags that table
     "ctvr.search_seconds": float,
     "ctvr.best": float,
 }
+KEYS = ("ctvr.commits", "ctvr.result")  # tags that name objects of the store
+_KEY = re.compile(r"(?!.*\.\.)(?:[a-z0-9_-][a-z0-9_.-]{0,127})?")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class StoredRun:
                 kind(value)
             except ValueError as error:
                 raise self._wrong(name, value) from error
+        for name in KEYS:
+            if not _KEY.fullmatch(self.tags.get(name, "")):
+                raise self._wrong(name, self.tags[name])
         for key, point in self.latest.items():
             self.check_point(key, *point)
 

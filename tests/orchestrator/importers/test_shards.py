@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -147,6 +148,11 @@ def test_a_tar_that_loses_samples_without_a_word_is_refused(tmp_path):
     arrays.write_bytes(arrays.read_bytes()[: 4 * 512])
     with pytest.raises(ConfigError, match="its end is missing"):
         read_arrays(arrays)
+    for file, read in ((arrays, read_arrays), (tmp_path / "train.tar", lambda file: import_dataset(file.parent, None))):
+        file.write_bytes(whole)
+        os.truncate(file, 1 << 40)  # without this limit, hours of reading
+        with pytest.raises(ConfigError, match="more than 64 MB of zeros follow byte 4096"):
+            read(file)
 
 
 def saved(folder: Path, form: str, **rows: list[dict[str, object]]) -> Path:

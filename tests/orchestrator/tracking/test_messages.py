@@ -120,6 +120,16 @@ def test_a_run_without_its_opening_line_is_reported(tmp_path):
     ]
 
 
+def test_a_log_that_is_far_too_large_is_named_and_the_others_are_read(tmp_path):
+    (tmp_path / "offline-1.jsonl").write_text(f"{json.dumps(OPEN)}\n")
+    (tmp_path / "offline-2.jsonl").touch()
+    os.truncate(tmp_path / "offline-2.jsonl", 1 << 40)
+    ledger = EventLog(tmp_path)
+    assert ledger.runs() == [({"offline-1"}, [OPEN])]
+    large = f"{tmp_path}/offline-2.jsonl: is larger than 1024 MB. Check the path. Its run is left out."
+    assert ledger.bad == [large]
+
+
 def test_files_that_are_none_of_ours_stop_nothing(tmp_path):
     (tmp_path / "a b.jsonl").write_text("x")
     os.mkfifo(tmp_path / "pipe.jsonl")

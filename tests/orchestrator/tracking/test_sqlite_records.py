@@ -120,6 +120,8 @@ def test_reading_imports_no_mlflow(tracker):
         ("UPDATE latest_metrics SET value = 'high' WHERE key = 'r1'", "metric r1 at step 2: 'high'"),
         ("UPDATE latest_metrics SET step = 'last' WHERE key = 'r1'", "metric r1 at step last: "),
         ("UPDATE metrics SET value = 'high' WHERE key = 'r1'", "metric r1 at step 1: 'high'"),
+        ("UPDATE tags SET key = 'ctvr.commits', value = '../../x' WHERE key = 'ctvr.sweep'", "ctvr.commits: '../../x'"),
+        ("UPDATE tags SET key = 'ctvr.result', value = 'a b' WHERE key = 'ctvr.sweep'", "ctvr.result: 'a b'"),
         ("UPDATE runs SET name = NULL, status = NULL, artifact_uri = NULL", ""),
         ("UPDATE tags SET value = NULL WHERE key = 'ctvr.sweep'", ""),
         ("UPDATE params SET value = CAST(x'ff41' AS TEXT) WHERE key = 'note'", ""),
