@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 OUT_OF_DATE = "out-of-date database schema"  # in the error about a database of another MLflow version
+AUTOFLUSH = "(raised as a result of Query-invoked autoflush"  # precedes SQLAlchemy's reason
 PARENT = "mlflow.parentRunId"  # the tag that makes a run a child
 KIND = "mlflow.experimentKind"  # tag for an experiment's kind; only MLflow's pages define the name
 TRAINING = "custom_model_development"  # its value for training runs

@@ -20,7 +20,7 @@ from ctvr.orchestrator.interpreter import child_environment, run_module
 from ctvr.orchestrator.proxies import except_from_proxies, proxy_of
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.database import await_lock, ensure_whole, remedy
-from ctvr.orchestrator.tracking.internals import NOISY, OUT_OF_DATE
+from ctvr.orchestrator.tracking.internals import AUTOFLUSH, NOISY, OUT_OF_DATE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -125,7 +125,7 @@ def new_client(uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 
     for noisy in NOISY:
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
@@ -156,7 +156,8 @@ def reason(error: Exception) -> str:
     for pattern in ("Connection refused", "timed out", "Name or service not known", "Invalid Host header"):
         if pattern.lower() in text.lower():
             return pattern.lower() if pattern != "Invalid Host header" else "the server refuses this host name"
-    line = next(iter(text.strip().splitlines()), "") or type(error).__name__
+    lines = (line for line in text.strip().splitlines() if not line.startswith(AUTOFLUSH))
+    line = next(lines, "") or type(error).__name__
     return redact(line)[:300].rstrip(".")
 
 

@@ -8,6 +8,7 @@ import pytest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.tracking import server
 from ctvr.orchestrator.tracking.server import check, default_uri, ui_command
+from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
 
 def test_the_default_is_sqlite_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
@@ -64,3 +65,16 @@ def test_the_ui_listens_on_this_machine_and_refuses_what_cannot_work(tmp_path, f
         taken.listen()
         with pytest.raises(ConfigError, match=f"port {taken.getsockname()[1]}.*Choose another"):
             ui_command(uri, port=taken.getsockname()[1])
+
+
+def test_a_database_that_disappears_is_one_line_and_no_traceback_of_mlflow(tmp_path, caplog, capfd):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    create_store(uri, tmp_path, "small")
+    tracker = Tracker(uri, tmp_path)
+    run = tracker.open_run("small", "one", {})
+    (tmp_path / "mlflow.db").unlink()
+    tracker.log_task(run, 1, {"r1": 1.0})
+    assert "(raised as a result" not in caplog.text
+    (line,) = [record.getMessage() for record in caplog.records if "Training continues" in record.getMessage()]
+    assert "readonly database" in line or "no such table" in line
+    assert "Traceback" not in capfd.readouterr().err
