@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
+import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +81,36 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if not torch.accelerator.is_available():
+        # torch.manual_seed would queue a call for each absent device, with a formatted stack: 0.6 ms and some memory
+        for absent in (torch.cuda, torch.xpu, torch.mtia):
+            absent.manual_seed_all = lambda seed: None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _tables_of_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let each process create MLflow's tables once, in 0.8 s, and start later databases from a copy of that file."""
+    from ctvr.orchestrator.tracking import server
+
+    empty = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    create = server.ensure_whole
+
+    def ensure_whole(file: Path, fill: Callable[[str], object]) -> None:
+        def fill_copy(uri: str) -> None:
+            made = uri.removeprefix("sqlite:///")
+            if empty.exists():
+                shutil.copyfile(empty, made)
+            fill(uri)
+            if not empty.exists():
+                with closing(sqlite3.connect(made)) as of, closing(sqlite3.connect(f"{empty}.{os.getpid()}")) as to:
+                    of.backup(to)
+                os.replace(f"{empty}.{os.getpid()}", empty)
+
+        create(file, fill_copy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "ensure_whole", ensure_whole)
+        yield
 
 
 @pytest.fixture(scope="session")
