@@ -9,6 +9,7 @@ runs Ray opens no video (tests/orchestrator/on_ray/conftest.py).
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -85,6 +86,27 @@ def _one_thread() -> None:
         # torch.manual_seed would queue a call for each absent device, with a formatted stack: 0.6 ms and some memory
         for absent in (torch.cuda, torch.xpu, torch.mtia):
             absent.manual_seed_all = lambda seed: None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shipped_towers() -> Iterator[None]:
+    """Read a shipped tower once for each process of tests; every caller gets a copy."""
+    from ctvr.methods.backbone import load
+
+    read, kept = load._tiny_clip, {}
+
+    def tiny_clip(name: str, weights: str, seed: int, sha256: str) -> tuple[Any, ...]:
+        if weights != "shipped":
+            return read(name, weights, seed, sha256)
+        place = load.SHIPPED[name], seed
+        if place not in kept:
+            kept[place] = read(name, weights, seed, sha256)
+        tower, *rest = kept[place]
+        return copy.deepcopy(tower), *rest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "_tiny_clip", tiny_clip)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,10 +20,15 @@ from tests.methods.conftest import make_small_clip
 CASES = [*METHODS, *(f"{strategy}:{base}" for strategy in ("co2l", "lump") for base in ("xpool", "structalign"))]
 
 
+# 500 steps of a map by default, each like the one before
+FITS = {"lambda_orthogonality": "method.map.steps", "xbt": "method.steps"}
+
+
 def subject(name: str) -> Subject:
-    """A method with its default settings; `co2l:xpool` wraps xpool."""
+    """A method with its default settings, fits of few steps; `co2l:xpool` wraps xpool."""
     name, _, base = name.partition(":")
-    return Subject.of(name, {"method.base": base} if base else {})
+    fits = {FITS[name]: 20} if name in FITS else {}
+    return Subject.of(name, {"method.base": base, **fits} if base else fits)
 
 
 def make(name: str) -> Method:

@@ -1,6 +1,7 @@
 """Records of a run in MLflow: every metric once, however often the run was interrupted."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from ctvr.orchestrator.learning.cost import video_cost
 from ctvr.orchestrator.learning.factory import load_trained
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.tracking.recorder import Recorder
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -20,11 +22,15 @@ class Stopped(RuntimeError):
     """Simulates the end of the process."""
 
 
-@pytest.fixture
-def tracker(runs: Path) -> Tracker:
+def track(runs: Path) -> Tracker:
     uri = f"sqlite:///{runs / 'mlflow.db'}"
     create_store(uri, runs, "small")
     return Tracker(uri, runs)
+
+
+@pytest.fixture
+def tracker(runs: Path) -> Tracker:
+    return track(runs)
 
 
 def train(stream: Stream, manifest: str, runs: Path, tracker: Tracker, stop_after: int = 0, **recorder: object) -> str:
@@ -56,13 +62,19 @@ def counts(tracker: Tracker, run: RunRecord) -> dict[str, list[int]]:
     return {key: sorted(m.step for m in tracker.client.get_metric_history(run.run_id, key)) for key in run.metrics}
 
 
-@pytest.fixture
-def whole(small_stream, manifest, runs, tracker) -> RunRecord:
-    train(small_stream, manifest, runs, tracker)
-    return only_run(tracker)
+@pytest.fixture(scope="module")
+def recorded(_decoded: Path, tmp_path_factory: pytest.TempPathFactory) -> Tracker:
+    """The records of one complete run, for all tests of this file: read them only."""
+    runs = tmp_path_factory.mktemp("whole") / "runs"
+    shutil.copytree(_decoded, runs)
+    tracker = track(runs)
+    manifest = runs / "small" / "small.json"
+    train(load_stream(manifest, runs), str(manifest), runs, tracker)
+    return tracker
 
 
-def test_a_complete_run_has_settings_metrics_and_files(whole, tracker, manifest):
+def test_a_complete_run_has_settings_metrics_and_files(recorded):
+    tracker, whole = recorded, only_run(recorded)
     assert whole.status == "FINISHED"
     assert whole.tags["ctvr.complete"] == "true"
     assert whole.tags["ctvr.method"] == "clip4clip"
@@ -80,7 +92,7 @@ def test_a_complete_run_has_settings_metrics_and_files(whole, tracker, manifest)
     ranks = json.loads(tracker.download(whole.run_id, "ranks.json").read_text())
     assert len(ranks["query ids"]) == len(ranks["ranks"]) > 0
     assert json.loads(tracker.download(whole.run_id, "environment.json").read_text())["python"]
-    assert whole.settings["stream"] == manifest
+    assert whole.settings["stream"] == str(tracker.runs / "small" / "small.json")
     (read,) = tracker.client.get_run(whole.run_id).inputs.dataset_inputs
     assert whole.tags["ctvr.stream_digest"].startswith(read.dataset.digest)
     assert json.loads(read.dataset.profile)["tasks"] == 3
@@ -96,7 +108,8 @@ def test_similarities_are_saved_as_numbers_and_pictures(small_stream, manifest, 
     assert tracker.download(run_id, "similarity.pdf").read_bytes()[:4] == b"%PDF"
 
 
-def test_the_recorded_matrix_is_the_recorded_metric(whole, tracker):
+def test_the_recorded_matrix_is_the_recorded_metric(recorded):
+    tracker, whole = recorded, only_run(recorded)
     rows = json.loads(tracker.download(whole.run_id, "matrix_union.json").read_text())
     for step, row in enumerate(rows, start=1):
         assert row == [dict(whole.metrics[f"task_{i + 1:02d}/t2v/r1"])[step] for i in range(step)]
@@ -104,28 +117,22 @@ def test_the_recorded_matrix_is_the_recorded_metric(whole, tracker):
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
 def test_run_stopped_before_its_report_leaves_equal_records(
-    whole, small_stream, manifest, tmp_path_factory, tracker, runs, stop_after
+    recorded, small_stream, manifest, tracker, runs, stop_after
 ):
-    import shutil
-
-    other = tmp_path_factory.mktemp("other") / "runs"
-    shutil.copytree(runs, other, ignore=shutil.ignore_patterns("mlflow*", "commits", "artifacts"))
-    uri = f"sqlite:///{other / 'mlflow.db'}"
-    create_store(uri, other, "small")
-    second = Tracker(uri, other)
-    train(small_stream, manifest, other, second, stop_after=stop_after)
-    train(small_stream, manifest, other, second)
-    again = only_run(second)
+    train(small_stream, manifest, runs, tracker, stop_after=stop_after)
+    train(small_stream, manifest, runs, tracker)
+    again, unbroken = only_run(tracker), only_run(recorded)
     assert again.status == "FINISHED"
     assert again.tags["ctvr.complete"] == "true"
-    assert counts(second, again) == counts(tracker, whole)
-    for key in whole.metrics:
+    assert counts(tracker, again) == counts(recorded, unbroken)
+    for key in unbroken.metrics:
         if not key.startswith(("cost/", "perf/")):
-            assert again.metrics[key] == whole.metrics[key]
+            assert again.metrics[key] == unbroken.metrics[key]
 
 
-def test_a_run_that_is_recorded_again_stores_nothing_twice(whole, small_stream, manifest, runs, tracker):
-    before = counts(tracker, whole)
+def test_a_run_that_is_recorded_again_stores_nothing_twice(small_stream, manifest, runs, tracker):
+    train(small_stream, manifest, runs, tracker)
+    before = counts(tracker, only_run(tracker))
     train(small_stream, manifest, runs, Tracker(tracker.uri, runs))
     assert counts(tracker, only_run(tracker)) == before
 
