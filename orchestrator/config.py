@@ -47,9 +47,10 @@ def closest_setting(name: str, known: Iterable[str]) -> str:
 
     A name without its group, or in a wrong one, means the setting of that name: `lr` and `optim.lr` are `method.lr`.
     """
-    names = list(known)
-    last = _fold(name.rpartition(".")[2])
+    names, last = list(known), _fold(name.rpartition(".")[2])
     last = _ALIASES.get(last, last)
+    if f"{name}.name" in names:  # `backbone=tiny-clip`
+        return f"{name}.name"
     if own := [each for each in names if _fold(each.rpartition(".")[2]) == last]:
         return closest(name, own, 0.0)
     group, dot, _ = name.partition(".")
@@ -67,12 +68,11 @@ def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
     names = list(known)
     meant, last = closest_setting(name, names), _fold(name.rpartition(".")[2])
     near = [each for each in names if not meant and len(last) > 1 and _fold(each.rpartition(".")[2]).startswith(last)]
-    meant = near[0] if len(near) == 1 else meant
-    names = near or names
+    meant, names = near[0] if len(near) == 1 else meant, near or names
     every = ", ".join(names) if len(names) <= 20 else "ctvr schema METHOD"
     return ConfigError(
         f"{printable(name)}: no such setting. "
-        + (f"Write {meant}={as_text(value)}." if meant else f"{'One of' if near else 'All'}: {every}.")
+        + (f"Write {meant}={as_text(value) or 'VALUE'}." if meant else f"{'One of' if near else 'All'}: {every}.")
     )
 
 
@@ -270,8 +270,8 @@ def _convert(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> An
         typed = _adapter(hint).validate_python(value)
     except ValidationError as error:
         raise ConfigError(_wrong_value(hint, given, name, default, dotted)) from error
-    if isinstance(typed, float) and math.isnan(typed):  # every comparison with NaN is false, so limits would pass it
-        raise ConfigError(f"{name}: {value!r:.60} is not a number. Give a number, or omit the setting.")
+    if isinstance(typed, float) and not math.isfinite(typed):  # limits would pass NaN, and training infinity
+        raise ConfigError(f"{name}: {value!r:.60} is not a finite number. Give a number, or omit the setting.")
     return typed
 
 
@@ -290,14 +290,14 @@ def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -
         each = "Give one in each run." if name == "seed" else f"Run each: ctvr sweep --vary {listed}"
         return f"{name}: takes one value, not {len(parts)} {got}. {each}"
     said = f"{name}: is not {_described(hint)} (got {value!r:.200})."
-    tidy = value.strip(" .,;'\"") if isinstance(value, str) else ""
+    tidy = value.strip(" .,;'\"`[](){}\u2018\u2019\u201c\u201d") if isinstance(value, str) else ""
     if literals := _literals(hint):
         better: Any = closest(str(value), map(str, literals)) or default
     else:
         meant = (tidy, likely_number(value)) if isinstance(value, str) else ()
         better = next((each for each in meant if each and _converts(hint, each)), default)
-    is_example = better not in ("", None, dataclasses.MISSING)
-    return f"{said} Write {name}={as_text(better)}." if is_example and dotted else said
+    is_example = dotted and better not in ("", None, dataclasses.MISSING)
+    return f"{said} Write {name}={as_text(better)}." if is_example else said
 
 
 def _converts(hint: Any, value: Any) -> bool:

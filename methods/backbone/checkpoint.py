@@ -48,7 +48,7 @@ def files_of(path: Path) -> list[Path]:
             raise ValueError(f"{path}: the folder holds none of {', '.join(OF_A_FOLDER)}. Name the file itself.")
         path = found
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such weights file.")
+        raise FileNotFoundError(f"{path}: no such weights file. Give the path of a .safetensors or .pt file.")
     if not path.name.endswith(".index.json"):
         return [path]
     try:

@@ -71,6 +71,8 @@ def check_backbone(name: str, weights: str = "openai", sha256: str = "", vocabul
     else:
         known = _tags(name)
         others = f"random, a file, or one of: {', '.join(known) or 'none'}"
+    if "://" in weights:
+        raise ValueError(f"weights={weights!r} is an address. Fetch the file, and give its path.")
     if is_path(weights):
         files_of(expand_path(weights))
     elif weights not in ("random", *known):

@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
             arguments.overrides, rest = [*arguments.overrides, *rest], []
             found += mistakes.place_names(arguments)
         elif rest:
-            found += [mistakes.Mistake(f"{word!r}: is one argument too many. Omit it.", (word,), ()) for word in rest]
+            found += [_surplus(word, words) for word in rest]
         arguments.mistakes, arguments.words = found, words
         if found:
             raise mistakes.tell(words, mistakes.all_mistakes(arguments))
@@ -86,7 +86,10 @@ class Parser(argparse.ArgumentParser):
                 return parser, at
             if word not in choices:
                 meant = (SYNONYMS.get(word, "") if parser is self else "") or closest(word, choices)
-                line = " ".join(["ctvr", *words[:at], meant, *words[at + 1 :]])
+                given = [meant, *words[at + 1 :]]
+                if not meant and words[:at] == ["runs"] and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
+                    meant, given = "show", ["show", *words[at:]]
+                line = " ".join(["ctvr", *words[:at], *given])
                 every = f"`{parser.prog} --help` lists them."
                 kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
                 raise ConfigError(f"{word}: no such {kind}. " + (f"Write: {line}" if meant else every))
@@ -102,6 +105,14 @@ class Parser(argparse.ArgumentParser):
         missing = message.partition("are required: ")[2]
         text = f"{missing} is missing. Write: {_usage(self)}" if missing else f"{message}. See {self.prog} --help"
         raise ConfigError(f"{self.prog.removeprefix('ctvr ')}: {text}")
+
+
+def _surplus(word: str, words: Sequence[str]) -> mistakes.Mistake:
+    """Return the mistake of an argument that the command does not take: often a list was typed with a blank."""
+    before = words[words.index(word) - 1]
+    if before.endswith(","):
+        return mistakes.Mistake(f"{before} {word}: is a list with a blank.", (before, word), (before + word,))
+    return mistakes.Mistake(f"{word!r}: is one argument too many. Omit it.", (word,), ())
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:

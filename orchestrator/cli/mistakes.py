@@ -19,6 +19,7 @@ from ctvr.orchestrator.errors import ConfigError, Mistakes
 
 _REMEDY = re.compile(r"(?:Write|Use) ([\w.]+=[^\s]+?)\.$")  # at the end of a message on a setting
 _SETTING = re.compile(r"(?:method|base|optim|data|evaluation|backbone|tracking|search)\.\w+")
+_WITH_COLON = re.compile(r"[/+-]*((?:seed|\w+\.\w+)):(-?[\d.][\w.+-]*|true|false)")  # no class of a module
 MOST = 20  # mistakes that are looked for
 
 
@@ -75,6 +76,9 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
             rest.append(word)
         elif is_value:
             continue
+        elif colon := _WITH_COLON.fullmatch(word):
+            new = f"{colon[1]}={colon[2]}"
+            found.append(Mistake(f"{word}: is a setting with a colon. Write {new}.", (word,), (new,)))
         elif _SETTING.fullmatch(word):
             value = given[at + 1] if at + 1 < len(given) and "=" not in given[at + 1] else ""
             new = f"{word}={value or 'VALUE'}"
@@ -82,6 +86,11 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
             found.append(Mistake(f"{word}: has no value. Write {new}.", old, (new,) if value else None))
         else:
             bare.append(word)
+    for word in list(rest):  # `method=clip4clip` gives the name, too
+        name, _, value = word.partition("=")
+        if name in ("method", "stream") and name in places and not getattr(arguments, name):
+            setattr(arguments, name, value)
+            rest.remove(word)
     arguments.overrides = rest
     for word in bare:
         place = _place_of(word, places, arguments)

@@ -98,9 +98,12 @@ def import_stream(
         raise ConfigError(f"--correct-captions: {kind} {why}. Leave it out.")
     out = Path(root) / "streams" / f"{name}.json"
     before = out.read_bytes() if out.is_file() else None
+    new = [folder for folder in (out.parent, out.parent.parent) if not folder.exists()]
     manifest, report = _import_kind(kind, files, videos, out, name)
     if kind == "csv" and videos is not None and (lost := _first_of_none(manifest, videos)):
         out.unlink() if before is None else out.write_bytes(before)
+        for folder in new:
+            folder.rmdir()
         raise ConfigError(
             f"--videos {videos}: has none of the table's videos (first: {lost!r:.80}). Give their folder."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,9 +67,25 @@ def parse_values(word: str, option: str = "--space", method: str = "") -> tuple[
     """
     name, equals, values = renamed.setting_word(word, method).partition(WHERE)[0].partition("=")
     listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
+    if remedy := _remedy(name.strip(), values.strip()):
+        raise ConfigError(f"{option}: {word!r}: {remedy}")
     if not equals or not name.strip() or not listed:
         raise ConfigError(f"{option}: {word!r} is not name=VALUE,VALUE. Use for example method.beta=0.4,0.6.")
     return name.strip(), listed
+
+
+def _remedy(name: str, values: str) -> str:
+    """Return what is wrong with the values of a setting, and what to write; empty for a list of values."""
+    if name.startswith(WHERE.lstrip()):
+        return f"its setting is missing. Write for example method.rank=1,2 {name}=VALUE."
+    if found := re.search(r"\s+(where|when|if)\b\s*(.*)$", values):
+        what = "a condition is missing after 'where'" if found[1] == "where" else f"{found[1]!r} is written 'where'"
+        whole = f"{name}={values[: found.start()]} where {found[2] or 'method.base=lwf'}"
+        return f"{what}. Write for example {whole}."
+    plain = ",".join(filter(None, (text.strip("[](){} ") for text in values.split(","))))
+    if values[:1] in ("[", "(", "{"):
+        return f"its values have no brackets. Write {name}={plain}."
+    return f"one of its values is empty. Write {name}={plain}." if re.search(r",\s*,", values) else ""
 
 
 def parse_condition(word: str) -> tuple[str, Condition] | None:

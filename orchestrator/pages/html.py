@@ -72,7 +72,9 @@ def check_page(path: Path) -> None:
     path = path.expanduser().absolute()
     above = next(folder for folder in path.parents if folder.exists())
     reason = ""
-    if path.is_dir():
+    if path.suffix.lower() not in (".html", ".htm"):
+        reason = "its name does not end in .html"
+    elif path.is_dir():
         reason = "it is a folder"
     elif not above.is_dir() or not os.access(above, os.W_OK):
         reason = f"{above} takes no files"

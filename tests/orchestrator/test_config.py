@@ -62,7 +62,7 @@ def test_flatten_is_the_inverse_of_build():
         ({"kind": "c"}, "optim.kind: is not one of a, b .got 'c'"),
         ({"count": 0}, "optim.count must be >= 1, got 0. Use 1."),
         ({"limit": "x"}, "optim.limit: is not a whole number or none .got 'x'"),
-        ({"rate": "nan"}, "optim.rate: 'nan' is not a number"),
+        ({"rate": "nan"}, "optim.rate: 'nan' is not a finite number"),
     ],
 )
 def test_a_mistake_is_one_line_with_name_value_and_remedy(values, message):

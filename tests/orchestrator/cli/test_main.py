@@ -75,6 +75,8 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
         (["rerun", "--sweep", "monday"], "--runs: runs has no runs (mlflow.db does not exist)"),
         (["rerun"], "rerun: the name of the sweep is missing. Write: ctvr rerun NAME"),
         (["table"], "table: give the name of a sweep or a stream. Write for example: ctvr table shapes-5"),
+        (["table", "a,", "b"], "a, b: is a list with a blank. Write: ctvr table a,b"),
+        (["runs", "7619a965"], "7619a965: no such action of runs. Write: ctvr runs show 7619a965"),
         (["table", "--sweep", "monday"], "--runs: runs has no runs (mlflow.db does not exist)"),
         (["search", "a square", "--model", "best-shapes-5"], "--runs: runs has no runs (mlflow.db does not exist)"),
         (["report", "shapes-5"], "--runs: runs has no runs (mlflow.db does not exist)"),
@@ -153,6 +155,8 @@ def test_method_and_stream_need_no_option(capsys, tmp_path, monkeypatch):
         arguments = cli.make_parser().parse_args(["run", *words.split(), "optim.epochs=1"])
         assert (arguments.method, arguments.stream) == ("clip4clip", "shapes-5")
         assert arguments.overrides == ["optim.epochs=1"]
+    arguments = cli.make_parser().parse_args(["run", "method=clip4clip", "stream=shapes-5", "seed=1"])
+    assert (arguments.method, arguments.stream, arguments.overrides) == ("clip4clip", "shapes-5", ["seed=1"])
     table = cli.make_parser().parse_args(["sweep", "ctvr-table1", "shapes-10"])
     assert (table.preset, table.stream, table.method) == ("ctvr-table1", "shapes-10", None)
     plugin = cli.make_parser().parse_args(["run", "my_method:Shift", "shapes-5"])
@@ -197,7 +201,13 @@ def test_mistake_is_reported_before_torch_and_ray_are_imported(tmp_path):
         (["method.lrr=1"], "method.lrr: no such setting. Write: ctvr "),
         (["optim.epochs", "=", "2"], " optim.epochs=2"),
         (["optim.epochs:", "2"], "optim.epochs: 2: is a setting in parts. Write: ctvr "),
+        (["optim.epochs:2"], "optim.epochs:2: is a setting with a colon. Write: ctvr "),
         (["optim.epochs=2epochs"], " optim.epochs=2"),
+        (["optim.epochs=[2]"], " optim.epochs=2"),
+        (["method.lr=\N{LEFT SINGLE QUOTATION MARK}1e-5\N{RIGHT SINGLE QUOTATION MARK}"], " method.lr=1e-5"),
+        (["method.lr=inf"], "method.lr: 'inf' is not a finite number. Give a number, or omit the setting."),
+        (["optim.lr="], "optim.lr: no such setting, and method.lr: is not a number (got '')"),
+        (["backbone=tiny"], "backbone: no such setting. Write: ctvr "),
         (["method.lr=0,00001"], "(got '0,00001'). With a decimal point: method.lr=0.00001. Run each: "),
         (
             ["--epochs", "two"],

@@ -755,7 +755,7 @@ def test_refused_import_keeps_the_existing_stream(tmp_path: Path) -> None:
     (wrong := tmp_path / "wrong").mkdir()
     with pytest.raises(ConfigError, match=r"--videos .*wrong: has none of the table's videos \(first: 'a'\)"):
         import_stream("csv", {"table": str(table)}, wrong, tmp_path)
-    assert not (tmp_path / "streams/cats.json").exists()
+    assert not (tmp_path / "streams").exists()
     (tmp_path / "b.mp4").touch()
     import_stream("csv", {"table": str(table)}, tmp_path, tmp_path)
     stream = load_stream("cats", tmp_path)

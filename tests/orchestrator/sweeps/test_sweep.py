@@ -144,6 +144,11 @@ def test_a_setting_of_one_variant_is_searched_with_that_variant(few, execution):
         ((KINDS, MERGED.replace("=tome", "=sta")), "never holds, since method.reducer.name is not searched at such a"),
         (("method.lr=1,2 where method.rank=4", "method.rank=4,8 where method.lr=1"), "leads back to method.lr"),
         ((KINDS, "method.reducer.r=1,2 where method.reducer.name"), "where: 'method.reducer.name' is not name=VALUE"),
+        (("method.rank=1,2 where",), "a condition is missing after 'where'. Write for example method.rank=1,2 where "),
+        (("method.rank=1,2 if a=1,2",), "'if' is written 'where'. Write for example method.rank=1,2 where a=1,2."),
+        (("where method.rank=4",), "its setting is missing"),
+        (("method.rank=[1,2]",), r"its values have no brackets. Write method.rank=1,2."),
+        (("method.rank=1,, 2",), "one of its values is empty. Write method.rank=1,2."),
     ],
 )  # fmt: skip
 def test_a_condition_that_never_holds_is_refused(few, execution, space, message):
