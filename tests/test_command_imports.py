@@ -76,13 +76,18 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "page": ["page", "small"],
         "search": ["search", "a red circle", "--model", "zero_shot"],
     }
-    for name in ("run", "table", "page"):
-        given(folder, made[name])
+    first = {name: given(folder, made[name]) for name in ("run", "table", "page")}
     (key,) = (each.name for each in (folder / "runs" / "store" / "commits").iterdir() if not each.name.startswith("z"))
-    return {**made, "explain": ["explain", key], "folder": [str(folder)]}
+    return {**made, "explain": ["explain", key], "folder": [str(folder)], "loaded by the first table": first["table"]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", MAY)
 def test_a_command_imports_only_what_it_needs(words, command):
     assert set(given(Path(words["folder"][0]), words[command])) <= set(MAY[command].split())
+
+
+@pytest.mark.slow
+def test_the_first_table_after_a_run_needs_no_torch(words):
+    """A run computes what a table needs torch for, and figures are drawn where they are asked for."""
+    assert set(words["loaded by the first table"]) <= {"scipy"}

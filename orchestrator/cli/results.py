@@ -19,7 +19,9 @@ from ctvr.orchestrator.interpreter import child_environment
 
 
 def add_table(commands: Any) -> None:
-    parser = commands.add_parser("table", help="write the table of finished runs: Markdown, LaTeX, CSV, figures")
+    parser = commands.add_parser(
+        "table", help="write the table of finished runs: Markdown, LaTeX, CSV; with --figures also figures"
+    )
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="sweep, rerun (NAME-final-...), stream or streams to show"
     )
@@ -35,6 +37,7 @@ def add_table(commands: Any) -> None:
         default="",
         help="videos of the shown metrics (default: test, if runs have them)",
     )
+    parser.add_argument("--figures", action="store_true", help="draw the figures too, as PNG and PDF")
     add_direction(parser)
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_table)
@@ -51,7 +54,7 @@ def _table(arguments: argparse.Namespace) -> str:
 
     if name:
         sweep, stream = (name, None) if execution.existing_tracker().find_sweep(name) else (None, name)
-    return table(execution, sweep, stream, get_direction(arguments), arguments.split)
+    return table(execution, sweep, stream, get_direction(arguments), arguments.split, figures=arguments.figures)
 
 
 def add_rebuild(commands: Any) -> None:

@@ -22,6 +22,7 @@ from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.sweeps.front import describe_front, on_front
 from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, describe_metric, selection_metric
 from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
+from ctvr.orchestrator.sweeps.verdict import read_verdict
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.server import default_uri
@@ -163,9 +164,7 @@ def _verdict(name: str, sweep: RunRecord, tracker: Tracker) -> str:
     if not confirmation:
         return ""
 
-    def compute() -> str:
-        from ctvr.orchestrator.sweeps.confirm import read_verdict  # imports torch and Ray
-
+    def compute() -> str:  # imports torch
         verdict = read_verdict(tracker, name)
         return verdict.text if verdict else ""
 

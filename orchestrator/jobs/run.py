@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from ctvr.methods.base import Task
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.console import say
-from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.errors import ConfigError, CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.finished import FINISHED, question_of
 from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option, start_text, time_left, warning_of
@@ -26,9 +27,12 @@ from ctvr.orchestrator.streams.metric_names import progress_text
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.search_spaces import default_presets
+from ctvr.orchestrator.sweeps.table import papers_of
 from ctvr.orchestrator.sweeps.trust import trust_text
+from ctvr.orchestrator.tables.footnotes import marks_of
 from ctvr.orchestrator.tracking.mirror import check_mirror
 from ctvr.orchestrator.tracking.recorder import Recorder
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,16 @@ def train(
         say(FINISHED)
     if question:
         memo.keep(question, result.key)
+        _prepare_table(tracker, result.key)
     return CompleteRun(experiment, stream, result.record, recorder.run_id)
+
+
+def _prepare_table(tracker: Tracker, key: str) -> None:
+    """Compute what a table says of this run by importing torch, which this process has done; commands remember it."""
+    with suppress(CtvrError):  # MLflow's server may be away
+        for run in tracker.find_runs(tags={"ctvr.result": key})[-1:]:
+            marks_of(run)
+            papers_of(run)
 
 
 def _check(experiment: Experiment) -> None:

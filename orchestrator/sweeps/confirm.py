@@ -21,10 +21,10 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import has_training
-from ctvr.orchestrator.on_ray.plan import SearchConfig, names_of
+from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.sweeps import mlflow_notes
-from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, compare_candidates, experiment_of
-from ctvr.orchestrator.sweeps.front import FrontResult, confirm_front, on_front
+from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of
+from ctvr.orchestrator.sweeps.front import FrontResult, on_front
 from ctvr.orchestrator.sweeps.selection import (
     FIRST_CONFIRMATION,
     Rerun,
@@ -32,15 +32,11 @@ from ctvr.orchestrator.sweeps.selection import (
     fresh_seeds,
     incomplete_runs,
     run_all,
-    selection_metric,
     used_seeds,
 )
 from ctvr.orchestrator.sweeps.session import flush_outbox, interruptible, ray_cluster, trial_plan
-from ctvr.orchestrator.tables.significance import read_ranks
-from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.sweeps.verdict import CONFIRMS, read_verdict
 from ctvr.orchestrator.tracking.tracker import Tracker
-
-CONFIRMS = "ctvr.confirms"  # tag of a confirmation's runs: name of the sweep
 
 
 @dataclass(frozen=True)
@@ -136,26 +132,3 @@ def confirm(
     texts, kept = zip(*((verdict.text, verdict.kept) for verdict in verdicts.values())) if verdicts else ((), ())
     mlflow_notes.annotate_confirmation_runs(tracker, parent, parent_name, sweeps, texts, kept)
     return verdicts
-
-
-# ----------------------------------------------------------------------------------------------- the result
-
-
-def read_verdict(tracker: Tracker, sweep_name: str) -> ConfirmationResult | FrontResult | None:
-    """Read the result of a sweep's confirmation from MLflow; None if there was none, or it failed."""
-    sweep = tracker.find_sweep(sweep_name)
-    if sweep is None or "ctvr.confirmation" not in sweep.tags:
-        return None
-    tags = {"ctvr.complete": "true", CONFIRMS: sweep_name}
-    groups: dict[str, list[RunRecord]] = {}
-    for run in tracker.find_runs(sweep=sweep.tags["ctvr.confirmation"], tags=tags):
-        groups.setdefault(run.tags["ctvr.candidate"], []).append(run)
-    if RECOMMENDED not in groups or len(groups) < 2:
-        return None
-    runs = [run for group in groups.values() for run in group]
-    ranks = {run.run_id: found for run in runs if (found := read_ranks(tracker, run.run_id))}
-    order = [run.name for run in best_trials(tracker, sweep_name, None)]
-    rule = selection_metric(sweep)
-    if len(names_of(rule[0])) > 1:
-        return confirm_front(sweep_name, groups, ranks, rule, order)
-    return compare_candidates(sweep_name, groups, ranks, rule, order)

@@ -25,7 +25,6 @@ from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of
-from ctvr.orchestrator.sweeps.confirm import CONFIRMS, read_verdict
 from ctvr.orchestrator.sweeps.front import FrontResult
 from ctvr.orchestrator.sweeps.preparation import prepare_all
 from ctvr.orchestrator.sweeps.search_spaces import default_presets
@@ -43,6 +42,7 @@ from ctvr.orchestrator.sweeps.selection import (
 from ctvr.orchestrator.sweeps.session import check_machine, flush_outbox, interruptible, ray_cluster, trial_plan
 from ctvr.orchestrator.sweeps.table import table
 from ctvr.orchestrator.sweeps.untrained import without_epochs
+from ctvr.orchestrator.sweeps.verdict import CONFIRMS, read_verdict
 from ctvr.orchestrator.tables.build import Direction, seconds_of
 from ctvr.orchestrator.tables.paper_comparison import ROW
 from ctvr.orchestrator.tables.presets import split_row
@@ -253,7 +253,7 @@ def execute_rerun(
         )
     if failed == len(runs):
         raise RunsFailed(f"rerun {name}: all {failed} runs failed. `ctvr ui` shows why.")
-    text = table(execution, sweep=name, direction=direction, names_report=False)
+    text = table(execution, sweep=name, direction=direction, names_report=False, figures=True)
     mlflow_notes.annotate_rerun(tracker, parent, name, sweep_name, execution)
     if failed:
         raise RunsFailed(f"{text}\n{failed} runs failed and are missing from the table. `ctvr ui` shows why.")

@@ -41,18 +41,20 @@ def table(
     direction: Direction = "t2v",
     split: str = "",
     names_report: bool = True,
+    figures: bool = False,
 ) -> str:
     """Write and return the table of a sweep's complete runs (or of each stream's complete runs) on one split.
 
     The returned text has aligned columns that fit the terminal; the files have all columns and notes. `names_report`:
-    whether the next commands include the report, which a finished sweep writes itself.
+    whether the next commands include the report, which a finished sweep writes itself. `figures`: of `tables.write`.
     """
     made = made_tables(execution, sweep, stream, direction, split)
     name = sweep or stream or "all"
     place = execution.runs.resolve() / "tables" / name.replace(",", "+")
     try:
-        files = write(made, place)
-        written = f"written: {os.path.relpath(place)} ({len(files)} files)"
+        files = write(made, place, figures)
+        hint = "" if any(file.suffix == ".pdf" for file in files) else "; with --figures also figures"
+        written = f"written: {os.path.relpath(place)} ({len(files)} files{hint})"
     except OSError as error:
         if error.errno not in NOT_WRITABLE:
             raise

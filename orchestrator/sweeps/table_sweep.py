@@ -20,7 +20,7 @@ from ctvr.orchestrator.on_ray.search_space import RowPlan
 from ctvr.orchestrator.on_ray.tune import can_resume, run_rows
 from ctvr.orchestrator.sweeps.claims import RERUN, judge_table
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of, last_value
-from ctvr.orchestrator.sweeps.confirm import CONFIRMS, candidates, confirm
+from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
 from ctvr.orchestrator.sweeps.plan_text import (
     describe_confirmation,
@@ -56,6 +56,7 @@ from ctvr.orchestrator.sweeps.session import (
 )
 from ctvr.orchestrator.sweeps.table_plan import PlannedRow, PlannedTable, TableRequest, plan_table, stream_names
 from ctvr.orchestrator.sweeps.trust import resume_command
+from ctvr.orchestrator.sweeps.verdict import CONFIRMS
 from ctvr.orchestrator.tables.build import VARIES
 from ctvr.orchestrator.tables.footnotes import NOTES
 from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME

@@ -22,8 +22,13 @@ from ctvr.orchestrator.tables.table_figures import drawings, expert_shares, mean
 FORMS = ("png", "pdf")
 
 
-def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
+def write(made: Table | Sequence[Table], folder: Path, figures: bool = True) -> list[Path]:
     """Write `<stream>.md|.tex|.csv` and the figures of every table; each file is written atomically.
+
+    Args:
+        made: tables.
+        folder: of the files, created if it does not exist.
+        figures: draw all figures; else only those whose files exist, so that no file shows former numbers.
 
     Returns:
         The paths: the tables first, then each figure of table_figures.py as PNG and PDF, then two matrices of each row;
@@ -38,10 +43,10 @@ def write(made: Table | Sequence[Table], folder: Path) -> list[Path]:
         name = _slug(table.stream)
         for suffix, text in ((".md", to_markdown(table)), (".tex", to_latex(table)), (".csv", to_csv(table))):
             written.append(publish(folder / f"{name}{suffix}", text.encode()))
-        written += _write_figures(_figures(table, name), folder)
+        written += _write_figures(_figures(table, name), folder, figures)
     if len(tables) > 1 and (panels := mean_cost(tables)):
         title = f"{', '.join(table.stream for table in tables)}: R@1 against cost (grey: no row beats these)"
-        written += _write_figures([("mean_cost", "draw", panels, title)], folder)
+        written += _write_figures([("mean_cost", "draw", panels, title)], folder, figures)
     return written
 
 
@@ -52,10 +57,12 @@ def write_claims(results: Sequence[Result], stream: str, folder: Path) -> list[P
     return [publish(folder / f"claims.{suffix}", text.encode()) for suffix, text in forms.items()]
 
 
-def _write_figures(figures: Iterable[tuple[Any, ...]], folder: Path) -> list[Path]:
+def _write_figures(figures: Iterable[tuple[Any, ...]], folder: Path, are_wanted: bool) -> list[Path]:
     paths = []
     for stem, draw, *of in figures:
         files = [folder / f"{stem}.{form}" for form in FORMS]
+        if not are_wanted and not any(file.exists() for file in files):
+            continue
         question = ["figure", draw, json.loads(json.dumps(of, default=_plain))]
         if memo.recall(question) != [_digest(file) for file in files]:
             memo.keep(question, [hashlib.sha256(content).hexdigest() for content in _write_figure(files, draw, *of)])

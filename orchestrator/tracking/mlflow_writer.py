@@ -134,12 +134,12 @@ class Sender:
             if not token:
                 return runs
 
-    def history(self, run_id: str, key: str) -> list[Point]:
-        """Return (step, value) of every value of a metric, in the order of their times."""
+    def histories(self, run_id: str, key: str) -> dict[str, list[Point]]:
+        """Return (step, value) of every value of a metric, in the order of their times; of a local file, of all."""
         if (records := SqliteRecords.of(self.uri)) is not None:
             with suppress(sqlite3.Error):
-                return records.history(run_id, key)
-        return [(metric.step, metric.value) for metric in self.client.get_metric_history(run_id, key)]
+                return records.histories(run_id)
+        return {key: [(metric.step, metric.value) for metric in self.client.get_metric_history(run_id, key)]}
 
     def local_folder(self, run_id: str) -> Path | None:
         """Return the artifact folder of a run, if it is on this machine and its record is in a local file."""

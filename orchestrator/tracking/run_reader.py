@@ -14,7 +14,7 @@ from ctvr.orchestrator.tracking.mlflow_ui import NAME
 from ctvr.orchestrator.tracking.mlflow_writer import Sender
 from ctvr.orchestrator.tracking.run_record import Histories, RunRecord, Texts
 from ctvr.orchestrator.tracking.server import reason
-from ctvr.orchestrator.tracking.sqlite_records import StoredRun
+from ctvr.orchestrator.tracking.sqlite_records import Point, StoredRun
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,13 @@ class RunReader:
             raise ours(f"tracking {redact(self.uri)}: {reason(error)}. {remedy(error)}.") from error
 
     def _record(self, run: StoredRun) -> RunRecord:
-        def read(key: str) -> list[tuple[int, float]]:
-            with self._in_one_line():
-                points = dict(self._sender.history(run.run_id, key))
+        known: dict[str, list[Point]] = {}
+
+        def read(key: str) -> list[Point]:
+            if key not in known:
+                with self._in_one_line():
+                    known.update(self._sender.histories(run.run_id, key))
+            points = dict(known.get(key, []))
             for step, value in points.items():
                 run.check_point(key, step, value)
             return sorted(points.items())

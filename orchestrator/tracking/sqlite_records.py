@@ -141,12 +141,14 @@ class SqliteRecords:
         latest = {key: (step, math.nan if is_nan else value) for key, step, value, is_nan in last}
         return StoredRun(run_id, name or "", status or "", started or 0, artifacts or "", params, tags, latest)
 
-    def history(self, run_id: str, key: str) -> list[Point]:
-        """Return (step, value) of every value of a metric, in the order of their times."""
-        query = "SELECT step, value, is_nan FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY timestamp, step, value"
+    def histories(self, run_id: str) -> dict[str, list[Point]]:
+        """Return (step, value) of every value of each metric, in the order of their times."""
+        query = "SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp, step, value"
+        found: dict[str, list[Point]] = {}
         with closing(self._connect()) as connection:
-            rows = connection.execute(query, (run_id, key)).fetchall()
-        return [(step, math.nan if is_nan else value) for step, value, is_nan in rows]
+            for key, step, value, is_nan in connection.execute(query, (run_id,)):
+                found.setdefault(key, []).append((step, math.nan if is_nan else value))
+        return found
 
     def artifacts(self, run_id: str) -> str:
         """Return the URI of a run's artifact folder; empty for an unknown run."""

@@ -272,8 +272,10 @@ class Tracker:
             FileNotFoundError: if the run does not have the artifact or it cannot be read.
         """
         run_id = self._sender.real(run_id)
-        if (folder := self._sender.local_folder(run_id)) is not None and (folder / artifact).exists():
-            return folder / artifact
+        if (folder := self._sender.local_folder(run_id)) is not None:  # MLflow, whose import takes seconds, looks there
+            if (folder / artifact).exists():
+                return folder / artifact
+            raise FileNotFoundError(f"run {run_id} has no readable artifact {artifact!r}")
         target = self.runs / "downloads" / run_id
         target.mkdir(parents=True, exist_ok=True)
         try:

@@ -124,7 +124,9 @@ def test_unwritable_store_is_refused_before_rendering(tmp_path):
         ({"backbone.name": "ViT-B/32"}, "backbone: no backbone called 'ViT-B/32'. Did you mean ViT-B-32?"),
         ({"backbone.weights": "laion"}, "backbone: tiny-clip has no weights called 'laion'. Write shipped"),
         ({"backbone.weights": ""}, "backbone: tiny-clip has no weights called ''. Write shipped"),
-        ({"backbone.weights": "./clip.pt"}, "backbone: clip.pt: no such weights file."),
+        ({"backbone.weights": "./clip.pt"}, "backbone: clip.pt: no such weights file. Give the path of a "),
+        ({"backbone.weights": "https://host/clip.pt"}, "backbone: weights='https://host/clip.pt' is an address. Fetch"),
+        ({"method.lr": "inf"}, "method.lr: 'inf' is not a finite number."),
         ({"workers": 2}, "workers: `ctvr run` trains in one process."),
         ({"optim.epoch": 2}, "optim.epoch: no such setting. Write optim.epochs=2."),
     ],
@@ -147,8 +149,12 @@ def test_a_table_is_of_complete_runs(execution, manifest):
         table(execution, stream="large")
     text = table(execution, stream="small")
     assert "\nzero_shot " in text
-    folder, count = re.search(r"written: (\S+) \((\d+) files\)", text).groups()
-    files = list(Path(folder).iterdir())
-    assert len(files) == int(count)
-    assert {file.suffix for file in files} >= {".md", ".tex", ".csv", ".png"}
-    assert all(file.is_file() for file in files)
+    folder = Path(re.search(r"written: (\S+) \(3 files; with --figures also figures\)", text)[1])
+    assert {file.suffix for file in folder.iterdir()} == {".md", ".tex", ".csv"}
+    count = re.search(r"written: \S+ \((\d+) files\)", table(execution, stream="small", figures=True))[1]
+    drawn = {file: file.read_bytes() for file in folder.iterdir() if file.suffix in {".png", ".pdf"}}
+    assert len(drawn) == int(count) - 3 > 0
+    first, *_ = sorted(drawn)
+    first.write_bytes(b"of former numbers")
+    assert f"({count} files)" in table(execution, stream="small")
+    assert {file: file.read_bytes() for file in drawn} == drawn

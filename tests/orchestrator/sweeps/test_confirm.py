@@ -10,9 +10,10 @@ from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
 from ctvr.orchestrator.sweeps import confirm as confirm_job
 from ctvr.orchestrator.sweeps.comparison import CHOICE
-from ctvr.orchestrator.sweeps.confirm import CONFIRMS, candidates, confirm, read_verdict
+from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.rerun import with_baselines
 from ctvr.orchestrator.sweeps.selection import Rerun, used_seeds
+from ctvr.orchestrator.sweeps.verdict import CONFIRMS, read_verdict
 from ctvr.orchestrator.tables.significance import read_ranks
 from ctvr.orchestrator.tracking.tracker import Tracker
 

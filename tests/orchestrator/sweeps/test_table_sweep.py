@@ -11,10 +11,10 @@ from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchOutcome, read_plan, write_plan
 from ctvr.orchestrator.sweeps import table_sweep as table_jobs
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult
-from ctvr.orchestrator.sweeps.confirm import CONFIRMS
 from ctvr.orchestrator.sweeps.resume import resume
 from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.table_sweep import PlannedTable, TableRequest, plan_table, sweep_table
+from ctvr.orchestrator.sweeps.verdict import CONFIRMS
 from ctvr.orchestrator.tables.presets import TablePreset, as_data, parse_preset
 from ctvr.orchestrator.tables.table import Difference
 from ctvr.orchestrator.tracking.tracker import Tracker

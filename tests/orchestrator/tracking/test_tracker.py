@@ -207,6 +207,10 @@ def test_artifacts_come_back_as_they_were(tracker, tmp_path):
     assert str(Path.home()) not in json.dumps(found)
     with pytest.raises(FileNotFoundError, match=r"no readable artifact 'absent\.json'"):
         tracker.download(run, "absent.json")
+    reader = Tracker(tracker.uri, tracker.runs)
+    with pytest.raises(FileNotFoundError, match=r"no readable artifact 'absent\.json'"):
+        reader.download(run, "absent.json")
+    assert reader._sender._client is None  # MLflow's import takes seconds
 
 
 def test_a_model_is_registered_once_per_run(tracker, tmp_path):
