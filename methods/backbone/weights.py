@@ -30,7 +30,7 @@ BARE = "(the tensor)"  # name of a tensor that is pickled alone
 SECONDS = 900  # enough for a file of gigabytes on a slow disk
 _MIB = 2**20
 _SPARE = 1024 * _MIB  # address space beyond torch itself and copies of the file
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 _LONGEST = 200  # characters of a reason; longer texts are advice for programmers
 # The folder of our packages is on the path only while they are imported, not when the file is opened
 _CHILD = (
@@ -132,6 +132,7 @@ def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= {"OMP_NUM_THREADS": "1", "HOME": os.devnull}
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
+        environment["TMPDIR"] = folder  # the only one that the child may write
         out = Path(folder) / "weights.safetensors"
         root = str(Path(__file__).absolute().parents[3])
         command = [sys.executable, "-I", "-c", _CHILD, root, str(file.absolute()), wanted, str(out)]

@@ -27,17 +27,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ctvr.orchestrator.cli.leftovers import TOKEN, end_leftovers
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.interpreter import child_environment, run_module
 from ctvr.orchestrator.redaction import redact
 
-CHILD, TOKEN = "CTVR_SUPERVISED", "CTVR_DRIVER"  # environment variables: of the child only, and of all its descendants
+CHILD = "CTVR_SUPERVISED"  # environment variable of the child only
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 2  # consecutive attempts without a finished task before giving up
 MAX_ATTEMPTS = 20
 STOPPED = 130  # exit status
 AWAY_SECONDS, LOOK_SECONDS = 3600.0, 20.0  # how long to wait for a disk or store, and how often to check it
 ROOM = 500 * 10**6  # free bytes required to restart
-GRACE_SECONDS = 10.0  # for the dead driver's processes to exit by themselves
 # Marks in the log of a dead driver, the most specific first
 CAUSES = (
     ("OutOfMemory", "Ray ended workers because memory ran out"),
@@ -184,7 +184,7 @@ def _live(job: SupervisedCommand, folder: Path, verbose: bool) -> DriverExit:
         status = process.wait()
     if not verbose:
         os.close(terminal)
-    _end_leftovers(token)
+    end_leftovers(token)
     with contextlib.suppress(OSError):
         job.name = (folder / "name").read_text(encoding="utf-8")
     return _end_of(status, folder)
@@ -254,38 +254,6 @@ def _keep_log(job: SupervisedCommand, log: Path) -> Path:
 
 def _said(job: SupervisedCommand) -> str:
     return shlex.join(["ctvr", *job.resume_argv])
-
-
-def _end_leftovers(token: str) -> None:
-    """End the processes that a driver left running, recognized by its token."""
-    left: set[int] = set()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + GRACE_SECONDS
-        for pid in (found := _with_token(token)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        left.update(found)
-        while (left := {pid for pid in left if _runs(pid)}) and time.monotonic() < until:
-            time.sleep(0.1)
-            left.update(_with_token(token))
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process still exists: an exiting one loses its environment before its files and locks."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
-
-
-def _with_token(token: str) -> list[int]:
-    """Return the running processes of this user that a driver with this token started."""
-    mark, found = f"{TOKEN}={token}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # exited, or of another user
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
 
 
 # ----------------------------------------------------------------------------------------------- the child

@@ -91,19 +91,6 @@ os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is
     assert not is_alive(int((tmp_path / "left").read_text()))
 
 
-def test_exiting_process_is_awaited(monkeypatch):
-    """The kernel takes the environment of one that ends before its files and locks: here for half a second."""
-    slow = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), exit(0))); print(flush=True); time.sleep(600)"
-    left = subprocess.Popen([sys.executable, "-c", f"import signal, time; {slow}"], stdout=subprocess.PIPE)
-    assert left.stdout is not None
-    left.stdout.readline()
-    found = iter([[left.pid]])
-    monkeypatch.setattr(supervisor, "_with_token", lambda token: next(found, []))
-    supervisor._end_leftovers("token")
-    assert not is_alive(left.pid)
-    assert left.wait(60) == 0
-
-
 def test_two_starts_without_progress_end_with_the_resume_command(tmp_path, capfd):
     script = """
 supervisor.report_name("named")

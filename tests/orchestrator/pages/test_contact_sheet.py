@@ -32,9 +32,10 @@ def test_a_sheet_shows_every_hit_and_reaches_for_no_network(learned, tmp_path):
 
 def test_unwritable_page_is_refused_first(tmp_path):
     (tmp_path / "file").write_text("")
+    (tmp_path / "folder.html").mkdir()
     execution = ExecutionConfig(runs=tmp_path / "none")
     for html, reason in (
-        (tmp_path, "it is a folder"),
+        (tmp_path / "folder.html", "it is a folder"),
         (tmp_path / "file" / "a.html", "file takes no files"),
         (tmp_path / "file" / "new" / "a.html", "file takes no files"),
     ):
@@ -43,4 +44,4 @@ def test_unwritable_page_is_refused_first(tmp_path):
             make_report("no-such", execution, html)
         with pytest.raises(ConfigError, match=refused):
             run_query(["a"], "no-such", execution, html=html)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file", "folder.html"]
