@@ -62,7 +62,12 @@ FILLED = {
     "precision=P": "precision=fp32",
     "seed=S": "seed=1",
 }
-FILLED_IN = {"ctvr streams check NAME": "mine", "ctvr doctor --stream NAME": "mine", "ctvr report NAME": "shapes-5"}
+FILLED_IN = {
+    "ctvr streams check NAME": "mine",
+    "ctvr doctor --stream NAME": "mine",
+    "ctvr report NAME": "shapes-5",
+    "ctvr table NAME --figures": "shapes-5",
+}
 
 
 def typed(line: str) -> Iterator[list[str]]:
