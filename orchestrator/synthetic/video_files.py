@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import safe_children
+from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.synthetic.drawing import Pixels
 from ctvr.orchestrator.text_files import read_text
 
@@ -157,7 +158,7 @@ def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, prog
             "plan": plan,
             "clips": {c.path: {"file": records[c.path].file, "pixels": records[c.path].pixels} for c in clips},
         }
-        _write(folder / "digest.json", json.dumps(content, indent=0).encode())
+        publish(folder / "digest.json", json.dumps(content, indent=0).encode())
     return digest
 
 
@@ -227,7 +228,7 @@ def render_one(folder: Path, clip: Clip, film: Film) -> Rendered:
     """Render, encode and write one clip."""
     frames = clip.scene.render(clip.backward, film.frames, film.size)
     content = encode(frames, film.fps, film.options())
-    _write(folder / clip.path, content)
+    publish(folder / clip.path, content)
     return Rendered(hashlib.sha256(content).hexdigest(), hashlib.sha256(frames.tobytes()).hexdigest())
 
 
@@ -236,16 +237,6 @@ def _default_workers() -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(cores, MAX_WORKERS)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
