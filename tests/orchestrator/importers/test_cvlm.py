@@ -1,0 +1,197 @@
+"""The five data sets of CVLM become five tasks, and each may stand alone."""
+
+import json
+
+import pytest
+
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.cvlm import import_cvlm
+from ctvr.orchestrator.streams.load import load_stream
+from tests.orchestrator.importers.benchmark_files import (
+    SENTENCES,
+    as_sentences,
+    captions,
+    touch,
+    write_json,
+    write_rows,
+)
+
+
+def test_five_data_sets_become_five_tasks_in_the_papers_order(five):
+    manifest, report = import_cvlm(five, five / "cvlm.json")
+    stream = load_stream(five / "cvlm.json", five)
+    assert (stream.protocol, stream.name, stream.has_val, stream.paper) == ("cvlm", "cvlm", False, None)
+    assert stream.categories == ("vatex", "activitynet", "msrvtt", "didemo", "msvd")
+    assert captions(stream, "train") == {
+        "vatex/same": ("one", "two"),
+        "activitynet/v_a": ("First this. Then that.",),
+        "msrvtt/video0": ("a man sings", "someone sings"),
+        "msrvtt/video1": ("a dog",),
+        "msrvtt/video2": ("a car",),
+        "didemo/d1.avi": ("left right",),
+        "msvd/same": ("a cat",),
+    }
+    assert captions(stream, "val") == {"vatex/val": ("one", "two"), "msvd/val": ("a dog",)}
+    assert captions(stream, "test") == {
+        "vatex/test": ("one", "two"),
+        "activitynet/v_b": ("First this. Then that.",),
+        "msrvtt/video9": ("a test",),
+        "didemo/d2.mov": ("left right",),
+        "msvd/test": ("a car", "a bus"),
+    }
+    assert manifest["videos"] == "."
+    assert manifest["tasks"][3]["train"][0]["path"] == "didemo/videos/d1.mp4"
+    assert all(item.segment is None for task in stream.tasks for item in task.train)
+    assert "12 of 14 videos are missing" in report
+
+
+@pytest.mark.parametrize("side", ["list", "captions"])
+def test_msvd_ids_may_have_the_ending_of_a_video_on_one_side(five, side):
+    whole = import_cvlm(five, None, ["msvd"])[0]["tasks"]
+    (five / "msvd" / "raw-captions.pkl").unlink()
+    ending = ".avi" if side == "captions" else ""
+    captions = {"same": ["a cat"], "val": ["a dog"], "test": ["a car", "a bus"]}
+    write_json(five / "msvd" / "captions_msvd.json", {name + ending: texts for name, texts in captions.items()})
+    if side == "list":
+        for split in ("train", "val", "test"):
+            file = five / "msvd" / f"{split}_list.txt"
+            file.write_text(f"{file.read_text().strip()}.avi\n")
+    found = import_cvlm(five, None, ["msvd"])[0]["tasks"]
+    for split in ("train", "val", "test"):
+        assert [item["captions"] for item in found[0][split]] == [item["captions"] for item in whole[0][split]]
+
+
+@pytest.mark.parametrize("name", ["captions.txt", "captions.csv", "captions_msvd.json", "video_corpus.csv"])
+def test_msvd_captions_may_be_text(five, name):
+    whole, _ = import_cvlm(five, None, ["msvd"])
+    (five / "msvd" / "raw-captions.pkl").unlink()
+    rows = [("same", "a cat"), ("val", "a dog"), ("test", "a car"), ("test", "a bus")]
+    if name == "video_corpus.csv":  # as first published; the id of a clip has its seconds
+        told = [(video, "3", "9", language, text) for video, text in rows for language in ("English", "German")]
+        write_rows(five / "msvd" / name, ("VideoID", "Start", "End", "Language", "Description"), *told)
+        for split in ("train", "val", "test"):
+            file = five / "msvd" / f"{split}_list.txt"
+            file.write_text(f"{file.read_text().strip()}_3_9\n")
+        found = import_cvlm(five, None, ["msvd"])[0]["tasks"][0]
+        assert [item["captions"] for item in found["test"]] == [["a car", "a bus"]]
+        assert found["train"][0]["video"] == "msvd/same_3_9"
+        return
+    if name.endswith("csv"):
+        write_rows(five / "msvd" / name, ("video_id", "caption"), *rows)
+    elif name.endswith("json"):  # as X-Pool has it
+        write_json(five / "msvd" / name, {"same": ["a cat"], "val": ["a dog"], "test": ["a car", "a bus"], "x": ["y"]})
+    else:
+        (five / "msvd" / name).write_text("\n".join(" \t"[n % 2].join(row) for n, row in enumerate(rows)))
+    assert import_cvlm(five, None, ["msvd"])[0]["tasks"] == whole["tasks"]
+
+
+def test_lists_of_ids_keep_the_videos_of_didemo_that_a_paper_uses(five):
+    entries = [{"video": f"d{n}.{end}", "description": f"text {n}"} for n, end in enumerate(("mov", "avi", "3gp"))]
+    write_json(five / "didemo" / "test_data.json", entries)
+    listed = five / "didemo" / "test_list.txt"
+    listed.write_text("d2.3gp\n\nd0\n")  # with its ending, and without
+    manifest, _ = import_cvlm(five, None, ["didemo"])
+    assert [item["video"] for item in manifest["tasks"][0]["test"]] == ["didemo/d2.3gp", "didemo/d0.mov"]
+    assert [item["video"] for item in manifest["tasks"][0]["train"]] == ["didemo/d1.avi"]
+    for text, message in (("d0\nd7\n", "line 2: 'd7' has no caption"), ("\n", "contains no id")):
+        listed.write_text(text)
+        with pytest.raises(ConfigError, match=f"test_list.txt: {message}"):
+            import_cvlm(five, None, ["didemo"])
+    write_json(five / "didemo" / "test_data.json", [*entries, {"video": "d0.mp4", "description": "x"}])
+    listed.write_text("d0\n")
+    with pytest.raises(ConfigError, match="'d0' stands for d0.mov and d0.mp4"):
+        import_cvlm(five, None, ["didemo"])
+
+
+def test_videos_without_text_are_left_out_and_counted(five):
+    entries = json.loads((five / "didemo" / "train_data.json").read_text())
+    write_json(five / "didemo" / "train_data.json", [*entries, {"video": "d9.avi", "description": " ", "times": []}])
+    manifest, report = import_cvlm(five, None, ["didemo"])
+    assert [item["video"] for item in manifest["tasks"][0]["train"]] == ["didemo/d1.avi"]
+    assert "didemo: 1 train videos without caption text are left out, first 'd9.avi'." in report
+
+
+def test_a_line_of_headings_is_no_clip_of_lsmdc(five):
+    (five / "lsmdc").mkdir()
+    for name in ("LSMDC16_annos_training", "LSMDC16_challenge_1000_publictect"):
+        (five / "lsmdc" / f"{name}.csv").write_text("clip\tstart\tend\tfrom\tto\tsentence\nm_1\t0\t1\t0\t1\tx\n")
+    with pytest.raises(ConfigError, match="LSMDC16_annos_training.csv: line 1: 'start' is not a time"):
+        import_cvlm(five, None, ["lsmdc"])
+
+
+def test_two_more_data_sets_stand_alone(five):
+    """LSMDC's lines of six cells between tabs, and MSR-VTT in its publishers' split with all captions of its tests."""
+    lines = {"annos_training": ("m_1", "m_1", "m_2"), "annos_val": ("m_3",), "challenge_1000_publictect": ("m_4",)}
+    (five / "lsmdc").mkdir()
+    for name, clips in lines.items():
+        cells = [f"{clip}\t0\t1\t0\t1\tSOMEONE walks {n}. \n" for n, clip in enumerate(clips)]
+        (five / "lsmdc" / f"LSMDC16_{name}.csv").write_text("".join(cells))
+    touch(five / "lsmdc" / "avi" / "m" / "m_1.avi")
+    manifest, report = import_cvlm(five, five / "lsmdc.json", ["lsmdc"])
+    stream = load_stream(five / "lsmdc.json", five)
+    walks = {f"lsmdc/m_{n}": (f"SOMEONE walks {m}.",) for n, m in ((2, 2), (3, 0), (4, 0))}
+    assert captions(stream, "train") == {
+        "lsmdc/m_1": ("SOMEONE walks 0.", "SOMEONE walks 1."),
+        "lsmdc/m_2": walks["lsmdc/m_2"],
+    }
+    assert captions(stream, "val") == {"lsmdc/m_3": walks["lsmdc/m_3"]}
+    assert captions(stream, "test") == {"lsmdc/m_4": walks["lsmdc/m_4"]}
+    assert manifest["tasks"][0]["train"][0]["path"] == "lsmdc/avi/m/m_1.avi"
+    assert "Not the published stream, which has test 1000" in report
+    (five / "lsmdc" / "LSMDC16_annos_val.csv").write_text("m_3\t0\tno\n")
+    with pytest.raises(ConfigError, match=r"LSMDC16_annos_val.csv: line 1: 3 cells, not 6"):
+        import_cvlm(five, None, ["lsmdc"])
+
+    of = {"video0": "train", "video1": "validate", "video2": "test"}
+    videos = [{"video_id": video, "split": split} for video, split in of.items()]
+    whole = write_json(five / "msrvtt-full" / "MSRVTT_data.json", as_sentences(SENTENCES) | {"videos": videos})
+    import_cvlm(five, five / "full.json", ["msrvtt-full"])
+    stream = load_stream(five / "full.json", five)
+    assert set(captions(stream, "train")) == {"msrvtt-full/video0", "msrvtt-full/video1"}
+    assert captions(stream, "test") == {"msrvtt-full/video2": ("a car",)}
+    whole.write_text(whole.read_text().replace('"validate"', '"val"'))
+    with pytest.raises(ConfigError, match=r"videos\[1\] lacks 'video_id' or its 'split'"):
+        import_cvlm(five, None, ["msrvtt-full"])
+    assert set(import_cvlm(five, None)[0]["sources"]) & {"LSMDC16_annos_val.csv"} == set()
+
+
+def test_the_order_of_data_sets_can_be_chosen(five):
+    manifest, _ = import_cvlm(five, None, ["didemo", "vatex"])
+    assert [task["categories"] for task in manifest["tasks"]] == [["didemo"], ["vatex"]]
+    with pytest.raises(ConfigError, match=r"datasets: 'vatx' is unknown\. Did you mean 'vatex'"):
+        import_cvlm(five, None, ["vatx"])
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "message"),
+    [
+        ("vatex/vatex_training_v1.0.json", None, r"vatex: no file fits \*train\*\.json"),
+        ("vatex/old_train.json", "[]", "both fit"),
+        ("vatex/vatex_training_v1.0.json", "{}", "is not a list of videos"),
+        ("vatex/vatex_training_v1.0.json", '[{"videoID": "a"}]', "entry 0 lacks 'videoID' or 'enCap'"),
+        ("vatex/vatex_training_v1.0.json", '[{"videoID": "a", "enCap": [3]}]', "'a' has a caption that is not text"),
+        ("activitynet/val_1.json", "[", "line 1: not JSON"),
+        ("didemo/test_data.json", '[{"video": "a", "description": ["x"]}]', "entry 0 lacks 'video' or 'description'"),
+        ("msvd/test_list.txt", "unknown", "1 of 1 videos have no caption, first 'unknown'"),
+        ("msvd/raw-captions.pkl", "cos\nsystem\n(S'true'\ntR.", r"refused: global 'os\.system'"),
+        ("msvd/raw-captions.pkl", "(dp0\nS'same'\nI3\ns.", "'same' has no list of captions"),
+        ("msvd/raw-captions.pkl", "version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS"),
+        ("activitynet/train.json", '{"v_a": 1, "v_a": 2}', "key 'v_a' occurs twice"),
+        ("msrvtt/MSRVTT_JSFUSION_test.csv", "video_id,sentence\nvideo9,nan\n", "line 2: caption is 'nan'"),
+        ("msrvtt/MSRVTT_data.json", None, "no file fits train_val_videodatainfo.json"),
+    ],
+)
+def test_a_wrong_file_of_a_data_set_is_named(five, place, content, message):
+    if content is None:
+        (five / place).unlink()
+    else:
+        (five / place).write_text(content)
+    with pytest.raises(ConfigError, match=message) as error:
+        import_cvlm(five, None)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_data_set_says_how_to_go_on_without_it(five):
+    (five / "msvd").rename(five / "elsewhere")
+    with pytest.raises(ConfigError, match=r"msvd: no such folder. Make it, or leave 'msvd' out of datasets"):
+        import_cvlm(five, None)
