@@ -1,6 +1,10 @@
 """A stream of a few real videos of 64 x 64 pixels, made in a moment."""
 
+import atexit
 import json
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +38,20 @@ def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int
 
     They are written in a child: FFmpeg is not loaded here, where Ray may run.
     """
-    return Path(
-        in_subprocess(_write_stream, folder, num_tasks, {"train": train, "val": searched * has_val, "test": searched})
-    )
+    shutil.copytree(_made(num_tasks, train, searched * has_val, searched), folder, dirs_exist_ok=True)
+    return folder / "small.json"
 
 
-def _write_stream(folder: Path, num_tasks: int, videos: dict[str, int]) -> Path:
+@cache
+def _made(num_tasks: int, train: int, val: int, test: int) -> Path:
+    """Make each kind of stream once for this process."""
+    folder = Path(tempfile.mkdtemp(prefix="ctvr-small-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    in_subprocess(_write_stream, folder, num_tasks, {"train": train, "val": val, "test": test})
+    return folder
+
+
+def _write_stream(folder: Path, num_tasks: int, videos: dict[str, int]) -> None:
     (folder / "videos").mkdir(parents=True, exist_ok=True)
     tasks = []
     for index, (name, colour) in enumerate(list(COLOURS.items())[:num_tasks]):
@@ -70,6 +82,4 @@ def _write_stream(folder: Path, num_tasks: int, videos: dict[str, int]) -> Path:
             "optim.lr_scale": 50,
         },
     }
-    path = folder / "small.json"
-    path.write_text(json.dumps(manifest))
-    return path
+    (folder / "small.json").write_text(json.dumps(manifest))

@@ -1,5 +1,5 @@
 """The small stream of the orchestrator's tests, and processes that are hurt on purpose."""
 
-from tests.orchestrator.conftest import _decoded, free_port, manifest, runs, small_stream
+from tests.orchestrator.conftest import decoded, free_port, manifest, runs, small_stream
 
-__all__ = ["_decoded", "free_port", "manifest", "runs", "small_stream"]
+__all__ = ["decoded", "free_port", "manifest", "runs", "small_stream"]

@@ -2,8 +2,11 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -16,8 +19,16 @@ from tests.http_server import Server
 from tests.small_stream import write_stream
 
 
+def pytest_runtest_setup() -> None:
+    """Let MLflow load its 70 migrations once, instead of for each database, to know the newest."""
+    if (schema := sys.modules.get("mlflow.store.db.utils")) and isinstance(
+        schema._get_latest_schema_revision, FunctionType
+    ):
+        schema._get_latest_schema_revision = cache(schema._get_latest_schema_revision)
+
+
 @pytest.fixture(scope="session")
-def _decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A runs folder that holds the stream, its decoded frames and the zero-shot curve, and nothing else."""
     root = tmp_path_factory.mktemp("runs")
     manifest = write_stream(root / "small")
@@ -29,10 +40,10 @@ def _decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(_decoded: Path, tmp_path: Path) -> Path:
+def runs(decoded: Path, tmp_path: Path) -> Path:
     """A fresh runs folder with everything decoded, for one test only."""
     root = tmp_path / "runs"
-    shutil.copytree(_decoded, root)
+    shutil.copytree(decoded, root)
     return root
 
 

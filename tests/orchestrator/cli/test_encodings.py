@@ -14,7 +14,6 @@ from ctvr.orchestrator.interpreter import child_environment, run_module
 TABLE = "video,caption,category,task,split\n\u4e2d\u6587,a cat,cat,1,train\ncaf\u00e9,a dog,dog,1,test\n"
 LOCALES = [
     {"PYTHONIOENCODING": "latin-1"},
-    {"LC_ALL": "C", "PYTHONUTF8": "0"},
     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"},
 ]
 

@@ -32,7 +32,8 @@ def test_nodes_and_gpus_of_a_cluster_file_are_defaults(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "what"), [("NODES", "2.5", "whole number"), ("GPUS_PER_TRIAL", "all", "number")]
+    ("variable", "text", "what"),
+    [("NODES", "2.5", "whole number"), ("GPUS_PER_TRIAL", "all", "number"), ("GPUS_PER_TRIAL", "-1", "number")],
 )
 def test_what_is_no_number_is_refused_by_its_name(monkeypatch, variable, text, what):
     monkeypatch.setenv(f"CTVR_{variable}", text)

@@ -177,7 +177,7 @@ def test_a_lost_mlflow_server_is_waited_for_and_a_wrong_one_is_not(tmp_path, mon
     assert supervisor._comes_back(SupervisedCommand(["sweep"], tmp_path))
 
 
-@pytest.mark.parametrize("error", ["ImportError('no such module')", "NameError('name')", "SyntaxError('invalid')"])
+@pytest.mark.parametrize("error", ["ImportError('no such module')", "SyntaxError('invalid')"])
 def test_a_fault_of_the_code_ends_the_first_attempt(tmp_path, capfd, error):
     """It ends the next one, too, after minutes in which torch and Ray are loaded."""
     script = f"""

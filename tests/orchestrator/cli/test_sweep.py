@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ctvr.orchestrator.cli import main as cli
 from ctvr.orchestrator.cli.rerun import with_page
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -173,11 +172,6 @@ def test_a_table_of_ones_own_is_a_file(capsys, tmp_path, asked):
     ((request, _),) = asked
     assert request.name.startswith("mine-shapes-5-")
     assert [(row.method, row.presets) for row in request.preset.rows] == [("lwf", ()), ("lora", ("shapes",))]
-
-
-def test_the_commands_are_those_of_the_parser():
-    assert cli.make_parser().parse_args(["sweep"]).overrides == []
-    assert Path(cli.make_parser().parse_args(["rerun", "--sweep", "s"]).runs) == Path("runs")
 
 
 def test_sweep_ends_with_its_page_and_survives_a_failed_one(monkeypatch):

@@ -1,5 +1,6 @@
 """Pairs, batches and frames: nothing lost, nothing twice, everything decided by the seed."""
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.prefetch import num_prefetch_threads
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.run import RunPaths
+from ctvr.orchestrator.streams.load import load_stream
 
 CPU = torch.device("cpu")
 VIDEOS = [0, 0, 1, 1, 2, 2, 3, 3, 4]
@@ -53,21 +55,21 @@ def test_seeds_depend_on_every_part():
     )
 
 
-@pytest.fixture
-def data(small_stream, runs) -> StreamData:
-    config = DataConfig(num_frames=4, batch_size=4)
+def stream_data(stream, runs, config: DataConfig) -> StreamData:
     clip = load_backbone("tiny-clip", "shipped")
     source = FrameSource(RunPaths(runs).open_store(), config, clip.image_size)
-    return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+    return StreamData(stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+
+
+@pytest.fixture
+def data(small_stream, runs) -> StreamData:
+    return stream_data(small_stream, runs, DataConfig(num_frames=4, batch_size=4))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("settings", [{}, {"batch_size": 3}, {"unique_videos": True}])
 def test_the_sizes_of_batches_are_known_before_they_are_made(small_stream, runs, settings, workers):
-    config = DataConfig(**{"num_frames": 4, "batch_size": 4, **settings})
-    clip = load_backbone("tiny-clip", "shipped")
-    source = FrameSource(RunPaths(runs).open_store(), config, clip.image_size)
-    data = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+    data = stream_data(small_stream, runs, DataConfig(**{"num_frames": 4, "batch_size": 4, **settings}))
     sizes = data.batch_sizes([0], seed=1, task=0, epoch=2, workers=workers)
     made = [
         [len(batch.video_ids) for batch in data.train_batches([0], 1, 0, 2, rank, workers)] for rank in range(workers)
@@ -122,6 +124,7 @@ def test_batches_have_the_contracts_shapes(data):
 def test_missing_frames_are_zeros_after_the_normalisation(data, small_stream, runs):
     config = DataConfig(num_frames=4, batch_size=4, sampling="one_per_second", augment="crop_flip")
     source = FrameSource(RunPaths(runs).open_store(), config, 64)
+    source.decode_missing(small_stream.items(0, "train"), workers=1)
     other = StreamData(
         small_stream, source, lambda texts: torch.zeros(len(texts), 3), (0.4,) * 3, (0.2,) * 3, config, CPU
     )
@@ -168,12 +171,16 @@ def test_workers_share_a_batch_in_blocks(data):
         assert torch.equal(pairs, torch.cat([a.pair_ids, b.pair_ids]))  # gathered, they are in the order of one worker
 
 
-@pytest.fixture
-def random_frames(small_stream, runs) -> StreamData:
+@pytest.fixture(scope="module")
+def random_frames(decoded, tmp_path_factory) -> StreamData:
+    """Read it only: frames to draw from are decoded once."""
+    runs = shutil.copytree(decoded, tmp_path_factory.mktemp("random") / "runs")
     config = DataConfig(num_frames=3, batch_size=4, sampling="random")
-    clip = load_backbone("tiny-clip", "shipped")
-    source = FrameSource(RunPaths(runs).open_store(), config, clip.image_size)
-    return StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+    data = stream_data(load_stream(runs / "small" / "small.json", runs), runs, config)
+    items = [item for split in ("train", "test") for item in data.stream.items(0, split)]
+    for source in (data.frames, data.frames.candidates):  # by one child
+        source.decode_missing(items, workers=1)
+    return data
 
 
 def by_pair(batches):
@@ -192,10 +199,7 @@ def test_random_frames_depend_on_seed_epoch_and_video_and_on_no_worker(random_fr
 
 
 def test_what_is_replayed_evaluated_or_ends_a_task_is_not_drawn(random_frames, small_stream, runs):
-    config = replace(random_frames.config, sampling="segments")
-    source = FrameSource(RunPaths(runs).open_store(), config, random_frames.frames.sampling.size)
-    clip = load_backbone("tiny-clip", "shipped")
-    plain = StreamData(small_stream, source, clip.tokenize, clip.mean, clip.std, config, CPU)
+    plain = stream_data(small_stream, runs, replace(random_frames.config, sampling="segments"))
     drawn, middles = by_pair(random_frames.ordered_batches([0])), by_pair(plain.ordered_batches([0]))
     assert all(torch.equal(drawn[number], middles[number]) for number in middles)
     numbers = list(middles)[:2]

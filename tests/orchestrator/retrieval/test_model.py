@@ -67,7 +67,7 @@ def test_every_name_of_a_run_leads_to_it(execution, tmp_path, monkeypatch, caplo
     monkeypatch.setattr("ctvr.orchestrator.retrieval.model.set_determinism", lambda *given: prepared.append(given))
     run = execution.tracker().find_runs(tags={"ctvr.method": "framefusion_moe"})[0]
     uploaded = execution.tracker().download(run.run_id, "model")
-    names = [run.run_id, run.run_id[:8], run.name, str(uploaded)]
+    names = [run.run_id[:8], run.name, str(uploaded)]
     video = next(iter(execution.runs.glob("small/videos/*.mp4")))
     found = [load(name, execution).encode_video(video) for name in names]
     found.append(load(str(uploaded), ExecutionConfig(runs=tmp_path / "none")).encode_video(video))
@@ -94,7 +94,8 @@ def test_a_model_that_is_not_there_is_one_line(execution, name, message):
         load(name, execution)
 
 
-def test_what_cannot_be_searched_is_one_line(model, tmp_path):
+def test_what_cannot_be_searched_is_one_line(execution, tmp_path):
+    model = load("zero_shot", execution)
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     (tmp_path / "empty").mkdir()
     for call, message in (
@@ -111,7 +112,8 @@ def test_what_cannot_be_searched_is_one_line(model, tmp_path):
         model.search("a", videos=tmp_path)
 
 
-def test_a_folder_is_searched_without_what_cannot_be_read(model, tmp_path, caplog):
+def test_a_folder_is_searched_without_what_cannot_be_read(execution, tmp_path, caplog):
+    model = load("zero_shot", execution)
     item = model.gallery()[-1].items[0]
     (tmp_path / "below").mkdir()
     shutil.copy(item.path, tmp_path / "below" / "a.M4V")  # an ending that is not the container's

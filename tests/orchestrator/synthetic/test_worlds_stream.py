@@ -36,7 +36,7 @@ def test_a_task_is_a_world_with_all_three_splits(tmp_path):
     assert stream.settings["backbone.name"] == "tiny-clip-stem"
 
 
-@pytest.mark.parametrize("count", [10, 20, 50])
+@pytest.mark.parametrize("count", [10, 50])
 def test_longer_streams_begin_with_the_same_worlds(tmp_path, count):
     short, long = manifest(tmp_path), manifest(tmp_path, count)
     assert len(long["tasks"]) == count
@@ -65,13 +65,13 @@ def test_another_seed_gives_other_scenes(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("dial", ["shift0.5", "conflict0", "motion1", "pairs100", "distractors2"])
-def test_a_dial_is_part_of_the_name_and_of_the_digest(tmp_path, dial):
+def test_a_dial_is_part_of_the_name_and_of_the_digest(tmp_path):
     plain = load_stream("worlds-5", tmp_path, render=False)
-    turned = load_stream(f"worlds-5_{dial}", tmp_path, render=False)
-    assert turned.name == f"worlds-5_{dial}"
-    assert turned.digest != plain.digest
-    assert {item.path for item in turned.items(0, "test")}.isdisjoint(item.path for item in plain.items(0, "test"))
+    for dial in ("shift0.5", "pairs100", "distractors2"):
+        turned = load_stream(f"worlds-5_{dial}", tmp_path, render=False)
+        assert turned.name == f"worlds-5_{dial}"
+        assert turned.digest != plain.digest
+        assert {item.path for item in turned.items(0, "test")}.isdisjoint(item.path for item in plain.items(0, "test"))
 
 
 def test_dials_at_their_defaults_and_in_any_order_are_one_stream(tmp_path):

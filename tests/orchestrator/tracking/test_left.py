@@ -24,10 +24,10 @@ ELSEWHERE = holder(pid=2**22 + 1, host="elsewhere")
 
 
 @pytest.fixture
-def tracker(runs: Path) -> Tracker:
-    uri = f"sqlite:///{runs / 'mlflow.db'}"
-    create_store(uri, runs, "small")
-    return Tracker(uri, runs)
+def tracker(tmp_path: Path) -> Tracker:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    create_store(uri, tmp_path, "small")
+    return Tracker(uri, tmp_path)
 
 
 def status(tracker: Tracker, *runs: str) -> list[str]:
@@ -50,18 +50,23 @@ def test_the_next_start_goes_on_in_a_run_whose_process_has_ended(tracker):
         fresh.close(first)
 
 
-@pytest.mark.parametrize("why", ["alive", "elsewhere", "unknown", "settings", "commits", "finished", "trial", "stream"])
-def test_a_run_of_another_process_or_kind_is_not_taken_up(tracker, why):
-    tags = {**TAGS, **GONE} | {"alive": holder_tags(), "elsewhere": ELSEWHERE, "unknown": {HOLDER: ""}}.get(why, {})
-    tags |= {"ctvr.commits": "other"} if why == "commits" else {}
-    settings = {**SETTINGS, "threads": 2} if why == "settings" else SETTINGS
-    parent = tracker.open_sweep("sweep", "small", {}, GONE) if why == "trial" else None
-    first = tracker.open_run("large" if why == "stream" else "small", "first", settings, parent, tags)
-    if why == "finished":
-        tracker.close(first)
+def test_a_run_of_another_process_or_kind_is_not_taken_up(tracker):
+    gone, sweep = {**TAGS, **GONE}, tracker.open_sweep("sweep", "small", {}, GONE)
+    others = {
+        "alive": (SETTINGS, None, {**TAGS, **holder_tags()}),
+        "elsewhere": (SETTINGS, None, {**TAGS, **ELSEWHERE}),
+        "unknown": (SETTINGS, None, {**TAGS, HOLDER: ""}),
+        "settings": ({**SETTINGS, "threads": 2}, None, gone),
+        "commits": (SETTINGS, None, {**gone, "ctvr.commits": "other"}),
+        "finished": (SETTINGS, None, gone),
+        "trial": (SETTINGS, sweep, gone),
+    }
+    runs = {why: tracker.open_run("small", why, *how) for why, how in others.items()}
+    runs["stream"] = tracker.open_run("large", "stream", SETTINGS, None, gone)
+    tracker.close(runs["finished"])
     run_id, name = open_or_take_up(tracker, "small", "second", SETTINGS, TAGS)
-    assert run_id != first
     assert name == "second"
+    assert run_id not in runs.values()
 
 
 def test_of_two_that_start_at_once_one_takes_the_run_up(tracker):
