@@ -147,17 +147,10 @@ def test_a_larger_backbone_a_larger_batch_and_more_frames_take_more_memory():
         ("ViT-bigG-14", 2539567105),
         ("ViT-B-16-SigLIP2", 375187970),
         ("ViT-SO400M-14-SigLIP", 877360306),
-        ("ViT-gopt-16-SigLIP2-256", 1871393906),
-        ("PE-Core-T-16-384", 69546113),
-        ("PE-Core-S-16-384", 87188225),
         ("PE-Core-B-16", 447660545),
-        ("PE-Core-L-14-336", 671138817),
-        ("PE-Core-bigG-14-448", 2419267841),
         ("EVA01-g-14", 1136435841),
-        ("EVA02-B-16", 149691137),
         ("EVA02-L-14", 427755457),
         ("MobileCLIP2-B", 149777153),
-        ("MobileCLIP2-L-14", 427617281),
     ],
 )
 def test_the_plan_knows_the_size_of_towers_of_other_kinds(name, parameters):
@@ -173,7 +166,7 @@ def test_every_siglip_and_pe_tower_has_a_size():
     assert [name for name in names if model_size(name) is None] == []
 
 
-@pytest.mark.parametrize("cpus", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("cpus", [1, 2, 7])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
 def test_counted_trials_fit_with_all_drivers_on_one_node(cpus, workers, share):

@@ -1,6 +1,5 @@
 """Every private name of Ray that we use exists in the installed Ray, and behaves as we need."""
 
-import importlib
 import os
 import pickle
 import time
@@ -46,34 +45,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 class _Trial:
     def __init__(self, status: str) -> None:
         self.status = status
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ray._private.ray_constants.ENABLE_RAY_CLUSTER",
-        "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator.get_or_create_autoscaling_coordinator",
-        "ray.experimental.internal_kv._internal_kv_get",
-        "ray.experimental.internal_kv._internal_kv_put",
-        "ray.tune.execution.class_cache.ENV_VARS_TO_PROPAGATE",
-        "ray.air.execution._internal.actor_manager.RayActorManager._actor_task_failed",
-        "ray.tune.execution.tune_controller.TuneController._trial_task_failure",
-        "ray.tune.execution.tune_controller._ObjectCache",
-        "ray.tune.utils.object_cache._ObjectCache.flush_cached_objects",
-        "ray.tune.experiment.Trial.get_pickled_error",
-        "ray.tune.experiment.Trial.handle_error",
-        "ray.train.v2._internal.callbacks.DatasetsCallback",
-        "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer._create_default_callbacks",
-    ],
-)
-def test_a_name_of_rays_own_is_there(name):
-    module, _, attribute = name.rpartition(".")
-    try:
-        holder = importlib.import_module(module)
-    except ModuleNotFoundError:
-        module, _, cls = module.rpartition(".")
-        holder = getattr(importlib.import_module(module), cls)
-    assert hasattr(holder, attribute)
 
 
 def test_what_objects_of_ray_keep_is_there():

@@ -152,22 +152,7 @@ def test_trial_that_ends_early_counts_with_its_final_result():
     assert [made.finished_tasks(trial) for trial in (first, second)] == [0, 1]
 
 
-def test_wave_depends_on_earlier_waves_in_trial_order():
-    search = SearchConfig(trials=8, bracket_size=4)
-    made = halving(search)
-    run({"": made}, 4, 1)
-    by_hand = make_searcher(search, SPACE, TASKS)
-    points = [by_hand.suggest(str(number)) for number in range(4)]
-    assert [trial.point for trial in made.trials[:4]] == points
-    for trial in made.trials[:4]:
-        last = trial.stopped or TASKS
-        for task in range(1, last + 1):
-            by_hand.on_trial_result(str(trial.number - 1), {"task": task, GAIN: gain(trial.point, task)})
-        by_hand.on_trial_complete(str(trial.number - 1), {"task": last, GAIN: gain(trial.point, last)})
-    assert [trial.point for trial in made.trials[4:]] == [by_hand.suggest(str(number)) for number in range(4, 8)]
-
-
-@pytest.mark.parametrize("at_once", [2, 3])
+@pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_a_bracket_is_suggested_from_brackets_that_ended_before_it(at_once):
     search = SearchConfig(trials=20, bracket_size=4, brackets_at_once=at_once)
     made = halving(search)

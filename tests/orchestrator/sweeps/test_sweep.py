@@ -15,7 +15,6 @@ from ctvr.orchestrator.on_ray.search import count_trials, grid_points, make_sear
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.sweeps import session
 from ctvr.orchestrator.sweeps.plan_text import describe_scheduler, describe_sweep
-from ctvr.orchestrator.sweeps.resume import resume
 from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.sweep import (
     SweepRequest,
@@ -236,14 +235,7 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execu
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"method": "clip4cilp"}, "method: no method called 'clip4cilp'. Did you mean clip4clip"),
-        ({"overrides": {"method.lrr": "1"}}, "method.lrr: no such setting. Write method.lr=1"),
-        ({"overrides": {"optim.epochs": "two"}}, "optim.epochs: .*'two'"),
-        ({"overrides": {"optim.epochs": "-1"}}, "optim.epochs must be >= 0, got -1"),
-        ({"presets": ("papr",)}, "clip4clip has none called 'papr'. Did you mean 'paper'"),
-        ({"space": ("method.lrr=1,2",)}, "method.lrr: no such setting"),
         ({"space": ("method.frame_norm=l2,l3",)}, "method.frame_norm: .*'l3'"),
-        ({"space": ("method.lr",)}, "is not name=VALUE,VALUE"),
         (
             {"method": "framefusion_moe", "overrides": {"method.top_k": "2"}, "space": ("method.num_experts=1,5",)},
             "method.top_k chooses among method.num_experts=1 experts, got 2. Use method.top_k=1",
@@ -252,15 +244,9 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execu
             {"method": "framefusion_moe", "overrides": {"method.num_experts": "2"}, "space": ("method.top_k=1,4",)},
             "method.top_k chooses among method.num_experts=2 experts, got 4. Use method.top_k=2",
         ),
-        ({"search": {"searcher": "bayes"}}, "searcher: 'bayes' is none of"),
-        ({"baselines": ("zero_shto",)}, "no method called 'zero_shto'. Did you mean zero_shot"),
-        ({"baselines": ("clip4clip:none",)}, "clip4clip has none called 'none'"),
-        ({"top": 0}, "--top: must be >= 1"),
         ({"overrides": {"seed": "2"}}, "seed: not applicable, because all trials have seed 0 and reruns use new seeds"),
-        ({"space": ("seed=1,2",)}, "seed: not applicable"),
         ({"overrides": {"evaluation.split": "test"}}, "evaluation.split=test: .* on the validation videos of small"),
         ({"seeds": -1}, "--seeds >= 0"),
-        ({"stream": "shapse-5"}, "shapse-5.* Did you mean"),
         ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, "none is searched"),
     ],
 )
@@ -294,11 +280,6 @@ def test_a_sweep_that_exists_is_not_overwritten(few, execution):
     write_plan(trial_plan(execution, "s", Tracker("sqlite:///x", execution.runs)), execution.folder("s"))
     with pytest.raises(ConfigError, match="this sweep already exists. Resume it with `ctvr sweep --resume s`"):
         sweep(request(few), execution)
-
-
-def test_a_sweep_that_does_not_exist_is_not_resumed(execution):
-    with pytest.raises(ConfigError, match="sweep: 'yesterday' does not exist"):
-        resume("yesterday", execution)
 
 
 def test_a_request_comes_back_from_json():

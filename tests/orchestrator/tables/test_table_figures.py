@@ -8,6 +8,7 @@ import pytest
 
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.sweeps.table import made_tables
+from ctvr.orchestrator.tables import write as write_file
 from ctvr.orchestrator.tables.build import tables
 from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.table import Table
@@ -16,6 +17,12 @@ from ctvr.orchestrator.tables.write import write
 from tests.orchestrator.tables.test_build import PAPER, cvlm, run
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
+
+
+def draw_only(monkeypatch, word: str) -> None:
+    """Let `write` draw those figures of a table alone whose names have the word."""
+    figures = write_file._figures
+    monkeypatch.setattr(write_file, "_figures", lambda *table: [each for each in figures(*table) if word in each[0]])
 
 
 def drawn(*runs):
@@ -52,7 +59,8 @@ def test_plasticity_is_over_zero_shot_and_needs_its_row():
     assert "plasticity" not in drawn(run())
 
 
-def test_changes_are_every_task_after_every_task_less_zero_shot(tmp_path):
+def test_changes_are_every_task_after_every_task_less_zero_shot(tmp_path, monkeypatch):
+    draw_only(monkeypatch, "changes")
     zero = run("zero_shot")
     zero.metrics["task_02/t2v/r1_own"] = [(2, 40.0)]
     zero.metrics["task_01/t2v/r1_own"] = [(1, 55.0), (2, 55.0)]
@@ -109,6 +117,7 @@ def streams(monkeypatch) -> ExecutionConfig:
 
 
 def test_the_mean_over_streams_is_of_the_rows_that_each_stream_has(monkeypatch, tmp_path):
+    draw_only(monkeypatch, "mean")
     made = made_tables(streams(monkeypatch), stream="msrvtt-10,actnet-10")
     assert [table.stream for table in made] == ["msrvtt-10", "actnet-10"]
     (panel,) = mean_cost(made)
@@ -199,8 +208,9 @@ def test_gates_are_drawn_by_task_at_its_last_epoch():
     assert "experts" not in drawn(run())
 
 
-def test_experts_have_shares_of_a_task_whatever_was_summed(tmp_path):
+def test_experts_have_shares_of_a_task_whatever_was_summed(tmp_path, monkeypatch):
     """Shares are those of the last epoch; an expert that is added later has none before."""
+    draw_only(monkeypatch, "experts")
     record = run("framefusion_moe")
     record.metrics["train/loss/nce"] = [(8 * epoch, 1.0) for epoch in range(1, 5)]
     record.metrics["train/expert/01"] = [(8, 9.0), (16, 6.0), (24, 9.0), (32, 1.5)]
