@@ -1,37 +1,9 @@
-"""Processes are found by their titles; commits are noted as they appear, and reported if they change."""
+"""Commits are noted as they appear, and reported if they change."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from tests.chaos import watch as chaos_watch
-from tests.chaos.watch import Server, Watch, below, wait_for
-
-
-def test_processes_below_one_are_found_with_their_whole_titles():
-    sleeper = (
-        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)', sys.argv[1]])"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", sleeper, "x" * 300 + " the end"])
-    try:
-        until = time.monotonic() + 30
-        while not any("time.sleep(60) x" in title for title in below(parent.pid).values()):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        ((child, title),) = below(parent.pid).items()
-        assert title.endswith("x the end")
-        assert below(child) == {}
-        assert child in below(os.getpid())
-    finally:
-        for pid in below(parent.pid):
-            os.kill(pid, 9)
-        parent.kill()
-        parent.wait()
-    assert below(parent.pid) == {}
+from tests.chaos.watch import Watch
 
 
 def put(file: Path, text: str) -> None:
@@ -60,20 +32,3 @@ def test_commits_are_noted_once_and_those_that_change_are_reported(tmp_path):
     recovery = watch.recovery(started)
     assert recovery == max(watch.seen.values()) - started
     assert watch.recovery(time.monotonic()) is None
-
-
-def test_waiting_ends(monkeypatch):
-    wait_for(lambda: True)
-    monkeypatch.setattr(chaos_watch, "PATIENCE", 0.0)
-    with pytest.raises(TimeoutError, match="did not happen within 0 s"):
-        wait_for(lambda: False)
-
-
-def test_a_server_that_is_closed_is_not_started_later(tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(Server, "start", lambda self: started.append(self))
-    server = Server(tmp_path)
-    server.start_later(0.05)
-    server.close()
-    time.sleep(0.1)
-    assert started == []

@@ -37,7 +37,7 @@ def brute(scores: Tensor, target: Tensor) -> tuple[list[float], list[float], lis
 
 
 @pytest.mark.parametrize(("kept", "scatters"), [(0, ("cpu",)), (2**25, ("cpu",)), (0, ())])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_ranks_equal_brute_force_for_all_tile_sizes(seed, kept, scatters, monkeypatch):
     """Draw ties, NaN, infinities; one, several or no captions per video, adjacent or not; one task or three."""
     generator = torch.Generator().manual_seed(seed)

@@ -97,15 +97,6 @@ def test_what_is_added_while_a_file_is_sent_stays(tmp_path):
     assert [r["n"] for r in outbox.read("run")[0]] == [0, 1]
 
 
-def test_a_line_cut_short_by_a_crash_costs_that_line_only(tmp_path):
-    outbox = Outbox(tmp_path)
-    outbox.add("run", record(0))
-    with open(tmp_path / "run.jsonl", "ab") as file:
-        file.write(b'{"op": "metr')
-    outbox.add("run", record(1))
-    assert [r["n"] for r in outbox.read("run")[0]] == [0, 1]
-
-
 def test_files_are_kept_though_their_owner_deletes_them(tmp_path):
     outbox = Outbox(tmp_path / "outbox")
     source = tmp_path / "ranks.json"
