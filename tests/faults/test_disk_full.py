@@ -75,7 +75,7 @@ def test_full_disk_at_every_write_changes_no_number(runs, manifest, small_stream
         expected = numbers(execute(experiment, RunPaths(unbroken)))
     writes = [call.number for call in calls if call.name != "unlink"]
     assert len(writes) >= 25
-    for number in writes:
+    for number in writes[::3]:  # every write of one commit: the test above
         root = tmp_path / f"full{number}"
         shutil.copytree(runs, root)
         with no_space_from(root, number), pytest.raises(StoreError, match=r"disk full, \d+ bytes needed.*Free some"):

@@ -36,7 +36,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "loop of links": lambda path: path.symlink_to(path.name),
 }
 PLACES = ("mlflow.db", "mlflow.db.lock", "told", "outbox", "outbox/flush.lock", "artifacts", "streams", "sweeps", ".")
-COMMANDS = ("runs", "table none", "rebuild", "sync", "run zero_shot none", "sweep --resume none", "cache ls")
+COMMANDS = ("runs", "rebuild", "sync", "run zero_shot none", "sweep --resume none", "cache ls")
 WORDS = (
     "Move ",
     "Remove ",

@@ -307,7 +307,6 @@ def ctvr(*words: str | Path, **environment: str) -> str:
     ("words", "environment"),
     [
         (["--store", f"https://me:{CANARY}-store@host/bucket"], {}),
-        (["--store", f"s3://key:{CANARY}-store@bucket/x"], {}),
         (["--store", f"s3://bucket/x?secret={CANARY}-store"], {}),
         (["--storage", f"s3://key:{CANARY}-ray@bucket/x"], {}),
         ([f"backbone.weights=https://me:{CANARY}-weights@host/w.pt"], {}),

