@@ -83,7 +83,7 @@ def test_a_run_that_pauses_after_every_epoch_equals_an_unbroken_one(method, one,
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in QUICK])
 def test_every_method_may_pause(method, one, runs):
-    check_paused_run(planned(one, runs, method), runs)
+    check_paused_run(planned(one, runs, method, optim__epochs=2), runs)
 
 
 @pytest.mark.parametrize("name", ["adamw_hf", "bert_adam", "sgd"])

@@ -226,14 +226,14 @@ def run_killed(plan: TrialPlan, settings: dict[str, Any], runs: Path, who: str) 
 
 def test_a_killed_trial_goes_on_from_its_last_task_to_the_same_numbers(two_cpus, execution, manifest, tmp_path):
     plan = plan_of(execution, manifest, "killed")
-    settings = {"optim.epochs": 60}
+    settings = {"optim.epochs": 30}
     outcome = run_killed(plan, settings, execution.runs, "trial")
     assert (outcome.complete, outcome.failed) == (1, 0)
     tracker = execution.tracker()
     (run,) = tracker.find_runs(sweep="killed")
     assert (run.status, run.tags["ctvr.complete"]) == ("FINISHED", "true")
     assert steps(tracker, run, GAIN) == [1, 2, 3]
-    assert len(steps(tracker, run, "train/loss/contrastive")) == 3 * 60
+    assert len(steps(tracker, run, "train/loss/contrastive")) == 3 * 30
     assert_equals_an_unbroken_run(execution.runs, {**plan.settings, **settings}, manifest, tmp_path)
 
 
@@ -307,7 +307,8 @@ def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, man
         ray_folder,
         *("--name", "s", "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"),
         *("--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2"),
-        *("optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=40"),
+        *("--confirm", "1", "search.confirm_seeds=2"),
+        *("optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=30"),
     )
     started.append(first)
     wait_for(lambda: finished(1) or first.poll() is not None)
@@ -359,7 +360,7 @@ def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, man
     assert [run.status for run in runs] == ["FINISHED"] * 2
     for run in runs:
         assert steps(tracker, run, GAIN) == [1, 2, 3]
-        assert len(steps(tracker, run, "train/loss/contrastive")) == 3 * 40
+        assert len(steps(tracker, run, "train/loss/contrastive")) == 3 * 30
     (learned,) = [run for run in runs if float(run.settings["method.lr"])]
     assert_equals_an_unbroken_run(execution.runs, learned.settings, manifest, tmp_path)
     shutil.rmtree(ray_folder, ignore_errors=True)

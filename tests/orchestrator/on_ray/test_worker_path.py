@@ -63,9 +63,9 @@ from ctvr.orchestrator.on_ray.tune import run_specs
 execution = ExecutionConfig(runs=Path(RUNS))
 uri, found = execution.tracker("small").uri, []
 connect("local", 2)
-for typed in ((), ("method.base=my_file:TextShift",)):
+for typed, numbers in (((), (1, 2)), (("method.base=my_file:TextShift",), (2,))):
     trust(typed)
-    for workers in (1, 2):
+    for workers in numbers:
         name, settings = f"{len(typed)}-{workers}", {"method": "lump", "stream": STREAM, "optim.epochs": 1}
         folder, share = str(execution.folder(name)), {"workers": workers, "cpus_per_worker": 0.9}
         plan = TrialPlan(name, RUNS, "", uri, None, folder, settings, **share)
@@ -111,9 +111,8 @@ def test_manifest_class_runs_only_if_the_user_typed_it(few, tmp_path):
     for word, path in (("RUNS", tmp_path / "runs"), ("STREAM", tmp_path / "few.json"), ("EXECUTED", executed)):
         script = script.replace(word, repr(str(path)))
     done = run_driver(script, tmp_path, tmp_path / "driver.py")
-    trial, worker, *typed = json.loads(done.stdout.splitlines()[-1])
+    trial, worker, typed = json.loads(done.stdout.splitlines()[-1])
     assert trial == worker == [0, 1, []]
     assert done.stderr.count("the class my_file:TextShift is not named by this command") >= 2
-    assert [outcome[:2] for outcome in typed] == [[1, 0], [1, 0]]
-    assert len(typed[0][2]) >= 1  # processes besides the driver that have executed the file
-    assert len(typed[1][2]) >= len(typed[0][2]) + 2
+    assert typed[:2] == [1, 0]
+    assert len(typed[2]) >= 2  # processes besides the driver that have executed the file
