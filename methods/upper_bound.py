@@ -51,6 +51,7 @@ class UpperBound(Strategy):
         "shapes": {"base.lr": 4e-6},  # as clip4clip's
         "framefusion": Override({"method.base": "framefusion_moe"}),
         "moe": Override({"method.base": "moe_adapter"}),
+        "only-final": Override({"method.only_final": True}),
     }
 
     @classmethod

@@ -170,11 +170,12 @@ def setting_names(arguments: Mapping[str, Any]) -> list[str]:
 
 def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake]]:
     """Return the method and the stream of a run or a sweep (empty if they cannot be used), and the mistakes in them."""
+    from ctvr.orchestrator.cli.sweep import MAIN_JOB
     from ctvr.orchestrator.streams.load import load_stream
     from ctvr.orchestrator.sweeps.preflight import check_arguments
     from ctvr.orchestrator.tables.presets import preset_names
 
-    default = {"method": "framefusion_moe", "stream": "shapes-5"} if arguments.command == "sweep" else {}
+    default = MAIN_JOB if arguments.command == "sweep" else {}
     names = {name: getattr(arguments, name) or default.get(name, "") for name in ("method", "stream")}
     found = [Mistake(missing_name(name, **names)) for name, value in names.items() if not value]
     try:

@@ -29,8 +29,8 @@ from ctvr.orchestrator.streams.metric_names import OBJECTIVES
 from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.trust import trust_options
 
-MAIN_JOB = {"method": "framefusion_moe", "stream": "shapes-5"}
-BASELINES = "zero_shot,clip4clip,upper_bound"
+MAIN_JOB = {"method": "framefusion_moe", "stream": "worlds-quick"}
+BASELINES = "zero_shot,clip4clip,er_ring,upper_bound:only-final"
 
 
 def add_sweep(commands: Any) -> None:

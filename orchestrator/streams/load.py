@@ -22,6 +22,7 @@ RENDERED = {
     "worlds-10": 10,
     "worlds-20": 20,
     "worlds-50": 50,
+    "worlds-quick": None,
 }
 BENCHMARKS = (
     "msrvtt-10",
@@ -116,7 +117,7 @@ def is_embedded(name: str) -> bool:
 
 def _with_dials(name: str) -> bool:
     written = name.partition("_")[0]
-    return written in RENDERED and written.startswith("worlds-")
+    return written.startswith("worlds-") and bool(RENDERED.get(written))
 
 
 def plugins() -> dict[str, EntryPoint]:
@@ -148,6 +149,7 @@ def _load_rendered(name: str, root: Path, render: bool) -> Stream:
         "shapes-cvlm": cvlm.render_cvlm,
         images.NAME: images.render_images,
         questions.NAME: questions.render_questions,
+        worlds_stream.QUICK: worlds_stream.render_quick,
     }
     if _with_dials(name):
         written, dials = worlds_stream.split_dials(name)

@@ -33,8 +33,9 @@ def asked(monkeypatch) -> list[Any]:
 def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
     assert ctvr(capsys, "sweep", "--runs", tmp_path)[:2] == (0, "done\n")
     ((request, execution),) = asked
-    assert (request.method, request.stream, request.seeds, request.top) == ("framefusion_moe", "shapes-5", 3, 1)
-    assert request.baselines == ("zero_shot", "clip4clip", "upper_bound", "framefusion_moe:train-references")
+    assert (request.method, request.stream, request.seeds, request.top) == ("framefusion_moe", "worlds-quick", 3, 1)
+    baselines = "zero_shot clip4clip er_ring upper_bound:only-final framefusion_moe:train-references"
+    assert request.baselines == tuple(baselines.split())
     assert request.search == {}
     assert execution.runs == tmp_path
 

@@ -241,6 +241,7 @@ def test_streams_are_found_by_name_and_unknown_names_get_a_suggestion(manifest: 
         "worlds-10",
         "worlds-20",
         "worlds-50",
+        "worlds-quick",
         "holiday",
     ]
     with pytest.raises(ConfigError, match=r"'holidya'.*Did you mean 'holiday'\? All: shapes-5, .*holiday"):

@@ -116,13 +116,23 @@ def test_captions_fit_and_split_as_with_clips_own_vocabulary():
 
 
 def test_worlds_are_listed_among_the_streams(tmp_path):
-    assert {"worlds-5", "worlds-10", "worlds-20", "worlds-50"} < set(available_streams(tmp_path))
+    assert {"worlds-5", "worlds-10", "worlds-20", "worlds-50", "worlds-quick"} < set(available_streams(tmp_path))
 
 
-def test_the_recommended_frames_are_the_same_of_both_twins():
-    film = worlds_stream.FILM
-    chosen = choose_frames(np.arange(film.frames) / film.fps, worlds_stream.SETTINGS["data.num_frames"])
-    assert {film.frames - 1 - number for number in chosen} == set(chosen)  # two would be 0 and 2, reversed 3 and 1
+def test_the_quick_stream_is_worlds_5_with_fewer_pairs_and_its_own_settings(tmp_path):
+    quick, dialled = (load_stream(name, tmp_path, render=False) for name in ("worlds-quick", "worlds-5_pairs320"))
+    assert quick.name == "worlds-quick"
+    assert [quick.items(task, "train") for task in range(5)] == [dialled.items(task, "train") for task in range(5)]
+    assert quick.settings == worlds_stream.QUICK_SETTINGS != dialled.settings
+    with pytest.raises(ConfigError, match="no stream called 'worlds-quick_conflict0'"):
+        load_stream("worlds-quick_conflict0", tmp_path, render=False)
+
+
+@pytest.mark.parametrize("settings", [worlds_stream.SETTINGS, worlds_stream.QUICK_SETTINGS])
+def test_the_recommended_frames_are_the_same_of_both_twins(settings):
+    film, rule = worlds_stream.FILM, settings.get("data.sampling", "segments")
+    chosen = choose_frames(np.arange(film.frames) / film.fps, settings["data.num_frames"], rule=rule)
+    assert {film.frames - 1 - number for number in chosen} == set(chosen)  # not 0 and 2, reversed 3 and 1
 
 
 def test_twins_hold_the_same_frames_after_decoding(tmp_path):
