@@ -101,7 +101,7 @@ def check_frozen(subject: Subject) -> None:
     if not (method.frozen_blocks or method.declared.text_is_frozen):
         return
     towers = [module.vision for module in method.modules() if isinstance(module, Clip)]
-    pretrained, tokens = make_small_clip().vision, make_batch(5, FRAMES, seed=3).tokens
+    pretrained, tokens = make_small_clip(subject.layers).vision, make_batch(5, FRAMES, seed=3).tokens
     first = method.encode_text(tokens, 0) if method.declared.text_is_frozen else None
     for index in range(2):
         learn(method, index)

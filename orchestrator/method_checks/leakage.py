@@ -37,9 +37,15 @@ class SeenPairs(RegeneratedPairs):
         return super().pairs(numbers)
 
 
-@torch.no_grad()
 def check_leakage(subject: Subject) -> None:
-    """Check that evaluations use the videos, the captions and the tasks learned so far, and nothing else."""
+    """Check that evaluations use the videos, the captions and the tasks learned so far, and change nothing."""
+    check_evaluation(subject)
+    unlearned(subject)
+
+
+@torch.no_grad()
+def check_evaluation(subject: Subject) -> None:
+    """Check that encoding and scoring use the videos, the captions and the tasks learned so far, and nothing else."""
     method = subject.make()
     shown, stored = SeenPairs(), list[Tensor]()
     before = _after(method, 0, shown, stored)
@@ -57,7 +63,6 @@ def check_leakage(subject: Subject) -> None:
     _is_idle(method)
     _knows_no_order(method)
     _knows_no_task(method)
-    unlearned(subject)
 
 
 def unlearned(subject: Subject) -> None:

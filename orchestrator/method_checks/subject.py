@@ -22,6 +22,7 @@ from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, mak
 from ctvr.orchestrator.learning.resolve import get_method, resolve
 from ctvr.orchestrator.method_checks.tiny_models import (
     EMBED_DIM,
+    LAYERS,
     RegeneratedPairs,
     make_batch,
     make_small_clip,
@@ -38,6 +39,7 @@ class Subject:
 
     experiment: Experiment
     embed_dim: int = EMBED_DIM  # d of the small backbone
+    layers: int = LAYERS  # blocks of each of its towers
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any] | None = None, presets: Sequence[str] = ()) -> Subject:
@@ -63,7 +65,7 @@ class Subject:
         torch.manual_seed(5)
         made = self.experiment
         cls = find_method(made.run.method)
-        backbone: Any = make_small_clip(embed_dim=self.embed_dim)
+        backbone: Any = make_small_clip(self.layers, self.embed_dim)
         if cls.wraps:
             backbone = find_method(made.method.base)(made.base, backbone)
         method: Method = cls(made.method, backbone)

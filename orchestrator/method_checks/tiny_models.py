@@ -5,6 +5,7 @@ Everything is generated from seeds: nothing is read, downloaded or stored. Shape
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import open_clip
@@ -81,10 +82,13 @@ class RegeneratedPairs:
             rest, row = divmod(number, 100)
             rest, frames = divmod(rest, 10)
             seed, pairs = divmod(rest, 100)
-            batch = make_batch(pairs, frames, seed)
+            batch = _regenerated(pairs, frames, seed)
             rows.append((batch.frames[row], batch.tokens[row]))
         frames_of, tokens_of = zip(*rows)
         return torch.stack(frames_of), torch.stack(tokens_of)
+
+
+_regenerated = functools.lru_cache(64)(make_batch)  # rows of it are copied
 
 
 def make_task(index: int = 0, num_tasks: int = 3) -> Task:

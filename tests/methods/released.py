@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.backbone.huggingface import under_open_clip_names
 from ctvr.methods.base import Batch
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -83,6 +84,13 @@ def seeded(name: str, shape: tuple[int, ...], moved: bool = False) -> Tensor:
     return torch.from_numpy(made)
 
 
+def shape_of(vision: tuple[int, int, int], text: tuple[int, int, int], **rest: int) -> dict[str, int]:
+    """The shape of a CLIP: width, blocks and heads of each tower, and embed, image, patch, context, vocab."""
+    what = ("width", "layers", "heads")
+    towers = {f"{t}_{name}": n for t, of in (("vision", vision), ("text", text)) for name, n in zip(what, of)}
+    return rest | towers
+
+
 def tiny_source(shape: Mapping[str, int]) -> open_clip.CLIP:
     return open_clip.CLIP(
         embed_dim=shape["embed"],
@@ -93,6 +101,7 @@ def tiny_source(shape: Mapping[str, int]) -> open_clip.CLIP:
             "head_width": shape["vision_width"] // shape["vision_heads"],
             "patch_size": shape["patch"],
             "image_size": shape["image"],
+            "mlp_ratio": shape.get("mlp", 4.0),
         },
         text_cfg={
             "context_length": shape["context"],
@@ -100,6 +109,7 @@ def tiny_source(shape: Mapping[str, int]) -> open_clip.CLIP:
             "width": shape["text_width"],
             "heads": shape["text_heads"],
             "layers": shape["text_layers"],
+            "mlp_ratio": shape.get("mlp", 4.0),
         },
     )
 
@@ -112,19 +122,14 @@ def tiny_clip(shape: Mapping[str, int], weights: Mapping[str, Tensor] | None = N
     return Clip(source, lambda texts: blank.expand(len(texts), -1), (0.5,) * 3, (0.5,) * 3).eval()
 
 
-CONTINUAL = {
-    "embed": 32,
-    "image": 32,
-    "patch": 8,
-    "vision_width": 64,
-    "vision_layers": 2,
-    "vision_heads": 1,
-    "context": 77,
-    "vocab": 512,
-    "text_width": 64,
-    "text_layers": 2,
-    "text_heads": 1,
-}
+def transformers_clip(shape: Mapping[str, int], state: Mapping[str, Tensor]) -> Clip:
+    """CLIP of such a shape, all of whose weights have transformers' names in `state`; what else it holds is left."""
+    wanted = tiny_source(shape).state_dict()
+    found = under_open_clip_names(state, wanted)
+    return tiny_clip(shape, {name: found[name] for name in wanted})
+
+
+CONTINUAL = shape_of((64, 2, 1), (64, 2, 1), embed=32, image=32, patch=8, context=77, vocab=512)
 
 
 def continual_clip(moved: bool = False) -> Clip:

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from ctvr.methods.base import Batch
-from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
+from ctvr.methods.base_moco import BaseMoCo
 from ctvr.methods.layers.replay.momentum import Encoders
-from tests.methods.conftest import make_batch, make_task, maker, refusals
+from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import step, train_stream, train_task, weights
 
 
@@ -126,12 +126,3 @@ def test_a_random_queue_gives_the_first_step_negatives(make):
 def test_captions_may_be_averaged_over_tokens(make, batch):
     method = make(text_pool="avg")
     assert torch.equal(method.encode_text(batch.tokens), Encoders(method.encoders.clip, "avg").text(batch.tokens))
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    BaseMoCoConfig,
-    ({"m": 1.5}, "m must be in"),
-    ({"tau": 0}, "tau must be > 0, got 0"),
-    ({"queue_size": 0}, "queue_size must be >= 1, got 0"),
-    ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
-)

@@ -5,7 +5,7 @@ import torch
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.bmu_moco import BMUMoCo, BMUMoCoConfig
-from tests.methods.conftest import make_batch, make_task, maker, refusals
+from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import step, train_stream, weights
 
 ROWS = [
@@ -133,24 +133,8 @@ def test_momentum_first_and_simultaneous_are_the_other_two_orders(make):
     torch.testing.assert_close(g2, 0.9 * g + 0.1 * t)
 
 
-def test_equal_encoders_are_a_fixed_point(make):
-    method = make()
-    method.begin_task(make_task())
-    before = weights(method)
-    method.after_step()
-    assert torch.equal(weights(method), before)
-
-
 def test_a_review_keeps_the_parameters_of_the_optimizer(make):
     method = make()
     before = [id(p) for group in method.param_groups() for p in group["params"]]
     train_stream(method)
     assert [id(p) for group in method.param_groups() for p in group["params"]] == before
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    BMUMoCoConfig,
-    ({"use_local": False, "use_global": False}, "no encoder makes keys"),
-    ({"m_hat": -0.1}, "m_hat must be in"),
-    ({"method_start_task": 0}, "method_start_task must be >= 1, got 0"),
-)

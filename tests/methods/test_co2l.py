@@ -7,8 +7,8 @@ from ctvr.methods import co2l
 from ctvr.methods.co2l import Co2L, Co2LConfig, Features
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
-from tests.methods.conftest import THREE, make_batch, make_task, refusals
-from tests.methods.steps import train_stream, train_task, weights
+from tests.methods.conftest import THREE, make_batch, make_task
+from tests.methods.steps import train_stream
 
 
 def make(base, **settings) -> Co2L:
@@ -121,43 +121,7 @@ def test_relations_span_batch_and_memory(bases, name, monkeypatch):
     torch.testing.assert_close(new[4:, :4], across)
 
 
-def test_the_distillation_is_weighted(bases):
-    found = []
-    for weight in (1.0, 3.0):
-        method = second_task(make(bases["clip4clip"], weight=weight))
-        torch.manual_seed(0)
-        found.append(method.losses(make_batch(4, 2, seed=5))["distillation"])
-    torch.testing.assert_close(found[1], 3 * found[0])
-
-
-def test_teacher_is_the_previous_model_and_not_in_the_state(bases):
-    method = make(bases["clip4clip"])
-    train_stream(method, tasks=1)
-    before = weights(method.base)
-    train_task(method, make_task(1), [make_batch(4, 2)])
-    assert torch.equal(weights(method.teacher.module), before)
-    assert not any("teacher" in name for name in method.state_dict())
-
-
-@pytest.mark.parametrize("buffer", ["ring", "reservoir"])
-def test_the_buffer_is_a_setting(bases, buffer):
-    method = make(bases["clip4clip"], buffer_policy=buffer)
-    train_stream(method, tasks=3)
-    assert method.memory.policy == buffer
-    assert len(method.memory) == 6
-    if buffer == "ring":
-        assert torch.bincount(method.memory.tasks).tolist() == [2, 2, 2]
-
-
 def test_a_score_of_several_numbers_is_refused(small_clip):
     method = make(StructAlign(StructAlignConfig(score="fused"), small_clip))
     with pytest.raises(ValueError, match="scores each pair by 2 numbers, and relations need one"):
         second_task(method).losses(make_batch(4, 2, seed=5))
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    Co2LConfig,
-    ({"weight": -1.0}, "weight must be >= 0, got -1"),
-    ({"kappa_teacher": 0.0}, "kappa_teacher must be > 0, got 0.0. Co2L uses 0.01"),
-    ({"buffer_size": -1}, "buffer_size must be >= 0, got -1"),
-)

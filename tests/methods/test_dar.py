@@ -11,7 +11,7 @@ from ctvr.methods.base import Batch
 from ctvr.methods.dar import DAR, DARConfig, mixture
 from ctvr.methods.layers.tower_lora import weighted_seams
 from ctvr.orchestrator.learning.cost import sizes_only
-from tests.methods.conftest import make_batch, make_task, maker, refusals
+from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import train_task
 
 
@@ -164,13 +164,3 @@ def test_equal_data_start_as_a_copy_above_the_threshold_alone(make, above, is_co
         for parameter in method.sets[1].parameters():
             parameter.add_(1.0)
     assert all(torch.equal(method.sets[0].state_dict()[name], value) for name, value in former.items())
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    DARConfig,
-    ({"rank": 0}, "rank must be >= 1, got 0"),
-    ({"margin": -0.1}, "margin must be >= 0, got -0.1. Use 0"),
-    ({"tau": 0.0}, "tau must be > 0, got 0.0"),
-    ({"lr": -1.0}, "lr must be >= 0, got -1.0"),
-    ({"places": ()}, "places is empty. Name some of q, k, v"),
-)

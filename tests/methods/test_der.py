@@ -26,11 +26,6 @@ def test_pairs_that_have_not_moved_cost_nothing_and_moved_ones_do(bases, name, t
     assert float(method.distil(rows).detach()) > 1e-4
 
 
-def test_a_negative_weight_is_refused():
-    with pytest.raises(ValueError, match="alpha must be >= 0, got -1"):
-        DERConfig(alpha=-1)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_moved_pairs_cost_is_computed_by_hand_and_weighted(bases, target):
     terms = {}

@@ -10,13 +10,11 @@ from ctvr.methods.base import l2_normalize
 from ctvr.methods.dgl import DGL, DGLConfig, UnifiedPrompts, around_words
 from ctvr.orchestrator.learning.cost import estimate, trained_parameters
 from ctvr.orchestrator.learning.optimizer import lr_factor, make_optimizer, set_learning_rates
-from tests.methods.conftest import make_batch, refusals
-from tests.methods.released import FIXTURES, Compared, Weights, floats, pairs, read, tiny_clip
+from tests.methods.conftest import make_batch
+from tests.methods.released import FIXTURES, Compared, Weights, floats, pairs, read, shape_of, tiny_clip
 from tests.orchestrator.learning.test_released_recipes import optim_of
 
-TOWER = (("width", 64), ("layers", 3), ("heads", 4))
-SHAPE = {f"{tower}_{what}": value for tower in ("vision", "text") for what, value in TOWER}
-SHAPE |= {"embed": 32, "image": 32, "patch": 8, "context": 77, "vocab": 512}
+SHAPE = shape_of((64, 3, 4), (64, 3, 4), embed=32, image=32, patch=8, context=77, vocab=512)
 
 
 def make(clip, **settings) -> DGL:
@@ -201,14 +199,6 @@ def test_tokens_of_a_video_are_logged(small_clip):
     with record_tokens() as states, torch.no_grad():
         make(small_clip).encode_video(make_batch(2, 3).frames)
     assert states[0].log == [(1, 2 + 3 * 19, 2 + 3 * 19)] * 4
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    DGLConfig,
-    ({"lr": -1.0}, "lr must be >= 0"),
-    ({"num_prompts": 0}, "num_prompts must be >= 1, got 0"),
-    ({"num_frames": 0}, "num_frames must be >= 1"),
-)
 
 
 def test_a_text_tower_takes_the_first_image_prompts_and_is_not_deeper(small_clip):

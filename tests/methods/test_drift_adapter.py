@@ -10,7 +10,7 @@ import torch
 from ctvr.methods.base import Method, l2_normalize
 from ctvr.methods.drift_adapter import MAPS, Adapter, DriftAdapter, DriftAdapterConfig
 from ctvr.methods.layers.feature_maps import diagonal_scale, fit_by_gradient, procrustes
-from tests.methods.conftest import make_batch, refusals
+from tests.methods.conftest import make_batch
 from tests.methods.steps import train_stream
 from tests.methods.tables import learned_tables
 
@@ -183,13 +183,3 @@ def test_the_fit_leaves_the_retriever_and_the_random_numbers_alone(base, kind):
     state = torch.get_rng_state()
     link(new, old, kind=kind)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-test_values_without_a_meaning_are_refused = refusals(
-    config,
-    ({"ridge": -1.0}, r"ridge must be >= 0, got -1\.0\. Use 0"),
-    ({"kind": "low_rank", "rank": 0}, "rank must be >= 1, got 0"),
-    ({"kind": "mlp", "hidden": 0}, "hidden must be >= 1, got 0"),
-    ({"kind": "mlp", "lr": 0.0}, "lr must be > 0, got 0.0. Use name=procrustes"),
-    ({"pairs": 0}, "pairs must be >= 1, got 0"),
-)

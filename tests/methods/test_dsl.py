@@ -5,7 +5,6 @@ import torch
 
 from ctvr.methods.dsl import DSL, DSLConfig
 from ctvr.methods.layers.losses.dual_softmax import revise
-from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, maker
 from tests.methods.steps import train_stream, weights
 
@@ -48,30 +47,10 @@ def test_the_search_revises_scaled_similarities(make):
     torch.testing.assert_close(method.normalize_scores_v2t(scores), revise(scaled, 2.0, dim=1))
 
 
-def test_a_transductive_retriever_stays_so(make):
-    inner = make()
-    assert DSL(DSLConfig(search=False), inner).declared.is_transductive
-
-
-def test_it_wraps_a_retriever_whose_features_are_frames(small_clip):
-    method = DSL(DSLConfig(base="xpool"), XPool(XPoolConfig(), small_clip))
-    assert all(math.isfinite(loss) for loss in train_stream(method))
-    batch = make_batch()
-    scores = method.score(method.encode_text(batch.tokens), method.encode_video(batch.frames))
-    assert method.normalize_scores(scores.detach()).shape == (6, 6)
-
-
 def test_a_retriever_without_a_contrastive_loss_is_named(base):
     base.losses = lambda batch: {"queue": torch.ones(())}
     with pytest.raises(ValueError, match=r"clip4clip has only queue. Set method.loss=false"):
         DSL(DSLConfig(), base).losses(make_batch())
-
-
-def test_wrong_settings_say_what_to_write():
-    with pytest.raises(ValueError, match="Use loss=false to leave the loss alone"):
-        DSLConfig(weight=-1.0)
-    with pytest.raises(ValueError, match="test_temperature must be > 0"):
-        DSLConfig(test_temperature=0.0)
 
 
 def test_the_loss_counts_as_often_as_its_weight_says(make):

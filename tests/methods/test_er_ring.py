@@ -42,8 +42,3 @@ def test_as_many_pairs_are_replayed_as_one_worker_replays_and_never_none(
     monkeypatch.setattr("ctvr.methods.er_ring.world_size", lambda: 1)
     assert found == sizes
     assert make(base, ratio=ratio).replayed(pairs * workers) == [sum(sizes)]
-
-
-def test_a_negative_ratio_is_refused():
-    with pytest.raises(ValueError, match="ratio must be >= 0, got -1"):
-        ERRingConfig(ratio=-1)

@@ -144,18 +144,3 @@ def test_a_stream_turns_its_captions_back():
     numbers = torch.arange(30)[:, None]
     torch.testing.assert_close(method.encode_text(numbers, 1), tables[1], rtol=0, atol=0.02)
     torch.testing.assert_close(method.encode_text(numbers, 0), first, rtol=0, atol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RelaxedConfig(threshold=-1.0), r"threshold must be >= 0, got -1\.0\. The paper's is 12"),
-        (lambda: StrictConfig(distance_weight=0.0), "nothing fits the map. Use one of them"),
-        (lambda: StrictConfig(contrastive_weight=-1.0), "contrastive_weight must be >= 0, got -1.0. Use 0"),
-        (lambda: StrictConfig(steps=0), "steps must be >= 1, got 0"),
-        (lambda: LambdaOrthogonalityConfig(pairs=0), "pairs must be >= 1, got 0"),
-    ],
-)
-def test_values_without_a_meaning_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -17,14 +17,6 @@ def test_folding_the_low_rank_path_into_the_weights_changes_nothing(small_clip):
         torch.testing.assert_close(small_clip.vision(frames), unfolded, rtol=0, atol=1e-5)
 
 
-def test_q_k_and_v_share_one_down_projection(small_clip):
-    lora = Lora(LoraConfig(rank=3), small_clip).adaptation.vision[0]
-    assert lora.A.shape == (3, 32)
-    assert lora.B.shape == (96, 3)
-    assert lora.scale == 1
-    assert not lora.B.any()
-
-
 def test_gradients_are_those_of_the_folded_weights(small_clip):
     """The low-rank path is added in place; autograd must not notice."""
     method, frames = Lora(LoraConfig(rank=3), small_clip), make_batch(2, 2).frames

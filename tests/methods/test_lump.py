@@ -15,7 +15,7 @@ from ctvr.methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
 from ctvr.methods.prompt import Prompt, PromptConfig
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
 from ctvr.methods.xpool import XPool, XPoolConfig
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import train_stream
 
 LEVELS = ["input", "feature"]
@@ -164,8 +164,3 @@ def test_a_retriever_that_rewrites_captions_is_refused_before_it_is_built(base, 
     LUMP.check_base(LUMPConfig(mix_level="feature"), base, config)
     with pytest.raises(ValueError, match="Write method.mix_level=feature") if is_refused else nullcontext():
         LUMP.check_base(LUMPConfig(), base, config)
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    LUMPConfig, ({"alpha": 0.0}, "must be > 0, got 0.0"), ({"buffer_size": -1}, "buffer_size must be >= 0, got -1")
-)

@@ -69,8 +69,3 @@ def test_a_batch_larger_than_the_memory_is_mixed_whole(make):
 def test_a_retriever_without_queues_is_refused(strategy):
     with pytest.raises(ValueError, match=r"works on queues of keys.* Write method.base=base_moco"):
         strategy.check_base(strategy.Config(), Clip4Clip, Clip4ClipConfig())
-
-
-def test_an_alpha_of_zero_is_refused():
-    with pytest.raises(ValueError, match=r"must be > 0, got 0.0. LUMP uses 0.4"):
-        LUMPMoCoConfig(alpha=0.0)

@@ -11,21 +11,9 @@ from ctvr.methods.layers.reduction.evit import annealed, keep_attended, kept_pat
 from ctvr.methods.layers.reduction.merge import merge_tokens, plan_bipartite, unmerge_tokens
 from ctvr.methods.lora import Lora, LoraConfig
 from tests.methods.conftest import reducer_config
-from tests.methods.released import FIXTURES, Weights, floats, read, tiny_clip, tiny_source
+from tests.methods.released import FIXTURES, Weights, floats, read, shape_of, tiny_clip, tiny_source
 
-SHAPE = {
-    "embed": 24,
-    "image": 28,
-    "patch": 4,
-    "vision_width": 48,
-    "vision_layers": 12,
-    "vision_heads": 4,
-    "context": 8,
-    "vocab": 10,
-    "text_width": 16,
-    "text_layers": 1,
-    "text_heads": 1,
-}
+SHAPE = shape_of((48, 12, 4), (16, 1, 1), embed=24, image=28, patch=4, context=8, vocab=10)
 NAMES = {"norm1": "ln_1", "norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj", "attn.proj": "attn.out_proj"}
 
 

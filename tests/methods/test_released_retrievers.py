@@ -12,27 +12,16 @@ import torch
 import torch.nn.functional as F
 
 from ctvr.methods.backbone.clip import Clip, TokenState
+from ctvr.methods.backbone.huggingface import under_open_clip_names
 from ctvr.methods.base import l2_normalize
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.xpool import XPool, XPoolConfig
-from tests.methods.released import FIXTURES, Weights, floats, pairs, read, tiny_clip
+from tests.methods.released import FIXTURES, Weights, floats, pairs, read, shape_of, tiny_clip
 
 FACTS = json.loads((FIXTURES / "retrievers_released.json").read_text())
-C4C = {
-    "embed": 128,
-    "image": 24,
-    "patch": 8,
-    "vision_width": 64,
-    "vision_layers": 2,
-    "vision_heads": 1,
-    "context": 20,
-    "vocab": 99,
-    "text_width": 128,
-    "text_layers": 3,
-    "text_heads": 2,
-}
+C4C = shape_of((64, 2, 1), (128, 3, 2), embed=128, image=24, patch=8, context=20, vocab=99)
 HEADERS: tuple[Any, ...] = ("meanP", "seqLSTM", "seqTransf")
 PARTS = {"in_proj_": "in_", "out_proj.": "out."}  # the authors' names of an attention's parameters
 
@@ -255,19 +244,7 @@ def test_all_of_xpool_equals_the_released_code(compared, shared):
 
 # ------------------------------------------------------------------------------------- CLIP-ViP
 
-VIP = {
-    "embed": 24,
-    "image": 32,
-    "patch": 8,
-    "vision_width": 48,
-    "vision_layers": 4,
-    "vision_heads": 4,
-    "context": 20,
-    "vocab": 128,
-    "text_width": 32,
-    "text_layers": 4,
-    "text_heads": 4,
-}
+VIP = shape_of((48, 4, 4), (32, 4, 4), embed=24, image=32, patch=8, context=20, vocab=128)
 LAYERS = {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj", "layer_norm1": "ln_1", "layer_norm2": "ln_2"}
 TOP = {
     "logit_scale": "backbone.logit_scale",
@@ -288,27 +265,10 @@ NORMS["vision_model.post_layernorm"] = "backbone.vision.ln_post"
 def clip_vip(state: Weights) -> CLIPViP:
     """The method with the authors' weights, as many as there are."""
     config = CLIPViPConfig(num_proxies=3, temporal_size=6, loss_reduction="sum")
-    method = CLIPViP(config, tiny_clip(VIP)).eval()
-    own: Weights = {}
-    for name, value in state.items():
-        if name in TOP:
-            own[TOP[name]] = value.mT if "projection" in name else value
-            continue
-        module, _, kind = name.rpartition(".")
-        if module in NORMS:
-            own[f"{NORMS[module]}.{kind}"] = value
-            continue
-        tower, _, rest = module.partition("_model.encoder.layers.")
-        layer, _, part = rest.partition(".")
-        block = f"backbone.{tower}.blocks.{layer}"
-        if part in LAYERS:
-            own[f"{block}.{LAYERS[part]}.{kind}"] = value
-        elif part == "self_attn.out_proj":
-            own[f"{block}.attn.out.{kind}"] = value
-        elif part == "self_attn.q_proj":
-            fused = [state[f"{module[:-6]}{p}_proj.{kind}"] for p in "qkv"]
-            own[f"{block}.attn.in_{kind}"] = torch.cat(fused)
-    assert method.load_state_dict(own, strict=False).unexpected_keys == []
+    added = {name: state[name] for name in TOP if TOP[name].startswith("video.") and name in state}
+    weights = under_open_clip_names({n: value for n, value in state.items() if n not in added}, {})
+    method = CLIPViP(config, tiny_clip(VIP, weights)).eval()
+    method.load_state_dict({TOP[name]: value for name, value in added.items()}, strict=False)
     return method
 
 

@@ -10,7 +10,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.cost import estimate
 from ctvr.orchestrator.learning.resolve import resolve
 from tests.methods.backbone.test_umt import released_umt
-from tests.methods.conftest import awake, make_batch, make_task, reducer_config, refusals
+from tests.methods.conftest import awake, make_batch, make_task, reducer_config
 from tests.methods.released import FIXTURES, floats, read
 
 
@@ -141,15 +141,6 @@ def test_both_losses_train_all_weights_within_temperature_bounds(made):
 def test_at_full_size_it_costs_what_its_tower_does():
     for settings, gmacs in (({}, 303.118), ({"attends": "frame"}, 209.651)):
         assert estimate("umt", settings, backbone="ViT-B-16-quickgelu")[1].macs / 1e9 == pytest.approx(gmacs, abs=1e-3)
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    UmtConfig,
-    ({"lr": -1.0}, "lr must be >= 0"),
-    ({"rerank": -1}, "rerank must be >= 0, .* Use 0 to rank by s alone"),
-    ({"num_words": 1}, "num_words must be >= 2"),
-    ({"reducer": reducer_config("tome")}, "Write attends=frame"),
-)
 
 
 def test_strategies_that_compare_a_batch_want_the_first_stage_alone():

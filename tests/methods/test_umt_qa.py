@@ -10,7 +10,7 @@ from ctvr.methods.backbone.answer_decoder import rank_answers
 from ctvr.methods.backbone.umt import like
 from ctvr.methods.umt_qa import UmtQA, UmtQAConfig
 from tests.methods.backbone.test_answer_decoder import released
-from tests.methods.conftest import awake, make_batch, reducer_config, refusals
+from tests.methods.conftest import awake, make_batch
 from tests.methods.released import floats
 
 ANSWERS = torch.tensor([[1, 9, 2, 0, 0, 0], [1, 10, 2, 0, 0, 0], [1, 9, 30, 2, 0, 0], [1, 11, 50, 4, 5, 2]])
@@ -120,13 +120,3 @@ def test_a_decoder_begins_with_what_the_checkpoint_has(small_clip):
     umt.decoder_state, umt.no_decoder = None, "w.pth: the checkpoint has neither"
     with pytest.raises(ValueError, match=r"w\.pth: .* Give one of pre-training or of questions"):
         UmtQA(UmtQAConfig(), umt)  # its decoder would start with new weights, its towers would not
-
-
-test_settings_that_cannot_be_are_one_line = refusals(
-    UmtQAConfig,
-    ({"answers": 0}, "answers must be >= 1, got 0"),
-    ({"k": 0}, "k must be >= 1, got 0"),
-    ({"answer_words": 1}, "answer_words must be >= 2, got 1"),
-    ({"lr": -1.0}, "lr must be >= 0"),
-    ({"reducer": reducer_config("tempme")}, "Write attends=frame"),
-)

@@ -8,7 +8,7 @@ from ctvr.methods.backbone.clip import record_tokens
 from ctvr.methods.vop import ContextPrompts, VoP, VoPConfig
 from ctvr.methods.zero_shot import ZeroShot, ZeroShotConfig
 from ctvr.orchestrator.learning.cost import estimate, trained_parameters
-from tests.methods.conftest import make_batch, refusals
+from tests.methods.conftest import make_batch
 from tests.methods.released import FIXTURES, floats, read, tiny_clip
 from tests.methods.test_dgl import SHAPE
 
@@ -171,11 +171,3 @@ def test_tokens_and_the_generators_multiply_adds_are_counted(small_clip):
         make(small_clip, **FC).encode_video(make_batch(2, 3).frames)
     assert states[0].log == [(3, 19, 19)] * 2 + [(1, 2 + 3 * 17, 2 + 3 * 17)] * 2
     assert states[0].extra_macs == 2 * 2 * make(small_clip, **FC).context.macs(3)
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    VoPConfig,
-    ({"lr": -1.0}, "lr must be >= 0"),
-    ({"num_prompts": 0}, "num_prompts must be >= 1, got 0. Use 8"),
-    ({"suffix": -1}, "suffix must be >= 0, got -1"),
-)

@@ -8,7 +8,7 @@ import torch
 from ctvr.methods.base import Batch, l2_normalize
 from ctvr.methods.families.compensation import MapLink
 from ctvr.methods.xbt import XBT, Projection, XBTConfig
-from tests.methods.conftest import make_batch, make_task, refusals
+from tests.methods.conftest import make_batch, make_task
 from tests.methods.steps import begin, moved, train_stream
 
 KINDS = ["linear", "mlp"]
@@ -36,13 +36,13 @@ def test_a_projection_begins_as_the_identity_and_comes_closer(kind):
     new, old = pairs()
     blank = MapLink(Projection(XBTConfig(projection=kind)), 6, 1, 10)
     torch.testing.assert_close(blank(new, 0), new, rtol=0, atol=0)
-    before, after = cosine(blank, new, old), cosine(fitted(new, old, projection=kind, lr=1e-2), new, old)
+    before, after = cosine(blank, new, old), cosine(fitted(new, old, projection=kind, lr=2e-2, steps=150), new, old)
     assert after > before + 0.1
 
 
 def test_without_noise_a_linear_projection_is_the_least_squares_map():
     new, old = pairs()
-    made = fitted(new, old, noise=0.0, loss="squared", lr=1e-2, steps=3000)
+    made = fitted(new, old, noise=0.0, loss="squared", lr=1e-2, steps=1500)
     held = torch.arange(len(new)) % 10 == 9
     known = torch.cat([new, torch.ones(len(new), 1)], dim=1)
     best = torch.linalg.lstsq(known[~held], old[~held]).solution
@@ -57,7 +57,7 @@ def test_noise_lets_a_projection_hold_off_the_captions():
     new = l2_normalize(torch.randn(300, 2) @ plane)
     old = new @ turn
     off = l2_normalize(new + 0.3 * torch.randn(300, 6))
-    plain, noisy = (fitted(new, old, noise=noise, lr=1e-2) for noise in (0.0, 0.3))
+    plain, noisy = (fitted(new, old, noise=noise, lr=2e-2, steps=250) for noise in (0.0, 0.3))
     assert cosine(noisy, off, old) > cosine(plain, off, old) + 0.02
     assert min(cosine(made, new, old) for made in (plain, noisy)) > 0.98
 
@@ -65,14 +65,14 @@ def test_noise_lets_a_projection_hold_off_the_captions():
 def test_noise_repeats_and_keeps_the_global_rng():
     new, old = pairs()
     state = torch.get_rng_state()
-    first, second = (fitted(new, old, noise=0.1) for _ in range(2))
+    first, second = (fitted(new, old, noise=0.1, steps=20, lr=1e-2) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first.matrix, second.matrix)
-    assert not torch.equal(first.matrix, fitted(new, old, noise=0.05).matrix)
+    assert not torch.equal(first.matrix, fitted(new, old, noise=0.05, steps=20, lr=1e-2).matrix)
 
 
 def learned(base, batches, **settings) -> XBT:
-    method = XBT(XBTConfig(**settings), copy.deepcopy(base))
+    method = XBT(XBTConfig(**{"steps": 20, **settings}), copy.deepcopy(base))
     train_stream(method, tasks=1, steps=1)
     begin(method, 1)
     moved(method)
@@ -106,11 +106,3 @@ def test_random_sentences_are_added_to_the_captions(base):
     method.links[0]._fit = lambda row, new, old: seen.append(new)
     method.end_task(make_task(1), [make_batch(6)])
     assert len(seen[-1]) == 306
-
-
-test_values_without_a_meaning_are_refused = refusals(
-    XBTConfig,
-    ({"noise": -0.1}, r"noise must be >= 0, got -0\.1\. Use 0 for none\."),
-    ({"pairs": 0}, "pairs must be >= 1, got 0"),
-    ({"lr": 0.0}, "lr must be > 0, got 0.0. Use lr=0.001"),
-)

@@ -88,7 +88,7 @@ def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name)
         frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(cls.Config)) else {}
         frames |= {"reducer.num_frames": 4} if cls is TempMe else {}
         config = track_reads(build(cls.Config, {**frames, **given}, prefix), prefix, reads)
-        return cls(config, make(config.base, "base") if cls.wraps else make_small_clip())
+        return cls(config, make(config.base, "base") if cls.wraps else make_small_clip(layers=2))
 
     method = make(name, "method", **({"base": search_space(name)[0]["method.base"]} if find_method(name).wraps else {}))
     seen = []

@@ -142,12 +142,6 @@ def test_a_token_of_size_two_counts_as_two_equal_tokens(small_clip):
     close(one.class_row[:, 4], two.class_row[:, 4:].sum(dim=1))
 
 
-def test_the_log_tells_what_each_block_computed(small_clip, batch):
-    x, state = small_clip.vision.embed(batch.frames)
-    run_blocks(small_clip.vision.blocks, x, None, state, causal=False)
-    assert state.log == [(3, 17, 17)] * 4
-
-
 @pytest.mark.parametrize("read", [1, 2])
 @pytest.mark.parametrize("has_sizes", [False, True])
 @pytest.mark.parametrize("place", [None, "qkv", "k"])
@@ -203,11 +197,3 @@ def test_a_tower_of_a_methods_own_can_be_watched_too(small_clip, batch):
     assert [state.batch for state in outer] == [6, 2]
     assert inner == [own]
     assert not {id(quiet), id(after)} & {id(state) for state in outer}
-
-
-def test_what_methods_import_of_the_backbone_is_still_there():
-    from ctvr.methods.backbone import blocks as seams
-    from ctvr.methods.backbone import clip
-
-    assert all(getattr(clip, name) is getattr(seams, name) for name in ("BlockSeams", "TokenState", "record_tokens"))
-    assert all(hasattr(clip, name) for name in clip.__all__)

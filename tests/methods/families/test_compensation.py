@@ -1,6 +1,7 @@
 """Strategies that move captions back to the model that stored the videos, whatever the map and the retriever."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from ctvr.methods import METHODS, find_method
 from ctvr.methods.base import Capabilities, Method, l2_normalize
 from ctvr.methods.families.compensation import Link, QueryCompensation
+from ctvr.methods.lambda_orthogonality import RelaxedConfig
 from ctvr.methods.zero_shot import ZeroShot
 from tests.methods.conftest import make_batch, make_small_clip, make_task
 from tests.methods.steps import begin, train_stream
@@ -23,11 +25,20 @@ SETTINGS = {
 TOKENS = make_batch(4, 2, seed=9).tokens
 
 
+def short(strategy: str) -> Any:
+    """The settings of a strategy with a fit of few steps."""
+    fit: dict[str, Any] = {
+        "xbt": {"steps": 20, "lr": 1e-4, "noise": 0.0},
+        "lambda_orthogonality": {"map": RelaxedConfig(steps=20)},
+    }
+    return find_method(strategy).Config(**fit.get(strategy, {}))
+
+
 def made(strategy: str, base: str) -> QueryCompensation:
     torch.manual_seed(0)
     retriever, cls = find_method(base), find_method(strategy)
-    within = retriever(retriever.Config(**SETTINGS.get(base, {})), make_small_clip())
-    return cls(cls.Config(), within)  # type: ignore[return-value]
+    within = retriever(retriever.Config(**SETTINGS.get(base, {})), make_small_clip(layers=2))
+    return cls(short(strategy), within)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -57,7 +68,7 @@ def test_every_retriever_with_one_vector_a_caption_can_be_wrapped(strategy, base
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_untrained_retriever_keeps_its_features_to_the_bit(strategy, small_clip):
     cls = find_method(strategy)
-    method = cls(cls.Config(), ZeroShot(ZeroShot.Config(), small_clip))
+    method = cls(short(strategy), ZeroShot(ZeroShot.Config(), small_clip))
     for index in range(3):
         method.begin_task(make_task(index))
         method.end_task(make_task(index), [make_batch(4, 2, seed=index)])
@@ -68,7 +79,7 @@ def test_an_untrained_retriever_keeps_its_features_to_the_bit(strategy, small_cl
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_old_model_is_gone_after_the_task_and_gets_no_gradient(strategy, base):
     cls = find_method(strategy)
-    method = cls(cls.Config(), copy.deepcopy(base))
+    method = cls(short(strategy), copy.deepcopy(base))
     train_stream(method, tasks=1, steps=1)
     begin(method, 1)
     sum(method.losses(make_batch()).values()).backward()  # type: ignore[union-attr]

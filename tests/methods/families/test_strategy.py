@@ -1,4 +1,4 @@
-"""Strategies and retrievers are independent: every strategy trains every retriever."""
+"""Strategies and retrievers are independent of each other."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ RETRIEVERS = {
     "clip_vip": {"num_proxies": 2},
     "moe_adapter": {"num_experts": 4, "bottleneck": 4},
     "lora": {},
-    "tempme": {"reducer": reducer_config("tempme", num_frames=2, clip_groups=(2,), clip_blocks=(2,))},
+    "tempme": {"reducer": reducer_config("tempme", num_frames=2, clip_groups=(2,), clip_blocks=(1,))},
     "framefusion_moe": {"rank": 4, "lora_alpha": 16.0},
     "structalign": {},
 }
@@ -31,6 +31,10 @@ STRATEGIES = {
     "co2l": {"buffer_size": 4},
     "lump": {"buffer_size": 4},
 }
+# With one vector for a video, vectors of frames, of words as well, captions that differ by task; and once the others.
+# test_contract.py tries all of both
+TRAINED = [(strategy, retriever) for strategy in STRATEGIES for retriever in (*THREE, "framefusion_moe")]
+TRAINED += [("lwf", retriever) for retriever in RETRIEVERS if retriever not in (*THREE, "framefusion_moe")]
 # strategy, retriever, settings under which the strategy has no effect
 IDLE = [
     ("er_ring", "clip4clip", {"buffer_size": 0}),
@@ -65,21 +69,20 @@ def make(name, settings, argument):
 
 def wrapped(strategy, retriever):
     torch.manual_seed(0)
-    base = make(retriever, RETRIEVERS[retriever], make_small_clip(layers=4))
+    base = make(retriever, RETRIEVERS[retriever], make_small_clip(layers=2))
     return make(strategy, STRATEGIES[strategy], base)
 
 
 def with_and_without(strategy, retriever, settings, tasks):
     """Train a retriever within a strategy and alone; return the losses and the weights of both."""
     torch.manual_seed(0)
-    alone = make(retriever, {"queue_size": 10} if retriever == "base_moco" else {}, make_small_clip())
+    alone = make(retriever, {"queue_size": 10} if retriever == "base_moco" else {}, make_small_clip(layers=2))
     within = make(strategy, settings, copy.deepcopy(alone))
     return [(train_stream(each, tasks, lr=1e-3), weights(each)) for each in (within, alone)]
 
 
-@pytest.mark.parametrize("retriever", RETRIEVERS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_trains_every_retriever(strategy, retriever):
+@pytest.mark.parametrize(("strategy", "retriever"), TRAINED)
+def test_strategies_train_retrievers_of_every_kind(strategy, retriever):
     method = wrapped(strategy, retriever)
     for index in range(2):
         batches = [make_batch(4, 2, seed=2 * index + i, categories=(2 * index, 2 * index + 1)) for i in range(2)]
@@ -111,7 +114,7 @@ def test_first_task_equals_the_plain_retriever(strategy, retriever, settings):
 
 @pytest.mark.parametrize("retriever", RETRIEVERS)
 def test_a_strategy_without_effect_is_the_retriever_call_for_call(retriever):
-    base = make(retriever, RETRIEVERS[retriever], make_small_clip())
+    base = make(retriever, RETRIEVERS[retriever], make_small_clip(layers=2))
     method = Strategy(None, base)
     assert method.declared.task_conditioned_text == base.declared.task_conditioned_text
     batch, task = make_batch(4, 2), make_task(0)
@@ -126,8 +129,12 @@ def test_a_strategy_without_effect_is_the_retriever_call_for_call(retriever):
     assert mine == its
 
 
-def test_a_teacher_is_no_part_of_the_state():
-    method = wrapped("lwf", "clip4clip")
-    method.begin_task(make_task(0))
+@pytest.mark.parametrize("strategy", ["lwf", "vr_lwf", "zscl", "lwf_moco"])
+def test_a_teacher_is_no_part_of_the_state(strategy):
+    base = make("base_moco", {"queue_size": 4}, make_small_clip(layers=1))
+    own = [f"base.{name}" for name in base.state_dict()]
+    method = make(strategy, STRATEGIES.get(strategy, {}), base)
+    for index in range(2):
+        method.begin_task(make_task(index))
     assert isinstance(method.teacher, Frozen)
-    assert not any("teacher" in name for name in method.state_dict())
+    assert list(method.state_dict()) == own

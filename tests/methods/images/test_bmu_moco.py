@@ -94,8 +94,3 @@ def test_global_encoder_enters_the_loss_from_its_start_task(start):
                 parameter += torch.linspace(-0.5, 0.9, parameter.numel()).view_as(parameter)
         method.global_.queue.enqueue(method.local.keys(batch(3)), torch.arange(6))
         assert (method.losses(batch())["contrastive"].item() == found) == (index + 1 < start)
-
-
-def test_bad_settings_are_one_line():
-    with pytest.raises(ValueError, match="m_hat must be in"):
-        ImageBMUConfig(m_hat=1.2)

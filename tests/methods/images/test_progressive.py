@@ -170,8 +170,3 @@ def test_first_pnn_column_is_plain_and_later_ones_have_laterals():
         for weight in former.parameters():
             weight.mul_(1.5)
         assert method.losses(batch())["views"].item() != found
-
-
-def test_a_factor_that_would_silence_former_columns_is_refused():
-    with pytest.raises(ValueError, match="alpha must be > 0"):
-        ImageProgressiveConfig(alpha=0)

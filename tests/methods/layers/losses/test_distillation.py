@@ -13,17 +13,8 @@ from ctvr.methods.layers.losses.distillation import (
     frozen_start,
     kept_across,
     kept_within,
-    symmetric_distillation,
 )
-from tests.methods.conftest import make_batch, make_task, refusals
-
-
-def test_symmetric_distillation_is_zero_for_equal_scores():
-    torch.manual_seed(0)
-    z, other = torch.randn(4, 6), torch.randn(4, 6)
-    assert float(symmetric_distillation(z, z, 2.0)) == pytest.approx(0.0, abs=1e-6)
-    assert float(symmetric_distillation(other, z, 2.0)) > 0
-    torch.testing.assert_close(symmetric_distillation(other, z, 2.0), symmetric_distillation(other.mT, z.mT, 2.0))
+from tests.methods.conftest import make_batch, make_task
 
 
 def test_features_are_those_of_the_losses_and_are_in_its_graph(small_clip):
@@ -112,18 +103,3 @@ def test_an_equal_teacher_at_equal_temperature_gives_no_gradient():
     student = features.clone().requires_grad_()
     kept_within([student], [features], EQUAL).backward()
     assert student.grad.abs().max() < 1e-12
-
-
-def test_the_least_value_is_the_teachers_entropy():
-    old = unit_vectors() @ unit_vectors().mT
-    entropy = torch.distributions.Categorical(logits=old / 0.2).entropy().mean()
-    entropy = (entropy + torch.distributions.Categorical(logits=old.mT / 0.2).entropy().mean()) / 2
-    torch.testing.assert_close(kept_across(old, old, EQUAL), entropy)
-    assert kept_across(unit_vectors() @ unit_vectors().mT, old, EQUAL) > entropy
-
-
-test_wrong_settings_say_what_to_write = refusals(
-    RelationConfig,
-    ({"weight": -1.0}, "weight must be >= 0, got -1"),
-    ({"kappa": 0.0}, "kappa must be > 0, got 0.0. Co2L uses 0.2"),
-)

@@ -71,16 +71,6 @@ def test_merging_duplicates_loses_nothing(tokens):
     torch.testing.assert_close(unmerge_tokens(y, plan), x)
 
 
-def test_unmerging_gives_every_token_the_average_of_its_group(tokens):
-    x, _ = tokens
-    plan = plan_bipartite(x, 10)
-    y, _ = merge_tokens(x, None, plan)
-    back = unmerge_tokens(y, plan)
-    group = plan.target[0] == plan.target[0, plan.moved[0, 0]]
-    assert int(group.sum()) >= 2
-    torch.testing.assert_close(back[0, group], x[0, group].mean(0).expand(int(group.sum()), -1))
-
-
 def test_a_repeated_plan_treats_neighbours_alike(tokens):
     x, _ = tokens
     plan = plan_bipartite(x[:1], 5).repeated(3)

@@ -191,8 +191,3 @@ def test_joined_batches_are_padded_to_one_length():
     assert both.tokens[:3, 4:].abs().sum() == 0
     assert both.video_ids.tolist() == [0, 1, 2, 3, 4]
     assert both.task_ids.tolist() == [2, 2, 2, 0, 1]
-
-
-def test_a_negative_capacity_is_refused():
-    with pytest.raises(ValueError, match="buffer_size must be >= 0, got -1"):
-        ReplayBuffer(-1)

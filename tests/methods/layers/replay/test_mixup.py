@@ -6,7 +6,6 @@ import torch
 from ctvr.methods.backbone.clip import TextTower
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.layers.replay.mixup import (
-    MixingConfig,
     embed_mixed,
     mix_features,
     mixed_captions,
@@ -33,12 +32,6 @@ def test_the_share_has_the_moments_of_its_beta_distribution(alpha):
     shares = torch.tensor([sample_lambda(alpha) for _ in range(4000)])
     assert shares.mean().item() == pytest.approx(0.5, abs=0.03)
     assert shares.var().item() == pytest.approx(1 / (4 * (2 * alpha + 1)), abs=0.01)
-
-
-def test_a_small_alpha_hardly_mixes():
-    torch.manual_seed(0)
-    shares = torch.tensor([sample_lambda(0.01) for _ in range(300)])
-    assert ((shares < 0.01) | (shares > 0.99)).float().mean() > 0.9
 
 
 def test_all_of_one_caption_is_that_caption(small_clip, captions):
@@ -143,8 +136,3 @@ def test_pads_stay_pads_and_have_finite_gradients():
     assert found[:, 2].abs().min() > 0
     found.sum().backward()
     assert torch.isfinite(first.grad).all()
-
-
-def test_an_alpha_of_zero_is_refused():
-    with pytest.raises(ValueError, match=r"must be > 0, got 0.0. LUMP uses 0.4"):
-        MixingConfig(alpha=0.0)

@@ -25,14 +25,6 @@ def test_the_queue_holds_the_last_keys_whether_or_not_the_batch_divides_it(batch
     assert int(queue.pointer) == (3 * batch) % 8
 
 
-def test_keys_leave_in_the_order_they_came():
-    queue = KeyQueue(4, 3)
-    for start in range(6):
-        queue.enqueue(*numbered(start, 1))
-        _, videos = queue.content()
-        assert sorted(videos.tolist()) == list(range(max(0, start - 3), start + 1))
-
-
 def test_a_random_queue_is_full_of_unit_vectors_of_no_video():
     queue = KeyQueue(5, 3)
     queue.reset(random=True)
