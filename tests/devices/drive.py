@@ -19,6 +19,7 @@ from ctvr.methods.backbone.architectures import TINY
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.base import Batch, Method
+from ctvr.methods.lambda_orthogonality import RelaxedConfig
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.learning.commits import Commits
@@ -34,6 +35,11 @@ from tests.methods.conftest import make_small_clip
 from tools.bench.gpu import GpuRow, time_step
 
 FRAMES, PAIRS, STEPS, TASKS = 4, 6, 2, 2
+BLOCKS = 2  # of each tower
+FITS: dict[str, dict[str, Any]] = {
+    "xbt": {"steps": 20},
+    "lambda_orthogonality": {"map": RelaxedConfig(steps=20)},
+}  # 500 by default
 THINGS = ("man", "dog", "woman", "boy", "girl", "cat")
 DEEDS = ("plays a guitar", "runs", "is walking in the park slowly", "cooks food", "sings", "rides a horse home")
 
@@ -71,18 +77,18 @@ def make_method(name: str, base_settings: Mapping[str, Any] | None = None, **set
     torch.manual_seed(5)
     if name in CONFIGURATIONS:
         made = resolve({"method": name, "stream": "s", "data.num_frames": FRAMES})
-        whole, clip = find_method(name), make_small_clip()
+        whole, clip = find_method(name), make_small_clip(BLOCKS)
         return whole(made.method, find_method(made.method.base)(made.base, clip) if whole.wraps else clip)
     name, _, base = name.partition(":")
     cls = find_method(name)
     own = {"num_frames": FRAMES} if "num_frames" in cls.Config.__dataclass_fields__ else {}
     if cls.wraps:
-        config = cls.Config(**{**own, **({"base": base} if base else {}), **settings})
+        config = cls.Config(**{**own, **FITS.get(name, {}), **({"base": base} if base else {}), **settings})
         return cls(config, make_method(config.base, **(base_settings or {})))
     reducer = getattr(cls.Config(), "reducer", None)
     if hasattr(reducer, "num_frames"):
         own["reducer"] = replace(reducer, num_frames=FRAMES)
-    return cls(cls.Config(**{**own, **settings}), make_small_clip())
+    return cls(cls.Config(**{**own, **settings}), make_small_clip(BLOCKS))
 
 
 # Faults as people plant them: what is added to the terms of a loss of a batch
