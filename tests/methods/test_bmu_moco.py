@@ -133,6 +133,14 @@ def test_momentum_first_and_simultaneous_are_the_other_two_orders(make):
     torch.testing.assert_close(g2, 0.9 * g + 0.1 * t)
 
 
+def test_equal_encoders_are_a_fixed_point(make):
+    method = make()
+    method.begin_task(make_task())
+    before = weights(method)
+    method.after_step()
+    assert torch.equal(weights(method), before)
+
+
 def test_a_review_keeps_the_parameters_of_the_optimizer(make):
     method = make()
     before = [id(p) for group in method.param_groups() for p in group["params"]]

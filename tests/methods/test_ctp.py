@@ -108,13 +108,6 @@ def test_turning_both_towers_keeps_the_topology_and_changes_the_contrast():
 # --------------------------------------------------------------------------------------- the model
 
 
-def test_without_weights_it_is_the_retriever_bit_for_bit(make, base):
-    idle = make(momentum_weight=0.0, cross_weight=0.0, same_weight=0.0)
-    assert train_stream(idle) == train_stream(base)
-    assert torch.equal(weights(idle), weights(base))
-    assert idle.queue is None
-
-
 def test_the_first_task_has_no_topology_and_later_ones_have(make):
     method = make()
     method.begin_task(make_task(0))
@@ -124,6 +117,16 @@ def test_the_first_task_has_no_topology_and_later_ones_have(make):
     assert set(method.losses(make_batch())) == {"contrastive", "momentum", "cross", "same"}
     assert torch.equal(weights(method.former.module), weights(method.base))
     assert torch.equal(weights(method.momentum.module), weights(method.base))
+
+
+def test_equal_models_do_not_move_the_momentum_model(make):
+    method = make()
+    train_stream(method, tasks=1)
+    method.begin_task(make_task(1))
+    before = weights(method.momentum.module)
+    for _ in range(5):
+        method.after_step()
+    assert torch.equal(weights(method.momentum.module), before)
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -8,7 +8,7 @@ from ctvr.methods.ewc import EWC, EWCConfig
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.lora import Lora
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.steps import step, train_stream, train_task
+from tests.methods.steps import train_stream, train_task
 
 
 def make(base, **settings):
@@ -61,17 +61,6 @@ def test_the_term_is_half_the_weight_times_the_weighted_distance(base):
 def test_a_retriever_keeps_its_own_terms(small_clip):
     method = second_task(make(CCLIP(CCLIPConfig(rank=4), small_clip)))
     assert set(method.losses(make_batch())) == {"contrastive", "ckc", "consolidation"}
-
-
-def test_a_larger_weight_stays_closer(base):
-    moved = []
-    for weight in (1e-6, 1.0, 10.0):
-        method = second_task(make(base, weight=weight))
-        parameters = [p for group in method.param_groups() for p in group["params"]]
-        for batch in batches(1):
-            step(method, parameters, batch, lr=0.01)
-        moved.append(float(method.distance().detach()))
-    assert moved[0] > moved[1] > moved[2]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])

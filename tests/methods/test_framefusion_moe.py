@@ -167,13 +167,15 @@ def test_an_ablated_tower_stays_clip(batch, off, tower):
     assert (video, text) == (tower == "video", tower == "text")
 
 
-def test_only_the_present_prototype_moves():
+def test_of_the_prototypes_the_present_one_moves_and_clip_does_not():
     method = make()
     train(method, make_task(0), make_batch())
     before = [p.detach().clone() for p in method.prototypes]
     train(method, make_task(1), make_batch(seed=1), lr=1e-1)
     moved = [not torch.equal(p, old) for p, old in zip(method.prototypes, before)]
     assert moved == [False, True, False]
+    clip = zip(method.backbone.state_dict().values(), make_small_clip().state_dict().values(), strict=True)
+    assert all(torch.equal(now, pretrained) for now, pretrained in clip)
 
 
 def test_each_task_has_its_rates(small_clip):
@@ -464,22 +466,20 @@ def test_losses_equal_the_released_code(compared, released, io, shared):
 
 def test_a_shared_merging_plan_keeps_neighbouring_frames_aligned(small_clip, batch):
     """With equal frames a shared plan is every frame's own plan, and FFA still meets the same places."""
-    method = FrameFusionMoE(FrameFusionMoEConfig(reducer=reducer_config("tome_shared", r=2), rank=4), small_clip)
+    method = make(small_clip, reducer=reducer_config("tome_shared", r=2))
     method.begin_task(make_task())
     with record_tokens() as states:
         features = method.encode_video(batch.frames)
     assert [tokens for _, _, tokens in states[-1].log] == [15, 13, 11, 9]
     assert torch.isfinite(features).all()
-    plain = FrameFusionMoE(FrameFusionMoEConfig(rank=4), small_clip)
-    assert not torch.allclose(features, plain.encode_video(batch.frames))
+    assert not torch.allclose(features, make(small_clip).encode_video(batch.frames))
 
 
 def test_reducer_that_differs_by_frame_is_refused(small_clip):
     with pytest.raises(ValueError, match="frames"):
-        FrameFusionMoE(FrameFusionMoEConfig(reducer=reducer_config("tome"), rank=4), small_clip)
+        make(small_clip, reducer=reducer_config("tome"))
     for name in ("tome", "evit", "tempme", "testa"):  # nothing to align
-        config = FrameFusionMoEConfig(reducer=reducer_config(name, num_frames=4), rank=4, use_ffa=False)
-        method = FrameFusionMoE(config, small_clip)
+        method = make(small_clip, reducer=reducer_config(name, num_frames=4), use_ffa=False)
         trained = {id(p) for group in method.param_groups() for p in group["params"]}
         assert {id(p) for p in method.reducer.parameters()} <= trained
 

@@ -52,15 +52,6 @@ def test_gates_have_k_non_zeros_that_sum_to_one(mixture, is_training):
     torch.testing.assert_close(gates.sum(dim=1), torch.ones(6))
 
 
-def test_noise_in_training_breaks_the_ties_of_a_zero_router():
-    torch.manual_seed(0)
-    mixture = Mixture(8, MoEAdapterConfig(**SMALL))
-    mixture.add_routers(1)
-    c = torch.randn(50, 8)
-    assert len((mixture.eval().gates(c, 0) > 0).int().unique(dim=0)) == 1
-    assert len((mixture.train().gates(c, 0) > 0).int().unique(dim=0)) > 5
-
-
 def test_the_mixture_is_the_gated_sum_of_its_experts(mixture):
     h, gates = torch.randn(6, 4, 8), mixture.gates(torch.randn(6, 8), 0)
     expected = torch.zeros_like(h)
@@ -113,6 +104,24 @@ def test_gates_differ_by_caption_at_the_end_token_only(small_clip, monkeypatch):
         method = make(small_clip, is_random=True, text_gate=gate)
         for row in caption_gates(method, make_batch().tokens, monkeypatch)[-4:]:
             assert torch.allclose(row, row[:1].expand_as(row), atol=1e-5) == is_same
+
+
+def test_frozen_experts_and_clip_do_not_move_in_later_tasks(small_clip):
+    method = make(small_clip, lr=1.0)
+    clip = {name: value.clone() for name, value in small_clip.state_dict().items()}
+    train_stream(method, tasks=1)
+    assert all(int(mixture.frozen.sum()) == 2 for mixture in method.mixtures)
+    kept = [
+        (p, p.detach().clone())
+        for m in method.mixtures
+        for e, is_frozen in zip(m.experts, m.frozen)
+        if is_frozen
+        for p in e.parameters()
+    ]
+    kept += [(p, p.detach().clone()) for m in method.mixtures for p in m.routers[0].parameters()]
+    train_task(method, make_task(1), [make_batch(4, 2, seed=i) for i in range(4)])
+    assert all(torch.equal(p, before) for p, before in kept)
+    assert all(torch.equal(value, clip[name]) for name, value in small_clip.state_dict().items())
 
 
 def test_a_task_keeps_the_experts_that_it_used_most(mixture):

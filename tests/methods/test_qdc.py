@@ -12,7 +12,7 @@ from ctvr.methods.qdc import QDC, QDCConfig
 from ctvr.orchestrator.learning.resolve import presets_of, resolve
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.released import FIXTURES, Weights, floats, read
-from tests.methods.steps import begin, largest_gradient, moved, train_stream, weights
+from tests.methods.steps import begin, largest_gradient, moved, train_stream
 from tests.methods.tables import learned_tables
 
 TOKENS = make_batch(5, 2, seed=9).tokens
@@ -110,12 +110,6 @@ def test_drifts_are_in_the_state_and_no_parameter_is_added(base):
 
 
 # --- losses
-
-
-def test_without_weights_training_is_the_retrievers_to_the_bit(base):
-    within, alone = make(base, query_weight=0.0, video_weight=0.0), copy.deepcopy(base)
-    assert train_stream(within, tasks=2, steps=2) == train_stream(alone, tasks=2, steps=2)
-    assert torch.equal(weights(within), weights(alone))
 
 
 def test_at_the_teachers_weights_distillation_is_zero_and_has_no_gradient(base):

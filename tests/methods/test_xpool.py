@@ -46,6 +46,13 @@ def test_the_head_is_the_papers_equations(head):
     torch.testing.assert_close(pooled(head, q, f), head.ln_3(a + head.linear(a)))
 
 
+def test_attention_sums_to_one_over_frames(head):
+    q, f = features()
+    weights = head.attention(head.ask(q), head.read(f)[0])
+    assert weights.shape == (4, 5, 3)
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(4, 5))
+
+
 def test_the_order_of_frames_is_irrelevant(head):
     q, f = features()
     torch.testing.assert_close(pooled(head, q, f.flip(1)), pooled(head, q, f))
@@ -56,12 +63,6 @@ def test_equal_frames_look_the_same_to_every_caption(head, frames):
     q, f = features(frames=1)
     r = pooled(head, q, f.expand(-1, frames, -1))
     torch.testing.assert_close(r, r[:, :1].expand_as(r))
-
-
-def test_captions_see_different_videos(head):
-    q, f = features()
-    r = pooled(head, q, f)
-    assert float((r - r[:, :1]).norm(dim=2)[:, 1:].min()) > 1e-2
 
 
 def test_at_the_start_the_pooled_frames_are_the_attention_average():
@@ -79,6 +80,12 @@ def test_a_score_is_the_cosine_of_a_caption_and_its_view_of_a_video(method):
     r = pooled(method.pooling, q, f)  # (V, Q, d)
     expected = torch.stack([F.cosine_similarity(q[j], r[:, j], dim=-1) for j in range(len(q))])
     torch.testing.assert_close(method.score(q, f), expected)
+
+
+def test_the_score_of_a_pair_does_not_depend_on_its_company(method):
+    q, f = features(width=16)
+    whole = method.score(q, f)
+    torch.testing.assert_close(method.score(q[2:3], f[1:2]), whole[2:3, 1:2])
 
 
 def test_chunks_change_nothing(method, monkeypatch):
@@ -102,13 +109,6 @@ def test_the_gallery_holds_frames_and_is_searched_without_the_tower(method, monk
     assert not torch.allclose(queries.norm(dim=-1), torch.ones(6))
     monkeypatch.setattr(method.backbone.vision, "forward", None)
     assert method.score(queries, gallery).shape == (6, 6)
-
-
-def test_an_old_gallery_is_pooled_by_the_present_head(method):
-    q, f = features(width=16)
-    before = method.score(q, f)
-    method.pooling.v.weight.data += 0.5
-    assert not torch.allclose(method.score(q, f), before)
 
 
 def test_dropout_acts_in_training_only(method):

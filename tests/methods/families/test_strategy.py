@@ -45,6 +45,8 @@ IDLE = [
     ("lwf", "clip4clip", {"weight": 0.0}),
     ("vr_lwf", "clip4clip", {"weight": 0.0, "sentences": 5, "length": 4}),
     ("zscl", "clip4clip", {"weight": 0.0, "average_every": 0}),
+    ("ctp", "clip4clip", {"momentum_weight": 0.0, "cross_weight": 0.0, "same_weight": 0.0}),
+    ("qdc", "clip4clip", {"query_weight": 0.0, "video_weight": 0.0}),
     ("lwf_moco", "base_moco", {"alpha": 0.0}),
     ("lump_moco", "base_moco", {"buffer_size": 0}),
     ("co2l_moco", "base_moco", {"weight": 0.0, "buffer_size": 0}),

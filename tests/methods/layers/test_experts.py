@@ -130,14 +130,6 @@ def test_an_expert_that_nobody_chose_has_no_gradient_and_does_not_decay():
     assert [i for i, b in enumerate(experts.B) if not torch.equal(b, before[i])] == [0, 2, 3]
 
 
-def test_equal_experts_make_the_gates_irrelevant():
-    experts, x = random_experts(), torch.randn(4, 7, 8)
-    experts.copy_first()
-    gates = [Router(8, 6, 2).eval()(torch.randn(4, 8)) for _ in range(2)]
-    torch.testing.assert_close(experts(x, gates[0]), experts(x, gates[1]))
-    torch.testing.assert_close(experts(x, gates[0]), experts(x, None))
-
-
 def test_the_prototype_moves_the_gates_and_learns_from_them():
     adapter = grown(8, 8, top_k=3)
     for b in adapter.experts.B:

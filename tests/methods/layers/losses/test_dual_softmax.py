@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ctvr.methods.layers.losses.contrastive import contrastive
-from ctvr.methods.layers.losses.dual_softmax import dual_softmax, revise
+from ctvr.methods.layers.losses.dual_softmax import dual_softmax, prior, revise
 
 FLAT = math.inf
 
@@ -24,6 +24,12 @@ def test_as_printed_a_uniform_prior_divides_the_scale_by_the_batch(logits):
     assert torch.isclose(dual_softmax(logits, FLAT, gain="one"), contrastive(logits / 7, "sum"), atol=1e-12)
 
 
+def test_each_direction_is_weighted_by_the_other_ones_softmax(logits):
+    assert torch.allclose(prior(logits, 3.0, 0).sum(0), torch.ones(7).double())
+    assert torch.allclose(prior(logits, 3.0, 1).sum(1), torch.ones(7).double())
+    assert torch.allclose(prior(logits, 3.0, 0), prior(logits.mT, 3.0, 1).mT)
+
+
 def test_it_agrees_with_a_loop_over_the_equations(logits):
     z, size, total = (logits / 100).tolist(), len(logits), 0.0  # rows captions j, columns videos i
     for a in range(size):
@@ -35,6 +41,10 @@ def test_it_agrees_with_a_loop_over_the_equations(logits):
         v2t = [math.exp(z[c][a] * over_videos[c][a]) for c in range(size)]
         total -= (math.log(t2v[a] / sum(t2v)) + math.log(v2t[a] / sum(v2t))) / size
     assert float(dual_softmax(logits / 100, 1.0, gain="one")) == pytest.approx(total)
+
+
+def test_captions_and_videos_play_equal_parts(logits):
+    assert torch.isclose(dual_softmax(logits, 30.0), dual_softmax(logits.mT, 30.0))
 
 
 def test_pairs_of_the_same_video_are_no_negatives(logits):
