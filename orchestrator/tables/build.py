@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
-from ctvr.orchestrator.tables.curves import curve, mean, training
+from ctvr.orchestrator.tables.curves import FORGOTTEN, curve, mean, training
 from ctvr.orchestrator.tables.footnotes import CHOICE, marks_of, method_of, trials_of
 from ctvr.orchestrator.tables.index_age import age_notes, with_gap_intervals
 from ctvr.orchestrator.tables.paper_comparison import (
@@ -198,6 +198,10 @@ def _row(runs: list[RunRecord]) -> Row:
     measured: dict[str, str] = {key: names[key] for key in compared if key in names}
     orders = by_order(runs, measured, finals)
     of_first = orders.get("r1", orders.get("accuracy", ()))
+    points = tuple(curve(runs, shown.curve))
+    if first.settings.get("method.only_final", "").lower() == "true":  # it has learned nothing that it could forget
+        values |= {key: Value() for key in FORGOTTEN & values.keys()}
+        matrices, points = {}, points[-1:]
     return Row(
         label=method_of(first),
         method=method_of(first),
@@ -210,7 +214,7 @@ def _row(runs: list[RunRecord]) -> Row:
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
         place=int(first.tags.get("ctvr.place", 0)),
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
-        curve=tuple(curve(runs, shown.curve)),
+        curve=points,
         matrices={name: matrix for name, matrix in matrices.items() if matrix},
         training=training(runs),
         orders=orders,

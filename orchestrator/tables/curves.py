@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
 OWN = "own gallery"  # title of a row's matrix
+FORGOTTEN = {"bwf", "fr", "hm", "forgetting", "forgetting_fixed"}  # columns of a row that learns more than once
 # metrics that figures show over training: StructAlign's geometry, gates of CAMoE and of experts
 TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
 

@@ -57,6 +57,14 @@ def test_seeds_of_one_configuration_are_one_row_with_the_sample_deviation():
     assert "train/loss/nce" not in row.extra
 
 
+def test_a_row_that_learns_once_at_the_end_forgets_nothing_and_has_one_point():
+    (row,) = collect([run("upper_bound", seed=seed, **{"method.only_final": "true"}) for seed in (0, 1)])
+    assert math.isnan(row.values["bwf"].mean)
+    assert row.values["r1"].mean == 24.0
+    assert [step for step, *_ in row.curve] == [2]
+    assert not row.matrices
+
+
 def test_a_row_that_replays_says_how_its_memory_is_written_and_drawn():
     said = {name: collect([run(name, **of)])[0].marks for name, of in REPLAYING.items()}
     for name in ("er_ring", "der"):
