@@ -92,16 +92,16 @@ def test_a_few_methods_are_equal_on_two_workers_and_planted_faults_are_not(tmp_p
 
 
 @pytest.mark.slow
-def test_every_method_is_equal_on_one_two_and_three_workers(tmp_path):
+def test_every_method_is_equal_on_two_workers_and_every_kind_on_three(tmp_path):
     drawn = [case_of(name, random=True, label=label) for name in RANDOM for label in ("", "again")]
-    expected = alone([*EVERY, *MORE], tmp_path)
+    expected = alone([*EVERY, *MORE, *(case for case in FEW if case.settings)], tmp_path)
     said = []
     for size in (2, 3):
         found: dict[str, list[Any]] = {}
+        cases = [*EVERY, *MORE] if size == 2 else [*FEW, *MORE, *(case_of(name) for name in GO_ON)]
         behind = [case_of(name, after=1) for name in GO_ON] if size == 2 else []
-        together(
-            size, [*EVERY, *MORE, *behind, *(drawn if size == 2 else drawn[:4])], tmp_path, tmp_path / "store", found
-        )
+        drawn_now = drawn if size == 2 else drawn[:4]
+        together(size, [*cases, *behind, *drawn_now], tmp_path, tmp_path / "store", found)
         if size == 2:  # in processes of their own: autograd counts the devices before the first backward pass
             faults = [Case("clip4clip", fault=fault, device="cuda") for fault in ON_GPUS_TOO]
             on_gpus = [replace(case, device="cuda") for case in EVERY]
