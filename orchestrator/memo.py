@@ -23,18 +23,22 @@ from ctvr.orchestrator.output_dir import publish
 LIBRARIES = ("torch", "open_clip_torch", "numpy", "pydantic", "matplotlib", "av", "decord", "torchcodec")
 _is_enabled = False
 KEPT = 8  # folders, one for each state of sources and libraries; older ones are removed
+OF_COMMITS = "commits"  # the folder of answers that depend on commits alone; it stays
 
 
-def remembered(question: list[Any], compute: Callable[[], Any]) -> Any:
+def remembered(question: list[Any], compute: Callable[[], Any], of_commits: bool = False) -> Any:
     """Return the stored answer to a question, else compute it, and in a command store it.
 
     Args:
         question: JSON values that, with our sources and the libraries, decide the answer; the first names the function.
         compute: returns the answer as JSON values; tuples come back as lists.
+        of_commits: the question has the digests of commits, whose keys cover sources and libraries. Then the answer
+            outlives changes of both.
     """
-    if (answer := recall(question)) is not None:
+    state = OF_COMMITS if of_commits else ""
+    if (answer := recall(question, state)) is not None:
         return answer
-    return keep(question, compute())
+    return keep(question, compute(), state)
 
 
 def enable() -> None:
@@ -43,34 +47,34 @@ def enable() -> None:
     _is_enabled = True
 
 
-def recall(question: list[Any]) -> Any:
-    """Return the stored answer to a question; None if there is none."""
+def recall(question: list[Any], state: str = "") -> Any:
+    """Return the stored answer to a question; None if there is none. `state`: instead of today's."""
     if not _is_enabled:
         return None
-    file = _folder() / digest_of(question)
+    file = _folder(state) / digest_of(question)
     try:
         return json.loads(file.read_bytes()) if file.is_file() else None  # a FIFO would be waited for
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def keep(question: list[Any], answer: Any) -> Any:
+def keep(question: list[Any], answer: Any, state: str = "") -> Any:
     """Store an answer, and return it as `recall` will. A read-only cache only costs time."""
     if not _is_enabled:
         return answer
-    text, folder = json.dumps(answer), _folder()
+    text, folder = json.dumps(answer), _folder(state)
     with contextlib.suppress(OSError):
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
-            others = [each for each in folder.parent.iterdir() if each != folder]
+            others = [each for each in folder.parent.iterdir() if each not in (folder, _folder(OF_COMMITS))]
             for former in sorted(others, key=lambda each: each.stat().st_mtime)[: 1 - KEPT]:
                 shutil.rmtree(former, ignore_errors=True)
         publish(folder / digest_of(question), text.encode())
     return json.loads(text)
 
 
-def _folder() -> Path:
-    return cache_folder() / "answers" / _state()
+def _folder(state: str = "") -> Path:
+    return cache_folder() / "answers" / (state or _state())
 
 
 @functools.cache

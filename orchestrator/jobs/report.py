@@ -17,7 +17,7 @@ from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.pages.report import report
 from ctvr.orchestrator.pages.searched import SearchedSetting, SearchedSpace, Trial
 from ctvr.orchestrator.streams.metric_names import COSTS
-from ctvr.orchestrator.streams.stream import Item, Stream
+from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.sweeps.front import describe_front, on_front
 from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, describe_metric, selection_metric
@@ -219,7 +219,11 @@ def _memory(label: str, run: RunRecord, stream: Stream | None, execution: Execut
     found, lost = lost_names(history, {name: index for name, (index, _, _) in queries.items()})
     places = [(index, item) for index, items in enumerate(tasks) for item in items]
     question = ["winners of lost queries", run.settings, run.tags.get("ctvr.presets", ""), stream.digest, chain]
-    winners = memo.remembered(question, lambda: _winners(run, execution, stream, queries, lost))
+    rows = {name: row for row, name in enumerate(queries)}
+    asked = [(index, text) for index, _, text in queries.values()]
+    winners = memo.remembered(
+        question, lambda: _winners(run, execution, stream, asked, [rows[name] for name in lost]), of_commits=True
+    )
     listed = []
     for name, place in zip(lost, winners):
         task, item, text = queries[name]
@@ -229,25 +233,21 @@ def _memory(label: str, run: RunRecord, stream: Stream | None, execution: Execut
 
 
 def _winners(
-    run: RunRecord,
-    execution: ExecutionConfig,
-    stream: Stream,
-    queries: Mapping[str, tuple[int, Item, str]],
-    lost: Sequence[str],
+    run: RunRecord, execution: ExecutionConfig, stream: Stream, queries: Sequence[tuple[int, str]], lost: Sequence[int]
 ) -> list[int]:
-    """Return the number of the video that the trained model ranks first, for each lost query."""
-    from ctvr.orchestrator.jobs.load_model import load  # imports torch
+    """Return the number of the video that the model ranks first for each lost query; `queries`: (task, text)."""
+    if not lost:
+        return []
+    from ctvr.orchestrator.jobs.load_model import load_task  # imports torch
     from ctvr.orchestrator.learning.protocols import protocol_of  # imports torch
 
-    model = load(run.run_id, execution)
+    model = load_task(run, execution, stream, len(stream.tasks))
+    # Normalised scores of a query depend on the other queries; else only the lost ones are encoded
+    chosen = range(len(queries)) if model.trained.method.declared.normalizes_scores else lost
     blocks = model.gallery()
-    scores = model.scores([text for _, _, text in queries.values()], blocks)
-    rows = {name: row for row, name in enumerate(queries)}
+    scores = dict(zip(chosen, model.scores([queries[row][1] for row in chosen], blocks)))
     of = [index for index, block in enumerate(blocks) for _ in block.items]
-    winners = []
-    for name in lost:
-        row = scores[rows[name]].clone()
-        if protocol_of(stream).kind == "cvlm":  # the gallery of a query is its own task
-            row[[place for place, index in enumerate(of) if index != queries[name][0]]] = -float("inf")
-        winners.append(int(row.argmax()))
-    return winners
+    if protocol_of(stream).kind == "cvlm":  # the gallery of a query is its own task
+        for row in lost:
+            scores[row][[place for place, index in enumerate(of) if index != queries[row][0]]] = -float("inf")
+    return [int(scores[row].argmax()) for row in lost]

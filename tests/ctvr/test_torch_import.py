@@ -51,6 +51,13 @@ def test_the_process_comes_back_after_an_import_that_fails(tmp_path):
     assert done.stdout == f"no libtorch {tmp_path}\n", done.stderr
 
 
+def test_an_import_runs_without_garbage_collection_which_is_then_as_before(tmp_path):
+    (tmp_path / "torch.py").write_text("import gc\nprint(gc.isenabled())")
+    (tmp_path / "open_clip.py").write_text("import torch, gc\nprint(gc.isenabled())")
+    done = in_folder(tmp_path, "import gc, ctvr, open_clip\nprint(gc.isenabled())", str(tmp_path))
+    assert done.stdout.split() == ["False", "False", "True"], done.stderr
+
+
 @pytest.mark.slow
 def test_a_library_in_the_current_folder_is_not_loaded(tmp_path):
     if not (compiler := shutil.which("cc")):

@@ -78,3 +78,15 @@ def test_the_shells_command_keeps_answers_and_a_call_from_python_does_not(monkey
     main.main()
     assert memo._is_enabled
     assert Path(memo._folder()).parent.name == "answers"
+
+
+def test_an_answer_about_commits_outlives_other_sources_and_is_not_removed(calls, monkeypatch):
+    ask_of_commits = lambda: memo.remembered(["f"], lambda: calls.append(1) or 7, of_commits=True)
+    assert ask_of_commits() == 7
+    for number in range(memo.KEPT + 2):
+        memo._state.cache_clear()
+        monkeypatch.setattr(memo, "source_digest", lambda number=number: str(number))
+        ask([], ["g"], number)
+    assert ask_of_commits() == 7
+    assert len(calls) == 1
+    memo._state.cache_clear()
