@@ -26,24 +26,24 @@ def rebuild(execution: ExecutionConfig) -> str:
         ConfigError: if the runs folder has no event log.
         StoreError: if MLflow does not accept the records.
     """
-    ledger = EventLog(execution.runs.resolve() / EVENTS)
-    logged = ledger.runs()
-    if not logged and not ledger.bad:
+    event_log = EventLog(execution.runs.resolve() / EVENTS)
+    logged = event_log.runs()
+    if not logged and not event_log.bad:
         raise ConfigError(
-            f"rebuild: {ledger.folder} has no event log. Give the folder of earlier runs by --runs; runs of versions "
-            "without an event log cannot be rebuilt."
+            f"rebuild: {event_log.folder} has no event log. Give the folder of earlier runs by --runs; runs of "
+            "versions without an event log cannot be rebuilt."
         )
     say(f"rebuild: {len(logged)} runs")
     tracker = execution.tracker()
-    runs = tracker.resend(logged, ledger.bad)
+    runs = tracker.resend(logged, event_log.bad)
     committed = 0
     for run_id, tags in runs.items():
         if rows := _committed(execution, tags):
             tracker.add_rows(run_id, rows)
             committed += 1
-    for line in ledger.bad[:SHOWN]:
+    for line in event_log.bad[:SHOWN]:
         say(f"rebuild: {line}; skipped")
-    passed = f"; {len(ledger.bad)} lines were skipped and remain in {ledger.folder}" if ledger.bad else ""
+    passed = f"; {len(event_log.bad)} lines were skipped and remain in {event_log.folder}" if event_log.bad else ""
     rebuilt = f"rebuilt {len(runs)} runs in {tracker.uri.split('@')[-1]}"
     return f"{rebuilt}, {committed} of them completed from their commits{passed}"
 

@@ -53,7 +53,7 @@ class Subject:
             raise ConfigError(
                 f"check-method: {name} is for {what}, but the checks use captions and videos. Name another method."
             )
-        words = {"data.num_frames": FRAMES, **(settings or {}), "method": name, "stream": "conform"}
+        words = {"data.num_frames": FRAMES, **(settings or {}), "method": name, "stream": "noise"}
         return cls(resolve(words, presets=presets))
 
     def make(self) -> Method:

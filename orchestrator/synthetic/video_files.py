@@ -45,7 +45,7 @@ MAX_WORKERS = 8
 
 
 @dataclass(frozen=True)
-class Film:
+class VideoFormat:
     """Format of a stream's files."""
 
     frames: int = FRAMES
@@ -114,7 +114,11 @@ def write_textured(file: Path, seconds: int, rate: int = 25) -> Path:
 
 
 def render_files(
-    folder: Path, clips: Sequence[Clip], workers: int | None = None, progress: bool = True, film: Film | None = None
+    folder: Path,
+    clips: Sequence[Clip],
+    workers: int | None = None,
+    progress: bool = True,
+    video_format: VideoFormat | None = None,
 ) -> str:
     """Ensure that the folder contains every clip undamaged; return the digest of all pixels.
 
@@ -123,7 +127,7 @@ def render_files(
         clips: its clips.
         workers: rendering processes; default: the cores available to this process, at most 8. 1: only this process.
         progress: show a progress bar on stderr while rendering.
-        film: format of the files; default: `Film()`.
+        video_format: of the files; default: `VideoFormat()`.
 
     Raises:
         ConfigError: if the folder cannot be written.
@@ -132,7 +136,7 @@ def render_files(
         for parent in {(folder / clip.path).parent for clip in clips}:
             parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
-            return _render_files(folder, clips, workers, progress, film or Film())
+            return _render_files(folder, clips, workers, progress, video_format or VideoFormat())
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
@@ -140,7 +144,9 @@ def render_files(
         ) from error
 
 
-def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, progress: bool, film: Film) -> str:
+def _render_files(
+    folder: Path, clips: Sequence[Clip], workers: int | None, progress: bool, video_format: VideoFormat
+) -> str:
     plan = hashlib.sha256(repr(clips).encode()).hexdigest()
     known = _read_records(folder / "digest.json", plan)
     records = {c.path: known[c.path] for c in clips if c.path in known and _is_whole(folder, c, known[c.path])}
@@ -148,7 +154,7 @@ def _render_files(folder: Path, clips: Sequence[Clip], workers: int | None, prog
     if known and missing:
         log.warning("%s: %d of %d videos missing or damaged, rendering them again", folder, len(missing), len(clips))
     if missing:
-        for clip, record in zip(missing, _render_all(folder, missing, workers, progress, film)):
+        for clip, record in zip(missing, _render_all(folder, missing, workers, progress, video_format)):
             records[clip.path] = record
     digest = hashlib.sha256("".join(records[clip.path].pixels for clip in clips).encode()).hexdigest()
     if missing:
@@ -183,23 +189,27 @@ def _is_whole(folder: Path, clip: Clip, record: Rendered) -> bool:
         return False
 
 
-def _render_all(folder: Path, clips: list[Clip], workers: int | None, progress: bool, film: Film) -> list[Rendered]:
+def _render_all(
+    folder: Path, clips: list[Clip], workers: int | None, progress: bool, video_format: VideoFormat
+) -> list[Rendered]:
     workers = min(workers or _default_workers(), len(clips) // 16 + 1)
     with tqdm(total=len(clips), desc=f"rendering {folder.name}", unit="video", disable=not progress) as bar:
         if workers > 1:
             try:
-                return list(_in_processes(folder, clips, workers, bar, film))
+                return list(_in_processes(folder, clips, workers, bar, video_format))
             except BrokenProcessPool:
                 log.warning("processes for rendering cannot be started here; rendering in this one")
                 bar.reset()
-        return [_counted(render_one(folder, clip, film), bar) for clip in clips]
+        return [_counted(render_one(folder, clip, video_format), bar) for clip in clips]
 
 
-def _in_processes(folder: Path, clips: list[Clip], workers: int, bar: tqdm, film: Film) -> Iterator[Rendered]:
+def _in_processes(
+    folder: Path, clips: list[Clip], workers: int, bar: tqdm, video_format: VideoFormat
+) -> Iterator[Rendered]:
     context = multiprocessing.get_context("spawn")
     with safe_children(), ProcessPoolExecutor(workers, mp_context=context) as pool:
         with _without_script():  # all children are started here
-            records = pool.map(partial(render_one, folder, film=film), clips, chunksize=8)
+            records = pool.map(partial(render_one, folder, video_format=video_format), clips, chunksize=8)
         for record in records:
             yield _counted(record, bar)
 
@@ -224,10 +234,10 @@ def _counted(record: Rendered, bar: tqdm) -> Rendered:
     return record
 
 
-def render_one(folder: Path, clip: Clip, film: Film) -> Rendered:
+def render_one(folder: Path, clip: Clip, video_format: VideoFormat) -> Rendered:
     """Render, encode and write one clip."""
-    frames = clip.scene.render(clip.backward, film.frames, film.size)
-    content = encode(frames, film.fps, film.options())
+    frames = clip.scene.render(clip.backward, video_format.frames, video_format.size)
+    content = encode(frames, video_format.fps, video_format.options())
     publish(folder / clip.path, content)
     return Rendered(hashlib.sha256(content).hexdigest(), hashlib.sha256(frames.tobytes()).hexdigest())
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ctvr.orchestrator.config import build, suggest
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.synthetic.video_files import Clip, Film, render_files
+from ctvr.orchestrator.synthetic.video_files import Clip, VideoFormat, render_files
 from ctvr.orchestrator.synthetic.worlds import NAMES, Dials, Scene, caption, draw_scene
 
 VERSION = 1  # raise it whenever pixels or captions change
@@ -26,7 +26,7 @@ TOGETHER = 5  # worlds of a folder
 SPLITS = ("train", "val", "test")
 DRAWN = {"test": (1, 80), "val": (2, 40), "train": (0, 480)}  # in drawing order: key in the seeds, clips of a task
 DEFAULT = Dials()
-FILM = Film(frames=4, size=64, fps=4, intra=True)
+FORMAT = VideoFormat(frames=4, size=64, fps=4, intra=True)
 SETTINGS: dict[str, Any] = {
     "backbone.name": "tiny-clip-stem",
     "backbone.weights": "shipped",
@@ -92,7 +92,7 @@ def render_worlds(
     plans = [plan(index, dials, seed) for index in range(num_tasks)]
     for start in range(0, num_tasks, TOGETHER) if videos else ():
         clips = [clip for made in plans[start : start + TOGETHER] for _, clip, _ in made]
-        render_files(folder / _part(start), clips, film=FILM)
+        render_files(folder / _part(start), clips, video_format=FORMAT)
     tasks = []
     for index, made in enumerate(plans):
         base = f"{folder.name}/{_part(index)}"

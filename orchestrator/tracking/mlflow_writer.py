@@ -38,8 +38,8 @@ REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"} 
 class Sender:
     """Sends messages to the MLflow store at `uri`; its methods raise MLflow's errors."""
 
-    def __init__(self, uri: str, outbox: Outbox, ledger: EventLog) -> None:
-        self.uri, self.outbox, self.ledger = uri, outbox, ledger
+    def __init__(self, uri: str, outbox: Outbox, event_log: EventLog) -> None:
+        self.uri, self.outbox, self.event_log = uri, outbox, event_log
         self.opened: dict[str, str] = {}  # offline id -> run id
         self._unopened: set[str] = set()  # offline ids whose opening was refused permanently
         self._client: MlflowClient | None = None
@@ -176,7 +176,7 @@ class Sender:
         if message["parent"] == offline:
             raise BadRecord("names itself as its sweep")
         parent = message["parent"] and self.real(message["parent"])
-        with self.ledger.hold_lock(offline):
+        with self.event_log.hold_lock(offline):
             run_id = self._open_now(message["stream"], message["name"], message["settings"], parent, message["tags"])
         self.opened[offline] = run_id
         if self.outbox.has(offline):  # its other messages need this id

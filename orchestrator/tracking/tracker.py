@@ -73,8 +73,8 @@ class Tracker:
     def __init__(self, uri: str, runs: Path) -> None:
         self.uri, self.runs = uri, Path(runs)
         self.outbox = Outbox(self.runs / "outbox")
-        self.ledger = EventLog(self.runs / EVENTS)
-        self._sender = Sender(uri, self.outbox, self.ledger)
+        self.event_log = EventLog(self.runs / EVENTS)
+        self._sender = Sender(uri, self.outbox, self.event_log)
         self._reader = RunReader(uri, self._sender)
         self._courier = OutboxSender(
             self.outbox, self._sender.send, is_refusal, lambda e: f"{redact(uri)}: {reason(e)}"
@@ -210,7 +210,7 @@ class Tracker:
         def judge(name: str, message: Message, error: Exception) -> None:
             if not is_refusal(error) and type(error) is not LookupError:  # LookupError: its sweep was never logged
                 raise StoreError(f"tracking {self.uri}: {reason(error)}. Run it again: existing data stays.") from error
-            bad.append(f"{self.ledger.folder / name}.jsonl: a record ({message['op']}) is refused: {reason(error)}")
+            bad.append(f"{self.event_log.folder / name}.jsonl: a record ({message['op']}) is refused: {reason(error)}")
 
         return dict(replay(runs, self._sender.send, self._sender.opened, judge).values())
 
@@ -299,12 +299,12 @@ class Tracker:
         }
         self._tell(offline, message)
         run_id = self._sender.opened.get(offline) or self.outbox.server_id(offline) or offline
-        self.ledger.record_alias(offline, run_id)
+        self.event_log.record_alias(offline, run_id)
         return run_id
 
     def _tell(self, run_id: str, message: Message, now: bool = False) -> None:
         message = without_secrets(message)
-        self.ledger.add(run_id, message)
+        self.event_log.add(run_id, message)
         self._courier.deliver(run_id, message, now)
 
 

@@ -202,7 +202,7 @@ def decoding(root: Path, is_toy: bool) -> HotPath:
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
 
-    items = load_stream(render_few(root / "films", 2 if is_toy else 16), root).items(0, "train")
+    items = load_stream(render_few(root / "videos", 2 if is_toy else 16), root).items(0, "train")
     sampling = Sampling(num_frames=12, size=224)
 
     def by(name: str) -> Work:

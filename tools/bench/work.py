@@ -90,7 +90,7 @@ def render_few(root: Path, per_split: int) -> Path:
     from ctvr.orchestrator.synthetic.scenes import CATEGORIES, draw_scene
     from ctvr.orchestrator.synthetic.video_files import Clip, render_files
 
-    films, tasks = [], []
+    clips, tasks = [], []
     for index in range(2):
         name = CATEGORIES[index].name
         task: dict[str, Any] = {"name": f"task_{index + 1:02d}", "categories": [name], "train": [], "val": []}
@@ -98,12 +98,12 @@ def render_few(root: Path, per_split: int) -> Path:
         for number in range(2 * per_split):
             split = "train" if number < per_split else "test"
             scene = draw_scene(index, np.random.default_rng([index, number]))
-            film = Clip(f"{split}/{name}_{number}.mp4", scene, False)
-            films.append(film)
-            item = {"video": f"{name}_{number}", "path": film.path, "category": name}
+            clip = Clip(f"{split}/{name}_{number}.mp4", scene, False)
+            clips.append(clip)
+            item = {"video": f"{name}_{number}", "path": clip.path, "category": name}
             task[split].append({**item, "captions": [f"{scene.captions[False]} {number}"]})
         tasks.append(task)
-    render_files(root, films, 1, False)
+    render_files(root, clips, 1, False)
     out = root / "few.json"
     write_manifest({"format": 1, "name": "few", "protocol": "ctvr", "settings": {}, "tasks": tasks}, out)
     return out

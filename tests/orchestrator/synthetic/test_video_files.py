@@ -54,7 +54,9 @@ def test_missing_and_damaged_files_are_made_again_and_only_those(tmp_path, clips
     (tmp_path / clips[2].path).write_bytes(b"half a vid")
     rendered, render_one = [], shapes_files.render_one
     monkeypatch.setattr(
-        shapes_files, "render_one", lambda f, c, film: (rendered.append(c.path), render_one(f, c, film))[1]
+        shapes_files,
+        "render_one",
+        lambda f, c, video_format: (rendered.append(c.path), render_one(f, c, video_format))[1],
     )
     assert render_files(tmp_path, clips, workers=1, progress=False) == digest
     assert rendered == [clips[0].path, clips[2].path]

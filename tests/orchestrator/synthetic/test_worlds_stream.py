@@ -130,16 +130,16 @@ def test_the_quick_stream_is_worlds_5_with_fewer_pairs_and_its_own_settings(tmp_
 
 @pytest.mark.parametrize("settings", [worlds_stream.SETTINGS, worlds_stream.QUICK_SETTINGS])
 def test_the_recommended_frames_are_the_same_of_both_twins(settings):
-    film, rule = worlds_stream.FILM, settings.get("data.sampling", "segments")
-    chosen = choose_frames(np.arange(film.frames) / film.fps, settings["data.num_frames"], rule=rule)
-    assert {film.frames - 1 - number for number in chosen} == set(chosen)  # not 0 and 2, reversed 3 and 1
+    made, rule = worlds_stream.FORMAT, settings.get("data.sampling", "segments")
+    chosen = choose_frames(np.arange(made.frames) / made.fps, settings["data.num_frames"], rule=rule)
+    assert {made.frames - 1 - number for number in chosen} == set(chosen)  # not 0 and 2, reversed 3 and 1
 
 
 def test_twins_hold_the_same_frames_after_decoding(tmp_path):
     av = pytest.importorskip("av")
     clips = [clip for split, clip, item in worlds_stream.plan(0, SMALL, 0) if split == "test" and item["twin"]][:2]
-    digest = video_files.render_files(tmp_path / "a", clips, 1, False, worlds_stream.FILM)
-    assert video_files.render_files(tmp_path / "b", clips, 1, False, worlds_stream.FILM) == digest
+    digest = video_files.render_files(tmp_path / "a", clips, 1, False, worlds_stream.FORMAT)
+    assert video_files.render_files(tmp_path / "b", clips, 1, False, worlds_stream.FORMAT) == digest
     shown = []
     for clip in clips:
         with av.open(str(tmp_path / "a" / clip.path)) as video:

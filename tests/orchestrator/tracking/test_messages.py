@@ -104,17 +104,17 @@ def test_one_bad_line_that_was_told_costs_that_line_only(tmp_path, kind):
     good = [json.dumps(message).encode() for message in (OPEN, METRICS, CLOSE)]
     file = tmp_path / "offline-1.jsonl"
     file.write_bytes(b"\n".join([good[0], LINES[kind], *good[1:]]) + b"\n")
-    ledger = EventLog(tmp_path)
-    assert ledger.runs() == [({"offline-1"}, [OPEN, METRICS, CLOSE])]
-    (said,) = ledger.bad
+    event_log = EventLog(tmp_path)
+    assert event_log.runs() == [({"offline-1"}, [OPEN, METRICS, CLOSE])]
+    (said,) = event_log.bad
     assert said.startswith(f"{file}: line 2 ")
 
 
 def test_a_run_without_its_opening_line_is_reported(tmp_path):
     (tmp_path / "offline-1.jsonl").write_text(f"{json.dumps(OPEN)[:30]}\n{json.dumps(METRICS)}\n")
-    ledger = EventLog(tmp_path)
-    assert ledger.runs() == [({"offline-1"}, [METRICS])]
-    assert ledger.bad == [
+    event_log = EventLog(tmp_path)
+    assert event_log.runs() == [({"offline-1"}, [METRICS])]
+    assert event_log.bad == [
         f"{tmp_path}/offline-1.jsonl: line 1 is not a line of JSON",
         f"{tmp_path}/offline-1.jsonl: no line opens this run, so it cannot be rebuilt",
     ]
@@ -124,10 +124,10 @@ def test_a_log_that_is_far_too_large_is_named_and_the_others_are_read(tmp_path):
     (tmp_path / "offline-1.jsonl").write_text(f"{json.dumps(OPEN)}\n")
     (tmp_path / "offline-2.jsonl").touch()
     os.truncate(tmp_path / "offline-2.jsonl", 1 << 40)
-    ledger = EventLog(tmp_path)
-    assert ledger.runs() == [({"offline-1"}, [OPEN])]
+    event_log = EventLog(tmp_path)
+    assert event_log.runs() == [({"offline-1"}, [OPEN])]
     large = f"{tmp_path}/offline-2.jsonl: is larger than 1024 MB. Check the path. Its run is left out."
-    assert ledger.bad == [large]
+    assert event_log.bad == [large]
 
 
 def test_files_that_are_none_of_ours_stop_nothing(tmp_path):

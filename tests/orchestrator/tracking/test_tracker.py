@@ -286,7 +286,7 @@ def test_records_of_a_run_whose_opening_is_damaged_do_not_wait_forever(tracker, 
     assert other.flush() == (0, 0)
     assert other.find_runs(sweep=f"damaged-{damaged}") == []
     bad: list[str] = []
-    other.resend(other.ledger.runs(), bad)
+    other.resend(other.event_log.runs(), bad)
     assert bad == []
     (record,) = other.find_runs(sweep=f"damaged-{damaged}")
     assert record.metrics["stream/t2v/r1"] == [(1, 50.0)]
