@@ -285,16 +285,16 @@ def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -
     if isinstance(parts, list) and len(parts) > 1 and all(_converts(hint, part) for part in parts):
         listed = f"{name}={as_text(parts)}"
         got = f"(got {as_text(value)!r:.200})"
-        if hint is float and isinstance(value, str) and (point := likely_number(value)):
-            got += f". With a decimal point: {name}={point}"
+        if isinstance(value, str) and _converts(hint, number := likely_number(value, hint is int)):
+            got += f". {'As one number' if hint is int else 'With a decimal point'}: {name}={number}"
         each = "Give one in each run." if name == "seed" else f"Run each: ctvr sweep --vary {listed}"
         return f"{name}: takes one value, not {len(parts)} {got}. {each}"
     said = f"{name}: is not {_described(hint)} (got {value!r:.200})."
-    tidy = value.strip(" .,;'\"`[](){}\u2018\u2019\u201c\u201d") if isinstance(value, str) else ""
+    tidy = value.strip(" =.,;'\"`[](){}\u2018\u2019\u201c\u201d") if isinstance(value, str) else ""
     if literals := _literals(hint):
         better: Any = closest(str(value), map(str, literals)) or default
     else:
-        meant = (tidy, likely_number(value)) if isinstance(value, str) else ()
+        meant = (tidy, likely_number(tidy, hint is int)) if tidy else ()
         better = next((each for each in meant if each and _converts(hint, each)), default)
     is_example = dotted and better not in ("", None, dataclasses.MISSING)
     return f"{said} Write {name}={as_text(better)}." if is_example else said

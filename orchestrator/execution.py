@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.store.store import Store
     from ctvr.orchestrator.streams.stream import Stream
     from ctvr.orchestrator.tracking.run_record import RunRecord
+
+_ADDRESS = re.compile(r"auto|local|(ray://)?([^/:\s]+|\[[\da-fA-F:]+\]):\d+")  # of a Ray cluster
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,11 @@ class ExecutionConfig:
             raise ConfigError(
                 f"--worker-timeout-hours: must be > 0 and <= 10000, got {self.worker_timeout_hours:g}. Write 24."
             )
+        if self.address and not _ADDRESS.fullmatch(self.address):
+            raise ConfigError(
+                f"--address: {self.address!r:.200} is not the address of a Ray cluster. Write auto, local, HOST:6379 "
+                "or ray://HOST:10001."
+            )
         gpus = self.gpus_per_trial or 0.0
         if gpus < 0:
             raise ConfigError(f"--gpus-per-trial: must be >= 0, got {gpus:g}. Write 0 to train on CPUs.")
@@ -143,6 +151,10 @@ class ExecutionConfig:
                 f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; a share > 1 must be "
                 "a whole number. Change --gpus-per-trial or --workers."
             )
+        for option, place in (("--store", self.store), ("--storage", self.ray_storage or "")):
+            if scheme := re.match("([a-z][a-z0-9+]+):/?(?!/)", place):  # else a folder called s3: is created
+                fixed = f"{scheme[1]}://{place[scheme.end() :]}"
+                raise ConfigError(f"{option} {place}: is neither a folder nor a URI. Write {fixed}.")
         if self.ray_storage and redact(self.ray_storage, {}) != self.ray_storage:
             raise ConfigError(
                 "--storage: contains a password. Remove it, and set AWS_* variables on every node instead."
@@ -162,7 +174,7 @@ class ExecutionConfig:
 
 def absolute(place: str) -> str:
     """Return the absolute path of a folder; a URI is returned unchanged."""
-    return place if not place or "://" in place else str(Path(place).resolve())
+    return place if not place or "://" in place else str(Path(place).expanduser().resolve())
 
 
 def find_manifest(text: str) -> str:

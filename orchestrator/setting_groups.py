@@ -6,9 +6,10 @@ A group is a field that holds one of several dataclasses, its variants; the sett
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"))
@@ -48,12 +49,47 @@ def settings_called(last: str, cls: type[Any], values: Mapping[str, Any]) -> lis
     return found
 
 
-def likely_number(text: str) -> str:
-    """Return the number that was probably meant by `1e–5`, `10^-5`, `5%`, `0,5` or `2epochs`, else an empty text."""
-    plain = unicodedata.normalize("NFKC", text).translate(_DASHES).replace("10^", "1e").strip(" .;'\"")
+def likely_number(text: str, is_whole: bool = False, unit: str = "") -> str:
+    """Return the number that was probably meant by `1e–5`, `1x10^-5`, `5%`, `0,5`, `16k`, `1e3`, else an empty text.
+
+    Args:
+        text: as typed.
+        is_whole: a whole number is asked for: `1,000` is a thousand.
+        unit: the unit of the number, `DAYS` or `HOURS`: `2weeks` is 14 days, `90min` and `1:30` are 1.5 hours.
+    """
+    plain = unicodedata.normalize("NFKC", text).translate(_DASHES).strip(" .;'\"")
     plain = "".join(str(unicodedata.digit(each, each)) for each in plain)  # digits of other scripts
-    found = re.fullmatch(r"([-+]?\d*[.,]?\d+(?:e[-+]?\d+)?)\s*(%|(?!e$)[a-z]*)", plain, re.IGNORECASE)
+    plain = re.sub(r"(?<=\d)\s*[*x\u00b7\u00d7\u22c5]\s*10\^?(?=[-+]?\d)", "e", plain).replace("10^", "1e")
+    for pattern, meant in _NOTATIONS:
+        if found := re.fullmatch(pattern, plain):
+            return _as_number(meant(*map(int, found.groups())), is_whole)
+    if is_whole and re.fullmatch(r"[1-9]\d{0,2}([,' ]\d{3})+", plain):
+        return re.sub(r"\D", "", plain)
+    if unit and (parts := _DURATION.fullmatch(plain)) and any(parts.groups()):
+        hours = sum(float(part) * length for part, length in zip(parts.groups("0"), (168, 24, 1, 1 / 60)))
+        return _as_number(hours / _HOURS[unit], is_whole) if unit in _HOURS else ""
+    found = re.fullmatch(r"~?([-+]?\d*[.,]?\d+(?:e[-+]?\d+)?)\s*(%|(?!e$)[a-z]*)", plain, re.IGNORECASE)
     if not found:
         return ""
-    number = found[1].replace(",", ".")
-    return f"{float(number) / 100:g}" if found[2] == "%" else number
+    number, factor = found[1].replace(",", "."), _SUFFIXES.get(found[2], 1.0)
+    is_written_so = factor == 1 and not (is_whole and re.search("[.e]", number, re.IGNORECASE))
+    return number if is_written_so else _as_number(float(number) * factor, is_whole)
+
+
+_SUFFIXES = {"%": 0.01, "k": 1e3, "K": 1e3, "M": 1e6}
+_HOURS = {"HOURS": 1.0, "DAYS": 24.0}
+_DURATION = re.compile(
+    r"(?:(\d+) ?w(?:eeks?)?)? ?(?:(\d+) ?d(?:ays?)?)? ?"
+    r"(?:(\d+) ?(?:h(?:ours?|rs?)?|:))? ?(?:(\d+) ?(?:m(?:in(?:ute)?s?)?)?)?",
+    re.IGNORECASE,
+)
+_NOTATIONS: tuple[tuple[str, Callable[..., float]], ...] = (
+    (r"(\d{1,3})(?:\^|\*\*)(\d{1,2})", lambda base, power: base**power),
+    (r"(\d{1,9})[/\u2044]([1-9]\d{0,8})", lambda over, under: over / under),
+)
+
+
+def _as_number(value: float, is_whole: bool) -> str:
+    if not math.isfinite(value) or (is_whole and not float(value).is_integer()):
+        return ""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"

@@ -12,6 +12,7 @@ import importlib.metadata
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -86,10 +87,10 @@ class Parser(argparse.ArgumentParser):
                 return parser, at
             if word not in choices:
                 meant = (SYNONYMS.get(word, "") if parser is self else "") or closest(word, choices)
-                given = [meant, *words[at + 1 :]]
+                given = [*meant.split(), *words[at + 1 :]]
                 if not meant and words[:at] == ["runs"] and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
                     meant, given = "show", ["show", *words[at:]]
-                line = " ".join(["ctvr", *words[:at], *given])
+                line = shlex.join(["ctvr", *words[:at], *given])
                 every = f"`{parser.prog} --help` lists them."
                 kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
                 raise ConfigError(f"{word}: no such {kind}. " + (f"Write: {line}" if meant else every))

@@ -72,7 +72,10 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
     given = _joined(arguments.overrides, found)
     for at, word in enumerate(given):
         is_value = at > 0 and "=" not in word and _SETTING.fullmatch(given[at - 1])
-        if "=" in word:
+        if re.fullmatch(r"[\w.]+=\S+(\s+[\w.]+=\S+)+", word):
+            parts = tuple(word.split())
+            found.append(Mistake(f"{word!r}: is several settings in quotes. Write {' '.join(parts)}.", (word,), parts))
+        elif "=" in word:
             rest.append(word)
         elif is_value:
             continue
@@ -247,7 +250,12 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
         first = min(refused, key=text.index, default=None)
         remedy = _REMEDY.search(text)
         if first is None:
-            found.append(Mistake(text))
+            named = [name for name, value in kept.items() if f"{value!r}" in text]
+            close = re.search(r"Did you mean '?([\w@.-]+?)'?\?", text)
+            if close and len(named) == 1:  # `method.base=Clip4Clip`
+                found.append(Mistake(text, (f"{named[0]}={kept[named[0]]}",), (f"{named[0]}={close[1]}",)))
+            else:
+                found.append(Mistake(text))
             break
         value, name = kept.pop(first), typed[first]
         mistake = Mistake(text, (f"{name}={value}",), (remedy[1],) if remedy else None)

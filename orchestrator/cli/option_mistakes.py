@@ -10,9 +10,11 @@ from typing import Any
 
 from ctvr.orchestrator.cli.mistakes import Mistake
 from ctvr.orchestrator.config import closest
+from ctvr.orchestrator.setting_groups import likely_number
 
 _NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
 UNKNOWN = "{}: no such option. `--help` lists the options of this command."
+UNITS = {"DAYS": "30", "HOURS": "2"}  # unit of a number -> an example
 KINDS: dict[Any, tuple[str, str]] = {int: ("a whole number", "3"), float: ("a number", "0.5")}
 
 
@@ -30,8 +32,9 @@ def check_options(
         known: returns all settings of the command; called only for an unknown option.
         others: the parsers of all commands by name, of which one may have an unknown option.
     """
-    found: list[Mistake] = []
+    found, words = _with_hyphens(words)
     kept: list[str] = []
+    given = dict[str, str]()
     place = 0
     while place < len(words):
         word = words[place]
@@ -46,6 +49,7 @@ def check_options(
             size, mistake = _check_option(parser, word, following, known)
             name = word.partition("=")[0]
             owners = [command for command, other in others.items() if name in other._option_string_actions]
+            mistake = mistake or _repeated(parser, words[place : place + size], given)
             if mistake and owners and mistake.text == UNKNOWN.format(name):
                 said = f"{name}: is an option of ctvr {', ctvr '.join(owners[:3])}, not of this command. Omit it."
                 mistake = replace(mistake, text=said)
@@ -55,6 +59,29 @@ def check_options(
             found.append(mistake)
         place += size
     return found, kept
+
+
+def _with_hyphens(words: Sequence[str]) -> tuple[list[Mistake], list[str]]:
+    """Return the mistakes of options that begin with a long dash, as pasted from a document, and all words without."""
+    found, kept = list[Mistake](), list[str]()
+    for word in words:
+        dashes = re.match("-*[\u2010-\u2014\u2212]-*(?=[a-z])", word)
+        kept.append(f"--{word[dashes.end() :]}" if dashes else word)
+        if dashes:
+            found.append(Mistake(f"{word}: begins with a long dash. Write {kept[-1]}.", (word,), (kept[-1],)))
+    return found, kept
+
+
+def _repeated(parser: argparse.ArgumentParser, words: Sequence[str], given: dict[str, str]) -> Mistake | None:
+    """Return the mistake of an option that has another value already; `given`: option -> value so far."""
+    name, equals, inline = words[0].partition("=")
+    action = parser._option_string_actions.get(name)
+    if type(action) is not argparse._StoreAction or action.nargs is not None:
+        return None
+    value = inline if equals else words[1]
+    if (first := given.setdefault(name, value)) != value:
+        return Mistake(f"{name}: given twice, as {first!r} and {value!r}. Keep one of them.")
+    return None
 
 
 def _check_option(
@@ -84,19 +111,25 @@ def _check_option(
     example = f"{name} {_example(action)}"
     if value is None:
         return 1, Mistake(f"{name}: has no value. Write {example}.")
-    return size, _check_value(action, name, value, example)
+    old = (word,) if equals else (name, value)
+    return size, _check_value(action, name, value, example, old)
 
 
-def _check_value(action: argparse.Action, name: str, value: str, example: str) -> Mistake | None:
+def _check_value(action: argparse.Action, name: str, value: str, example: str, old: tuple[str, ...]) -> Mistake | None:
+    """Return the mistake in an option's value; `old`: the arguments that give it."""
     if action.choices is not None and value not in action.choices:
         names = [str(each) for each in action.choices]
-        meant = closest(value, names) or names[0]
-        return Mistake(f"{name}: is not one of {', '.join(names)} (got {value!r:.80}). Write {name} {meant}.")
+        meant = closest(value, names)
+        text = f"{name}: is not one of {', '.join(names)} (got {value!r:.80}). Write {name} {meant or names[0]}."
+        return Mistake(text, old, (name, meant) if meant else None)
     try:
         action.type(value) if callable(action.type) else None
     except (ValueError, TypeError, argparse.ArgumentTypeError):
-        what = KINDS.get(action.type, ("a valid value", ""))[0]
-        return Mistake(f"{name}: is not {what} (got {value!r:.80}). Write {example}.")
+        what, unit = KINDS.get(action.type, ("a valid value", ""))[0], str(action.metavar or "")
+        number = likely_number(value, action.type is int, unit) if action.type in KINDS else ""
+        said = f"{name}: is not {what}{f' of {unit.lower()}' * (unit in UNITS)} (got {value!r:.80})."
+        new = (name, number) if number else None
+        return Mistake(f"{said} Write {' '.join(new) if new else example}.", old, new)
     return None
 
 
@@ -104,8 +137,8 @@ def _example(action: argparse.Action) -> str:
     if action.choices is not None:
         return str(next(iter(action.choices)))
     default = action.default if isinstance(action.default, (int, float)) else None
-    kind = KINDS.get(action.type)
-    return f"{default:g}" if default is not None else kind[1] if kind else str(action.metavar or action.dest.upper())
+    kind, name = KINDS.get(action.type), str(action.metavar or action.dest.upper())
+    return f"{default:g}" if default is not None else UNITS.get(name, kind[1]) if kind else name
 
 
 def _unknown_option(

@@ -16,6 +16,14 @@ from ctvr.orchestrator.sweeps.settings_file import read_settings
 from ctvr.orchestrator.sweeps.trust import trust_config, trust_named, trust_typed
 
 
+def user_path(text: str) -> Path:
+    """Return a path with `~` expanded: a shell leaves that of `--runs=~/runs` as it is."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # an unknown user
+        raise ValueError from error
+
+
 def add_execution_options(
     parser: argparse.ArgumentParser, resources: bool = False, folders: Sequence[str] = ("runs", "store", "videos")
 ) -> None:
@@ -23,7 +31,7 @@ def add_execution_options(
     runs, store, videos = (os.environ.get(f"CTVR_{name}") or "" for name in ("RUNS", "STORE", "VIDEOS"))
     options: dict[str, dict[str, Any]] = {
         "runs": {
-            "type": Path,
+            "type": user_path,
             "default": Path(runs or "runs"),
             "metavar": "FOLDER",
             "help": "runs folder, for everything written (default: %(default)s)",
@@ -34,7 +42,7 @@ def add_execution_options(
             "help": "object store of frames and commits, a folder or s3://bucket/prefix (default: RUNS/store)",
         },
         "videos": {
-            "type": Path,
+            "type": user_path,
             "default": Path(videos) if videos else None,
             "metavar": "FOLDER",
             "help": "folder of the stream's videos (default: the manifest's)",
@@ -176,7 +184,10 @@ def add_settings(
     """Add presets, a file of settings, and settings; `names` are those that the command takes before them."""
     parser.add_argument("--preset", default="", metavar="PRESETS", help=f"{preset}; comma-separated")
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file of settings; settings on the command line override it"
+        "--config",
+        type=user_path,
+        metavar="FILE",
+        help="YAML file of settings; settings on the command line override it",
     )
     text = "settings, e.g. optim.epochs=8 method.beta=0.4"
     parser.add_argument(

@@ -6,6 +6,7 @@ The card is generated from the run's record. Uploading is left to the user.
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,8 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     (folder / "provenance.json").write_text(run.tags.get("ctvr.provenance", "{}"), encoding="utf-8")
     return (
         f"written: {folder} (model.safetensors, model.json, provenance.json, README.md), licence {licence}\n"
-        f"use it: ctvr search 'a text' --model {folder}\n"
-        f"upload it: hf upload OWNER/NAME {folder}"
+        f"use it: ctvr search 'a text' --model {shlex.quote(str(folder))}\n"
+        f"upload it: hf upload OWNER/NAME {shlex.quote(str(folder))}"
     )
 
 

@@ -237,6 +237,14 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
     return fits
 
 
+def no_gpu_text(accelerator: str) -> str:
+    """Return the message for a model of GPU on a cluster without GPUs."""
+    return (
+        f"--accelerator-type {accelerator}: the cluster has no GPU for a trial. Omit it, or let the sweep wait for "
+        "GPUs (--gpus-per-trial 1 --nodes N)."
+    )
+
+
 def _slots(plan: TrialPlan, node: Mapping[str, float], drivers: int) -> int:
     """Return the number of workers that fit a node together with `drivers` trial drivers."""
     slots = math.floor((node.get("CPU", 0.0) - drivers * _driver_cpu(plan)) / plan.cpus_per_worker + 1e-9)

@@ -27,7 +27,12 @@ import ray
 from ctvr.methods import METHOD_FOLDERS
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import SAFE_PATH, method_folders, source_folders
-from ctvr.orchestrator.on_ray.capacity import ask_for_nodes, count_fitting_trials, request_resources_for
+from ctvr.orchestrator.on_ray.capacity import (
+    ask_for_nodes,
+    count_fitting_trials,
+    no_gpu_text,
+    request_resources_for,
+)
 from ctvr.orchestrator.on_ray.internals import bind_to_loopback, job_config
 from ctvr.orchestrator.on_ray.memory import free_memory, record_free_memory
 from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
@@ -327,5 +332,8 @@ def check_local(plan: TrialPlan, address: str | None, local_cpus: int | None) ->
     import torch
 
     cpus = local_cpus or os.cpu_count() or 1
+    gpus = torch.cuda.device_count()
+    if plan.accelerator_type and not gpus:
+        raise ConfigError(no_gpu_text(plan.accelerator_type))
     plan = replace(plan, accelerator_type="")  # Ray detects it at its start
-    count_fitting_trials(plan, [{"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}])
+    count_fitting_trials(plan, [{"CPU": float(cpus), "GPU": float(gpus)}])

@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
@@ -20,11 +20,12 @@ def only_driver(folder: Path, name: str) -> Iterator[None]:
     """Hold `driver.lock` in a sweep's folder. The system releases it when the process ends.
 
     The lock also works between machines if the file system supports it (NFS 4, Lustre with flock). Without such support
-    every driver is admitted.
+    every driver is admitted. A sweep that is refused before it has written anything leaves no folder.
 
     Raises:
         ConfigError: if another driver holds it; the message contains its host and process.
     """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "driver.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -43,6 +44,13 @@ def only_driver(folder: Path, name: str) -> Iterator[None]:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
         yield
+    except ConfigError:
+        if missing and [each.name for each in folder.iterdir()] == ["driver.lock"]:
+            (folder / "driver.lock").unlink()
+            with suppress(OSError):  # a folder that another process uses now
+                for each in missing:
+                    each.rmdir()
+        raise
     finally:
         os.close(descriptor)
 

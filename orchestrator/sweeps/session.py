@@ -18,7 +18,7 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, Interrupted
 from ctvr.orchestrator.execution import ExecutionConfig, absolute
 from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.on_ray.capacity import choose_gpus
+from ctvr.orchestrator.on_ray.capacity import choose_gpus, no_gpu_text
 from ctvr.orchestrator.on_ray.connection import check_local, cluster
 from ctvr.orchestrator.on_ray.memory import worker_bytes
 from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, join_uri
@@ -128,10 +128,7 @@ def ray_cluster(execution: ExecutionConfig, tracker: Tracker) -> Iterator[Execut
     with cluster(execution.address, execution.local_cpus, execution.nodes, trial_plan(execution, "any", tracker)):
         gpus = choose_gpus(execution.gpus_per_trial, execution.workers)
         if execution.accelerator_type and not gpus:
-            raise ConfigError(
-                f"--accelerator-type {execution.accelerator_type}: the cluster has no GPU for a trial. Omit it, or let "
-                "the sweep wait for GPUs (--gpus-per-trial 1 --nodes N)."
-            )
+            raise ConfigError(no_gpu_text(execution.accelerator_type))
         yield replace(execution, gpus_per_trial=gpus)
 
 

@@ -215,10 +215,29 @@ def test_a_name_that_is_a_folder_on_every_system_is_taken(name):
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("1e\u20135", "1e-5"), ("10^-5", "1e-5"), ("5%", "0.05"), ("0,5", "0.5"), ("2epochs", "2"), ("16 GB", "16"),
-     ("\u0663", "3"), ("\u22122", "-2"), ("1e", ""), ("2e-5*50", ""), ("three", ""), ("", ""), ("1.000,5", "")],
+     ("\u0663", "3"), ("\u22122", "-2"), ("1e", ""), ("2e-5*50", ""), ("three", ""), ("", ""), ("1.000,5", ""),
+     ("1x10^-5", "1e-5"), ("1\u00b710\u22125", "1e-5"), ("~1e-5", "1e-5"), ("1/4", "0.25"), ("\u00bd", "0.5")],
 )  # fmt: skip
 def test_a_mistyped_number_is_the_one_that_was_meant(typed, meant):
     assert likely_number(typed) == meant
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("1e3", "1000"), ("1,000", "1000"), ("12 345", "12345"), ("16k", "16000"), ("1M", "1000000"), ("2**4", "16"),
+     ("16.0x", "16"), ("0.5", ""), ("1/3", ""), ("0,001", ""), ("1e999", "")],
+)  # fmt: skip
+def test_a_whole_number_in_another_notation_is_the_one_that_was_meant(typed, meant):
+    assert likely_number(typed, is_whole=True) == meant
+
+
+@pytest.mark.parametrize(
+    ("typed", "unit", "meant"),
+    [("3days", "DAYS", "3"), ("1w 2d", "DAYS", "9"), ("72h", "DAYS", "3"), ("90min", "HOURS", "1.5"),
+     ("1h30", "HOURS", "1.5"), ("1:30", "HOURS", "1.5"), ("2 d", "HOURS", "48"), ("yesterday", "DAYS", "")],
+)  # fmt: skip
+def test_a_duration_is_converted_to_the_unit_that_is_asked_for(typed, unit, meant):
+    assert likely_number(typed, unit=unit) == meant
 
 
 def test_a_name_that_begins_several_settings_lists_them():

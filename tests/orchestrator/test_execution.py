@@ -23,6 +23,14 @@ from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
             "--accelerator-type A100: --gpus-per-trial 0 trains on CPUs",
         ),
         ({"gpus_per_trial": 3, "workers": 2}, "3 GPUs for 2 workers are 1.5 each"),
+        (
+            {"address": "ray:/host"},
+            "--address: 'ray:/host' is not the address of a Ray cluster. Write auto, local, HOST",
+        ),
+        ({"address": "localhost:6379x"}, "--address: 'localhost:6379x' is not the address"),
+        ({"address": "http://host:8265"}, "--address: 'http://host:8265' is not the address"),
+        ({"store": "s3:/bucket/x"}, "--store s3:/bucket/x: is neither a folder nor a URI. Write s3://bucket/x."),
+        ({"ray_storage": "s3:bucket"}, "--storage s3:bucket: is neither a folder nor a URI. Write s3://bucket."),
         ({"videos": Path("/no/such")}, "--videos: /no/such is not a folder"),
         ({"runs": Path("/proc/none/runs")}, "--runs /proc/none/runs: cannot be written"),
         ({"runs": Path(__file__) / "runs"}, "runs: cannot be written"),
@@ -32,6 +40,13 @@ def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, more, message):
     with pytest.raises(ConfigError, match=message) as error:
         ExecutionConfig(**{"runs": tmp_path, **more}).check()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "address", [None, "auto", "local", "host:6379", "10.0.0.1:6379", "ray://host:10001", "[::1]:6379"]
+)
+def test_addresses_of_ray_are_accepted(tmp_path, address):
+    ExecutionConfig(runs=tmp_path, address=address).check()
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 0.25, 1, 2, 4])

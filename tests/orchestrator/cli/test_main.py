@@ -210,6 +210,12 @@ WRONG = [
         "--epochs: is a setting, not an option, and optim.epochs: is not a whole number (got 'two')",
     ),
     (["--k", "5"], "--k: no such option."),
+    (["\N{EN DASH}-smoke"], "\N{EN DASH}-smoke: begins with a long dash."),
+    (["optim.epochs=2 seed=3"], " optim.epochs=2 seed=3"),
+    (["optim.epochs==2"], " optim.epochs=2"),
+    (["seed=1e3"], " seed=1000"),
+    (["seed=1,000"], "As one number: seed=1000. Give one in each run."),
+    (["--preset", "paper", "--preset", "shapes"], "--preset: given twice, as 'paper' and 'shapes'. Keep one of"),
     (["--html", "x"], "--html: is an option of ctvr search, ctvr report, not of this command. Omit it."),
     (["method=lwf"], "method: given twice, as 'clip4clip' and 'lwf'. Keep one of them."),
     (["optim.epochs=two"], "optim.epochs: "),
@@ -228,6 +234,20 @@ def test_a_wrong_setting_is_said_before_anything_starts(capsys, decoded, command
     assert (status, out) == (2, "")
     assert message in err.splitlines()[-1]
     assert not (runs / "sweeps").exists()
+
+
+def test_values_of_options_in_another_notation_lead_to_the_command_that_works(capsys):
+    for words, remedy in (
+        (("cache", "gc", "--older-than", "3days"), "ctvr cache gc --older-than 3"),
+        (("cache", "gc", "--older-than=1w"), "ctvr cache gc --older-than 7"),
+        (("sweep", "--budget-hours", "90min"), "ctvr sweep --budget-hours 1.5"),
+        (("sweep", "--trials", "1e1"), "ctvr sweep --trials 10"),
+        (("table", "shapes-5", "--split", "TEST"), "ctvr table shapes-5 --split test"),
+        (("serch", "a cat"), "ctvr search 'a cat'"),
+    ):
+        status, _, err = ctvr(capsys, *words)
+        assert (status, err.count("\n")) == (2, 1)
+        assert err.endswith(f" Write: {remedy}\n")
 
 
 def test_several_seeds_of_a_run_do_not_lead_to_a_sweep_that_refuses_them(capsys, manifest, runs):

@@ -54,3 +54,18 @@ def test_a_pipe_in_place_of_the_lock_is_named(tmp_path):
     os.mkfifo(tmp_path / "driver.lock")
     with pytest.raises(ConfigError, match=r"driver\.lock: is not a file\. Move it away"), only_driver(tmp_path, "u"):
         pytest.fail("a FIFO was taken for a lock")
+
+
+def refuse(folder, *written):
+    with only_driver(folder, "u"):
+        for name in written:
+            (folder / name).touch()
+        raise ConfigError("no")
+
+
+@pytest.mark.parametrize("written", [(), ("plan.json",)])
+def test_a_refused_sweep_leaves_no_folder_and_what_was_written_stays(tmp_path, written):
+    with pytest.raises(ConfigError, match="no"):
+        refuse(tmp_path / "sweeps" / "u", *written)
+    assert [file.name for file in tmp_path.rglob("*.json")] == list(written)
+    assert (tmp_path / "sweeps").exists() == bool(written)

@@ -147,6 +147,9 @@ def test_a_setting_of_one_variant_is_searched_with_that_variant(few, execution):
         (("method.rank=1,2 if a=1,2",), "'if' is written 'where'. Write for example method.rank=1,2 where a=1,2."),
         (("where method.rank=4",), "its setting is missing"),
         (("method.rank=[1,2]",), r"its values have no brackets. Write method.rank=1,2."),
+        (("method.rank=1-8",), "lists values, and no range. Write for example method.rank=1,8."),
+        (("method.lr=loguniform(1e-6, 1e-4)",), "lists values, and no range. Write for example method.lr=1e-6,1e-4."),
+        (("method.rank=1 2 4",), "its values are separated by commas. Write method.rank=1,2,4."),
         (("method.rank=1,, 2",), "one of its values is empty. Write method.rank=1,2."),
     ],
 )  # fmt: skip
