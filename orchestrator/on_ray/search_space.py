@@ -85,16 +85,11 @@ def _remedy(name: str, values: str) -> str:
     plain = ",".join(filter(None, (text.strip("[](){} ") for text in values.split(","))))
     if values[:1] in ("[", "(", "{"):
         return f"its values have no brackets. Write {name}={plain}."
-    number = r"[\d.]+(?:e[-+]?\d+)?"
-    if found := re.fullmatch(
-        rf"(?:\w*range|\w*uniform)?\(?({number})(?:\.\.+|:|-|,)({number})\)?", values, re.IGNORECASE
-    ):
-        is_list = re.fullmatch(f"{number},{number}", values, re.IGNORECASE)
-        return (
-            ""
-            if is_list
-            else f"lists values, and no range. Write for example {name}={found[1].rstrip('.')},{found[2]}."
-        )
+    number = r"\d*\.?\d+(?:e[-+]?\d+)?"
+    interval = rf"({number})(?:\.\.+|:|-)({number})|\w+\(({number}), *({number})\)"
+    if found := re.fullmatch(interval, values, re.IGNORECASE):
+        ends = ",".join(filter(None, found.groups()))
+        return f"lists values, and no range. Write for example {name}={ends}."
     if re.fullmatch(rf"{number}(\s+{number})+", values, re.IGNORECASE):
         return f"its values are separated by commas. Write {name}={','.join(values.split())}."
     return f"one of its values is empty. Write {name}={plain}." if re.search(r",\s*,", values) else ""
