@@ -18,7 +18,6 @@ Shapes: T frames of S x S pixels, L text length.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -28,6 +27,7 @@ from torch import nn
 from ctvr.methods.backbone.clip import VisionTower
 from ctvr.methods.base import Batch, Frozen, Method
 from ctvr.methods.families.upgrade import Upgraded
+from ctvr.methods.layers.frozen import copied
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
 from ctvr.orchestrator.data.batches import StreamData
@@ -122,7 +122,7 @@ def _replay_bytes(method: Method, data: StreamData) -> int:
 
 def _step_gmacs(method: Method, batch: Batch) -> float:
     """Return the multiply-adds (10^9) of one training step, of a copy: the method and random numbers do not change."""
-    trial = copy.deepcopy(method).train()  # what is trained is known from the task before
+    trial = copied(method).train()  # what is trained is known from the task before
     losses = Losses(trial)
     devices: Sequence[int] = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices), Multiplications() as counter:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ctvr.methods.layers.frozen import copied
 from ctvr.orchestrator.data.device import Precision, memory_of, set_determinism
 from ctvr.orchestrator.errors import OutOfMemory
 from tests.devices.cases import CASES, EVERY
@@ -74,6 +75,11 @@ def test_a_gpu_learns_what_the_cpu_learns(label, tmp_path):
     there, _ = state_of(name, GPU, tmp_path / "gpu", "fp32", given)
     far = {key: float((here[key].float() - there[key].float()).abs().max()) for key in here if here[key].numel()}
     assert {key: worst for key, worst in far.items() if worst > 5e-4} == {}  # a step is 0.02
+
+
+def test_the_lstm_of_a_copy_has_its_weights_in_one_piece():
+    lstm = copied(torch.nn.LSTM(64, 64, batch_first=True).to(GPU))
+    assert len({weight.untyped_storage().data_ptr() for weight in lstm.parameters()}) == 1
 
 
 def test_too_little_memory_is_one_error_that_names_the_settings(tmp_path):
