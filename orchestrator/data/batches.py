@@ -23,6 +23,7 @@ from ctvr.methods.base import Batch, Task
 from ctvr.methods.layers.transfer import pinned, to_device, trim_padding
 from ctvr.orchestrator.data.augment import crop_and_flip, gray_and_jitter
 from ctvr.orchestrator.data.config import DataConfig
+from ctvr.orchestrator.data.device import stacked
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.frozen_features import FrozenFeatures
 from ctvr.orchestrator.data.prefetch import num_prefetch_threads, prefetch
@@ -245,10 +246,9 @@ class StreamData:
         """
         features = self._features
         if drawn is not None:
-            frames = (self.frames.draw(item, seed_of(*drawn, item.video)) for item in items)
-            return torch.from_numpy(np.stack(list(frames)))
+            return stacked([self.frames.draw(item, seed_of(*drawn, item.video)) for item in items], self.device)
         if features is None or is_augmented:
-            return torch.from_numpy(np.stack([self.frames.load(item) for item in items]))
+            return stacked([self.frames.load(item) for item in items], self.device)
         return torch.stack([features.load(self.frames.key(item), partial(self.load_video, item)) for item in items])
 
     def load_video(self, item: Item) -> Tensor:

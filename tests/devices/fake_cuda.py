@@ -339,6 +339,8 @@ class _Devices(TorchFunctionMode):
             return torch.tensor(args[1], dtype=args[0].dtype).to(_spare())
         if "device" in kwargs:
             kwargs["device"] = _swap(kwargs["device"])
+        if kwargs.pop("pin_memory", False):
+            return _pin(func(*args, **kwargs))
         if func in {Tensor.to, torch._C.TensorBase.to}:
             args = (args[0], *(_swap(x) for x in args[1:]))
         return func(*args, **kwargs)

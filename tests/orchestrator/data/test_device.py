@@ -2,10 +2,11 @@
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
-from ctvr.orchestrator.data.device import autocast_for, memory_of, numerics_flags, require_gpu, set_determinism
+from ctvr.orchestrator.data.device import autocast_for, memory_of, numerics_flags, require_gpu, set_determinism, stacked
 from ctvr.orchestrator.errors import ConfigError, OutOfMemory
 
 CUDA = torch.device("cuda")
@@ -33,6 +34,22 @@ def test_a_gpu_gets_full_float32_and_errors_where_a_kernel_is_free(flags, monkey
     set_determinism(CUDA, is_deterministic=False)
     assert numerics_flags(CUDA) == dict.fromkeys(before, False) != before
     assert numerics_flags(torch.device("cpu")) == {}
+
+
+def test_frames_for_a_gpu_are_written_to_pinned_memory_once(monkeypatch):
+    plain, made = torch.empty, []
+
+    def empty(*size, pin_memory, **more):
+        made.append((plain(*size, **more), pin_memory))
+        return made[-1][0]
+
+    monkeypatch.setattr(torch, "empty", empty)
+    parts = [np.full((2, 3), number, np.uint8) for number in range(4)]
+    found = stacked(parts, CUDA)
+    assert found is made[0][0]
+    assert made[0][1]
+    assert found.tolist() == stacked(parts, torch.device("cpu")).tolist() == np.stack(parts).tolist()
+    assert len(made) == 1
 
 
 def test_tf32_is_on_only_during_its_run(flags):
