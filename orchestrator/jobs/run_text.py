@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.learning.experiment import Experiment
 
 WIDTH = 110  # characters of a line
+FIRST_WITH_BF16 = 8  # compute capability (Ampere), also of TF32
 FAR_BELOW = 3.0  # points of R@1 below zero-shot from which a warning is printed
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 TITLES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "MeanR"}
@@ -41,8 +42,19 @@ def start_text(
     lines += _wrapped("settings", changed_settings(experiment, stream, given, presets) or ["all as in the paper"])
     if rates := learning_rates(experiment):
         lines += _wrapped("rates", rates)
+    lines += _wrapped("precision", slow_precision(device, run.precision))
     lines += _wrapped("written", [place])
     return "\n".join(lines)
+
+
+def slow_precision(device: str, precision: str) -> list[str]:
+    """Say that a GPU with TF32 and bf16 computes in full float32, else nothing."""
+    import torch
+
+    if device != "cuda" or precision != "fp32" or torch.cuda.get_device_capability()[0] < FIRST_WITH_BF16:
+        return []
+    name = torch.cuda.get_device_name()
+    return [f"fp32 without TF32; precision=tf32 or precision=bf16 can be faster on {name}, and changes the key"]
 
 
 def _wrapped(name: str, parts: Sequence[str]) -> list[str]:

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ctvr.orchestrator.errors import ConfigError, StoreError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs import run as run_command
 from ctvr.orchestrator.jobs.cache import recent_runs
 from ctvr.orchestrator.jobs.run import run
+from ctvr.orchestrator.jobs.run_text import slow_precision
 from ctvr.orchestrator.on_ray.plan import GAIN
 from ctvr.orchestrator.sweeps.table import table
 
@@ -35,6 +37,16 @@ def test_a_run_is_recorded_and_goes_on_where_it_ended(execution, manifest, capsy
     assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
     first, second = execution.tracker().find_runs()
     assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
+
+
+def test_a_run_says_that_a_gpu_with_other_precisions_computes_in_full_float32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    (line,) = slow_precision("cuda", "fp32")
+    assert "precision=bf16 can be faster on NVIDIA H100" in line
+    assert slow_precision("cuda", "bf16") == slow_precision("cpu", "fp32") == []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert slow_precision("cuda", "fp32") == []
 
 
 def _train_and_die(settings: dict[str, str], execution: ExecutionConfig, after: int) -> None:
