@@ -144,7 +144,8 @@ def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -
     if "preset" in free:
         from ctvr.orchestrator.tables.presets import names_table
 
-        if names_table(word):
+        is_manifest = word.endswith(".json") and bool(getattr(arguments, "method", None))  # a table names its methods
+        if names_table(word) and not is_manifest:
             return "preset"
     free = [name for name in free if name != "preset"]
     if "stream" in free and not is_method(word):

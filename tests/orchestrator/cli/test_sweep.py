@@ -175,6 +175,12 @@ def test_a_table_of_ones_own_is_a_file(capsys, tmp_path, asked):
     assert [(row.method, row.presets) for row in request.preset.rows] == [("lwf", ()), ("lora", ("shapes",))]
 
 
+def test_a_file_after_a_method_is_a_manifest(capsys, tmp_path, asked, few):
+    ctvr(capsys, "sweep", "lora", few, "--runs", tmp_path)
+    ((request, _),) = asked
+    assert (request.method, request.stream) == ("lora", few)
+
+
 def test_sweep_ends_with_its_page_and_survives_a_failed_one(monkeypatch):
     def stop(name, execution):
         raise KeyboardInterrupt
