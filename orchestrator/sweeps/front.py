@@ -9,7 +9,7 @@ chance is tested for each objective that varies with the seed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
@@ -82,11 +82,15 @@ class FrontResult:
 
     def tags(self, member: Member) -> dict[str, str]:
         """Return the tags for the reruns of a member of the front, or of the recommended settings."""
-        columns = ",".join(COLUMNS[word] for metric in self.metrics if (word := WORDS.get(metric)) in COLUMNS)
         name = member.name if member.name == RECOMMENDED else f"front, {member.name.removeprefix(f'{self.sweep}-')}"
         note = "on the confirmed front of the search"
         note = note if member.is_on_front else f"not {note}: {member.standing.removeprefix('no: ')}"
-        return {CHOICE: name, "ctvr.note": note, EXTRA_COLUMNS: columns}
+        return {CHOICE: name, "ctvr.note": note, EXTRA_COLUMNS: _columns(self.metrics)}
+
+
+def _columns(metrics: Sequence[str]) -> str:
+    """Return the columns that a table needs for the objectives besides its usual ones, comma-separated."""
+    return ",".join(COLUMNS[word] for metric in metrics if (word := WORDS.get(metric)) in COLUMNS)
 
 
 def _aligned(title: str, metrics: Sequence[str], rows: Sequence[Sequence[str]], *more: str) -> str:
@@ -105,6 +109,26 @@ def on_front(runs: Sequence[RunRecord], metrics: Sequence[str], modes: Sequence[
     """Return whether each trial is on the Pareto front of all, by its last values."""
     points = [losses_of([last_value(run, metric) for metric in metrics], modes) for run in runs]
     return [number == 0 for number in fronts(points)]
+
+
+def with_standing(runs: Sequence[RunRecord], rule: tuple[str, str], verdict: FrontResult | None) -> list[RunRecord]:
+    """Return the complete trials of a search as a table shows them: with the columns of the objectives and a note
+    whether they are on the front.
+
+    Args:
+        runs: of the sweep.
+        rule: metrics and modes of the search, comma-separated.
+        verdict: result of the confirmation; None if there was none.
+    """
+    metrics = names_of(rule[0])
+    complete = [run for run in runs if run.tags.get("ctvr.complete") == "true"]
+    decided = {each.name: verdict.tags(each)["ctvr.note"] for each in verdict.members} if verdict else {}
+    made = []
+    for run, is_on in zip(complete, on_front(complete, metrics, names_of(rule[1]))):
+        found = "on the Pareto front of the search, not confirmed" if is_on else "not on the Pareto front of the search"
+        tags = {"ctvr.note": decided.get(run.name, found), EXTRA_COLUMNS: _columns(metrics)}
+        made.append(replace(run, tags={**run.tags, **tags}))
+    return [*made, *(run for run in runs if run not in complete)]
 
 
 def describe_front(runs: Sequence[RunRecord], rule: tuple[str, str]) -> str:

@@ -65,12 +65,13 @@ def describe_groups(search: SearchConfig, searched: SearchSpace) -> str:
     return f" (groups of {search.group_size} share task 1, and differ in {', '.join(searched.later)})"
 
 
-def describe_rerun(top: int, seeds: int, baselines: Sequence[str]) -> str:
-    """Return how the best trials are rerun after the search."""
+def describe_rerun(top: int, seeds: int, baselines: Sequence[str], is_front: bool = False) -> str:
+    """Return how the best trials, or those of a confirmed front, are rerun after the search."""
     if not seeds:
         return "nothing is rerun"
     others = f", next to {', '.join(baselines)}" if baselines else ""
-    return f"the best {top} over {seeds} seeds on test videos{others}"
+    which = "the confirmed front" if is_front else f"the best {top}"
+    return f"{which} over {seeds} seeds on test videos{others}"
 
 
 def flat_search(search: SearchConfig) -> Settings:
@@ -100,6 +101,7 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
     count = count_trials(search, planned.searched)
     trials = f"{count} by {search.searcher}{describe_groups(search, planned.searched)}"
     at_once = describe_concurrency(room, most_at_once(search, count))
+    is_front = len(search.metrics) > 1 and search.confirm > 0
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
         f"  trials     {trials}, {describe_scheduler(search, len(stream.tasks), [planned.epochs])}; {at_once}",
@@ -114,7 +116,7 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
         f"  stream     recommends {recommended or 'nothing'}",
         f"  videos     {describe_decoding(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
-        f"  rerun      {describe_rerun(request.top, request.seeds, request.baselines)}",
+        f"  rerun      {describe_rerun(request.top, request.seeds, request.baselines, is_front)}",
         "  time       known when the first trial is complete",
     ]
     if mark := stream.table_caveat:

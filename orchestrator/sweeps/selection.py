@@ -17,6 +17,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.on_ray.pareto import best_first, losses_of
 from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, NUMBER, RunSpec, TrialPlan, label_of, names_of
+from ctvr.orchestrator.streams.metric_names import COSTS
 from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
 
 SPACE = "ctvr.space"  # tag of a sweep's parent run: the searched space as JSON
 FIRST_SEED, FIRST_CONFIRMATION = 1, 1001
-METRIC_LABELS = {GAIN: "R@1 gain over zero-shot", MEAN: "R@1, the mean over tasks"}
+METRIC_LABELS = {
+    GAIN: "R@1 gain over zero-shot",
+    MEAN: "R@1, the mean over tasks",
+    "stream/t2v/r1": "R@1",
+    "stream/t2v/bwf": "forgetting",
+    f"{COSTS}video_gmacs": "GMACs of a video",
+    f"{COSTS}query_gmacs": "GMACs of a query",
+    f"{COSTS}trained_parameters": "trained parameters",
+    f"{COSTS}stored_floats": "stored numbers of a video",
+}
 
 
 @dataclass(frozen=True)

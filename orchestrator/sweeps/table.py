@@ -15,7 +15,11 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import NOT_WRITABLE, ConfigError, UntrustedCode, os_error_text
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.memo import remembered
+from ctvr.orchestrator.on_ray.plan import names_of
 from ctvr.orchestrator.sweeps.comparison import gain_notes
+from ctvr.orchestrator.sweeps.front import FrontResult, with_standing
+from ctvr.orchestrator.sweeps.selection import selection_metric
+from ctvr.orchestrator.sweeps.verdict import read_verdict
 from ctvr.orchestrator.sweeps.verified_notes import with_verified
 from ctvr.orchestrator.tables.build import Direction, build
 from ctvr.orchestrator.tables.footnotes import CHOICE, method_of
@@ -95,6 +99,9 @@ def made_tables(
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if not runs:
         raise ConfigError(f"table: {no_runs_of(sweep or stream or '', tracker)}")
+    if sweep and (parent := tracker.find_sweep(sweep)) and len(names_of((rule := selection_metric(parent))[0])) > 1:
+        verdict = read_verdict(tracker, sweep)
+        runs = with_standing(runs, rule, verdict if isinstance(verdict, FrontResult) else None)
     made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction, split, sweep is None)]
     if not made:
         raise ConfigError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
 EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: epochs per task that stream and recipe recommend
-CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched` or `recommended`
+CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched`, `recommended` or `front, TRIAL`
 NOTES = " | "  # between footnotes in the tag ctvr.note
 TEXTS = {
     "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
@@ -29,6 +29,7 @@ TEXTS = {
     "short": "epochs of a task: {epochs}, where {recommended} are recommended",
     "untrained": "not trained (preset untrained): where its training starts, by its own score",
     "searched": "settings are the best of {n} trials{rule}",
+    "front": "settings are on the Pareto front of {n} trials{rule}",
 }
 
 
@@ -55,7 +56,8 @@ def marks_of(run: RunRecord) -> list[str]:
         marks += tags["ctvr.note"].split(NOTES)
     if trials := trials_of(run):
         rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
-        marks.append(TEXTS["searched"].format(n=trials, rule=rule))
+        found = "front" if tags.get(CHOICE, "").startswith("front") else "searched"
+        marks.append(TEXTS[found].format(n=trials, rule=rule))
     if ours := footnote(run.settings, method_of(run)):
         marks.append(ours)
     if theirs := departures(run.settings, method_of(run)):

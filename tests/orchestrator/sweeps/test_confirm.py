@@ -11,6 +11,7 @@ from ctvr.orchestrator.on_ray.plan import GAIN, SearchConfig
 from ctvr.orchestrator.sweeps import confirm as confirm_job
 from ctvr.orchestrator.sweeps.comparison import CHOICE
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm
+from ctvr.orchestrator.sweeps.front import with_standing
 from ctvr.orchestrator.sweeps.rerun import with_baselines
 from ctvr.orchestrator.sweeps.selection import Rerun, used_seeds
 from ctvr.orchestrator.sweeps.verdict import CONFIRMS, read_verdict
@@ -86,6 +87,14 @@ def test_the_front_of_a_search_is_decided_again_over_fresh_seeds(execution, monk
     assert lines[2].endswith("no: s-0.3 is better")
     assert lines[-1] == "2 of 3 trials stay on the front: means over 3 new seeds on validation videos"
     assert read_verdict(tracker, "s") == made
+    rule, out = (TWO["search.metric"], TWO["search.mode"]), "not on the Pareto front of the search"
+    shown = [with_standing(tracker.find_runs(sweep="s"), rule, verdict) for verdict in (made, None)]
+    of_table, unconfirmed = ({run.name: run.tags["ctvr.note"] for run in runs} for runs in shown)
+    assert of_table["s-0.3"] == of_table["s-0.5"] == "on the confirmed front of the search"
+    assert of_table["s-0.1"] == "not on the confirmed front of the search: s-0.3 is better"
+    assert of_table["s-0.2"] == of_table["s-0.4"] == unconfirmed["s-0.4"] == out
+    assert unconfirmed["s-0.1"] == "on the Pareto front of the search, not confirmed"
+    assert {run.tags["ctvr.columns"] for run in shown[0]} == {"gmacs"}
 
     trials, confirmation = tracker.find_runs(sweep="s"), tracker.find_runs(tags={CONFIRMS: "s"})
     runs = with_baselines([], trials[:1], trials, TWO["search.metric"], 2, 1, made, confirmation)

@@ -164,7 +164,7 @@ def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front
     assert planned.fixed_settings["evaluation.costs"] is True
     assert planned.unsearched(1).evaluation.costs
     text = describe_sweep(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
-    assert "aims at    R@1 gain over zero-shot, stream/cost/video_gmacs (max,min)" in text
+    assert "aims at    R@1 gain over zero-shot, GMACs of a video (max,min)" in text
     assert "confirms   up to 8 trials of the Pareto front and the recommended settings over 3 new seeds" in text
     fewer = plan_sweep(request(few, search={**objectives, "confirm": 3}), execution)
     assert fewer.search.confirm == 3
