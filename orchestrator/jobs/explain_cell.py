@@ -9,6 +9,7 @@ from ctvr.orchestrator.config import closest, suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.runs import find_record, repeat_command, run_folder
+from ctvr.orchestrator.tables.table_columns import PRINTED, SCALE
 from ctvr.orchestrator.text_files import read_text
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
@@ -53,9 +54,9 @@ def explain_cell(table: str, row: str, column: str, execution: ExecutionConfig) 
 def _of_run(title: str, key: str, run: RunRecord, execution: ExecutionConfig) -> list[str]:
     """Describe one run of a row: its value, its key, stream and commit, its files and the command that repeats it."""
     tags, folder = run.tags, run_folder(run)
-    last = run.last(f"stream/t2v/{key}") or run.last(f"stream/{key}") or run.last(key)
+    value = value_of(run, key)
     lines = [
-        f"{title}: {'not recorded' if last is None else f'{last[1]:.4f}'}, run {run.name} ({run.run_id})",
+        f"{title}: {'not recorded' if value is None else f'{value:.4f}'}, run {run.name} ({run.run_id})",
         f"  key       {tags.get('ctvr.result', 'unknown')} (its parts: ctvr explain {run.run_id[:8]})",
         f"  stream    digest {tags.get('ctvr.stream_digest', 'unknown')}",
         f"  commit    {tags.get('ctvr.commit', 'unknown')}",
@@ -66,6 +67,13 @@ def _of_run(title: str, key: str, run: RunRecord, execution: ExecutionConfig) ->
     if command := repeat_command(run, execution):
         lines.append(f"  repeat    {command}")
     return lines
+
+
+def value_of(run: RunRecord, key: str) -> float | None:
+    """Return a run's last value of a column, in the column's unit; None if it was not recorded."""
+    metrics = [f"stream/t2v/{key}", f"stream/{key}", key, *([PRINTED[key][1]] if key in PRINTED else [])]
+    last = next((found for metric in metrics if (found := run.last(metric))), None)
+    return None if last is None else last[1] * SCALE.get(key, 1)
 
 
 def _rows(file: Path) -> list[dict[str, str]]:

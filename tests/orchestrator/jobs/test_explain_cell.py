@@ -4,9 +4,10 @@ import pytest
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.explain_cell import explain_cell
+from ctvr.orchestrator.jobs.explain_cell import explain_cell, value_of
 from ctvr.orchestrator.jobs.run import run
 from ctvr.orchestrator.sweeps.table import table
+from ctvr.orchestrator.tracking.run_record import RunRecord
 
 
 def test_a_number_leads_to_its_runs_ranks_and_commands(runs, manifest):
@@ -27,3 +28,13 @@ def test_a_number_leads_to_its_runs_ranks_and_commands(runs, manifest):
         explain_cell("small", "zeroshot", "R@1", execution)
     with pytest.raises(ConfigError, match="no column 'colour' in small. Columns: r1, "):
         explain_cell("small", "zero_shot", "colour", execution)
+
+
+def test_a_cost_is_read_by_the_metric_and_in_the_unit_of_its_column():
+    metrics = {
+        "cost/video_gmacs": [(2, 53.0)],
+        "cost/stored_floats_per_video": [(2, 512.0)],
+        "stream/t2v/r1": [(2, 9.0)],
+    }
+    made = RunRecord("id", "name", {}, metrics, {}, "FINISHED", "")
+    assert [value_of(made, key) for key in ("gmacs", "stored", "r1", "tokens")] == [53.0, 2.048, 9.0, None]
