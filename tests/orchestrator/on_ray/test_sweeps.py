@@ -27,9 +27,12 @@ from ctvr.orchestrator.on_ray.plan import GAIN, SearchOutcome, TrialPlan
 from ctvr.orchestrator.on_ray.tune import run_specs
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
+from ctvr.orchestrator.sweeps.front import FrontResult
 from ctvr.orchestrator.sweeps.rerun import rerun
 from ctvr.orchestrator.sweeps.selection import best_trials
 from ctvr.orchestrator.sweeps.sweep import SweepRequest, sweep
+from ctvr.orchestrator.sweeps.table import made_tables
+from ctvr.orchestrator.sweeps.verdict import read_verdict
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 from tests.chaos.sweeps import TITLES
@@ -173,6 +176,37 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     assert shown.count("stopped: halving after task 2") == 2
     assert shown.count("were found, ") == 3  # zero-shot, recommended, searched
     assert not re.search(r"https?://|<script|url\(", shown)
+
+
+def test_a_sweep_with_two_objectives_confirms_and_tabulates_its_front(two_cpus, execution, manifest, capsys):
+    request = SweepRequest(
+        method="lora",
+        stream=manifest,
+        name="f",
+        overrides={"optim.epochs": "1"},
+        search={"metric": f"{GAIN},stream/cost/video_gmacs", "mode": "max,min", "searcher": "grid", "confirm": 8}
+        | {"confirm_seeds": 2, "scheduler": "none"},
+        space=("method.reducer.name=none,tome", "method.reducer.r=2,4 where method.reducer.name=tome"),
+        seeds=1,
+        baselines=(),
+    )
+    text = sweep(request, execution)
+    assert "rerun      the confirmed front over 1 seeds on test videos" in capsys.readouterr().err
+    tracker = execution.tracker()
+    runs = tracker.find_runs(sweep="f", tags={"ctvr.complete": "true"})
+    assert len(runs) == 3
+    verdict = read_verdict(tracker, "f")
+    assert isinstance(verdict, FrontResult)
+    cheapest = min(runs, key=lambda run: run.last("stream/cost/video_gmacs"))
+    assert cheapest.settings["method.reducer.r"] == "4"
+    assert cheapest.name in {member.name for member in verdict.front}  # nothing costs less, whatever its R@1
+    assert all(f"lora (front, {member.name[2:]})" in text for member in verdict.front if member.name != "recommended")
+    (trials,) = made_tables(execution, "f")
+    assert "gmacs" in {column.key for column in trials.columns}
+    noted = {row.runs[0]: [mark for mark in row.marks if "front" in mark] for row in trials.rows}
+    assert noted[cheapest.run_id] == ["on the confirmed front of the search"]
+    make_report("f", execution, execution.runs / "page.html")
+    assert "R@1 gain over zero-shot, GMACs of a video" in (execution.runs / "page.html").read_text()
 
 
 def test_epoch_rungs_leave_the_surviving_trials_unchanged(two_cpus, execution, manifest, capsys):
