@@ -104,7 +104,7 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
     done = ctvr.sweep(config="s.yaml", settings={"optim.epochs": 4}, space=space, runs="r", **options)
     ((request, execution),) = asked
     assert (done.name, done.text, execution.runs, execution.max_concurrent) == ("n", "text", Path("r"), 1)
-    assert (request.method, request.stream, request.name) == ("structalign", "shapes-5", "n")
+    assert (request.method, request.stream, request.name) == ("structalign", "worlds-quick", "n")
     assert request.overrides == {"method.lambda1": 0.2, "optim.epochs": "4"}
     assert request.search == {"trials": 5, "confirm": 0}
     assert (request.seeds, request.baselines, request.space) == (2, ("zero_shot", "lora"), ("method.lambda2=0.1,0.2",))

@@ -339,8 +339,6 @@ class _Devices(TorchFunctionMode):
             return torch.tensor(args[1], dtype=args[0].dtype).to(_spare())
         if "device" in kwargs:
             kwargs["device"] = _swap(kwargs["device"])
-        if kwargs.pop("pin_memory", False):
-            return _pin(func(*args, **kwargs))
         if func in {Tensor.to, torch._C.TensorBase.to}:
             args = (args[0], *(_swap(x) for x in args[1:]))
         return func(*args, **kwargs)
@@ -397,6 +395,10 @@ def _pin(x: Tensor, *given: Any) -> Tensor:
     return pinned
 
 
+def _empty(empty: Any, *given: Any, pin_memory: bool = False, **more: Any) -> Any:
+    return _pin(empty(*given, **more)) if pin_memory else empty(*given, **more)
+
+
 def _rng_state(device: Any = None) -> Tensor:
     return torch.get_rng_state()
 
@@ -434,6 +436,7 @@ def pretended() -> Iterator[torch.device]:
         mock.patch.object(torch.cuda, "reset_peak_memory_stats", return_value=None),
         mock.patch.object(torch.cuda, "max_memory_allocated", return_value=0),
         mock.patch.object(Tensor, "pin_memory", _pin),
+        mock.patch.object(torch, "empty", partial(_empty, torch.empty)),  # a mode of functions ends at its thread
         mock.patch.object(torch._VF, "lstm", partial(_lstm, torch._VF.lstm)),
         mock.patch.object(nn.RNNBase, "flatten_parameters", return_value=None),
         mock.patch.object(_foreach_utils, "_foreach_supported_types", [torch.Tensor, Pretended]),
