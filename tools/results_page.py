@@ -5,7 +5,7 @@ list of RESULTS.md from them: the best row of each table, its value, date and co
 that changes its numbers gets one line that says so.
 
 `--add PAGE --runs FOLDER` first puts the table of the sweep PAGE into results/PAGE.md, with the number of its runs, its
-date and its commit. The text from the heading `Reading` on stays.
+date and its commit. The text from the heading `Reading` on stays. A sweep of another name is given by `--sweep NAME`.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def pages() -> dict[Path, str]:
     return {**found, page: text}
 
 
-def printed(name: str, runs: Path) -> str:
-    """Return the page of a sweep's newest table without a reading, below the heading that it has.
+def printed(name: str, runs: Path, sweep_name: str = "") -> str:
+    """Return a page with the newest table of its sweep, which may have another name, without a reading.
 
     Raises:
         ConfigError: if the sweep does not exist or is not complete.
@@ -172,10 +172,11 @@ def printed(name: str, runs: Path) -> str:
     """
     execution = ExecutionConfig(runs=runs)
     tracker = execution.existing_tracker()
-    found = tracker.find_runs(tags={"ctvr.rerun_of": name, "ctvr.complete": "true"})
+    searched = sweep_name or name
+    found = tracker.find_runs(tags={"ctvr.rerun_of": searched, "ctvr.complete": "true"})
     sweep = found[-1].tags["ctvr.sweep"] if found else ""
     if not sweep or getattr(tracker.find_sweep(sweep), "status", "") != "FINISHED":
-        raise ConfigError(f"--add {name}: no complete sweep of that name in {runs}.")
+        raise ConfigError(f"--add {name}: no complete sweep called {searched} in {runs}.")
     (table,) = made_tables(execution, sweep)
     records = [run for run in found if run.tags["ctvr.sweep"] == sweep]
     commits = {source_commit(run.tags.get("ctvr.commit", "")) for run in records}
@@ -200,12 +201,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.results_page", description=str(__doc__).split("\n")[0])
     parser.add_argument("--add", choices=TITLES, metavar="PAGE", help="page that first gets the sweep's table")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="runs folder (default: runs)")
+    parser.add_argument("--sweep", default="", metavar="NAME", help="name of the sweep (default: PAGE)")
     arguments = parser.parse_args(argv)
     try:
         if arguments.add:
             page = page_of(arguments.add)
             _, heading, reading = page.read_text(encoding="utf-8").partition("\n## ")
-            page.write_text(f"{printed(arguments.add, arguments.runs)}{heading}{reading}", encoding="utf-8")
+            made = printed(arguments.add, arguments.runs, arguments.sweep)
+            page.write_text(f"{made}{heading}{reading}", encoding="utf-8")
         for path, text in pages().items():
             path.write_text(text, encoding="utf-8")
     except (ConfigError, ValueError, subprocess.CalledProcessError) as error:

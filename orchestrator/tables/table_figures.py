@@ -44,9 +44,15 @@ def drawings(table: Table) -> list[Drawing]:
     return [each for each in found if each[2]]
 
 
+def curved(table: Table) -> list[Row]:
+    """Return the rows of the figure of R@1 after each task; empty if no row has several tasks."""
+    rows = [row for row in table.rows if row.curve]
+    return rows if any(len(row.curve) > 1 for row in rows) else []
+
+
 def _curves(table: Table) -> list[Panel]:
     """Plot R@1 after each task: fig. 6 of CTVR, fig. 4 of StructAlign."""
-    lines = [Line(row.label, row.method, row.curve) for row in table.rows if len(row.curve) > 1]
+    lines = [Line(row.label, row.method, row.curve) for row in curved(table)]
     return [Panel("tasks learned", f"{table.measured} (%)", lines)] if lines else []
 
 

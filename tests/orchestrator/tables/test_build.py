@@ -14,7 +14,8 @@ from ctvr.orchestrator.tables.build import build, collect, seconds_of, tables
 from ctvr.orchestrator.tables.formats import to_markdown
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers
 from ctvr.orchestrator.tables.significance import Ranks
-from ctvr.orchestrator.tables.table_figures import drawings
+from ctvr.orchestrator.tables.table import Table
+from ctvr.orchestrator.tables.table_figures import curved, drawings
 from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
@@ -63,6 +64,8 @@ def test_a_row_that_learns_once_at_the_end_forgets_nothing_and_has_one_point():
     assert row.values["r1"].mean == 24.0
     assert [step for step, *_ in row.curve] == [2]
     assert not row.matrices
+    assert not curved(Table("s", (), (row,)))
+    assert len(curved(Table("s", (), (row, *collect([run()]))))) == 2
 
 
 def test_a_row_that_replays_says_how_its_memory_is_written_and_drawn():
