@@ -53,6 +53,7 @@ from ctvr.orchestrator.redaction import hide_secrets, redact, traceback_text
 
 log = logging.getLogger(__name__)
 SYNONYMS = {"help": "--help", "version": "--version", "ls": "runs", "list": "runs", "train": "run", "rm": "runs rm"}
+OF_RUNS = {"list": "", "ls": "", "all": "", "delete": "rm", "remove": "rm", "info": "show", "view": "show"}  # actions
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,14 +87,15 @@ class Parser(argparse.ArgumentParser):
             if not choices or word.startswith("-"):
                 return parser, at
             if word not in choices:
-                meant = (SYNONYMS.get(word, "") if parser is self else "") or closest(word, choices)
+                synonyms = SYNONYMS if parser is self else OF_RUNS if words[:at] == ["runs"] else {}
+                meant = synonyms.get(word, closest(word, choices))
                 given = [*meant.split(), *words[at + 1 :]]
                 if not meant and words[:at] == ["runs"] and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
-                    meant, given = "show", ["show", *words[at:]]
+                    given = ["show", *words[at:]]
                 line = shlex.join(["ctvr", *words[:at], *given])
                 every = f"`{parser.prog} --help` lists them."
                 kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
-                raise ConfigError(f"{word}: no such {kind}. " + (f"Write: {line}" if meant else every))
+                raise ConfigError(f"{word}: no such {kind}. " + (f"Write: {line}" if given != words[at + 1 :] or word in synonyms else every))
             parser = choices[word]
         return parser, len(words)
 

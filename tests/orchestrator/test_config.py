@@ -10,6 +10,7 @@ import pytest
 from ctvr.orchestrator.config import (
     build,
     check_name,
+    closest,
     closest_setting,
     flatten,
     parse_overrides,
@@ -87,6 +88,11 @@ def test_a_mistake_is_one_line_with_name_value_and_remedy(values, message):
 def test_a_setting_is_found_without_its_group_and_despite_a_slip(typed, meant):
     known = ["seed", "method.lr", "optim.lr_scale", "optim.epochs", "optim.warmup", "data.batch_size"]
     assert closest_setting(typed, known) == meant
+
+
+def test_of_equally_close_names_the_first_is_meant():
+    assert closest("32", ["fp32", "tf32", "bf16"]) == "fp32"
+    assert closest("msrvtt", ["msrvtt-10", "msrvtt-20", "msrvtt-qa"]) == "msrvtt-10"
 
 
 @pytest.mark.parametrize(

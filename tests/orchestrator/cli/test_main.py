@@ -87,6 +87,8 @@ MISTAKES = [
     ),
     (["methods", "clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
     (["streams", "check", "nothing.json"], "nothing.json"),
+    (["runs", "list"], "list: no such action of runs. Write: ctvr runs"),
+    (["runs", "delete", "x"], "delete: no such action of runs. Write: ctvr runs rm x"),
     (["cache", "biuld"], "biuld: no such action of cache. Write: ctvr cache build"),
     (["ui", "--port", "99999"], "--port 99999"),
     (["sweep", "--baselines", "lora,clip4clpi"], "no method called 'clip4clpi'. Did you mean clip4clip?"),
