@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of
+from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of, user_path
 from ctvr.orchestrator.cli.sweep import MAIN_JOB
 from ctvr.orchestrator.errors import ConfigError
 
@@ -41,7 +40,10 @@ def add_streams(commands: Any) -> None:
     exporter = actions.add_parser("export", help="write a stream's table, frames and features for other programs")
     exporter.add_argument("stream", metavar="STREAM", help="name of a stream, or a manifest file")
     exporter.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="new folder for table.csv, manifest.json and the exported arrays"
+        "folder",
+        type=user_path,
+        metavar="FOLDER",
+        help="new folder for table.csv, manifest.json and the exported arrays",
     )
     exporter.add_argument(
         "--frames", action="store_true", help="export the decoded frames of each video, (T, H, W, 3) uint8"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
+
+from ctvr.orchestrator.cli.options import user_path
 
 
 def add_frames(commands: Any) -> None:
@@ -15,7 +16,7 @@ def add_frames(commands: Any) -> None:
         "duration, decoder. For a folder, searched recursively, prints the number of readable videos and a line for "
         "each unreadable one.",
     )
-    parser.add_argument("path", type=Path, metavar="FILE", help="a video, or a folder of videos")
+    parser.add_argument("path", type=user_path, metavar="FILE", help="a video, or a folder of videos")
     parser.add_argument(
         "--num-frames", type=int, default=12, metavar="N", help="number of frames of each video (default: %(default)s)"
     )
@@ -23,7 +24,7 @@ def add_frames(commands: Any) -> None:
     parser.add_argument("--end", type=float, metavar="SECONDS", help="end of the segment (default: the video's end)")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=user_path,
         metavar="FILE",
         help=".npz file of the arrays `frames` and `seconds`, or .png of the frames, to write",
     )

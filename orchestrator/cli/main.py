@@ -92,10 +92,11 @@ class Parser(argparse.ArgumentParser):
                 given = [*meant.split(), *words[at + 1 :]]
                 if not meant and words[:at] == ["runs"] and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
                     given = ["show", *words[at:]]
-                line = shlex.join(["ctvr", *words[:at], *given])
-                every = f"`{parser.prog} --help` lists them."
+                is_clear = word in synonyms or given != words[at + 1 :]
+                line = f"Write: {shlex.join(['ctvr', *words[:at], *given])}"
                 kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
-                raise ConfigError(f"{word}: no such {kind}. " + (f"Write: {line}" if given != words[at + 1 :] or word in synonyms else every))
+                every = f"`{parser.prog} --help` lists them."
+                raise ConfigError(f"{word}: no such {kind}. {line if is_clear else every}")
             parser = choices[word]
         return parser, len(words)
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.cli.options import add_settings, settings_of, split_commas
+from ctvr.orchestrator.cli.options import add_settings, settings_of, split_commas, user_path
 from ctvr.orchestrator.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ def add_new(commands: Any) -> None:
     method.add_argument("name", metavar="NAME", help="name of the module and the method, e.g. my_idea")
     method.add_argument(
         "--into",
-        type=Path,
+        type=user_path,
         default=Path(),
         metavar="FOLDER",
         help="parent of the new folder NAME (default: the current folder)",

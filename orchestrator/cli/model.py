@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs
+from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs, user_path
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.interpreter import leave
 
@@ -22,7 +22,9 @@ def add_search(commands: Any) -> None:
     parser.add_argument(
         "-k", type=int, default=10, metavar="N", help="number of videos for each query (default: %(default)s)"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="HTML page of the results with pictures, to write")
+    parser.add_argument(
+        "--html", type=user_path, metavar="FILE", help="HTML page of the results with pictures, to write"
+    )
     add_execution_options(parser)
     parser.set_defaults(run=_search)
 
@@ -33,7 +35,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM",
     )
-    parser.add_argument("--gallery", dest="among", type=Path, metavar="FOLDER", help="folder of the videos to search")
+    parser.add_argument(
+        "--gallery", dest="among", type=user_path, metavar="FOLDER", help="folder of the videos to search"
+    )
 
 
 def _search(arguments: argparse.Namespace) -> str:
@@ -63,7 +67,10 @@ def add_serve(commands: Any) -> None:
         "--port", type=int, default=8000, metavar="PORT", help="port to listen on; 0: a free one (default: %(default)s)"
     )
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="file with the token (default: CTVR_SERVE_TOKEN, if it is set)"
+        "--token-file",
+        type=user_path,
+        metavar="FILE",
+        help="file with the token (default: CTVR_SERVE_TOKEN, if it is set)",
     )
     add_execution_options(parser)
     parser.set_defaults(run=_serve)
@@ -82,7 +89,7 @@ def add_page(commands: Any) -> None:
         "report", help="write a report of a sweep, a rerun or a stream's runs as one HTML file"
     )
     parser.add_argument("name", metavar="NAME", help="name of a sweep, a rerun (NAME-final-...) or a stream")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="file to write (default: RUNS/pages/NAME.html)")
+    parser.add_argument("--html", type=user_path, metavar="FILE", help="file to write (default: RUNS/pages/NAME.html)")
     add_execution_options(parser)
     parser.set_defaults(run=_page)
 
@@ -98,7 +105,7 @@ def add_export(commands: Any) -> None:
     parser = commands.add_parser("export", help="write a trained model to a folder that others can load")
     actions = parser.add_subparsers(dest="action", required=True, metavar="FORM")
     hub = actions.add_parser("hf", help="safetensors and a model card for Hugging Face's hub; nothing is uploaded")
-    hub.add_argument("folder", type=Path, metavar="FOLDER", help="new folder")
+    hub.add_argument("folder", type=user_path, metavar="FOLDER", help="new folder")
     hub.add_argument(
         "--model", required=True, help="model: a run id, run, sweep (its best trial), method or best-STREAM"
     )

@@ -124,7 +124,9 @@ def _check_value(action: argparse.Action, name: str, value: str, example: str, o
         return Mistake(text, old, (name, meant) if meant else None)
     try:
         action.type(value) if callable(action.type) else None
-    except (ValueError, TypeError, argparse.ArgumentTypeError):
+    except argparse.ArgumentTypeError as error:
+        return Mistake(f"{name}: {error}")
+    except (ValueError, TypeError):
         what, unit = KINDS.get(action.type, ("a valid value", ""))[0], str(action.metavar or "")
         number = likely_number(value, action.type is int, unit) if action.type in KINDS else ""
         said = f"{name}: is not {what}{f' of {unit.lower()}' * (unit in UNITS)} (got {value!r:.80})."

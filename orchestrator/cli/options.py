@@ -20,8 +20,8 @@ def user_path(text: str) -> Path:
     """Return a path with `~` expanded: a shell leaves that of `--runs=~/runs` as it is."""
     try:
         return Path(text).expanduser()
-    except RuntimeError as error:  # an unknown user
-        raise ValueError from error
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80}: there is no such user. Write the whole path.") from error
 
 
 def add_execution_options(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs
+from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs, user_path
 
 
 def add_plot(commands: Any) -> None:
@@ -22,7 +22,13 @@ def add_plot(commands: Any) -> None:
         "model", help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM"
     )
     parser.add_argument(
-        "--inputs", dest="among", type=Path, nargs="+", default=[], metavar="FILE", help="videos, or a folder of videos"
+        "--inputs",
+        dest="among",
+        type=user_path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="videos, or a folder of videos",
     )
     parser.add_argument(
         "--count",
@@ -37,7 +43,7 @@ def add_plot(commands: Any) -> None:
         help="block whose attention is plotted, from 1 (default: the last with frame fusion, or the last)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=".png or .pdf file to write (default: RUNS/pages/KIND-MODEL.png)"
+        "--out", type=user_path, metavar="FILE", help=".png or .pdf file to write (default: RUNS/pages/KIND-MODEL.png)"
     )
     add_execution_options(parser)
     parser.set_defaults(run=_plot)
