@@ -27,14 +27,10 @@ Settings = dict[str, Any]
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the known name that is closest to `name`, or an empty string. Case, `-` and `_` are ignored.
-
-    Of names that are equally close the first counts: `precision=32` is fp32 and not tf32.
-    """
-    typed, folded = _fold(name), {_fold(each): each for each in reversed(list(known))}
-    close, order = difflib.get_close_matches(typed, list(folded), n=9, cutoff=cutoff), list(folded)
-    ranked = [(difflib.SequenceMatcher(None, each, typed).ratio(), order.index(each)) for each in close]
-    return folded[order[max(ranked)[1]]] if ranked else ""
+    """Return the known name closest to `name`, the first of several, or "". Case, `-` and `_` are ignored."""
+    likeness = {each: difflib.SequenceMatcher(None, _fold(each), _fold(name)).ratio() for each in known}
+    best = max(likeness, key=likeness.__getitem__, default="")
+    return best if best and likeness[best] >= cutoff else ""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
