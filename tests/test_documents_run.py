@@ -66,6 +66,7 @@ FILLED_IN = {
     "ctvr streams check NAME": "mine",
     "ctvr doctor --stream NAME": "mine",
     "ctvr report NAME": "shapes-5",
+    "ctvr table NAME": "shapes-5",
     "ctvr table NAME --figures": "shapes-5",
 }
 
