@@ -80,10 +80,10 @@ write_settings() {
     echo "export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 MLFLOW_DISABLE_TELEMETRY=true"
     for word in "$@"; do
       name=${word%%=*}
-      [ "$name" != "$word" ] || fail "node: $word is no NAME=VALUE."
+      [ "$name" != "$word" ] || fail "node: $word is not of the form NAME=VALUE."
       case " ${SETTINGS//$'\n'/ } " in
         *" $name "*) ;;
-        *) fail "node: $name is no setting of a node. Known: ${SETTINGS//$'\n'/ }." ;;
+        *) fail "node: $name is not a setting of a node. Known: ${SETTINGS//$'\n'/ }." ;;
       esac
       printf 'export %s=%q\n' "$name" "${word#*=}"
     done

@@ -3,8 +3,8 @@
 The library of cuSPARSELt, which torch loads, also searches libcuda.so.1 in the current folder (its RUNPATH is
 `$ORIGIN:`). Where no driver is installed, `import torch` would execute a file of that name.
 
-Both create a million objects that stay. Python's collector would go through them again and again, for a sixth of the
-time.
+Both together create 400,000 objects that stay. Python's collector examines them repeatedly, which takes 0.4 of 3.1
+CPU-seconds.
 """
 
 from __future__ import annotations

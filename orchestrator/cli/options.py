@@ -21,7 +21,7 @@ def user_path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r:.80}: there is no such user. Write the whole path.") from error
+        raise argparse.ArgumentTypeError(f"{text!r:.80}: the user does not exist. Write the whole path.") from error
 
 
 def add_execution_options(

@@ -43,14 +43,15 @@ def only_driver(folder: Path, name: str) -> Iterator[None]:
                 raise
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
-        yield
-    except ConfigError:
-        if missing and [each.name for each in folder.iterdir()] == ["driver.lock"]:
-            (folder / "driver.lock").unlink()
-            with suppress(OSError):  # a folder that another process uses now
-                for each in missing:
-                    each.rmdir()
-        raise
+        try:
+            yield
+        except ConfigError:
+            if missing and [each.name for each in folder.iterdir()] == ["driver.lock"]:
+                (folder / "driver.lock").unlink()
+                with suppress(OSError):  # a folder that another process uses now
+                    for each in missing:
+                        each.rmdir()
+            raise
     finally:
         os.close(descriptor)
 

@@ -24,6 +24,12 @@ def script(home: Path, path: Path, *words: str, **more: str) -> subprocess.Compl
     return subprocess.run(["bash", str(path), *words], env=environment, capture_output=True, text=True, check=False)
 
 
+def shell(home: Path, line: str) -> str:
+    """Return what a line prints in a new shell of a node."""
+    environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def test_secrets_are_random_private_and_made_once(tmp_path: Path) -> None:
     assert script(tmp_path, SETUP, "secrets").returncode == 0
     files = [tmp_path / ".ctvr" / name for name in ("ray_token", "mlflow_credentials")]
@@ -65,13 +71,7 @@ def test_a_node_is_set_up_once_however_often_it_is_asked(node: Path) -> None:
     assert len(asked) == 1
     assert f"-c {REPOSITORY}/constraints.txt -e {REPOSITORY}" in asked[0]
     assert (node / ".bashrc").read_text() == "[ ! -f ~/.ctvr_env ] || . ~/.ctvr_env\n# mine\nreturn\n"
-    shown = subprocess.run(
-        ["bash", "-c", 'source ~/.bashrc; echo "$CTVR_STORE|$CTVR_NODES|$RAY_AUTH_MODE|$PATH"'],
-        env={"HOME": str(node), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = shell(node, 'source ~/.bashrc; echo "$CTVR_STORE|$CTVR_NODES|$RAY_AUTH_MODE|$PATH"')
     assert shown.startswith(f"s3://bucket/a b|2|token|{node}/venv/bin:")
     assert all(stat.S_IMODE((node / name).stat().st_mode) == 0o600 for name in (".ray/auth_token", ".ctvr_env"))
 
@@ -139,14 +139,8 @@ def test_a_machine_with_an_efa_interface_has_its_libraries(
     assert done.returncode == 0, done.stderr
     is_efa = devices == ("efa_0",)
     assert (node / "installed").exists() is (is_efa and not is_installed)
-    shown = subprocess.run(
-        ["bash", "-c", 'source ~/.ctvr_env; echo "$LD_LIBRARY_PATH"'],
-        env={"HOME": str(node), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    assert shown == (f"{amazon}/ofi-nccl/lib:{amazon}/efa/lib" if is_efa else "")
+    shown = shell(node, 'source ~/.ctvr_env; echo "$LD_LIBRARY_PATH"')
+    assert shown.strip() == (f"{amazon}/ofi-nccl/lib:{amazon}/efa/lib" if is_efa else "")
 
 
 @pytest.mark.parametrize("is_mounted", [True, False])
@@ -269,9 +263,9 @@ def test_a_spot_machine_that_is_taken_away_is_drained(node: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("AWS_SECRET_ACCESS_KEY=abc", "AWS_SECRET_ACCESS_KEY is no setting of a node"),
-        ("CTVR_STOR=x", "CTVR_STOR is no setting of a node. Known: CTVR_STORE"),
-        ("CTVR_STORE", "CTVR_STORE is no NAME=VALUE"),
+        ("AWS_SECRET_ACCESS_KEY=abc", "AWS_SECRET_ACCESS_KEY is not a setting of a node"),
+        ("CTVR_STOR=x", "CTVR_STOR is not a setting of a node. Known: CTVR_STORE"),
+        ("CTVR_STORE", "CTVR_STORE is not of the form NAME=VALUE"),
     ],
 )
 def test_a_node_refuses_other_settings_than_the_public_ones(node: Path, word: str, message: str) -> None:
@@ -402,8 +396,8 @@ def test_a_command_that_is_started_again_goes_on(tmp_path: Path, begun: bool) ->
     words = ["mine", "--address", "10.0.0.1:6379", "--method", "lwf", "--nodes=2", "optim.epochs=3"]
     more = {"PATH": f"{ctvr.parent}:{os.environ['PATH']}", "CTVR_RUNS": str(tmp_path)}
     done = script(tmp_path, REPOSITORY / "cluster" / "resume.sh", *words, **more)
-    anew = "sweep --name mine --address 10.0.0.1:6379 --method lwf --nodes=2 optim.epochs=3"
-    assert done.stdout.strip() == ("sweep --resume mine --address 10.0.0.1:6379 --nodes=2" if begun else anew)
+    fresh = "sweep --name mine --address 10.0.0.1:6379 --method lwf --nodes=2 optim.epochs=3"
+    assert done.stdout.strip() == ("sweep --resume mine --address 10.0.0.1:6379 --nodes=2" if begun else fresh)
 
 
 def test_a_slurm_job_ends_before_its_time_and_is_queued_again() -> None:

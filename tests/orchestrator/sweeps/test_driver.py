@@ -4,6 +4,8 @@ import fcntl
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,20 @@ def test_second_driver_is_refused_while_the_first_lives(tmp_path):
         first.wait()
         with only_driver(tmp_path / "u", "u"):
             pass
+
+
+def test_a_driver_that_starts_a_moment_later_leaves_the_lock_of_the_first(tmp_path, monkeypatch):
+    lock, mkdir = tmp_path / "u" / "driver.lock", Path.mkdir
+
+    def mkdir_after_the_first(folder, **named):
+        mkdir(folder, **named)
+        fcntl.flock(held.enter_context(lock.open("w")), fcntl.LOCK_EX)
+
+    with ExitStack() as held:
+        monkeypatch.setattr(Path, "mkdir", mkdir_after_the_first)
+        with pytest.raises(ConfigError, match="already runs it"), only_driver(tmp_path / "u", "u"):
+            pytest.fail("two drivers")
+        assert lock.exists()
 
 
 @pytest.mark.parametrize("held", ["", "5", '{"pid": Infinity, "host": "h"}', "[" * 1000, "\0"])
