@@ -26,33 +26,50 @@ def only_driver(folder: Path, name: str) -> Iterator[None]:
         ConfigError: if another driver holds it; the message contains its host and process.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "driver.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = _lock(folder, name)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"{folder / 'driver.lock'}: is not a file. Move it away and run again.")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise ConfigError(
-                    f"sweep {name}: {_holder(descriptor)} already runs it. Wait for that process, or stop it, before "
-                    "you run the command again."
-                ) from None
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
-                raise
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
-        try:
-            yield
-        except ConfigError:
-            if missing and [each.name for each in folder.iterdir()] == ["driver.lock"]:
-                (folder / "driver.lock").unlink()
-                with suppress(OSError):  # a folder that another process uses now
-                    for each in missing:
-                        each.rmdir()
-            raise
+        yield
+    except ConfigError:
+        if missing and [each.name for each in folder.iterdir()] == ["driver.lock"]:
+            (folder / "driver.lock").unlink()
+            with suppress(OSError):  # a folder that another process uses now
+                for each in missing:
+                    each.rmdir()
+        raise
     finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path, name: str) -> int:
+    """Return the descriptor of the locked file. Another driver that is refused may remove file or folder meanwhile."""
+    path = folder / "driver.lock"
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:  # the folder was removed
+            continue
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{path}: is not a file. Move it away and run again.")
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise ConfigError(
+                        f"sweep {name}: {_holder(descriptor)} already runs it. Wait for that process, or stop it, "
+                        "before you run the command again."
+                    ) from None
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
+                    raise
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 

@@ -50,6 +50,28 @@ def test_a_driver_that_starts_a_moment_later_leaves_the_lock_of_the_first(tmp_pa
         assert lock.exists()
 
 
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_lock_that_a_refused_driver_removes_is_taken_again(tmp_path, monkeypatch, what):
+    lock, flock, mkdir = tmp_path / "u" / "driver.lock", fcntl.flock, Path.mkdir
+
+    def without_the_file(descriptor, kind):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        flock(descriptor, kind)
+        lock.unlink()
+
+    def without_the_folder(folder, **_):
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+
+    if what == "file":
+        monkeypatch.setattr(fcntl, "flock", without_the_file)
+    else:
+        monkeypatch.setattr(Path, "mkdir", without_the_folder)
+    with only_driver(tmp_path / "u", "u"):
+        refused = pytest.raises(ConfigError, match=f"process {os.getpid()} on .* already runs it")
+        with refused, only_driver(tmp_path / "u", "u"):
+            pytest.fail("two drivers")
+
+
 @pytest.mark.parametrize("held", ["", "5", '{"pid": Infinity, "host": "h"}', "[" * 1000, "\0"])
 def test_a_damaged_lock_names_another_process(tmp_path, held):
     (tmp_path / "driver.lock").write_text(held)
