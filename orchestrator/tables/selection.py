@@ -63,12 +63,14 @@ def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = Fals
 
 
 def measured_on(kept: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> str:
-    """Return the sentence that names a table's split, with its numbers of captions and videos if ranks are stored."""
+    """Return the sentence that names a table's split, with its numbers of captions and videos if ranks are stored.
+
+    Images are classified, so they have no ranks.
+    """
     split = SPLITS.get(split_of(kept[0]), split_of(kept[0]))
-    known = [ranks[run.run_id].of for run in kept if run.run_id in ranks]
-    if not known:
+    captions = max((ranks[run.run_id].of for run in kept if run.run_id in ranks), key=len, default={})
+    if not captions:
         return f"Measured on the {split} split."
-    captions = max(known, key=len)
     videos = {query.rpartition("#")[0] or query for query in captions}
     return f"Measured on the {split} split: {len(captions)} captions of {len(videos)} videos."
 

@@ -13,6 +13,7 @@ from ctvr.orchestrator.streams.metric_names import progress_text
 from ctvr.orchestrator.tables.build import build, collect, seconds_of, tables
 from ctvr.orchestrator.tables.formats import to_markdown
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers
+from ctvr.orchestrator.tables.selection import measured_on
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.table_figures import curved, drawings
@@ -232,6 +233,13 @@ def test_table_takes_the_newest_version_and_names_the_others():
     (table,) = tables(records)
     assert [row.method for row in table.rows] == ["zscl"]
     assert "Left out: 1 run of former versions of the stream (tag ctvr.stream_digest)." in table.notes
+
+
+def test_captions_and_videos_are_counted_where_there_are_some():
+    ranked, image = run(), run("zscl", 1)
+    ranks = {ranked.run_id: Ranks({"a#0": 1, "a#1": 2, "b#0": 3}, {}), image.run_id: Ranks({}, {})}
+    assert measured_on([ranked, image], ranks) == "Measured on the test split: 3 captions of 2 videos."
+    assert measured_on([image], ranks) == "Measured on the test split."
 
 
 def test_a_table_holds_one_split_and_says_which():
