@@ -59,6 +59,19 @@ def publish(path: Path, content: bytes) -> Path:
     return path
 
 
+def write_in_runs(path: Path, content: bytes) -> None:
+    """Write a file of the runs folder, and its folders, as `publish` does.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path, content)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}). Give another --runs folder.") from error
+
+
 def _nearest(folder: Path) -> Path:
     """Return the folder, or the first above it that exists; a link that leads nowhere exists."""
     for path in (folder, *folder.parents):

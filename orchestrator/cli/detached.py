@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import child_environment, run_module
+from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.redaction import redact
 
 POLL_SECONDS = 0.3
@@ -90,9 +91,7 @@ def supervise(place: Path) -> int:
         name = signal.Signals(-status).name
         _say(f"the driver was killed by {name}. Finished tasks are kept. Resume with: ctvr sweep --resume NAME")
         status = 128 - status
-    temporary = place / "status.new"
-    temporary.write_text(str(status))
-    temporary.replace(place / "status")
+    publish(place / "status", str(status).encode())
     return status
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.streams.captions import correct_encoding, decode_entities
 from ctvr.orchestrator.streams.check import check_stream
 from ctvr.orchestrator.streams.manifest import FORMAT, parse_manifest
@@ -74,6 +74,11 @@ def _by_ending(name: str) -> tuple[int, str]:
     """Return the sort key of a folder's files: of several with one id, the first in VIDEO_SUFFIXES is used."""
     suffix = os.path.splitext(name)[1].lower()
     return (VIDEO_SUFFIXES.index(suffix) if suffix in VIDEO_SUFFIXES else len(VIDEO_SUFFIXES), name)
+
+
+def items_of(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the items of all tasks and splits."""
+    return [item for task in manifest["tasks"] for split in SPLITS for item in task[split]]
 
 
 def empty_task() -> dict[str, Any]:
@@ -162,7 +167,7 @@ class Builder:
 def correct_captions(manifest: Manifest, report: str, videos: Path, out: Path) -> str:
     """Correct the captions of a written manifest (codes of HTML, a wrong encoding); return the report again."""
     number = 0
-    for item in (item for task in manifest["tasks"] for split in SPLITS for item in task[split]):
+    for item in items_of(manifest):
         corrected = [correct_encoding(decode_entities(caption)) for caption in item["captions"]]
         number += sum(new != old for new, old in zip(corrected, item["captions"]))
         item["captions"] = corrected
@@ -204,18 +209,4 @@ def write_manifest(manifest: Manifest, out: Path) -> None:
     """
     if out.suffix != ".json":
         raise ConfigError(f"out: {out} does not end in .json. Write for example streams/{out.stem}.json.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    except OSError as error:
-        raise ConfigError(f"out: {out} cannot be written ({error.strerror}). Choose another folder.") from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(manifest, file, ensure_ascii=False, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, out)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    write_in_runs(out, json.dumps(manifest, ensure_ascii=False, indent=1).encode())

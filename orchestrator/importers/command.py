@@ -18,6 +18,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import (
     Manifest,
     correct_captions,
+    items_of,
     write_manifest,
 )
 from ctvr.orchestrator.importers.csv_table import import_csv
@@ -30,7 +31,6 @@ from ctvr.orchestrator.importers.images import import_images
 from ctvr.orchestrator.importers.msrvtt_qa import NAME as QUESTIONS
 from ctvr.orchestrator.importers.msrvtt_qa import import_questions
 from ctvr.orchestrator.streams.load import RENDERED
-from ctvr.orchestrator.streams.stream import SPLITS
 
 # The arguments of each kind: word -> an example, and which words may be omitted
 KINDS: dict[str, dict[str, str]] = {
@@ -125,7 +125,7 @@ def import_stream(
 
 def _first_of_none(manifest: Manifest, videos: Path) -> str:
     """Return the first video of a manifest if the folder has none of its videos, else an empty string."""
-    items = [item for task in manifest["tasks"] for split in SPLITS for item in task[split]]
+    items = items_of(manifest)
     return "" if any((videos / item["path"]).exists() for item in items) else str(items[0]["video"])
 
 
@@ -134,8 +134,7 @@ def parse_file_arguments(kind: str, words: Sequence[str]) -> dict[str, str]:
     needed = [word for word in KINDS.get(kind, {}) if word not in OPTIONAL]
     if len(words) == 1 and len(needed) == 1 and "=" not in words[0]:
         return {needed[0]: words[0]}
-    if kind not in KINDS:
-        raise ConfigError(f"streams import: {kind!r} is not a kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
+    _words_of(kind)
     if bare := [word for word in words if "=" not in word]:
         raise ConfigError(f"streams import {kind}: {bare[0]!r} has no name before it. {_usage(kind)}")
     return parse_overrides(words)
@@ -149,10 +148,14 @@ def _usage(kind: str) -> str:
     return f"Write: ctvr streams import {kind} {words}" + ("" if kind in NO_VIDEOS else " --videos FOLDER")
 
 
-def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> None:
+def _words_of(kind: str) -> dict[str, str]:
     if kind not in KINDS:
         raise ConfigError(f"streams import: {kind!r} is not a kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
-    words = KINDS[kind]
+    return KINDS[kind]
+
+
+def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> None:
+    words = _words_of(kind)
     usage = _usage(kind)
     for word in files:
         if word not in words:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import numpy as np
 
 from ctvr.orchestrator.data.arrays import Arrays, read_arrays, validate_features
 from ctvr.orchestrator.errors import ConfigError, VideoError
-from ctvr.orchestrator.importers.builder import Manifest, write_manifest
+from ctvr.orchestrator.importers.builder import Manifest, items_of, write_manifest
 from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
 from ctvr.orchestrator.streams.manifest import parse_manifest
-from ctvr.orchestrator.streams.stream import SPLITS, describe
+from ctvr.orchestrator.streams.stream import describe
 from ctvr.orchestrator.streams.videos import composed, video_stem
 
 TEXTS = "texts.npz"
@@ -41,7 +40,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     """
     with tempfile.TemporaryDirectory() as empty:  # a folder without videos
         manifest, _ = import_csv(table, Path(empty), None, name)
-    items = list(_items(manifest))
+    items = items_of(manifest)
     names = ids_of(table)
     read = _unnamed(read_arrays(features), names)
     found = _by_name(features, read, names, "videos")
@@ -78,12 +77,6 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     size = f"features of {width} numbers{order}, {min(frames)} to {max(frames)} a video"
     lines = [describe(stream), f"{size}; {of_texts}"]
     return manifest, "\n".join([*lines, *notes, f"digest {stream.digest}"])
-
-
-def _items(manifest: Manifest) -> Iterator[dict[str, Any]]:
-    for task in manifest["tasks"]:
-        for split in SPLITS:
-            yield from task[split]
 
 
 def _unnamed(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarray:

@@ -10,7 +10,7 @@ Shapes: N images of a class, S = 32 or 64 pixels per side.
 
 from __future__ import annotations
 
-import os
+import io
 import pickletools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ import numpy as np
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import Builder, Manifest, empty_task
 from ctvr.orchestrator.importers.pickles import BROKEN
+from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.text_files import lines_of, open_regular, read_bytes, read_text
 
 SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
@@ -83,7 +84,9 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
             if not len(chosen):
                 raise ConfigError(f"{folder}: no {split} image of {category}. Unpack {kind} again.")
             counts.setdefault(split, set()).add(len(chosen))
-            _write(places / split / f"{category}.npy", chosen)
+            array = io.BytesIO()
+            np.save(array, chosen)
+            write_in_runs(places / split / f"{category}.npy", array.getvalue())
     items = {
         split: [{"video": f"{split}_{c}", "path": f"{split}/{c}.npy", "category": c} for c in names] for split in splits
     }
@@ -101,19 +104,6 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
     if classes is not None:  # the release has another order, so these tasks are compared with no printed number
         return Builder(places, out).finish(f"{kind}-classes-{classes}", "ucl", tasks, SETTINGS, files)
     return Builder(places, out).finish(kind, "ucl", tasks, SETTINGS, files, published)
-
-
-def _write(path: Path, images: np.ndarray) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.save(file, np.ascontiguousarray(images))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}). Give another --runs folder.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------ CIFAR

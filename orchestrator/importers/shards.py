@@ -7,7 +7,6 @@ of the file or of its folder (train-00000-of-00002.parquet, test/0000.tar), or i
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import VideoFolder
 from ctvr.orchestrator.importers.cells import SPLIT_WORDS
 from ctvr.orchestrator.importers.shard_files import NAMES, READERS, read_shard
+from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
 
@@ -141,15 +141,7 @@ class Shards:
             raise ConfigError(
                 f"folder: {self.folder}: its videos have {RATIO} times the bytes of its shards. Check it."
             )
-        partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(content)
-            os.replace(partial, file)
-        except OSError as error:
-            raise ConfigError(f"{file}: cannot be written ({error.strerror}). Give another --runs folder.") from error
-        finally:
-            partial.unlink(missing_ok=True)
+        write_in_runs(file, content)
 
 
 def _split_in(path: PurePath) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import digest_of
+from ctvr.orchestrator.output_dir import publish
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +102,7 @@ class Journal:
     def _begin(self, file: Path) -> None:
         lines = [_line(row, label, about) for row, trials in self.rows.items() for label, about in trials.items()]
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text("".join([json.dumps({"sources": self.sources}) + "\n", *lines]), encoding="utf-8")
-        temporary.replace(file)
+        publish(file, "".join([json.dumps({"sources": self.sources}) + "\n", *lines]).encode())
 
 
 def _results_of(about: Mapping[str, Any]) -> tuple[dict[int, tuple[float, ...]], tuple[str, ...], int]:

@@ -17,6 +17,7 @@ from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.redaction import redact_data
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.metric_names import ACCURACY, GAIN, MEAN, SEARCHED
@@ -286,9 +287,7 @@ def label_of(settings: Mapping[str, Any], name: str = "") -> str:
 def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
     """Write the plan that a resumed sweep needs; secrets are redacted."""
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "plan.json.tmp"
-    temporary.write_text(json.dumps(redact_data({"plan": asdict(plan), **more}), indent=1), encoding="utf-8")
-    temporary.replace(folder / "plan.json")
+    publish(folder / "plan.json", json.dumps(redact_data({"plan": asdict(plan), **more}), indent=1).encode())
 
 
 _PARTS = ("request", "where", "table")  # of a plan.json besides the trials' plan: JSON objects

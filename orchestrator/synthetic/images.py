@@ -11,14 +11,13 @@ Shapes: N images of a class, S = 32 pixels of a side.
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 
-from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.synthetic.drawing import Array, Pixels, noise, to_pixels
 
 VERSION = 2  # raise it whenever pixels change
@@ -122,13 +121,5 @@ def _write(path: Path, keys: list[list[int]], kind: str) -> None:
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
     if path.is_file() and path.stat().st_size == len(header.getvalue()) + int(np.prod(shape)):
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        images = np.stack([paint(kind, key) for key in keys])
-        temporary.write_bytes(header.getvalue() + images.tobytes())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}). Give another --runs folder.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    images = np.stack([paint(kind, key) for key in keys])
+    write_in_runs(path, header.getvalue() + images.tobytes())
