@@ -98,11 +98,14 @@ class ExecutionConfig:
         if "://" not in place and not Path(place).is_dir():
             raise ConfigError(f"--store {self.store or place}: does not exist. Give the store of earlier runs.")
 
+    def load_stream(self, name: str, render: bool = True) -> Stream:
+        """Load a stream of the runs folder, as `streams.load.load_stream` does."""
+        return load_stream(name, self.runs.resolve(), self.videos.resolve() if self.videos else None, render)
+
     def stream_of(self, run: RunRecord) -> Stream | None:
         """Return the stream of a stored run; None if it does not exist here, or has changed since."""
-        places = self.places()
         try:
-            stream = load_stream(str(run.settings["stream"]), places.root, places.videos)
+            stream = self.load_stream(str(run.settings["stream"]))
         except ConfigError:
             return None  # the manifest was moved
         return stream if stream.digest == run.tags.get("ctvr.stream_digest") else None

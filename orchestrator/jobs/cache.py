@@ -20,7 +20,7 @@ from ctvr.orchestrator.learning.featurize import Featurize, featurize_here, feat
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.store.gc import DAY, Garbage, by_kind, find_garbage, find_weights, remove_garbage
 from ctvr.orchestrator.store.store import Size, Store, size_of
-from ctvr.orchestrator.streams.load import is_embedded, load_stream
+from ctvr.orchestrator.streams.load import is_embedded
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.selection import best_trials
 from ctvr.orchestrator.tracking.left import is_left
@@ -50,24 +50,24 @@ def build_cache(
     execution.check()
     places = execution.places()
     name = find_manifest(stream_name)
-    stream = load_stream(name, places.root, places.videos, render=False)
+    stream = execution.load_stream(name, render=False)
     experiment = resolve({"method": "zero_shot", "stream": name, **overrides}, stream.settings)
     if is_embedded(name):
-        stream = load_stream(name, places.root, places.videos)
-    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
+        stream = execution.load_stream(name)
     store = places.open_store()
     store.check_writable()
     source = frame_source(stream, store, experiment.data, load_clip(experiment.backbone).image_size)
 
     def build(decoder: Callable[[FrameSource], DecodeMissing], workers: int, featurize: Featurize | None) -> str:
         found = [
-            decode_stream(stream, each, its, workers, decode=decoder(each)) for each, its in passes(source, splits)
+            decode_stream(stream, each, its, workers, decode=decoder(each))
+            for each, its in passes(source, stream.splits)
         ]
         broken = {item: (item, error) for each in found for item, error in each.broken}
         decoded, known = (sum(getattr(each, name) for each in found) for name in ("decoded", "known"))
         done = replace(found[0], decoded=decoded, known=known, broken=list(broken.values()))
         lost = _lost(done)
-        made = featurize_stream(stream, splits, lost, featurize) if featurize is not None else ""
+        made = featurize_stream(stream, stream.splits, lost, featurize) if featurize is not None else ""
         return _report(stream, done, lost, made, execution, experiment.data.skip_missing)
 
     if not (on_cluster or execution.address):

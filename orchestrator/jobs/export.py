@@ -27,7 +27,6 @@ from ctvr.orchestrator.learning.factory import load_clip
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
 from ctvr.orchestrator.streams.captions import cell_of
-from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Item, Stream, iter_items
 from ctvr.orchestrator.streams.videos import missing_videos
 
@@ -58,8 +57,8 @@ def export_stream(
     require_empty(out)
     if "frames" in what and form == "parquet":
         raise ConfigError("--form: parquet cannot store frames. Write npz, npy, pt or h5.")
-    places, manifest = execution.places(), find_manifest(name)
-    stream = load_stream(manifest, places.root, places.videos, render=False)
+    manifest = find_manifest(name)
+    stream = execution.load_stream(manifest, render=False)
     if "files" in what and (stream.domain == "images" or stream.has_features):
         kind = "images" if stream.domain == "images" else "features"
         raise ConfigError(f"--files: stream {stream.name} has {kind} instead of videos. Omit --files.")
@@ -67,7 +66,7 @@ def export_stream(
         raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Omit it.")
     experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
     create_output_dir(out)
-    stream = load_stream(manifest, places.root, places.videos)  # renders videos, after all checks
+    stream = execution.load_stream(manifest)  # renders videos, after all checks
     names: list[str] = []
     if "files" in what:
         if missing := missing_videos(stream):
@@ -81,9 +80,8 @@ def export_stream(
     if "frames" not in what and "features" not in what:
         return "\n".join(lines)
     clip = attach_features(load_clip(experiment.backbone), stream)
-    source = frame_source(stream, places.open_store(), experiment.data, clip.image_size)
-    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
-    stream, _ = prepare_stream(stream, source, splits, experiment.data.skip_missing)
+    source = frame_source(stream, execution.places().open_store(), experiment.data, clip.image_size)
+    stream, _ = prepare_stream(stream, source, stream.splits, experiment.data.skip_missing)
     items = [item for _, _, item in iter_items(stream)]
     if "frames" in what:
         frames = ((item.video, source.load(item)) for item in items)  # one at a time, because all are gigabytes

@@ -20,7 +20,6 @@ from typing import Any
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
-from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask
 from ctvr.orchestrator.streams.videos import FOLDERS, METADATA, STREAM, missing_videos
 
@@ -42,8 +41,8 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
             are folders of frames, or a disk that is full.
     """
     require_empty(out)
-    places, manifest = execution.places(), find_manifest(name)
-    stream = load_stream(manifest, places.root, places.videos, render=False)
+    manifest = find_manifest(name)
+    stream = execution.load_stream(manifest, render=False)
     if stream.domain == "images" or stream.has_features:
         kind = "images" if stream.domain == "images" else "features"
         raise ConfigError(f"--hf: stream {stream.name} has {kind} instead of videos. Omit --hf.")
@@ -52,7 +51,7 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
             f"--hf: stream {stream.name} is cut into chunks, which a data set cannot say. Omit _chunks or _drift."
         )
     create_output_dir(out)
-    stream = load_stream(manifest, places.root, places.videos)  # renders videos, after all checks
+    stream = execution.load_stream(manifest)  # renders videos, after all checks
     if missing := missing_videos(stream):
         raise ConfigError(
             f"--hf: {len(missing)} videos of {stream.name} are missing, for example {missing[0].path}. "

@@ -17,7 +17,6 @@ from ctvr.orchestrator.errors import CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option
 from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
 from ctvr.orchestrator.streams.stream import Stream, iter_items
 from ctvr.orchestrator.sweeps.trust import trust_text
@@ -35,8 +34,7 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
     """
     try:
         settings = {**settings, "stream": find_manifest(str(settings["stream"]))}
-        places = execution.places()
-        stream = load_stream(settings["stream"], places.root, places.videos, render=False)
+        stream = execution.load_stream(settings["stream"], render=False)
         question = question_of(settings, presets, stream)
         key = memo.recall(question) if question else None
         if not key:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 from ctvr.methods.backbone.load import are_here
 from ctvr.orchestrator.console import format_duration
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.streams.load import BENCHMARKS, is_embedded, load_stream, split_order
+from ctvr.orchestrator.streams.load import BENCHMARKS, is_embedded, split_order
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.streams.videos import check_videos, missing_videos
 from ctvr.orchestrator.sweeps.claims import claims_of
@@ -32,12 +31,11 @@ def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> 
     if printed := benchmarks(item.preset):
         lines.append(f"  printed   of {', '.join(printed)}")
     lines += [f"  note      {note}" for note in item.notes]
-    places = execution.places()
     try:
-        stream = load_stream(find_manifest(request.stream), places.root, places.videos, render=False)
+        stream = execution.load_stream(find_manifest(request.stream), render=False)
     except ConfigError as error:
         name = split_order(request.stream)[0]
-        if name not in BENCHMARKS or (Path(places.root) / "streams" / f"{name}.json").is_file():
+        if name not in BENCHMARKS or (execution.runs / "streams" / f"{name}.json").is_file():
             raise  # an unknown name, or an invalid manifest, which an import cannot mend
         rows = [row.name for row in request.preset.rows]
         lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not available: {error}"]

@@ -22,7 +22,7 @@ from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import check_backbone
 from ctvr.orchestrator.learning.resolve import check_domain, get_method, resolve
 from ctvr.orchestrator.learning.run import check_streams, execute
-from ctvr.orchestrator.streams.load import is_embedded, load_stream
+from ctvr.orchestrator.streams.load import is_embedded
 from ctvr.orchestrator.streams.metric_names import progress_text
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.run_names import generate_name
@@ -84,7 +84,7 @@ def train(
     settings = {**settings, "stream": find_manifest(str(settings.get("stream", "")))}
     get_method(str(settings.get("method", "")))
     places = execution.places()
-    stream = load_stream(settings["stream"], places.root, places.videos, render=False)
+    stream = execution.load_stream(settings["stream"], render=False)
     check_domain(str(settings["method"]), stream)
     chosen = default_presets(settings["method"], stream, presets)
     experiment = resolve(settings, stream.settings, chosen)
@@ -92,7 +92,7 @@ def train(
     check_streams(experiment, stream, places)
     places.open_store().check_writable()
     if is_embedded(settings["stream"]):  # all mistakes have been reported: videos are rendered
-        stream = load_stream(settings["stream"], places.root, places.videos)
+        stream = execution.load_stream(settings["stream"])
     question = question_of(settings, presets, stream)
     tracker = execution.tracker(stream.name)
     name = generate_name(f"{experiment.run.method}-seed{experiment.run.seed}")

@@ -149,6 +149,11 @@ class Stream:
         """Return the stream for a method that begins after `done` tasks: its own tasks have the indices from 0."""
         return replace(self, learned=self._ends[done - 1])
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Return the splits that its tasks have."""
+        return SPLITS if self.has_val else ("train", "test")
+
     def items(self, task_index: int, split: str) -> tuple[Item, ...]:
         """Return the items of one split ("train", "val" or "test") of one task (0-based).
 

@@ -14,7 +14,6 @@ from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_tower
 from ctvr.orchestrator.learning.run import data_of, has_training, source_of, splits_of, zero_shot_curve
 from ctvr.orchestrator.learning.run_key import frames_digest
-from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 
 
@@ -46,13 +45,12 @@ def prepare_run(
     Raises:
         ConfigError: if the stream lacks data of the experiment, or has fewer pairs than workers.
     """
-    places = execution.places()
-    stream = load_stream(experiment.run.stream, places.root, places.videos)
+    stream = execution.load_stream(experiment.run.stream)
     needed = splits_of(experiment, stream)
     splits = tuple(dict.fromkeys((*needed, *splits)))
     if has_training(experiment):
         check_pairs(stream, experiment.data, experiment.run.workers)
-    store = places.open_store()
+    store = execution.places().open_store()
     store.check_writable()
     backbone = load_tower(experiment, stream)
     source = source_of(stream, store, experiment.data, backbone)
@@ -93,8 +91,3 @@ def prepare_all(
         if need not in made:
             made[need] = prepare_run(run, execution, splits, curve, on_cluster)
     return [made[need] for need in needs]
-
-
-def searched_splits(stream: Stream) -> tuple[str, ...]:
-    """Return the splits that a search and its rerun read."""
-    return ("train", "val", "test") if stream.has_val else ("train", "test")

@@ -21,7 +21,6 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import get_method, presets_of, resolve
 from ctvr.orchestrator.on_ray.plan import read_plan
-from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of
@@ -175,8 +174,7 @@ def rerun(
     sweep = tracker.find_sweep(sweep_name)
     assert sweep is not None  # best_trials has found it
     stream_name = winners[0].settings["stream"]
-    places = execution.places()
-    stream = load_stream(stream_name, places.root, places.videos, render=False)
+    stream = execution.load_stream(stream_name, render=False)
     given = _overrides_of(sweep, execution)
     if given is None and baselines:
         raise ConfigError(

@@ -25,7 +25,6 @@ from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchOutcome, TrialPlan
 from ctvr.orchestrator.on_ray.search import count_listed, count_trials, describe_space, override_space
 from ctvr.orchestrator.on_ray.search_space import Condition, SearchSpace, parse_condition, parse_values, within
 from ctvr.orchestrator.on_ray.tune import can_resume, run_search
-from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.metric_names import COSTS
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
@@ -35,7 +34,7 @@ from ctvr.orchestrator.sweeps.epoch_rungs import epochs_compared
 from ctvr.orchestrator.sweeps.front import describe_front
 from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_sweep, flat_search
 from ctvr.orchestrator.sweeps.preflight import forbid_seed
-from ctvr.orchestrator.sweeps.preparation import prepare_run, searched_splits
+from ctvr.orchestrator.sweeps.preparation import prepare_run
 from ctvr.orchestrator.sweeps.rerun import OVERRIDES, baseline, baseline_rows, rerun, shared_overrides
 from ctvr.orchestrator.sweeps.run_names import require_free_name
 from ctvr.orchestrator.sweeps.search_bounds import apply_conditions, clip_to_backbone, meeting
@@ -165,8 +164,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
             f"--top: must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}. Write --top 1."
         )
     expand_task_orders((), request.orders)
-    places = execution.places()
-    stream = load_stream(request.stream, places.root, places.videos, render=False)
+    stream = execution.load_stream(request.stream, render=False)
     check_domain(request.method, stream)
     metric = default_metric(request.method, protocol_of(stream).kind)
     asked = {**metric, **(request.search or {})}
@@ -185,7 +183,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         given["evaluation.every_epoch"] = full["evaluation.every_epoch"] = True
         experiment = resolve(full, stream.settings, presets)
     check_mirror(experiment.tracking.mirror)
-    check_streams(experiment, stream, places)
+    check_streams(experiment, stream, execution.places())
     if stream.has_val and experiment.evaluation.split == "test":
         raise ConfigError(
             f"evaluation.split=test: a sweep selects settings on the validation videos of {stream.name}. Omit it."
@@ -288,9 +286,7 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
         if is_new:  # a resumed search must propose the same trials again
             planned = planned.filling(final_concurrency(plan, room, execution.max_concurrent))
             request = planned.request
-        ready = prepare_run(
-            planned.experiment, execution, searched_splits(stream), not execution.gpus_per_trial, on_cluster=True
-        )
+        ready = prepare_run(planned.experiment, execution, stream.splits, not execution.gpus_per_trial, on_cluster=True)
         stream = ready.stream
         say(describe_sweep(planned, room, ready.decoded, execution, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}

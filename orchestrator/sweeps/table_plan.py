@@ -19,7 +19,6 @@ from ctvr.orchestrator.learning.resolve import check_domain, get_method, named_i
 from ctvr.orchestrator.learning.run import check_streams
 from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for
 from ctvr.orchestrator.on_ray.search_space import within
-from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.preflight import check_table
 from ctvr.orchestrator.sweeps.search_spaces import default_presets, depth_settings, upper_bounds
@@ -85,8 +84,7 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
     preset = request.preset
     expand_task_orders((), request.orders)
     search, trials = check_table(preset.search, preset.seeds, request.overrides)
-    places = execution.places()
-    stream = load_stream(request.stream, places.root, places.videos, render=False)
+    stream = execution.load_stream(request.stream, render=False)
     if "metric" not in preset.search:  # one metric for all rows
         search = replace(search, metric=SEARCHED[protocol_of(stream).kind])
     if preset.protocol not in {"any", protocol_of(stream).kind}:

@@ -29,7 +29,7 @@ from ctvr.orchestrator.sweeps.plan_text import (
     flat_search,
     most_at_once,
 )
-from ctvr.orchestrator.sweeps.preparation import prepare_all, searched_splits
+from ctvr.orchestrator.sweeps.preparation import prepare_all
 from ctvr.orchestrator.sweeps.rerun import execute_rerun, searched_tags, unsearched_tags
 from ctvr.orchestrator.sweeps.run_names import require_free_name
 from ctvr.orchestrator.sweeps.selection import (
@@ -110,9 +110,7 @@ def _run(planned: PlannedTable, execution: ExecutionConfig, is_new: bool) -> str
             planned = planned.filling(final_concurrency(plan, room, execution.max_concurrent))
         request = planned.request
         experiments = [row.experiment for row in planned.rows]
-        ready = prepare_all(
-            experiments, execution, searched_splits(stream), not execution.gpus_per_trial, on_cluster=True
-        )
+        ready = prepare_all(experiments, execution, stream.splits, not execution.gpus_per_trial, on_cluster=True)
         stream = ready[0].stream
         say(_plan_text(planned, room, max(each.decoded for each in ready), execution, tracker))
         settings = {"rows": ",".join(row.row.name for row in planned.rows), "seeds": request.preset.seeds}

@@ -70,8 +70,9 @@ def page_of_runs(experiment: str) -> str:
 def dataset_of(data: StreamData, context: str) -> dict[str, str]:
     """Return a run's stream in MLflow's form of a data set: name, digest, size; `context`: the evaluated split."""
     stream = data.stream
-    splits = ("train", "val", "test") if stream.has_val else ("train", "test")
-    counts = {split: sum(len(stream.items(task, split)) for task in range(len(stream.tasks))) for split in splits}
+    counts = {
+        split: sum(len(stream.items(task, split)) for task in range(len(stream.tasks))) for split in stream.splits
+    }
     return {
         "name": stream.name,
         "digest": stream.digest[:36],
