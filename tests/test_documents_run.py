@@ -21,7 +21,6 @@ import ray
 
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.importers.csv_table import CSV_COLUMNS
 from ctvr.orchestrator.streams import load
 from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
 from tests.small_stream import write_stream
@@ -102,7 +101,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             for item in task[split]
             for caption in item["captions"]
         ]
-        lines = [",".join(row) for row in [list(CSV_COLUMNS), *rows]]
+        lines = [",".join(row) for row in [["video", "caption", "category", "split", "task"], *rows]]
         Path("my.csv").write_text("\n".join(lines))
         Path("my.yaml").write_text("method: clip4clip\nstream: shapes-5\n")
         Path("tiny.yaml").write_text(blocks_of(ROOT / "docs/tutorial.md", "yaml")[0])

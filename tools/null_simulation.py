@@ -136,7 +136,7 @@ def is_called_different(situation: Situation, rng: np.random.Generator) -> bool:
         found = differences(rows, best, videos, None, paired, fixed, not situation.is_search)
     else:
         values = [rng.normal(0, situation.seed_points[0], count) for count in counts]
-        found = compare_over_seeds(values, 0, is_chosen=False)
+        found = compare_over_seeds(values)
     if situation.is_search:
         found = [max(found[1:], key=lambda each: each.value)]
     return any(each.p < LEVEL for each in found)

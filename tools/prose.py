@@ -22,7 +22,6 @@ CLEAN = [  # results/ holds text as commands printed it
     *("ctvr/__init__.py", "ctvr/__main__.py", "ctvr/api.py", "ctvr/sandbox"),
 ]
 # Captions, word lists and names of seams are data
-SKIPPED = {"node_modules", "fixtures"}
 DATA = {"blocks.py", "cvlm.py", "lexicon.py", "scenes.py", "train_tiny_clip.py", "typed_queries.py"}
 ALLOW = "prose: allow"
 MOST_WORDS, SUBJECT = 25, 72

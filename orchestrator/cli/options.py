@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -216,18 +217,8 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def get_execution(arguments: argparse.Namespace) -> Any:
     from ctvr.orchestrator.execution import ExecutionConfig
 
-    names: tuple[str, ...] = ("runs", "store", "videos", "address", "nodes", "local_cpus", "ray_storage", "workers")
-    names += (
-        "cpus_per_worker",
-        "gpus_per_trial",
-        "accelerator_type",
-        "worker_timeout_hours",
-        "max_concurrent",
-        "max_nodes",
-        "reuse_prefixes",
-    )
-    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    return ExecutionConfig(**given)
+    given = vars(arguments)
+    return ExecutionConfig(**{each.name: given[each.name] for each in fields(ExecutionConfig) if each.name in given})
 
 
 def get_existing_runs(arguments: argparse.Namespace) -> Any:

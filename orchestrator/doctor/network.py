@@ -5,35 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ctvr.orchestrator.doctor.findings import Finding, Level
-from ctvr.orchestrator.on_ray.ray_paths import cluster_file, temporary_folder, token_file, usable_folder
+from ctvr.orchestrator.on_ray.ray_paths import (
+    answers,
+    cluster_address,
+    cluster_file,
+    temporary_folder,
+    token_file,
+    usable_folder,
+)
 from ctvr.orchestrator.proxies import exceptions, host_of, is_near, proxy_of
 
+SECONDS = 1.5  # to connect to a cluster
 PORTS = {8265: "Ray's dashboard", 6379: "Ray's control service", 10001: "Ray's client server", 5000: "MLflow"}
-
-
-def _answers(address: str) -> bool:
-    """Return whether a process listens at HOST:PORT (with or without ray://)."""
-    host, _, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
-    if not port.isdigit():
-        host, port = host or port, "6379"
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.5):
-            return True
-    except (OSError, OverflowError):
-        return False
-
-
-def cluster_address() -> str:
-    """Return the address in Ray's file of this machine's cluster; empty without a file."""
-    file = cluster_file()
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
 def proxies(tracking_uri: str) -> Iterator[Finding]:
@@ -60,10 +49,10 @@ def ray_state() -> Iterator[Finding]:
         yield Finding(
             "error", "Ray", "RAY_ADDRESS=auto, but this machine is in no cluster", "unset RAY_ADDRESS, or `ray start`"
         )
-    elif joins and wanted != "auto" and not _answers(wanted):
+    elif joins and wanted != "auto" and not answers(wanted, SECONDS):
         remedy = "Start the cluster, correct the address, or unset RAY_ADDRESS to start one here."
         yield Finding("error", "Ray", f"nothing responds at RAY_ADDRESS={wanted}", remedy)
-    if known and not _answers(known):
+    if known and not answers(known, SECONDS):
         level: Level = "error" if wanted == "auto" else "warning"
         text = f"{cluster_file()} names the cluster {known}, which no longer responds"
         yield Finding(level, "Ray", text, f"`ray stop`, or remove the file: rm {cluster_file()}")

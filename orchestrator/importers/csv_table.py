@@ -15,7 +15,6 @@ from ctvr.orchestrator.importers.cells import SPLIT_WORDS, captions_in, in_order
 from ctvr.orchestrator.streams.captions import MISSING
 from ctvr.orchestrator.streams.stream import SPLITS
 
-CSV_COLUMNS = ("video", "caption", "category", "split", "task")
 REQUIRED = ("video", "caption", "split", "task")
 OPTIONAL = ("category", "start", "end")
 _TIMES = re.compile(r"(start|begin|end|stop)[ _]?(time|times|timestamp|sec|seconds|s)?", re.IGNORECASE)

@@ -210,15 +210,14 @@ def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> lis
 
 def _today(key: str, run: RunRecord) -> str:
     """Describe whether the code, weights and versions here give the same key for the run's settings and stream."""
-    from ctvr.orchestrator.learning.resolve import named_in, resolve  # torch takes seconds to import
-    from ctvr.orchestrator.learning.run_key import OF_PROTOCOL
+    from ctvr.orchestrator.learning.run_key import OF_PROTOCOL  # torch takes seconds to import
+    from ctvr.orchestrator.sweeps.comparison import experiment_of
 
     digest = run.tags.get("ctvr.stream_digest")
     if not digest:
         return "unknown: the run has no ctvr.stream_digest"
     try:
-        with named_in(f"run {run.name}"):
-            experiment = resolve({name: _as_typed(value) for name, value in run.settings.items()})
+        experiment = experiment_of(run)
         then = provenance_of(run)
         others = [name.removeprefix(OF_PROTOCOL) for name in then if name.startswith(OF_PROTOCOL)]
         stream = cast(Stream, SimpleNamespace(digest=digest, protocol=others[0] if others else "ctvr"))
@@ -232,12 +231,6 @@ def _today(key: str, run: RunRecord) -> str:
     changed = [line.partition(" a: ")[0].strip() for line in _differing_parts(then, here)]
     what = ", ".join(changed) or "code, weights or environment"
     return f"{what} here differ: a run now gets {now[:16]}"
-
-
-def _as_typed(value: Any) -> Any:
-    """Convert MLflow's text to the form of the command line; a list may have brackets."""
-    text = str(value)
-    return text.strip("[]") if text.startswith("[") else text
 
 
 def _tasks(key: str, store: Store) -> list[str]:

@@ -37,7 +37,14 @@ from ctvr.orchestrator.on_ray.internals import bind_to_loopback, job_config
 from ctvr.orchestrator.on_ray.memory import free_memory, record_free_memory
 from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
 from ctvr.orchestrator.on_ray.plan import TrialPlan
-from ctvr.orchestrator.on_ray.ray_paths import cluster_file, temporary_folder, token_file, usable_folder
+from ctvr.orchestrator.on_ray.ray_paths import (
+    answers,
+    cluster_address,
+    cluster_file,
+    temporary_folder,
+    token_file,
+    usable_folder,
+)
 from ctvr.orchestrator.proxies import EXCEPTIONS, exceptions, host_of
 
 log = logging.getLogger(__name__)
@@ -125,7 +132,7 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
         os.environ.setdefault(name, value)
     wanted = _wanted(address)
     patience = START_TIMEOUT_SECONDS if wanted == "local" else REPLACEMENT_SECONDS
-    environment = worker_environment(patience, host_of(_address_in(cluster_file()) if wanted == "auto" else wanted))
+    environment = worker_environment(patience, host_of(cluster_address() if wanted == "auto" else wanted))
     environment |= {SAFE_PATH: "1", METHOD_FOLDERS: os.pathsep.join(method_folders())}
     os.environ.update(environment)
     if wanted == "local" or not _joined(wanted, environment, is_asked=bool(address or os.environ.get("RAY_ADDRESS"))):
@@ -145,7 +152,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
     """Join a cluster and return whether it worked. One that the user did not name may have ended and left its file."""
     bind_to_loopback(False)
     record_free_memory(None)
-    if not is_asked and not _answers(cluster_file()):  # Ray would retry for minutes
+    if not is_asked and not answers(cluster_address(), 10):  # Ray would retry for minutes
         return False
     variables = {**environment, **{name: f"{environment[name]},${{NO_PROXY}}" for name in EXCEPTIONS}}  # + the node's
     variables = {name: value for name, value in variables.items() if name not in _job_variables()}
@@ -159,7 +166,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
             raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or omit it.") from error
         return False
     except (ValueError, RuntimeError, ray.exceptions.RayError) as error:  # versions, token, or variables of a job
-        address = wanted if is_asked else _address_in(cluster_file())
+        address = wanted if is_asked else cluster_address()
         elsewhere = "" if is_asked else ", or use --address local to start a cluster"
         raise ConfigError(
             f"--address: Ray cannot join {address!r} ({_first_line(error)[:300]}). Correct that{elsewhere}."
@@ -174,22 +181,6 @@ def _job_variables() -> set[str]:
         return set((job.get("runtime_env") or {}).get("env_vars") or {})
     except (ValueError, AttributeError):  # Ray reports the error
         return set()
-
-
-def _address_in(file: Path) -> str:
-    """Return the address in a file that `ray start` wrote; empty if the file does not exist."""
-    with contextlib.suppress(OSError, ValueError):
-        return file.read_text(encoding="utf-8").strip()
-    return ""
-
-
-def _answers(file: Path) -> bool:
-    """Return whether a process listens at the address in a file that `ray start` wrote."""
-    with contextlib.suppress(OSError, ValueError):
-        host, _, port = _address_in(file).rpartition(":")
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=10):
-            return True
-    return False
 
 
 def _start(environment: dict[str, str], local_cpus: int | None) -> None:

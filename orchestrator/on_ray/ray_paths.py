@@ -1,7 +1,8 @@
-"""Paths of Ray's files on a machine. Does not load Ray, so that `ctvr doctor` can use it."""
+"""Ray's files on a machine and the cluster that they name. Does not load Ray, so that `ctvr doctor` can use it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -61,6 +62,25 @@ def usable_folder() -> tuple[Path, str]:
 def cluster_file() -> Path:
     """Return the file with the address of the cluster to which this machine belongs; it exists only in a cluster."""
     return temporary_folder() / "ray" / "ray_current_cluster"
+
+
+def cluster_address() -> str:
+    """Return the address in that file; empty if it does not exist or cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return cluster_file().read_text(encoding="utf-8").strip()
+    return ""
+
+
+def answers(address: str, seconds: float) -> bool:
+    """Return whether a process listens at HOST:PORT (with or without ray://; port 6379 by default)."""
+    host, _, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
+    if not port.isdigit():
+        host, port = host or port, "6379"
+    if not host:
+        return False
+    with contextlib.suppress(OSError, OverflowError), socket.create_connection((host.strip("[]"), int(port)), seconds):
+        return True
+    return False
 
 
 def token_file() -> Path:

@@ -60,24 +60,23 @@ def by_kind(entries: Iterable[Entry]) -> dict[str, Size]:
     return {kind: size_of(group) for kind, group in sorted(groups.items())}
 
 
-def note_use(store: Store, stream: str, keys: Sequence[str], meta: Mapping[str, Any] | None = None) -> None:
+def note_use(store: Store, stream: str, keys: Sequence[str]) -> None:
     """Record that a stream needs the frames `keys`; at most once a day.
 
     Args:
         stream: its name, for human readers.
         keys: content addresses of its frames.
-        meta: further facts as JSON values.
     """
     keys = sorted(set(keys))
     slug = re.sub(r"[^a-z0-9_-]+", "-", stream.lower()).strip("-")[:60] or "stream"
-    key = f"{slug}-{digest_of([keys, dict(meta or {})])[:16]}"
+    key = f"{slug}-{digest_of([keys, {}])[:16]}"
     today = time.strftime("%Y-%m-%d", time.gmtime())
     try:
         if store.get_json(USES, key)["day"] == today:
             return
     except (MissingObject, KeyError, TypeError):
         pass
-    store.put_json(USES, key, {"stream": stream, "day": today, "frames": keys, **(meta or {})})
+    store.put_json(USES, key, {"stream": stream, "day": today, "frames": keys})
 
 
 def find_garbage(store: Store, older_than: float | None = None, recent: Collection[str] = ()) -> Garbage:

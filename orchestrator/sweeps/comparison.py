@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ctvr.methods import EVERY_METHOD
-from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.memo import remembered
 from ctvr.orchestrator.on_ray.plan import GAIN, MEAN, SEARCHED
 from ctvr.orchestrator.streams.stream import Stream
@@ -45,8 +44,11 @@ def experiment_of(run: RunRecord) -> Experiment:
     from ctvr.orchestrator.learning.resolve import named_in, resolve  # imports torch
 
     presets = [name for name in run.tags.get("ctvr.presets", "").split(",") if name]
+    typed = {
+        name: str(value).strip("[]") if str(value).startswith("[") else value for name, value in run.settings.items()
+    }
     with named_in(f"run {run.name}"):
-        return resolve(_as_given(run.settings), None, presets)
+        return resolve(typed, None, presets)
 
 
 def is_trained(run: RunRecord) -> bool:
@@ -61,11 +63,6 @@ def is_trained(run: RunRecord) -> bool:
     if not named <= EVERY_METHOD.keys():  # a class whose sources may change
         return compute()
     return bool(remembered(["is trained", run.settings, run.tags.get("ctvr.presets", "")], compute))
-
-
-def _as_given(settings: Mapping[str, Any]) -> Settings:
-    """Convert lists in MLflow's settings to the form of the command line."""
-    return {name: str(value).strip("[]") if str(value).startswith("[") else value for name, value in settings.items()}
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ def compare(
 
     rows = [base, *others]
     if rule[0] not in BY_RANKS or any(run.run_id not in ranks for row in rows for run in row):
-        return compare_over_seeds([[last_value(run, rule[0]) for run in row] for row in rows], 0, is_chosen=False)[1:]
+        return compare_over_seeds([[last_value(run, rule[0]) for run in row] for row in rows])[1:]
     first = ranks[base[0].run_id]
     queries = sorted(set.intersection(*(set(ranks[run.run_id].of) for row in rows for run in row)))
     found = [np.array([[ranks[run.run_id].of[q] for q in queries] for run in row]) for row in rows]

@@ -180,7 +180,7 @@ def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
     if not tracker.client.list_artifacts(run.run_id, "model"):
         return None, said
     aliases = ("best", f"best-{run.tags.get('ctvr.stream', '')}") if is_best else ()
-    return tracker.register_model(run.run_id, MODEL, aliases=aliases), said
+    return tracker.register_model(run.run_id, MODEL, aliases), said
 
 
 def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str, float]) -> None:

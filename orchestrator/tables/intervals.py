@@ -95,18 +95,17 @@ def differences(
     return found
 
 
-def compare_over_seeds(
-    rows: Sequence[Sequence[float] | np.ndarray], best: int, is_chosen: bool = True
-) -> list[Difference]:
-    """Return the mean of each row minus that of row `best`, for a metric with one value per seed.
+def compare_over_seeds(rows: Sequence[Sequence[float] | np.ndarray]) -> list[Difference]:
+    """Return the mean of each row minus that of the first, for a metric with one value per seed.
 
-    The result holds for these test items. If nothing differs between seeds, no interval is known.
+    The first row was selected in advance. The result holds for these test items. If nothing differs between seeds, no
+    interval is known.
     """
     parts = [(len(row), float(np.var(row, ddof=1)) if len(row) > 1 else 0.0, 0.0) for row in rows]
-    spread, family = _of_seeds(parts, best), Family(len(rows), is_chosen)
+    spread, family = _of_seeds(parts, 0), Family(len(rows), is_chosen=False)
     found = []
     for index, row in enumerate(rows):
-        value = float(np.mean(row) - np.mean(rows[best]))
+        value = float(np.mean(row) - np.mean(rows[0]))
         is_known = spread is not None and spread.of(index)[0] > 0 and math.isfinite(value)
         found.append(family.judge(value, 0.0, 1, *spread.of(index)) if is_known and spread else _unknown(value))
     return found

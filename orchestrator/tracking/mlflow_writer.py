@@ -149,8 +149,8 @@ class Sender:
                 address = records.artifacts(run_id)
         return artifact_folder(run_id, address) if address.startswith("file:///") else None
 
-    def register(self, run_id: str, name: str, folder: Path | None, aliases: Sequence[str]) -> str:
-        """Make a run's `model` a version of a registered model; return its number. A given folder is uploaded first."""
+    def register(self, run_id: str, name: str, aliases: Sequence[str]) -> str:
+        """Make a run's `model` a version of a registered model; return its number."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -162,8 +162,6 @@ class Sender:
         if versions:
             version = str(versions[0].version)
         else:
-            if folder is not None:
-                self.client.log_artifacts(run_id, str(folder), "model")
             source = f"{self.client.get_run(run_id).info.artifact_uri}/model"
             version = str(self.client.create_model_version(name, source, run_id, await_creation_for=0).version)
         for alias in aliases:

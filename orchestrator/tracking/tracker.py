@@ -167,17 +167,13 @@ class Tracker:
             raise ValueError(f"status: {status!r} is not an end of a run. Use one of {', '.join(sorted(ENDED))}.")
         self._tell(run_id, {"op": "close", "status": status, "time": _now()}, now=True)
 
-    def register_model(
-        self, run_id: str, name: str, folder: Path | None = None, aliases: Sequence[str] = ()
-    ) -> str | None:
+    def register_model(self, run_id: str, name: str, aliases: Sequence[str] = ()) -> str | None:
         """Make a run's artifact `model` a version of the registered model `name`; aliases move to that version.
-
-        `folder` (safetensors and JSON) is uploaded as `model` first; None if the run already has it.
 
         Returns the version, which may exist already; None, with a warning, after an error.
         """
         try:
-            return self._sender.register(self._sender.real(run_id), name, folder, aliases)
+            return self._sender.register(self._sender.real(run_id), name, aliases)
         except Exception as error:
             log.warning("tracking: model %s was not registered: %s", name, reason(error))
             return None

@@ -87,8 +87,8 @@ def test_another_metric_is_compared_over_seeds_and_in_its_own_direction():
     groups = {RECOMMENDED: lost(RECOMMENDED, (5.0, 5.1, 4.9)), "a": lost("a", (1.0, 1.1, 0.9))}
     assert compare_candidates("s", groups, {}, ("bwf", "min"), ["a"]).is_confirmed
     assert not compare_candidates("s", groups, {}, ("bwf", "max"), ["a"]).is_confirmed
-    assert compare_over_seeds([[1.0], [2.0]], 0)[1].p == 1.0  # one seed is never significant
-    assert observed_mde(compare_over_seeds([[1.0, 1.0], [2.0, 2.0]], 0)[1]) == np.inf  # so no effect is detectable
+    assert compare_over_seeds([[1.0], [2.0]])[1].p == 1.0  # one seed is never significant
+    assert observed_mde(compare_over_seeds([[1.0, 1.0], [2.0, 2.0]])[1]) == np.inf  # so no effect is detectable
     blind = compare_candidates(
         "s", {RECOMMENDED: lost(RECOMMENDED, (5.0, 5.0)), "a": lost("a", (1.0, 1.0))}, {}, ("bwf", "min"), ["a"]
     )

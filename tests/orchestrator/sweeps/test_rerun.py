@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, label_of
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.sweeps import rerun as rerun_job
-from ctvr.orchestrator.sweeps.comparison import _as_given, experiment_of
+from ctvr.orchestrator.sweeps.comparison import experiment_of
 from ctvr.orchestrator.sweeps.rerun import (
     OVERRIDES,
     baseline,
@@ -173,7 +174,9 @@ def test_complete_runs_of_an_interrupted_rerun_are_not_run_again(few, execution)
 
 
 def test_lists_of_mlflow_are_written_as_on_the_command_line():
-    assert _as_given({"a": "[0.9, 0.999]", "b": "1e-06", "c": "None"}) == {"a": "0.9, 0.999", "b": "1e-06", "c": "None"}
+    settings = {"method": "zero_shot", "stream": "shapes-5", "optim.betas": "[0.9, 0.98]", "optim.grad_clip": "None"}
+    found = experiment_of(SimpleNamespace(name="a run", tags={}, settings=settings))
+    assert (found.optim.betas, found.optim.grad_clip) == ((0.9, 0.98), None)
 
 
 def test_a_rerun_of_an_unknown_sweep_is_one_line(execution):

@@ -173,13 +173,13 @@ def test_best_of_rows_against_a_named_row_errs_in_5_percent():
 
 def test_a_metric_of_one_value_a_seed_has_welchs_test():
     a, b = [30.0, 31.0, 33.0], [20.0, 20.5, 20.0, 19.0]
-    found = compare_over_seeds([a, b], 0)[1]
+    found = compare_over_seeds([a, b])[1]
     expected = stats.ttest_ind(b, a, equal_var=False)
     interval = expected.confidence_interval(0.95)
     assert found.p == pytest.approx(expected.pvalue)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
-    assert compare_over_seeds([[1.0, 1.0], [2.0, 2.0]], 0)[1].p == 1.0
-    assert compare_over_seeds([[1.0, 1.1], [math.nan, 2.0]], 0)[1].p == 1.0
+    assert compare_over_seeds([[1.0, 1.0], [2.0, 2.0]])[1].p == 1.0
+    assert compare_over_seeds([[1.0, 1.1], [math.nan, 2.0]])[1].p == 1.0
 
 
 def test_tasks_weigh_alike():

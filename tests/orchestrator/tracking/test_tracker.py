@@ -213,15 +213,13 @@ def test_artifacts_come_back_as_they_were(tracker, tmp_path):
     assert reader._sender._client is None  # MLflow's import takes seconds
 
 
-def test_a_model_is_registered_once_per_run(tracker, tmp_path):
+def test_a_model_is_registered_once_per_run(tracker):
     run = tracker.open_run("shapes-5", "registered", SETTINGS)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "weights.safetensors").write_bytes(b"1")
-    assert tracker.register_model(run, "lwf-shapes", tmp_path / "model", ["best", "best-shapes-5"]) == "1"
-    assert tracker.register_model(run, "lwf-shapes", tmp_path / "model") == "1"
+    assert tracker.register_model(run, "lwf-shapes", ["best", "best-shapes-5"]) == "1"
+    assert tracker.register_model(run, "lwf-shapes") == "1"
     version = tracker.client.get_model_version_by_alias("lwf-shapes", "best")
     assert version.run_id == run
-    assert tracker.register_model("0" * 32, "lwf-shapes", tmp_path / "model") is None
+    assert tracker.register_model("0" * 32, "lwf-shapes") is None
 
 
 # --- failures
