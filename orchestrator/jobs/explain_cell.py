@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 from ctvr.orchestrator.config import closest, suggest
 from ctvr.orchestrator.errors import ConfigError
@@ -32,7 +31,8 @@ def explain_cell(table: str, row: str, column: str, execution: ExecutionConfig) 
     known = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
     if table not in known:
         raise ConfigError(f"explain: table {table!r} is not written.{suggest(table, known)} Write: ctvr table {table}")
-    rows = [line for file in sorted((folder / table).glob("*.csv")) for line in _rows(file)]
+    files = sorted((folder / table).glob("*.csv"))
+    rows = [line for file in files for line in csv.DictReader(read_text(file).splitlines())]
     labels = [line["label"] for line in rows]
     if row not in labels:
         raise ConfigError(f"explain: no row {row!r} in {table}.{suggest(row, labels)} Rows: {', '.join(labels)}.")
@@ -74,10 +74,6 @@ def value_of(run: RunRecord, key: str) -> float | None:
     metrics = [f"stream/t2v/{key}", f"stream/{key}", key, *([PRINTED[key][1]] if key in PRINTED else [])]
     last = next((found for metric in metrics if (found := run.last(metric))), None)
     return None if last is None else last[1] * SCALE.get(key, 1)
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(read_text(file).splitlines()))
 
 
 def _column(name: str, metrics: list[str]) -> str:

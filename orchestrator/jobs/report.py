@@ -141,11 +141,9 @@ def _space(sweep: RunRecord, trials: Sequence[Trial]) -> tuple[SearchedSetting, 
             for name, each in known.items()
         )
     except (KeyError, ValueError, TypeError, RecursionError):  # MLflow's records may be old, or have been edited
-        return tuple(_as_tried(name, trials) for name in trials[0].settings if _differs(name, trials))
-
-
-def _differs(name: str, trials: Sequence[Trial]) -> bool:
-    return len({trial.settings.get(name) for trial in trials}) > 1
+        names = trials[0].settings
+        varied = [name for name in names if len({trial.settings.get(name) for trial in trials}) > 1]
+        return tuple(_as_tried(name, trials) for name in varied)
 
 
 def _as_tried(name: str, trials: Sequence[Trial]) -> SearchedSetting:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,37 +83,19 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
 
     Every pass through the image tower counts. For a method without one, its convolutions and linear layers count.
     """
-    training = method.training
+    tower = next((module for module in method.modules() if isinstance(module, VisionTower)), None)
+    training, counter = method.training, Multiplications()
     method.eval()
-    with record_tokens() as states:
+    with record_tokens() as states, counter if tower is None else nullcontext():
         features = method.encode_video(frames)
     method.train(training)
     videos = len(frames)
-    tower = next((module for module in method.modules() if isinstance(module, VisionTower)), None)
     if tower is None:
-        return VideoCost(_convolutions(method, frames) // videos, [], features[0].numel())
+        return VideoCost(counter.get_total_flops() // 2 // videos, [], features[0].numel())
     passes = (state.batch * tower_macs(tower, state.log, state.frames) + state.extra_macs for state in states)
     macs = sum(passes) // videos
     log = [(groups * states[-1].batch // videos, n, m) for groups, n, m in states[-1].log] if states else []
     return VideoCost(macs, log, features[0].numel())
-
-
-def _convolutions(method: Method, frames: Tensor) -> int:
-    """Return the multiply-adds of the convolutions and linear layers on `frames`; normalisation is not counted."""
-    counts: list[int] = []
-
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        each = module.weight[0].numel()  # type: ignore[index]
-        counts.append(output.numel() * each)
-
-    layers = [module for module in method.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    hooks = [module.register_forward_hook(count) for module in layers]
-    training = method.training
-    method.eval().encode_video(frames)
-    method.train(training)
-    for hook in hooks:
-        hook.remove()
-    return sum(counts)
 
 
 def trained_parameters(method: Method) -> int:

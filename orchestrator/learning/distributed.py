@@ -25,11 +25,8 @@ def all_reduce_min(x: Tensor) -> Tensor:
 
 def all_parameters_used(module: nn.Module) -> bool:
     """Return whether all methods and experts in `module` declare that each step gives every weight a gradient."""
-    return all(_uses_all_parameters(part) for part in module.modules())
-
-
-def _uses_all_parameters(part: nn.Module) -> bool:
-    return bool(getattr(getattr(part, "declared", part), "uses_all_parameters", True))
+    declared = (getattr(part, "declared", part) for part in module.modules())
+    return all(getattr(each, "uses_all_parameters", True) for each in declared)
 
 
 def require_gradients(module: nn.Module) -> None:

@@ -32,10 +32,10 @@ class PretrainedSnapshot(dict[str, Tensor]):
 
     def __init__(self, method: Method) -> None:
         super().__init__(
-            (name, value.detach())
+            (f"{prefix}.{name}", value.detach())
             for prefix, module in method.named_modules()
             if isinstance(module, Clip)
-            for name, value in _prefixed(prefix, module.state_dict())
+            for name, value in module.state_dict().items()
         )
         self._versions = {name: value._version for name, value in self.items()}
 
@@ -53,10 +53,6 @@ class PretrainedSnapshot(dict[str, Tensor]):
         if first.data_ptr() == value.data_ptr():
             return first._version == self._versions[name]
         return torch.equal(first.cpu(), value.cpu())  # the method was moved to another device
-
-
-def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    return [(f"{prefix}.{name}" if prefix else name, value) for name, value in state.items()]
 
 
 def trained_state(method: Method, pretrained: PretrainedSnapshot) -> dict[str, Tensor]:

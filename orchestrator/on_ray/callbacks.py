@@ -13,7 +13,7 @@ from ray import tune
 from ctvr.orchestrator.console import format_duration, say
 from ctvr.orchestrator.errors import ConfigError, TrialFailed
 from ctvr.orchestrator.on_ray.capacity import capacity, request_resources_for
-from ctvr.orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, fetch_actor_log, is_lost_node, is_oom_kill
+from ctvr.orchestrator.on_ray.failures import MOST_SHORT_OF_MEMORY, is_lost_node, is_oom_kill, last_output
 from ctvr.orchestrator.on_ray.internals import error_of, kv_get
 from ctvr.orchestrator.on_ray.memory import PROCESS, await_memory
 from ctvr.orchestrator.on_ray.nodes import is_started_here
@@ -199,7 +199,7 @@ class TrialMonitor(tune.Callback):
     def _keep_words(self, trial: Any, error: BaseException) -> None:
         """Store a worker's last output before its failure: on its run, or on the sweep's if it has no run yet."""
         plan, inner = self._plan(trial), _innermost(error)
-        words = getattr(inner, "traceback_and_log", "") or fetch_actor_log(inner)
+        words = last_output(inner)
         if not words:
             return
         name, number = run_name(plan, trial.config), trial.num_failures

@@ -59,10 +59,11 @@ def to_trial_failed(error: Exception) -> TrialFailed:
     causes = [root_cause(each) for each in getattr(error, "worker_failures", {}).values()] or [error]
     first = next((cause for cause in causes if is_permanent(cause)), None)
     lost = next((cause for cause in causes if "ActorDied" in type(cause).__name__), None)
-    return TrialFailed(one_line(first or lost or causes[0]), first is not None, _words_of(first or lost or causes[0]))
+    shown = first or lost or causes[0]
+    return TrialFailed(one_line(shown), first is not None, last_output(shown))
 
 
-def _words_of(error: BaseException) -> str:
+def last_output(error: BaseException) -> str:
     """Return a worker's last output: attached to its error, or read from its log if it was killed."""
     return str(getattr(error, "traceback_and_log", "")) or fetch_actor_log(error)
 

@@ -32,7 +32,7 @@ def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
     with Decoder(workers=min(2, len(jobs))) as pool:
         for job, clip in pool.map(jobs):
             if not isinstance(clip, VideoError):
-                found[job.path, job.segment] = _address(clip.frames)
+                found[job.path, job.segment] = f"data:image/jpeg;base64,{base64.b64encode(_jpeg(clip.frames)).decode()}"
     return found
 
 
@@ -75,8 +75,3 @@ def _jpeg(frames: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(frames), axis=1)).save(buffer, "JPEG", quality=QUALITY)
     return buffer.getvalue()
-
-
-def _address(frames: np.ndarray) -> str:
-    """Return the picture of frames (T, H, W, 3) uint8 as a data: address."""
-    return "data:image/jpeg;base64," + base64.b64encode(_jpeg(frames)).decode()

@@ -185,7 +185,9 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     )
     if not tasks:
         reader.fail("tasks", "is empty", "Write at least one task.")
-    _check_names(reader, tasks)
+    for name, count in Counter(task.name for task in tasks).items():
+        if count > 1:
+            reader.fail(f"tasks: {name}", f"{count} tasks have this name", "Give each task its own.")
     _check_unique(reader, tasks)
     _check_kinds(reader, tasks, top["protocol"] == "ucl")
     return Stream(
@@ -287,12 +289,6 @@ def _answers(reader: _Reader, item: dict[str, Any], where: str, questions: int) 
     if len(answers) != questions:
         reader.fail(f"{where}: answers", f"has {len(answers)} for {questions} questions", "Give one per question.")
     return tuple(reader.text(answer, f"{where}: answers[{n}]") for n, answer in enumerate(answers))
-
-
-def _check_names(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
-    for name, count in Counter(task.name for task in tasks).items():
-        if count > 1:
-            reader.fail(f"tasks: {name}", f"{count} tasks have this name", "Give each task its own.")
 
 
 def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:

@@ -73,7 +73,8 @@ def collect(
             read = {k: v for k, v in record.settings.items() if k not in INCIDENTAL}
             tags = (record.tags.get("ctvr.note", ""), record.tags.get("ctvr.transductive", ""), content_of(record))
             seed = f"{record.settings.get('seed', '0')}@{order_of(record)}"
-            if _trains_nothing(record):  # optimizer settings have no effect; the newest run represents all
+            trained = record.last(PARAMETERS)
+            if trained and trained[1] == 0:  # optimizer settings have no effect; the newest run represents all
                 read = {k: v for k, v in read.items() if not k.startswith("optim.")}
                 seed = str(order_of(record))
             own = tuple(sorted((k, in_any_order(k, v)) for k, v in read.items()))
@@ -167,10 +168,6 @@ def seconds_of(run: RunRecord) -> float:
     """
     reused = int(run.tags.get("ctvr.reused_tasks") or 0)
     return sum(seconds for task, seconds in run.metrics.get(SECONDS, []) if task > reused)
-
-
-def _trains_nothing(run: RunRecord) -> bool:
-    return (run.last(PARAMETERS) or (0, math.nan))[1] == 0
 
 
 def _row(runs: list[RunRecord]) -> Row:

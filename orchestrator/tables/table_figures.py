@@ -257,23 +257,12 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _parameters(row: Row) -> float:
-    return row.values.get("params_m", Value()).mean
-
-
-def _gmacs(row: Row) -> float:
-    return row.values.get("gmacs", Value()).mean
-
-
-def _stored(row: Row) -> float:
-    return row.extra.get("cost/stored_floats_per_video", Value()).mean * 4 / 1000
-
-
-GMACS: Cost = ("multiply-adds of a video (10^9)", "linear", _gmacs)
+GMACS: Cost = ("multiply-adds of a video (10^9)", "linear", lambda row: row.values.get("gmacs", Value()).mean)
+STORED = "cost/stored_floats_per_video"
 COSTS: tuple[Cost, ...] = (
-    ("trained parameters (millions)", "log", _parameters),
+    ("trained parameters (millions)", "log", lambda row: row.values.get("params_m", Value()).mean),
     GMACS,
-    ("stored for a video (kB, float32)", "log", _stored),
+    ("stored for a video (kB, float32)", "log", lambda row: row.extra.get(STORED, Value()).mean * 4 / 1000),
 )
 FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "r1": ("R@1 after each task", _curves),
