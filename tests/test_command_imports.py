@@ -14,7 +14,7 @@ from tests.small_stream import write_stream
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = ("torch", "torch._dynamo", "torchvision", "open_clip", "ray", "mlflow", "sqlalchemy", "pandas", "scipy")
-SLOW += ("matplotlib", "optuna", "fastapi", "uvicorn")
+SLOW += ("scipy.optimize", "matplotlib", "optuna", "fastapi", "uvicorn")
 # Command -> the libraries among SLOW that it may import when it is given for the second time
 MAY = {
     "guide": "",
@@ -24,6 +24,8 @@ MAY = {
     "run": "",
     "table": "scipy",  # the intervals
     "page": "scipy",
+    "runs": "",
+    "runs show": "",
     "explain": "torch",  # whether the key is the same today
     "search": "torch torch._dynamo open_clip torchvision",
 }
@@ -75,10 +77,17 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "table": ["table", "--stream", "small"],
         "page": ["page", "small"],
         "search": ["search", "a red circle", "--model", "zero_shot"],
+        "runs": ["runs"],
+        "runs show": ["runs", "show", "zero_shot"],
     }
     first = {name: given(folder, made[name]) for name in ("run", "table", "page")}
     (key,) = (each.name for each in (folder / "runs" / "store" / "commits").iterdir() if not each.name.startswith("z"))
-    return {**made, "explain": ["explain", key], "folder": [str(folder)], "loaded by the first table": first["table"]}
+    return {
+        **made,
+        "explain": ["explain", key],
+        "folder": [str(folder)],
+        **{f"first {name}": first[name] for name in first},
+    }
 
 
 @pytest.mark.slow
@@ -88,6 +97,7 @@ def test_a_command_imports_only_what_it_needs(words, command):
 
 
 @pytest.mark.slow
-def test_the_first_table_after_a_run_needs_no_torch(words):
+def test_the_first_table_after_a_run_needs_no_torch_and_the_first_page_a_model_at_most(words):
     """A run computes what a table needs torch for, and figures are drawn where they are asked for."""
-    assert set(words["loaded by the first table"]) <= {"scipy"}
+    assert set(words["first table"]) <= {"scipy"}
+    assert set(words["first page"]) <= {"scipy", *MAY["search"].split()}

@@ -32,7 +32,6 @@ from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
 from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.learning.commits import RunState
-from ctvr.orchestrator.learning.multiplications import Multiplications
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.unique_videos import Losses
 
@@ -122,6 +121,8 @@ def _replay_bytes(method: Method, data: StreamData) -> int:
 
 def _step_gmacs(method: Method, batch: Batch) -> float:
     """Return the multiply-adds (10^9) of one training step, of a copy: the method and random numbers do not change."""
+    from ctvr.orchestrator.learning.multiplications import Multiplications  # imports triton
+
     trial = copied(method).train()  # what is trained is known from the task before
     losses = Losses(trial)
     devices: Sequence[int] = [torch.cuda.current_device()] if torch.cuda.is_available() else []

@@ -34,7 +34,6 @@ from ctvr.methods.base import Method, Task
 from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.learning.epoch_timing import peak_memory_mb, reset_peak_memory
 from ctvr.orchestrator.learning.evaluate import encode_for_task
-from ctvr.orchestrator.learning.multiplications import Multiplications
 
 TokenLog = Sequence[tuple[int, int, int]]
 
@@ -134,6 +133,8 @@ def query_cost(method: Method, tokens: Tensor, tasks: int) -> dict[str, float]:
         `cost/query_gmacs`: multiply-adds of all passes in 10^9, as torch counts matrix products. Those inside a
         fused attention kernel (3 % for a text of 77 tokens) count only where torch supports the kernel, on a GPU.
     """
+    from ctvr.orchestrator.learning.multiplications import Multiplications  # imports triton
+
     passes, kept = text_passes(method, tasks), dict[int, Any]()
     training = method.training
     method.eval()
