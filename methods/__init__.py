@@ -13,10 +13,12 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -125,12 +127,29 @@ def place_of(name: str) -> str:
     others = plugins()
     if name in others:
         return others[name]
-    if ":" in name:
+    if _CLASS.fullmatch(name):
         return name
-    folded = re.sub(r"[- ]", "_", name.lower())
-    close = difflib.get_close_matches(folded, [*EVERY_METHOD, *CONFIGURATIONS, *others], n=1)
-    hint = f"Did you mean {close[0]}? " if close else ""
-    raise ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
+    raise unknown_method(name)
+
+
+def unknown_method(name: str) -> ValueError:
+    """Return the error of a name that no method has, with the method or the class of a file that was meant."""
+    folded = re.sub(r"[- ]", "_", name.partition(":")[0].lower())
+    close = difflib.get_close_matches(folded, [*EVERY_METHOD, *CONFIGURATIONS, *plugins()], n=1)
+    meant = _class_in_file(name) or (close[0] if close else "")
+    hint = f"Did you mean {meant}? " if meant else "A class in a file is written MODULE:CLASS. " * (":" in name)
+    return ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
+
+
+def _class_in_file(name: str) -> str:
+    """Return `module:Class` for a name such as `mine`, `mine.py`, `mine.Norms`, `mine:norms` whose file is here."""
+    parts = re.fullmatch(r"(?:\./)?(\w+)(?:\.py)?(?:[:.](\w*))?", name)
+    file = Path(f"{parts[1]}.py") if parts else Path()
+    if parts is None or not file.is_file():
+        return ""
+    classes = re.findall(r"(?m)^class (\w+)\(.*Method\b", file.read_text(encoding="utf-8", errors="replace"))
+    close = difflib.get_close_matches((parts[2] or "").title(), classes, n=1, cutoff=0.8)
+    return f"{parts[1]}:{(close or classes)[0]}" if classes else ""
 
 
 def _is_former(name: str) -> bool:
@@ -268,13 +287,28 @@ def _of_others(name: str, module: str, cls: str) -> type[Method]:
     try:
         found = getattr(importlib.import_module(module), cls, None)
     except ImportError as error:
-        raise ValueError(
-            f"{name}: {module} cannot be imported ({error}). Install its package, or put its folder on PYTHONPATH."
-        ) from error
+        missing = str(error.name).partition(".")[0]
+        hint = "Install its package, or put its folder on PYTHONPATH."
+        if missing != module.partition(".")[0]:
+            hint = f"Install {missing}."
+        elif meant := _class_in_file(name):
+            hint = f"Did you mean {meant}?"
+        raise ValueError(f"{name}: {module} cannot be imported ({error}). {hint}") from error
+    except Exception as error:  # a mistake in the user's file
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
+        said = error.msg if isinstance(error, SyntaxError) else error
+        text = f"{type(error).__name__}: {said!s:.200}, {file}, line {line}"
+        raise ValueError(f"{name}: {module} cannot be imported ({text}). Correct that line.") from error
     if not (
         isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(vars(found).get("Config"))
     ):
-        raise ValueError(f"{name}: {cls} of {module} is not a ctvr.Method with a dataclass Config.")
+        meant = _class_in_file(name)
+        hint = f" Did you mean {meant}?" if meant not in ("", name) else ""
+        raise ValueError(f"{name}: {cls} of {module} is not a ctvr.Method with a dataclass Config.{hint}")
+    for member in ("__init__", "encode_video", "encode_text"):
+        if getattr(found, member) is getattr(Method, member):
+            raise ValueError(f"{name}: {cls} does not define {member}. docs/new-method.md shows a whole class.")
     return found
 
 

@@ -113,6 +113,15 @@ class ExecutionConfig:
     def folder(self, name: str) -> Path:
         return self.runs.resolve() / "sweeps" / name
 
+    def check_videos(self) -> None:
+        """Refuse a folder of videos that does not exist.
+
+        Raises:
+            ConfigError: with its name.
+        """
+        if self.videos is not None and not self.videos.is_dir():
+            raise ConfigError(f"--videos: {self.videos} is not a folder. Give the folder of the stream's videos.")
+
     def check(self, writes: bool = True) -> None:
         """Refuse numbers out of range and unusable folders or servers, before anything starts or is created.
 
@@ -162,8 +171,7 @@ class ExecutionConfig:
             raise ConfigError(
                 "--storage: contains a password. Remove it, and set AWS_* variables on every node instead."
             )
-        if self.videos is not None and not self.videos.is_dir():
-            raise ConfigError(f"--videos: {self.videos} is not a folder. Give the folder of the stream's videos.")
+        self.check_videos()
         if writes:
             check_creatable(self.runs, "--runs")
         if "://" in (place := absolute(self.store).removeprefix("file://")):

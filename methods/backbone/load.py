@@ -6,7 +6,8 @@ import difflib
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -84,12 +85,28 @@ def _tags(name: str) -> list[str]:
     import open_clip  # takes seconds: commands that train nothing load no tower
 
     if name not in (models := open_clip.list_models()):
-        close = difflib.get_close_matches(name, [*SHIPPED, *UMT, *models], n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        close = _closest(name, [*SHIPPED, *UMT, *models])
+        hint = f" Did you mean {close}?" if close else ""
         raise ValueError(
             f"no backbone called {name!r}.{hint} Write {', '.join((*SHIPPED, *UMT))} or one of open_clip.list_models()."
         )
     return list(open_clip.list_pretrained_tags_by_model(name))
+
+
+def _closest(name: str, known: Sequence[str]) -> str:
+    """Return the known architecture that a name means, also one as Hugging Face writes it, or an empty string."""
+    plain = re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()).replace("/", "-").replace("_", "-").replace("patch", "")
+    for long, short in (("base", "b"), ("large", "l"), ("huge", "h"), ("clip-vit", "vit")):
+        plain = re.sub(rf"\b{long}\b", short, plain)
+    if siglip := re.fullmatch(r"(siglip2?)-(\w+-\d+)(?:-224)?(-\d+)?", plain):
+        plain = f"vit-{siglip[2]}-{siglip[1]}{siglip[3] or ''}"
+    folded = {each.lower().replace("_", "-"): each for each in known}
+    if name.lower().startswith("openai/") and f"{plain}-quickgelu" in folded:
+        plain += "-quickgelu"
+    begins = [each for each in folded if plain.startswith(f"{each}-")]
+    near = difflib.get_close_matches(plain, folded, n=1)
+    found = plain if plain in folded else max(begins, key=len, default="") or (near[0] if near else "")
+    return folded.get(found, "")
 
 
 def _tiny_clip(

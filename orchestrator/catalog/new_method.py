@@ -143,7 +143,7 @@ def new_method(name: str, into: Path = Path()) -> str:
     Raises:
         ConfigError: for a name that Python or ctvr cannot use, or a folder that already exists.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
+    if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name != name.lower():
         raise ConfigError(
             f"new method {name!r}: is not a module name. Use lower-case letters, digits and _, e.g. my_idea."
         )
@@ -154,6 +154,8 @@ def new_method(name: str, into: Path = Path()) -> str:
         raise ConfigError(f"new method: {folder} already exists. Choose another name or --into FOLDER.")
     if name in sys.stdlib_module_names or ((found := find_spec(name)) and found.origin):
         raise ConfigError(f"new method {name!r}: would shadow an installed module of this name. Choose another name.")
+    if not into.is_dir():
+        raise ConfigError(f"--into {into}: is not a folder. Create it first, or omit --into.")
     create_output_dir(folder)
     cls = "".join(part.capitalize() for part in name.split("_")) or "Method"
     files = {"pyproject.toml": PROJECT, f"{name}.py": MODULE, f"{name}_space.py": SPACE, f"test_{name}.py": TEST}

@@ -26,6 +26,7 @@ def add_streams(commands: Any) -> None:
     importer.add_argument(
         "files",
         nargs="*",
+        default=[],
         metavar="name=FILE",
         help="files by name, e.g. split=MSRVTT_10_dataset.pkl; see docs/own-videos.md",
     )
@@ -86,6 +87,7 @@ def _streams_check(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.streams.check import check_stream
     from ctvr.orchestrator.streams.load import load_stream
 
+    get_execution(arguments).check_videos()
     return check_stream(load_stream(arguments.stream, arguments.runs.resolve(), arguments.videos))
 
 

@@ -50,6 +50,7 @@ from ctvr.orchestrator.errors import (
 )
 from ctvr.orchestrator.interpreter import name_every_file, name_home
 from ctvr.orchestrator.redaction import hide_secrets, redact, traceback_text
+from ctvr.orchestrator.streams.load import is_embedded
 
 log = logging.getLogger(__name__)
 SYNONYMS = {"help": "--help", "version": "--version", "ls": "runs", "list": "runs", "train": "run", "rm": "runs rm"}
@@ -64,7 +65,8 @@ class Parser(argparse.ArgumentParser):
         words = renamed.arguments(sys.argv[1:] if args is None else args)
         parser, at = self._find_command(words)
         others = next(a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)) or {}
-        known = lambda: mistakes.setting_names(_names(words))  # noqa: E731
+        takes_settings = any(action.dest == "overrides" for action in parser._actions)
+        known = lambda: mistakes.setting_names(_names(words)) if takes_settings else []  # noqa: E731
         found, kept = check_options(parser, words[at:], known, others)
         if parser is self and found:
             raise mistakes.tell(words, found)
@@ -73,7 +75,7 @@ class Parser(argparse.ArgumentParser):
             arguments.overrides, rest = [*arguments.overrides, *rest], []
             found += mistakes.place_names(arguments)
         elif rest:
-            found += [_surplus(word, words) for word in rest]
+            found += [_surplus(word, words, parser) for word in rest]
         arguments.mistakes, arguments.words = found, words
         if found:
             raise mistakes.tell(words, mistakes.all_mistakes(arguments))
@@ -90,7 +92,9 @@ class Parser(argparse.ArgumentParser):
                 synonyms = SYNONYMS if parser is self else OF_RUNS if words[:at] == ["runs"] else {}
                 meant = synonyms.get(word, closest(word, choices))
                 given = [*meant.split(), *words[at + 1 :]]
-                if not meant and words[:at] == ["runs"] and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
+                if words[:at] == ["runs"] and is_embedded(word):
+                    given = ["--stream", *words[at:]]
+                elif not meant and words[:at] == ["runs"] and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
                     given = ["show", *words[at:]]
                 is_clear = word in synonyms or given != words[at + 1 :]
                 line = f"Write: {shlex.join(['ctvr', *words[:at], *given])}"
@@ -106,16 +110,23 @@ class Parser(argparse.ArgumentParser):
             names = [name.strip(" '") for name in choice[3].split(",")]
             meant = f" Write {closest(choice[2], names) or names[0]}."
             raise ConfigError(f"{choice[1]}: is not one of {', '.join(names)} (got {choice[2]!r:.80}).{meant}")
+        if pair := re.fullmatch(r"argument (\S+): not allowed with argument (\S+)", message):
+            raise ConfigError(f"{pair[1]}: cannot be combined with {pair[2]}. Omit one of them.")
         missing = message.partition("are required: ")[2]
         text = f"{missing} is missing. Write: {_usage(self)}" if missing else f"{message}. See {self.prog} --help"
         raise ConfigError(f"{self.prog.removeprefix('ctvr ')}: {text}")
 
 
-def _surplus(word: str, words: Sequence[str]) -> mistakes.Mistake:
-    """Return the mistake of an argument that the command does not take: often a list was typed with a blank."""
+def _surplus(word: str, words: Sequence[str], parser: argparse.ArgumentParser) -> mistakes.Mistake:
+    """Return the mistake of an argument that the command does not take: a list with a blank, or an option's name."""
     before = words[words.index(word) - 1]
     if before.endswith(","):
         return mistakes.Mistake(f"{before} {word}: is a list with a blank.", (before, word), (before + word,))
+    options = parser._option_string_actions
+    if f"--{word}" in options:
+        return mistakes.Mistake(f"{word!r}: is an option. Write --{word}.", (word,), (f"--{word}",))
+    if "--stream" in options and is_embedded(word):
+        return mistakes.Mistake(f"{word!r}: is a stream. Write --stream {word}.", (word,), ("--stream", word))
     return mistakes.Mistake(f"{word!r}: is one argument too many. Omit it.", (word,), ())
 
 

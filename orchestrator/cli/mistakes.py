@@ -20,6 +20,7 @@ from ctvr.orchestrator.errors import ConfigError, Mistakes
 _REMEDY = re.compile(r"(?:Write|Use) ([\w.]+=[^\s]+?)\.$")  # at the end of a message on a setting
 _SETTING = re.compile(r"(?:method|base|optim|data|evaluation|backbone|tracking|search)\.\w+")
 _WITH_COLON = re.compile(r"[/+-]*((?:seed|\w+\.\w+)):(-?[\d.][\w.+-]*|true|false)")  # no class of a module
+_MEANT = re.compile(r"Did you mean '?([\w@.:-]+?)'?\?")
 MOST = 20  # mistakes that are looked for
 
 
@@ -176,14 +177,14 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
     """Return the method and the stream of a run or a sweep (empty if they cannot be used), and the mistakes in them."""
     from ctvr.orchestrator.cli.sweep import MAIN_JOB
     from ctvr.orchestrator.streams.load import load_stream
-    from ctvr.orchestrator.sweeps.preflight import check_arguments
+    from ctvr.orchestrator.sweeps.preflight import check_method
     from ctvr.orchestrator.tables.presets import preset_names
 
     default = MAIN_JOB if arguments.command == "sweep" else {}
     names = {name: getattr(arguments, name) or default.get(name, "") for name in ("method", "stream")}
     found = [Mistake(missing_name(name, **names)) for name, value in names.items() if not value]
     try:
-        check_arguments([names["method"] or "clip4clip"], {}, (), ())
+        check_method(names["method"] or "clip4clip")
     except ConfigError as error:
         found.append(_of_name(str(error), names["method"]))
         table = closest(names["method"], preset_names(), 0.8) if arguments.command == "sweep" else ""
@@ -233,8 +234,19 @@ def missing_name(name: str, method: str | None, stream: str | None) -> str:
 
 
 def _of_name(text: str, name: str) -> Mistake:
-    meant = re.search(r"Did you mean '?([\w@.-]+?)'?\?", text)
+    if row := re.search(r"is a row of a table. Write (\S+) --preset (\S+)\.$", text):
+        return Mistake(text, (name,), (row[1], "--preset", row[2]))
+    meant = _MEANT.search(text)
     return Mistake(text, (name,), (meant[1],) if meant else None)
+
+
+def _of_value(text: str, settings: Mapping[str, Any]) -> Mistake:
+    """Return the mistake of a text that names a setting's value and perhaps the one that was meant (`Clip4Clip`)."""
+    named = [name for name, value in settings.items() if f"{value!r}" in text]
+    meant = _MEANT.search(text)
+    if meant is None or len(named) != 1:
+        return Mistake(text)
+    return Mistake(text, (f"{named[0]}={settings[named[0]]}",), (f"{named[0]}={meant[1]}",))
 
 
 def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -> list[Mistake]:
@@ -251,12 +263,7 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
         first = min(refused, key=text.index, default=None)
         remedy = _REMEDY.search(text)
         if first is None:
-            named = [name for name, value in kept.items() if f"{value!r}" in text]
-            close = re.search(r"Did you mean '?([\w@.-]+?)'?\?", text)
-            if close and len(named) == 1:  # `method.base=Clip4Clip`
-                found.append(Mistake(text, (f"{named[0]}={kept[named[0]]}",), (f"{named[0]}={close[1]}",)))
-            else:
-                found.append(Mistake(text))
+            found.append(_of_value(text, kept))
             break
         value, name = kept.pop(first), typed[first]
         mistake = Mistake(text, (f"{name}={value}",), (remedy[1],) if remedy else None)
@@ -265,8 +272,12 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
             found = [each for each in found if each.old != mistake.old]
         found.append(mistake)
         meant = remedy[1].partition("=")[0] if remedy and ": no such setting" in text else first
-        if meant not in {*settings, *typed}:
+        if meant not in typed:
             kept[meant], typed[meant] = value, name
+        elif meant != first:
+            given = settings[typed[meant]]
+            said = f"{name}: no such setting, and {meant}, which it may mean, is given too ({given!r} and {value!r})."
+            found[-1] = Mistake(f"{said} Keep one of them.", mistake.old, () if given == value else None)
     return found
 
 
@@ -306,7 +317,8 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
         str(error).endswith(each.text) or each.text.startswith(f"{name}: no such setting, and") for each in found
     )
     if error is not None and not is_known:
-        found.append(Mistake(str(error)))
+        words = getattr(arguments, "overrides", [])
+        found.append(_of_value(str(error), dict(word.split("=", 1) for word in words if "=" in word)))
     names = " ".join(filter(None, (getattr(arguments, name, None) for name in ("method", "stream"))))
     vary = f"ctvr sweep {names}".strip() + " --vary"
     schema = f"ctvr schema {getattr(arguments, 'method', '') or 'METHOD'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from ctvr.orchestrator.setting_groups import likely_number
 _NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
 UNKNOWN = "{}: no such option. `--help` lists the options of this command."
 UNITS = {"DAYS": "30", "HOURS": "2"}  # unit of a number -> an example
+NAMES = ("NAME", "FOLDER", "FILE", "HOST")
 KINDS: dict[Any, tuple[str, str]] = {int: ("a whole number", "3"), float: ("a number", "0.5")}
 
 
@@ -111,6 +113,8 @@ def _check_option(
     example = f"{name} {_example(action)}"
     if value is None:
         return 1, Mistake(f"{name}: has no value. Write {example}.")
+    if not value and action.metavar in NAMES:  # of a shell's variable that is not set
+        return size, Mistake(f"{name}: its value is empty. Write {example}, or omit it.")
     old = (word,) if equals else (name, value)
     return size, _check_value(action, name, value, example, old)
 
@@ -123,7 +127,9 @@ def _check_value(action: argparse.Action, name: str, value: str, example: str, o
         text = f"{name}: is not one of {', '.join(names)} (got {value!r:.80}). Write {name} {meant or names[0]}."
         return Mistake(text, old, (name, meant) if meant else None)
     try:
-        action.type(value) if callable(action.type) else None
+        typed = action.type(value) if callable(action.type) else None
+        if isinstance(typed, float) and not math.isfinite(typed):
+            raise ValueError
     except argparse.ArgumentTypeError as error:
         return Mistake(f"{name}: {error}")
     except (ValueError, TypeError):

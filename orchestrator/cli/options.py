@@ -194,6 +194,7 @@ def add_settings(
     parser.add_argument(
         "overrides",
         nargs="*",
+        default=[],
         metavar=f"{names} name=value" if names else "name=value",
         help=f"{names}, and {text}" if names else text,
     )

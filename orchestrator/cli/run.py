@@ -27,13 +27,13 @@ def add_run(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.sweeps.preflight import check_arguments
+    from ctvr.orchestrator.sweeps.preflight import check_method
 
     given = settings_of(arguments)
     for name in ("method", "stream"):
         if not getattr(arguments, name):
             raise ConfigError(missing_name(name, arguments.method, arguments.stream))
-    check_arguments([arguments.method], {}, (), ())
+    check_method(arguments.method)
     execution = get_execution(arguments)
     execution.check()
     smoke = {"optim.epochs": "1"} if arguments.smoke else {}

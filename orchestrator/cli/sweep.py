@@ -207,13 +207,14 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
 
 
 def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
-    from ctvr.orchestrator.sweeps.preflight import check_arguments, check_settings
+    from ctvr.orchestrator.sweeps.preflight import check_arguments, check_method, check_settings
 
     if arguments.rows:
         raise ConfigError(
             f"--rows {arguments.rows}: applies to tables only. Add --preset TABLE, for example --preset ctvr-table1."
         )
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
+    check_method(method)
     check_arguments([method], search, [*arguments.space, *arguments.space_add], overrides)
     baselines = split_commas(BASELINES if arguments.baselines is None else arguments.baselines)
     if arguments.top < 1 or (arguments.seeds or 0) < 0:

@@ -55,7 +55,7 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
         renamed = [f"{known[name]!r} {name!r}" for name in missing if name in known]
         between = "" if table.separator == "," else f", separated by {SEPARATORS[table.separator]},"
         hint = hint or f" The header{between} has: {', '.join(table.header)[:200]}."
-        hint += f" Call {' and '.join(renamed)}." if renamed else ""
+        hint += f" Call {' and '.join(renamed)}." if renamed else " Name the columns so." * (len(missing) > 1)
         raise ConfigError(f"{path}: line 1: no column {listed}.{hint}")
     for line, row in table.rows:
         cells = {name: row.get(name, "").strip() for name in (*required, *optional)}

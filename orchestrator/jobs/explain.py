@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ctvr.orchestrator.config import Settings, suggest
+from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError, MissingObject
+from ctvr.orchestrator.jobs.runs import what_it_names
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
 from ctvr.orchestrator.streams.stream import Stream
@@ -102,8 +103,7 @@ def _key_of(name: str, tracker: Tracker | None) -> str:
     is_key = re.fullmatch(r"(?:zero-)?[0-9a-fA-F]{4,64}(?:-[0-9a-f]{1,8})?(?:/.*)?", name.strip())
     if found or is_key or not runs:
         return name
-    known = [each for run in runs for each in (run.name, run.run_id[:8])]
-    raise ConfigError(f"explain: no run or key {name!r}.{suggest(name, known)} `ctvr runs --all` lists the runs.")
+    raise ConfigError(f"explain: no run or key {name!r}.{what_it_names(name, runs)}")
 
 
 def _checked(prefix: str) -> str:
@@ -245,7 +245,7 @@ def _tasks(key: str, store: Store) -> list[str]:
         except MissingObject:
             lines.append(f"  {name.partition('/')[2]}  damaged; the task will be trained again")
             continue
-        lines.append(f"  {name.partition('/')[2]}  {_task_text(commit, store)}")
+        lines.append(f"  {name.partition('/')[2]}  {_task_text(commit, store, name == names[-1])}")
         reads = set(commit.get("reads", ()))
         if known and reads - known:
             lines.append(f"    settings read for the first time: {', '.join(sorted(reads - known))}")
@@ -253,7 +253,7 @@ def _tasks(key: str, store: Store) -> list[str]:
     return lines
 
 
-def _task_text(commit: Mapping[str, Any], store: Store) -> str:
+def _task_text(commit: Mapping[str, Any], store: Store, is_newest: bool) -> str:
     record = commit["record"]
     metrics = record["metrics"][-1] if record["metrics"] else {}
     words = [f"{record['seconds'][-1]:.1f} s"] if record.get("seconds") else []
@@ -266,8 +266,10 @@ def _task_text(commit: Mapping[str, Any], store: Store) -> str:
     from ctvr.orchestrator.learning.commits import objects_of  # torch takes seconds to import
 
     gone = [f"{kind}/{name}" for kind, name in objects_of(commit) if not store.has(kind, name)]
-    if gone:
-        words.append(f"{len(gone)} of its objects are missing, so the task will be trained again")
+    if gone and not is_newest and all(each.startswith("weights/") for each in gone):
+        words.append("its weights were not kept")  # a run needs those of its last two tasks; see Commits
+    elif gone:
+        words.append(f"{len(gone)} of its objects {'is' if len(gone) == 1 else 'are'} missing, so it is trained again")
     return ", ".join(words)
 
 

@@ -30,6 +30,11 @@ def explain_cell(table: str, row: str, column: str, execution: ExecutionConfig) 
     folder = execution.runs.resolve() / "tables"
     known = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
     if table not in known:
+        from ctvr.orchestrator.sweeps.table import no_runs_of  # imports NumPy
+
+        tracker = execution.existing_tracker()
+        if not (tracker.find_sweep(table) or tracker.find_runs(stream=table)):
+            raise ConfigError(f"explain: {no_runs_of(table, tracker)}")
         raise ConfigError(f"explain: table {table!r} is not written.{suggest(table, known)} Write: ctvr table {table}")
     files = sorted((folder / table).glob("*.csv"))
     rows = [line for file in files for line in csv.DictReader(read_text(file).splitlines())]

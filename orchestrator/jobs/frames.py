@@ -80,7 +80,8 @@ def frames(
         try:
             clip = decoder.decode(path, Sampling(num_frames, NATIVE), segment)
         except VideoError as error:
-            raise VideoError(printable(error.path), printable(error.reason)) from None
+            remedy = "" if ". " in error.reason else ". Give another video."
+            raise VideoError(printable(error.path), printable(error.reason) + remedy) from None
     line = f"{printable(str(path))}: {_facts(clip)}"
     if out is not None:
         _write_whole(out, write(clip, f"{printable(path.name)}: {_facts(clip)}"))

@@ -116,6 +116,10 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
         raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run {name} shapes-5")
     if tracker.find_sweep(name) is not None:
         return best_trials(tracker, name, 1)[0]
+    for run in reversed(tracker.find_runs()):
+        if run.name == name or (len(name) >= 6 and run.run_id.startswith(name)):
+            again = f"ctvr runs show {name} prints the command"
+            raise ConfigError(f"model: run {name} is {run.status.lower()} and not complete. Resume it; {again}.")
     known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]
     known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
     raise ConfigError(

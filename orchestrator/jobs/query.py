@@ -10,6 +10,7 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.pages.contact_sheet import contact_sheet
 from ctvr.orchestrator.pages.html import check_page, write_page
+from ctvr.orchestrator.retrieval.checks import check_query
 from ctvr.orchestrator.retrieval.model import Hit
 
 
@@ -30,6 +31,7 @@ def run_query(
     Raises:
         ConfigError: for an unknown model, an empty text, missing videos, or a file that cannot be written.
     """
+    check_query(texts, k)
     if html is not None:
         check_page(html)
     model = load(name, execution)

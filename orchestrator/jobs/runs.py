@@ -99,8 +99,19 @@ def find_record(name: str, tracker: Tracker, methods: bool = False) -> RunRecord
     of_method = [run for run in runs if methods and run.tags.get("ctvr.method") == name and is_complete(run)]
     if found := by_id or [run for run in runs if run.name == name] or of_method:
         return found[-1]
+    raise ConfigError(f"run {name!r}: does not exist.{what_it_names(name, runs)}")
+
+
+def what_it_names(name: str, runs: Sequence[RunRecord]) -> str:
+    """Return what a name that no run has stands for, or the closest one, and where the runs are listed."""
+    if name in {run.tags.get("ctvr.stream") for run in runs}:
+        return (
+            f" It is a stream; its runs: ctvr runs --stream {name}. A number of its table: ctvr explain {name} ROW R@1"
+        )
+    if name in {run.tags.get("ctvr.sweep") for run in runs}:
+        return f" It is a sweep; its report: ctvr report {name}. A number of its table: ctvr explain {name} ROW R@1"
     known = [each for run in runs for each in (run.name, run.run_id[:8])]
-    raise ConfigError(f"run {name!r}: does not exist.{suggest(name, known)} `ctvr runs --all` lists all.")
+    return f"{suggest(name, known)} `ctvr runs --all` lists the runs."
 
 
 def show_run(name: str, execution: ExecutionConfig) -> str:

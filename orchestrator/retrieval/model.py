@@ -28,6 +28,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluate import TiledScorer, all_scores, encode_for_task, offsets
 from ctvr.orchestrator.learning.factory import TrainedModel
 from ctvr.orchestrator.learning.ranking import score_reader, topk
+from ctvr.orchestrator.retrieval.checks import check_query
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from ctvr.orchestrator.streams.videos import VideoPlaces
@@ -78,9 +79,9 @@ class Model:
     """
 
     name: str
-    trained: TrainedModel
-    store: Store
-    stream: Stream | None = None
+    trained: TrainedModel = field(repr=False)  # a notebook would print every module
+    store: Store = field(repr=False)
+    stream: Stream | None = field(default=None, repr=False)
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     run: str = ""
     _own: list[Block] = field(default_factory=list, repr=False)
@@ -116,8 +117,7 @@ class Model:
         return self._texts(self._tokens([texts] if isinstance(texts, str) else list(texts)), task)
 
     def _tokens(self, texts: list[str]) -> Tensor:
-        if not texts or not all(text.strip() for text in texts):
-            raise ConfigError("search: the text is empty. Describe a video, such as 'a red square moves left'.")
+        check_query(texts)
         return self.data(()).tokens(texts)
 
     def encode_video(self, videos: Videos) -> Tensor:
@@ -150,9 +150,8 @@ class Model:
         Raises:
             ConfigError: for an empty text, k < 1, or videos that do not exist.
         """
-        if k < 1:
-            raise ConfigError(f"search: k counts videos and must be >= 1, got {k}. Write -k 10.")
         texts = [query] if isinstance(query, str) else list(query)
+        check_query(texts, k)
         blocks = self.gallery() if videos is None else [self.encode_gallery(videos)]
         starts, found = offsets(len(block.items) for block in blocks), []
         for values, columns in zip(*(each.tolist() for each in self._best(texts, blocks, k))):

@@ -56,6 +56,9 @@ def read_token(host: str, file: Path | None) -> str:
             f"{place}: a token has at least {LEAST} printable ASCII characters (got {len(token)} characters). Make "
             "one: openssl rand -hex 24"
         )
+    address, _, port = host.rpartition(":")
+    if port.isdecimal() and ":" not in address:
+        raise ConfigError(f"--host {host}: is an address with a port. Write --host {address} --port {port}.")
     if not token and not is_loopback(host):
         raise ConfigError(
             f"--host {host}: others can reach this address, so a token is needed. Set {TOKEN}, or give --token-file "

@@ -72,6 +72,8 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     if path.suffix.lower() in (".csv", ".tsv"):
         words = f"ctvr streams import csv {path.name} --videos FOLDER --name NAME"
         raise ConfigError(f"stream: {path.name} is a table of captions. Import it first: {words}")
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise ConfigError(f"stream: {path.name} is not a manifest. If it is a file of settings, write --config {name}")
     if name in (others := plugins()) and not (root / "streams" / f"{name}.json").is_file():
         path = _manifest_of_others(others[name])
     if path.suffix != ".json" and len(path.parts) == 1:
@@ -165,6 +167,8 @@ def _unknown_stream(name: str, root: Path) -> str:
     known = available_streams(root)
     if name in BENCHMARKS:
         remedy = " Import the benchmark's files first: `ctvr streams import --help`."
+    elif Path(name).is_dir():
+        remedy = f" Import that folder first: ctvr streams import csv table=TABLE.csv --videos {name}."
     else:
         remedy = suggest(name, [*known, *BENCHMARKS])
     return f"stream: no stream called {name!r} in {root / 'streams'}.{remedy} All: {', '.join(known)}."

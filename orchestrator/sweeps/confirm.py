@@ -114,8 +114,8 @@ def confirm(
         say(f"confirmation {parent_name}: {len(runs)} runs, {len(runs) - len(left)} of them already complete")
         failed = 0
         if left:
-            with ray_cluster(execution, tracker) as execution:
-                plan = trial_plan(execution, parent_name, tracker, [run.experiment for run in left])
+            with ray_cluster(execution) as execution:
+                plan = trial_plan(execution, parent_name, [run.experiment for run in left])
                 plan = replace(plan, parent=parent, tags={"ctvr.role": "confirmation"})
                 failed = run_all(plan, left, num_tasks, execution)
     tracker.close(parent, "FAILED" if failed else "FINISHED")

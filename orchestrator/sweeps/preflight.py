@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ctvr.methods import is_place, place_of
+from ctvr.methods import is_place, place_of, unknown_method
 from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, check_value, unknown_setting
 from ctvr.orchestrator.errors import ConfigError
@@ -39,9 +39,21 @@ def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[st
         try:
             place_of(word if is_place(word) else word.partition(":")[0])
         except ValueError as error:
-            raise ConfigError(f"method: {error}") from error
+            raise ConfigError(f"method: {unknown_method(word)}") from error
     build(SearchConfig, search, "search", dotted=False)
     forbid_seed([*names, *(parse_values(word)[0] for word in space)])
+
+
+def check_method(name: str) -> None:
+    """Refuse an unknown method, and a row `method:preset` of a table.
+
+    Raises:
+        ConfigError: with the method that was probably meant.
+    """
+    check_arguments([name], {}, (), ())
+    if ":" in name and not is_place(name):
+        method, _, preset = name.partition(":")
+        raise ConfigError(f"method: {name!r} is a row of a table. Write {method} --preset {preset}.")
 
 
 def is_method(name: str) -> bool:
@@ -78,7 +90,7 @@ def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[Sea
         ConfigError: at the first thing wrong.
     """
     if seeds < 0:
-        raise ConfigError(f"--seeds: must be >= 0, got {seeds}.")
+        raise ConfigError(f"--seeds: must be >= 0, got {seeds}. Write --seeds 3.")
     trials = build(_Trials, {"trials": search.get("trials", SearchConfig().trials)}, "search", dotted=False).trials
     if not trials and not seeds:
         raise ConfigError("table: --trials 0 and --seeds 0 leave nothing to run. Write --seeds 3.")

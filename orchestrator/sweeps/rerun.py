@@ -235,12 +235,12 @@ def execute_rerun(
         left = incomplete_runs(runs, name, tracker)
         say(f"rerun {name}: {len(runs)} runs, {len(runs) - len(left)} of them already complete")
         if left:
-            with ray_cluster(execution, tracker) as execution:
+            with ray_cluster(execution) as execution:
                 if not execution.gpus_per_trial:
                     prepare_all(
                         [run.experiment for run in left], execution, ("train", "test"), curve=True, on_cluster=True
                     )
-                plan = trial_plan(execution, name, tracker, [run.experiment for run in left])
+                plan = trial_plan(execution, name, [run.experiment for run in left])
                 plan = replace(plan, parent=parent, tags=tags, keep_model=keep_model)
                 failed = run_all(plan, left, len(stream.tasks), execution)
     tracker.close(parent, "FAILED" if failed else "FINISHED")

@@ -18,6 +18,7 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, Interrupted
 from ctvr.orchestrator.execution import ExecutionConfig, absolute
 from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.factory import check_backbone
 from ctvr.orchestrator.on_ray.capacity import choose_gpus, no_gpu_text
 from ctvr.orchestrator.on_ray.connection import check_local, cluster
 from ctvr.orchestrator.on_ray.memory import worker_bytes
@@ -81,16 +82,14 @@ def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
 # ------------------------------------------------------------------------------------- plans and resources
 
 
-def trial_plan(
-    execution: ExecutionConfig, name: str, tracker: Tracker, experiments: Sequence[Experiment] = ()
-) -> TrialPlan:
+def trial_plan(execution: ExecutionConfig, name: str, experiments: Sequence[Experiment] = ()) -> TrialPlan:
     """Return the folders and resources shared by the trials of a sweep, with the memory of the largest experiment."""
     places = execution.places()
     return TrialPlan(
         sweep=name,
         root=str(places.root),
         store=places.store,
-        tracking_uri=tracker.uri,
+        tracking_uri=default_uri(execution.runs),
         parent=None,
         storage=join_uri(absolute(execution.ray_storage), name)
         if execution.ray_storage
@@ -113,19 +112,17 @@ def _worker_bytes(experiment: Experiment, execution: ExecutionConfig) -> int:
     return worker_bytes(experiment.backbone.name, data.num_frames, pairs, bool(execution.gpus_per_trial))
 
 
-def check_machine(execution: ExecutionConfig, name: str) -> None:
-    """Refuse a plan that exceeds this machine before any video is rendered or decoded."""
-    check_local(
-        trial_plan(execution, name, Tracker(default_uri(execution.runs), execution.runs)),
-        execution.address,
-        execution.local_cpus,
-    )
+def check_machine(execution: ExecutionConfig, name: str, experiments: Sequence[Experiment] = ()) -> None:
+    """Refuse backbones that cannot be loaded, and a plan that exceeds this machine, before any video is rendered."""
+    for experiment in experiments:
+        check_backbone(experiment)
+    check_local(trial_plan(execution, name), execution.address, execution.local_cpus)
 
 
 @contextmanager
-def ray_cluster(execution: ExecutionConfig, tracker: Tracker) -> Iterator[ExecutionConfig]:
+def ray_cluster(execution: ExecutionConfig) -> Iterator[ExecutionConfig]:
     """Connect to Ray inside a `with` block; yield `execution` with the number of GPUs of a trial."""
-    with cluster(execution.address, execution.local_cpus, execution.nodes, trial_plan(execution, "any", tracker)):
+    with cluster(execution.address, execution.local_cpus, execution.nodes, trial_plan(execution, "any")):
         gpus = choose_gpus(execution.gpus_per_trial, execution.workers)
         if execution.accelerator_type and not gpus:
             raise ConfigError(no_gpu_text(execution.accelerator_type))

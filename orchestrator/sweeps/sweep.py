@@ -234,8 +234,8 @@ def sweep(request: SweepRequest, execution: ExecutionConfig) -> str:
     require_free_name(request.name, execution)
     execution.check()
     request = replace(request, stream=find_manifest(request.stream))
-    check_machine(execution, request.name)
     planned = plan_sweep(request, execution)
+    check_machine(execution, request.name, [planned.experiment])
     with only_driver(execution.folder(request.name), request.name):
         require_free_name(request.name, execution)  # again: another driver may have been faster
         return _search(planned, execution, None)
@@ -274,11 +274,10 @@ def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], execution:
 def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan | None) -> str:
     """Run the search of a checked sweep, then its confirmation and rerun. `plan`: that of an interrupted sweep."""
     request, stream = planned.request, planned.stream
-    tracker = execution.tracker(stream.name)
-    with ray_cluster(execution, tracker) as execution:
+    with ray_cluster(execution) as execution:
         is_new = plan is None
         if plan is None:
-            plan = trial_plan(execution, request.name, tracker, [planned.experiment])
+            plan = trial_plan(execution, request.name, [planned.experiment])
             plan = replace(plan, settings=planned.fixed_settings, epochs=planned.epochs)
             plan = replace(plan, presets=planned.experiment.presets, tags={"ctvr.role": "trial"})
         plan = replace(plan, max_nodes=execution.max_nodes)
@@ -288,6 +287,7 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
             request = planned.request
         ready = prepare_run(planned.experiment, execution, stream.splits, not execution.gpus_per_trial, on_cluster=True)
         stream = ready.stream
+        tracker = execution.tracker(stream.name)  # only now: a refusal leaves no database
         say(describe_sweep(planned, room, ready.decoded, execution, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
         tags = {OVERRIDES: json.dumps(request.overrides), SPACE: json.dumps(describe_space(planned.space))}

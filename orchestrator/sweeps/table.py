@@ -115,7 +115,12 @@ def made_tables(
 def no_runs_of(name: str, tracker: Tracker) -> str:
     """Return the message for a name that is neither a sweep nor a stream with runs."""
     sweeps = [sweep.name for sweep in reversed(tracker.find_sweeps())]
-    known = [*sweeps, *dict.fromkeys(run.tags.get("ctvr.stream", "") for run in tracker.find_runs())]
+    runs = tracker.find_runs()
+    meant = [run for run in runs if name in (run.name, run.tags.get("ctvr.method"), run.run_id[: max(6, len(name))])]
+    if streams := dict.fromkeys(run.tags.get("ctvr.stream", "") for run in meant):
+        what = "method" if meant[0].tags.get("ctvr.method") == name else "run"
+        return f"{name!r} is a {what}, not a sweep or a stream. Give its stream: {' or '.join(streams)}."
+    known = [*sweeps, *dict.fromkeys(run.tags.get("ctvr.stream", "") for run in runs)]
     some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
     return f"{name!r} is neither a sweep nor a stream with runs.{suggest(name, known)} Known: {some or 'none yet'}."
 

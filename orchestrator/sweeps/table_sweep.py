@@ -72,8 +72,8 @@ def sweep_table(request: TableRequest, execution: ExecutionConfig) -> str:
     require_free_name(request.name, execution)
     execution.check()
     request = replace(request, stream=find_manifest(request.stream))
-    check_machine(execution, request.name)
     planned = plan_table(request, execution)
+    check_machine(execution, request.name, [row.experiment for row in planned.rows])
     with only_driver(execution.folder(request.name), request.name):
         require_free_name(request.name, execution)  # again: another driver may have been faster
         return _run(planned, execution, is_new=True)
@@ -102,9 +102,8 @@ def resume_table(name: str, kept: Mapping[str, Any], execution: ExecutionConfig)
 
 def _run(planned: PlannedTable, execution: ExecutionConfig, is_new: bool) -> str:
     stream = planned.stream
-    tracker = execution.tracker(stream.name)
-    with ray_cluster(execution, tracker) as execution:
-        plan = trial_plan(execution, planned.request.name, tracker, [row.experiment for row in planned.rows])
+    with ray_cluster(execution) as execution:
+        plan = trial_plan(execution, planned.request.name, [row.experiment for row in planned.rows])
         room = capacity(plan, execution.max_concurrent)
         if is_new:  # the searches of a resumed table must propose the same trials again
             planned = planned.filling(final_concurrency(plan, room, execution.max_concurrent))
@@ -112,6 +111,7 @@ def _run(planned: PlannedTable, execution: ExecutionConfig, is_new: bool) -> str
         experiments = [row.experiment for row in planned.rows]
         ready = prepare_all(experiments, execution, stream.splits, not execution.gpus_per_trial, on_cluster=True)
         stream = ready[0].stream
+        tracker = execution.tracker(stream.name)  # only now: a refusal leaves no database
         say(_plan_text(planned, room, max(each.decoded for each in ready), execution, tracker))
         settings = {"rows": ",".join(row.row.name for row in planned.rows), "seeds": request.preset.seeds}
         settings |= {**flat_search(planned.search), "search.trials": planned.search.trials if planned.searched else 0}

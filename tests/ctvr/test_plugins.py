@@ -182,6 +182,29 @@ def test_a_name_of_ours_wins_and_what_is_no_method_is_one_line(tmp_path, monkeyp
         assert str(caught.value).startswith(message)
 
 
+def test_a_file_that_defines_no_method_is_one_line_with_the_line_to_correct(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = "from ctvr import Method\n"
+    for module, source, cls, message in (
+        ("cut", "x = 1\ndef f(:\n", "Own", r"cut cannot be imported \(SyntaxError: .*cut\.py, line 2\)\. Correct that"),
+        ("raises", "x = 1\nraise RuntimeError('no license')\n", "Own", r"RuntimeError: no license, .*, line 2\)"),
+        ("needs", "import no_such_library\n", "Own", r"needs cannot be imported .*\. Install no_such_library\."),
+        ("few", f"{base}class Few(Method):\n    class Config: pass\n", "Few", "Few of few is not a ctvr.Method with"),
+        ("own", f"{base}class Own(Method): pass\n", "Onw", r"Onw of own is not .* Did you mean own:Own\?"),
+        ("mine", f"{base}class Own(Method): pass\n", "own", r"own of mine is not .* Did you mean mine:Own\?"),
+        ("text", f"{base}from dataclasses import dataclass\nclass Text(Method):\n    @dataclass\n"
+         "    class Config: pass\n    def __init__(self, config, backbone): pass\n",
+         "Text", "Text does not define encode_video"),
+    ):  # fmt: skip
+        (tmp_path / f"{module}.py").write_text(source)
+        with pytest.raises(ctvr.ConfigError, match=message):
+            ctvr.run(f"{module}:{cls}", "shapes-5", runs=tmp_path / "runs")
+    for name in ("mine", "mine.py", "./mine.py", "mine.Own", "mine.py:Own"):
+        with pytest.raises(ctvr.ConfigError, match=r"Did you mean mine:Own\?"):
+            ctvr.run(name, "shapes-5", runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_old_record_means_our_class_unless_the_user_has_the_module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry and not (Path(entry) / "methods").exists()])

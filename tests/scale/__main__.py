@@ -201,7 +201,7 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
             time.sleep(0.5)
         started = time.monotonic() - began
         tracker = execution.tracker("small")
-        plan = trial_plan(execution, "scale", tracker, [planned.experiment])
+        plan = trial_plan(execution, "scale", [planned.experiment])
         parent = tracker.open_sweep("scale", "small", {}, {})
         plan = replace(plan, settings=planned.fixed_settings, presets=planned.experiment.presets, parent=parent)
         watch = Driver(server)

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from ctvr.methods.backbone import load as module
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.backbone.load import check_backbone, load_backbone
 from tests.methods.conftest import CONTEXT, VOCABULARY
 
 
@@ -109,6 +109,21 @@ def test_a_local_file_loads(tmp_path):
 def test_an_unknown_name_is_reported_with_the_known_ones(name, weights, message):
     with pytest.raises(ValueError, match=message):
         load_backbone(name, weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("openai/clip-vit-large-patch14-336", "ViT-L-14-336-quickgelu"),
+        ("google/siglip-base-patch16-224", "ViT-B-16-SigLIP"),
+        ("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", "ViT-H-14"),
+        ("ViT-L/14@336px", "ViT-L-14-336"),
+        ("tiny_clip", "tiny-clip"),
+    ],
+)
+def test_a_name_in_another_form_gets_open_clips(name, meant):
+    with pytest.raises(ValueError, match=f"no backbone called '{name}'. Did you mean {meant}\\?"):
+        check_backbone(name, "random")
 
 
 def test_a_missing_file_is_named(tmp_path):

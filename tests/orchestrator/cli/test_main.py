@@ -33,6 +33,39 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
 
 
 MISTAKES = [
+    (
+        ["run", "clip4clip", "shapes-5", "optim.epochs=2", "optim.Epochs=3"],
+        "no such setting, and optim.epochs, which it may mean, is given too ('2' and '3'). Keep one of them.",
+    ),
+    (
+        ["run", "clip4clip", "shapes-5", "epochs=2", "optim.epochs=2"],
+        "Keep one of them. Write: ctvr run clip4clip shapes-5 optim.epochs=2",
+    ),
+    (
+        ["run", "clip4clip", "shapes-5", "backbone.name=openai/clip-vit-base-patch32"],
+        "Write: ctvr run clip4clip shapes-5 backbone.name=ViT-B-32-quickgelu",
+    ),
+    (
+        ["sweep", "clip4clip", "shapes-5", "backbone.name=vit_b_32"],
+        "Write: ctvr sweep clip4clip shapes-5 backbone.name=ViT-B-32",
+    ),
+    (["run", "clip4clip:paper", "shapes-5"], "a row of a table. Write: ctvr run clip4clip --preset paper shapes-5"),
+    (["run", ":Shift", "shapes-5"], "no method called ':Shift'. A class in a file is written MODULE:CLASS. All: `ctvr"),
+    (
+        ["run", "clip4clip", "tiny.yaml"],
+        "stream: tiny.yaml is not a manifest. If it is a file of settings, write --config",
+    ),
+    (["cache", "gc", "--older-than", "nan"], "is not a number of days (got 'nan'). Write --older-than 30."),
+    (["cache", "gc", "--older-than", "3", "--losers", "x"], "--losers: cannot be combined with --older-than. Omit one"),
+    (["doctor", "gpu"], "'gpu': is an option. Write: ctvr doctor --gpu"),
+    (["doctor", "shapes-5"], "'shapes-5': is a stream. Write: ctvr doctor --stream shapes-5"),
+    (["runs", "shapes-5"], "shapes-5: no such action of runs. Write: ctvr runs --stream shapes-5"),
+    (["runs", "--split", "val"], "--split: is an option of ctvr table, not of this command. Omit it."),
+    (["report", "shapes-5", "--html", ""], "--html: its value is empty. Write --html FILE, or omit it."),
+    (["new", "method", "idée"], "new method 'idée': is not a module name. Use lower-case letters"),
+    (["new", "method", "my_idea", "--into", "nowhere"], "--into nowhere: is not a folder. Create it first"),
+    (["streams", "check", "shapes-5", "--videos", "nowhere"], "--videos: nowhere is not a folder."),
+    (["check-method"], "check-method: NAME is missing. Write: ctvr check-method NAME"),
     (["swep"], "swep: no such command. Write: ctvr sweep"),
     (["sweep", "--trails", "3"], "--trails: no such option. Write: ctvr sweep --trials 3"),
     (["sweep", "--trials", "x"], "--trials: is not a whole number (got 'x'). Write --trials 3."),

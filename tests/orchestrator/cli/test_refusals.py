@@ -43,6 +43,7 @@ REFUSED = [
     "sweep --preset nope",
     "sweep --preset structalign-table3 --stream nope",
     f"{SWEEP} method.lr=-1",
+    f"{SWEEP} backbone.name=ViT-B/32",
     f"{SWEEP} evaluation.also=nope",
     f"{SWEEP} --space method.lr=1,,2",
     f"{SWEEP} --vary method.lr=-1",

@@ -128,7 +128,12 @@ def test_without_mlflow_the_store_still_tells_the_tasks(store):
     store.delete("weights", f"{key}/w")
     text = explain(key, store)
     assert "unknown without MLflow" in text
-    assert "1 of its objects are missing, so the task will be trained again" in text
+    assert "1 of its objects is missing, so it is trained again" in text
+    commit(store, key, tasks=2)
+    store.delete("weights", f"{key}/w")
+    tasks = explain(key, store).splitlines()[-2:]
+    assert tasks[0].endswith("R@1 10.00, its weights were not kept")
+    assert tasks[1].endswith("1 of its objects is missing, so it is trained again")
     commit(store, f"zero-{key}", tasks=1)
     assert "method zero_shot" in explain(f"zero-{key}", store)
 

@@ -105,7 +105,7 @@ def test_a_name_with_a_line_break_is_printed_in_one_line(videos, capsys):
             "must be at most 400 for a .png, got 500",
         ),
         (["good.mp4", "--start", "2", "--end", "2"], "--end: must be greater than --start (2), got 2"),
-        (["good.mp4", "--start", "nan"], "--start: seconds since the first frame must be >= 0, got nan"),
+        (["good.mp4", "--start", "nan"], "--start: is not a number (got 'nan'). Write --start 0.5."),
         (["good.mp4", "--end", "-1"], "--end: seconds since the first frame must be >= 0, got -1"),
         (["good.mp4", "--out", "a.jpg"], "--out: must end in .npz or .png, got a.jpg"),
         (["good.mp4", "--out", "absent/a.npz"], "--out: the folder absent does not exist"),

@@ -13,12 +13,11 @@ from ctvr.orchestrator.sweeps.session import (
     restore_execution,
     trial_plan,
 )
-from ctvr.orchestrator.tracking.tracker import Tracker
 
 
 def test_a_resumed_sweep_keeps_its_trials_and_takes_the_cluster_of_today(execution):
     first = replace(execution, workers=2, cpus_per_worker=0.5, store="store2", max_concurrent=3)
-    plan = trial_plan(first, "s", Tracker("sqlite:///x", execution.runs))
+    plan = trial_plan(first, "s")
     kept = {"where": {"address": None, "nodes": 1, "local_cpus": 2, "max_concurrent": 3}}
     found = restore_execution(replace(execution, local_cpus=8), plan, kept)
     assert (found.workers, found.cpus_per_worker, found.store) == (2, 0.5, str(Path("store2").resolve()))
@@ -48,10 +47,9 @@ def test_a_plan_says_that_a_batch_leaves_each_gpu_few_pairs(execution):
 
 
 def test_rays_own_state_is_kept_apart_for_every_sweep(execution):
-    tracker = Tracker("sqlite:///x", execution.runs)
-    assert trial_plan(execution, "s", tracker).storage == str(execution.folder("s"))
-    assert trial_plan(replace(execution, ray_storage="/shared/ray"), "s", tracker).storage == "/shared/ray/s"
-    assert trial_plan(replace(execution, ray_storage="s3://b/ray/"), "s", tracker).storage == "s3://b/ray/s"
+    assert trial_plan(execution, "s").storage == str(execution.folder("s"))
+    assert trial_plan(replace(execution, ray_storage="/shared/ray"), "s").storage == "/shared/ray/s"
+    assert trial_plan(replace(execution, ray_storage="s3://b/ray/"), "s").storage == "s3://b/ray/s"
 
 
 def test_ctrl_c_says_how_to_go_on_and_closes_open_runs(execution):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -279,8 +280,19 @@ def test_unreachable_tracking_server_is_reported_first(execution, monkeypatch):
     assert not execution.runs.exists()
 
 
+@pytest.mark.parametrize("refused", ["cluster", "capacity"])
+def test_what_a_cluster_refuses_leaves_no_database(few, execution, monkeypatch, refused):
+    joined = nullcontext(replace(execution, gpus_per_trial=0))
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.sweep.ray_cluster", lambda execution: joined)
+    function = "ray_cluster" if refused == "cluster" else "capacity"
+    monkeypatch.setattr(f"ctvr.orchestrator.sweeps.sweep.{function}", Mock(side_effect=ConfigError("no")))
+    with pytest.raises(ConfigError, match="^no$"):
+        sweep(request(few), execution)
+    assert not execution.runs.exists()
+
+
 def test_a_sweep_that_exists_is_not_overwritten(few, execution):
-    write_plan(trial_plan(execution, "s", Tracker("sqlite:///x", execution.runs)), execution.folder("s"))
+    write_plan(trial_plan(execution, "s"), execution.folder("s"))
     with pytest.raises(ConfigError, match="this sweep already exists. Resume it with `ctvr sweep --resume s`"):
         sweep(request(few), execution)
 

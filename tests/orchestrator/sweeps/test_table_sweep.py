@@ -97,7 +97,7 @@ def test_a_table_that_cannot_run_is_refused_in_one_line(few, execution, more, ov
 
 
 def test_a_table_that_exists_is_not_overwritten(few, execution):
-    write_plan(trial_plan(execution, "t", Tracker("sqlite:///x", execution.runs)), execution.folder("t"))
+    write_plan(trial_plan(execution, "t"), execution.folder("t"))
     with pytest.raises(ConfigError, match="this sweep already exists. Resume it with `ctvr sweep --resume t`"):
         sweep_table(request(few), execution)
 
@@ -259,7 +259,7 @@ def test_an_interrupted_rerun_leaves_the_table_to_be_resumed(few, execution, mon
 
 def test_a_table_is_resumed_as_it_was_asked_for(few, execution, monkeypatch):
     made = preset(seeds=4)
-    plan = trial_plan(execution, "t", Tracker("sqlite:///x", execution.runs))
+    plan = trial_plan(execution, "t")
     table = {"preset": as_data(made), "stream": few, "overrides": {"optim.epochs": "1"}, "direction": "v2t"}
     write_plan(plan, execution.folder("t"), table=table, where={"address": None, "nodes": 1})
     found: list[PlannedTable] = []

@@ -1,0 +1,19 @@
+"""Checks of a query, which need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ctvr.orchestrator.errors import ConfigError
+
+
+def check_query(texts: Sequence[str], k: int = 1) -> None:
+    """Refuse a query that finds nothing.
+
+    Raises:
+        ConfigError: for an empty text, or k < 1.
+    """
+    if not texts or not all(text.strip() for text in texts):
+        raise ConfigError("search: the text is empty. Describe a video, such as 'a red square moves left'.")
+    if k < 1:
+        raise ConfigError(f"search: k counts videos and must be >= 1, got {k}. Write -k 10.")
