@@ -43,6 +43,7 @@ def start_text(
     if rates := learning_rates(experiment):
         lines += _wrapped("rates", rates)
     lines += _wrapped("precision", slow_precision(device, run.precision))
+    lines += _wrapped("memory", step_memory_of(experiment, device))
     lines += _wrapped("written", [place])
     return "\n".join(lines)
 
@@ -55,6 +56,17 @@ def slow_precision(device: str, precision: str) -> list[str]:
         return []
     name = torch.cuda.get_device_name()
     return [f"fp32 without TF32; precision=tf32 or precision=bf16 can be faster on {name}, and changes the key"]
+
+
+def step_memory_of(experiment: Experiment, device: str) -> list[str]:
+    """Describe the memory of a step on this machine's GPU; nothing on a CPU."""
+    if device != "cuda":
+        return []
+    import torch
+
+    from ctvr.orchestrator.method_checks.step_memory import memory_text
+
+    return memory_text(experiment, room=torch.cuda.mem_get_info()[0], card=torch.cuda.get_device_name())
 
 
 def _wrapped(name: str, parts: Sequence[str]) -> list[str]:

@@ -15,7 +15,13 @@ from ctvr.orchestrator.sweeps.comparison import describe_mde
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
 from ctvr.orchestrator.sweeps.search_spaces import search_space
 from ctvr.orchestrator.sweeps.selection import describe_metric, result_text
-from ctvr.orchestrator.sweeps.session import batch_lines, describe_concurrency, precision_lines, resources_text
+from ctvr.orchestrator.sweeps.session import (
+    batch_lines,
+    describe_concurrency,
+    memory_lines,
+    precision_lines,
+    resources_text,
+)
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
 if TYPE_CHECKING:
@@ -108,6 +114,7 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [planned.experiment.run.precision], room.models),
         *batch_lines(execution, [planned.experiment.data.batch_size]),
+        *memory_lines(execution, planned.experiment, room.models),
         f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",
         f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
         *([f"  aims at    {describe_metric(search.metric)} ({search.mode})"] if len(search.metrics) > 1 else []),
