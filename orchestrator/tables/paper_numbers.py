@@ -4,7 +4,8 @@
 
 `paper_numbers/tables/NAME.json` holds one ablation table, each row as it is printed (`published_rows`):
 
-    {"source": "..., Table 2", "seeds": 1, "notes": ["what holds for the whole table, and where it contradicts itself"],
+    {"source": "..., Table 2", "seeds": 3 (null: not printed),
+     "notes": ["what holds for the whole table, and where it contradicts itself"],
      "streams": {"msrvtt-10": {"columns": ["r1", "bwf"], "recommended": {"preset": "paper"}}, ...},
      "rows": [{"label": "w/o FFA", "row": "framefusion_moe:no-ffa",
                "values": {"msrvtt-10": [17.59, 0.13], ...}, "notes": ["of this row"]},
