@@ -8,8 +8,9 @@ The data are in `claims.json` in this folder:
                  "column": "r1", "better": "higher", "effect": 1.5}]}
 
 `row` and `than` are rows of the table preset `table`. `effect` is the smallest effect that the paper asserts: of the
-printed differences between both rows, the smallest over its data sets; 0 where it asserts a direction only. Instead of
-an effect a claim may have `margin` (the row is worse by less than that) or `at_most` (a ratio of two costs).
+printed differences between both rows, the smallest over its data sets; 0 where it asserts a direction only, or where
+one of its data sets contradicts the claim. Instead of an effect a claim may have `margin` (the row is worse by less
+than that) or `at_most` (a ratio of two costs).
 """
 
 from __future__ import annotations

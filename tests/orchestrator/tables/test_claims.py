@@ -35,17 +35,16 @@ CLAIM = Claim(
 
 def printed(claim: Claim) -> list[dict[str, tuple[float, float]]]:
     """Return column -> (row, other) of each data set for which the paper prints both rows."""
-    than = claim.than.partition(", lr x")[0]  # a control of ours stands for the row that it controls
     found = []
     if claim.table in published_tables():
         data = json.loads((FOLDER / "tables" / f"{claim.table}.json").read_text(encoding="utf-8"))
         for stream, head in data["streams"].items():
             rows = {row["row"]: dict(zip(head["columns"], row["values"].get(stream, []))) for row in data["rows"]}
-            if rows.get(claim.row) and rows.get(than):
-                found.append((rows[claim.row], rows[than]))
+            if rows.get(claim.row) and rows.get(claim.than):
+                found.append((rows[claim.row], rows[claim.than]))
     for stream in MAIN.get(claim.table, ()) if claim.place.startswith("Table") else ():
         methods = (paper_numbers(stream) or {})["methods"]
-        found.append((methods[claim.row]["values"], methods[than]["values"]))
+        found.append((methods[claim.row]["values"], methods[claim.than]["values"]))
     return [
         {key: (_mean(row[key]), _mean(other[key])) for key in row if key in other and row[key] and other[key]}
         for row, other in found
@@ -85,8 +84,8 @@ def test_the_effect_is_the_smallest_one_that_the_paper_prints(claim):
     elif claim.margin:
         assert min(found) == pytest.approx(-claim.margin)
     elif found:
-        assert claim.effect == pytest.approx(min(found), abs=0.006)
-        assert claim.effect > 0
+        assert claim.effect == pytest.approx(max(0, min(found)), abs=0.006)  # 0: a printed data set contradicts it
+        assert sum(found) > 0
     else:
         assert claim.effect == 0
 
