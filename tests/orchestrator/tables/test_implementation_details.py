@@ -1,7 +1,16 @@
-"""The recipes resolve to the implementation details that the five papers print, or a deviation has its reason."""
+"""The rows of the papers' tables resolve to the settings that the five papers print, or a departure has its reason.
+
+`implementation_details.json` has one line for each printed statement: the words and their place, the tables and rows
+("*": all that train and are the paper's, `but` some) for which the paper says it, the streams (missing: those of the
+printed table), the settings (`method.*` is `base.*` of a wrapped retriever) and their value. `departs` is the reason of
+a named departure. `recipes` are presets that no table names (`method:preset`). `benchmark` lines hold sizes: training
+and searched videos, or classes and classes of a task.
+"""
 
 import json
+from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,51 +20,113 @@ from ctvr.methods.layers.reduction.reducers import tempme_steps
 from ctvr.methods.tempme import TempMeConfig
 from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
-from ctvr.orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
+from ctvr.orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS, PUBLISHED
+from ctvr.orchestrator.importers.images import BENCHMARKS
 from ctvr.orchestrator.learning.resolve import resolve, with_recipe
-from ctvr.orchestrator.tables.paper_numbers import published_tables
-from ctvr.orchestrator.tables.presets import load_preset
+from ctvr.orchestrator.tables.paper_numbers import benchmarks, published_tables
+from ctvr.orchestrator.tables.presets import TableRow, load_preset
 
-STREAMS: dict[str, dict[str, Any]] = {"msrvtt": MSRVTT_SETTINGS, "actnet": ACTNET_SETTINGS, "cvlm": CVLM_SETTINGS}
+STREAMS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("msrvtt-10", "msrvtt-20"), MSRVTT_SETTINGS),
+    **dict.fromkeys(("actnet-10", "actnet-20"), ACTNET_SETTINGS),
+    "cvlm": CVLM_SETTINGS,
+}  # all others: one data set alone
+SIZES: dict[str, tuple[int | None, int]] = {
+    **PUBLISHED,
+    **{name: (each.classes, each.per_task) for name, each in BENCHMARKS.items()},
+}
+# CAMoE says nothing of these rows, and Table 4 of BMU-MoCo nothing of any row
+NOT_PRINTED = {*product(map("camoe-table{}".format, (1, 2, 3, 6)), ("clip4clip", "CLIP4Clip with DSL"))}
+preset_named = cache(load_preset)
 BLOCKS = 12  # of a ViT-B
 DETAILS = json.loads((Path(__file__).parent / "implementation_details.json").read_text())
 
 
 @cache
-def resolved(method: str, presets: tuple[str, ...], stream: str, table: str) -> dict[str, Any]:
-    """The flat settings of a run: of a row of a table on a stream, or of a method under a recipe."""
-    words: dict[str, Any] = {"method": method, "stream": stream or "s"}
-    settings = STREAMS.get(stream, ALONE if stream else {})
-    if table:
-        preset = load_preset(table)
-        row = next(row for row in preset.rows if row.name == method)
-        words, presets = {**words, **preset.settings_of(row, [stream]), "method": row.method}, row.presets
-    return resolve(words, settings, with_recipe(words["method"], presets, settings)).settings
+def resolved(table: str, name: str, stream: str) -> dict[str, Any]:
+    """The flat settings of a row of a table on a stream; without a table, of `method:recipe` alone."""
+    preset = preset_named(table) if table else None
+    row = next(row for row in preset.rows if row.name == name) if preset else TableRow(name=name)
+    settings = STREAMS.get(stream, ALONE if preset else {})
+    words = {"stream": stream, **(preset.settings_of(row, [stream]) if preset else {}), "method": row.method}
+    return resolve(words, settings, with_recipe(row.method, row.presets, settings)).settings
 
 
-def of(detail: dict[str, Any]) -> Any:
-    if "method" not in detail:
-        return getattr(load_preset(detail["table"]), detail["setting"])
-    presets, name = tuple(detail.get("presets", ())), detail["setting"]
-    settings = resolved(detail["method"], presets, detail.get("stream", ""), detail.get("table", ""))
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def is_the_papers(row: TableRow) -> bool:
+    """A row that its paper trained, which neither zero-shot CLIP nor a control of ours is."""
+    return not row.control and "zero_shot" not in (row.method, row.settings.get("method.base"))
+
+
+def places(detail: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Each table, row, stream and setting that a detail is about."""
+    if "recipes" in detail:
+        yield from product([""], detail["recipes"], [detail.get("stream", "s")], listed(detail["setting"]))
+        return
+    for table in listed(detail["table"]):
+        preset = preset_named(table)
+        streams = listed(detail.get("stream", list(benchmarks(table)) or ["msrvtt"]))
+        for row, stream, setting in product(preset.rows, streams, listed(detail["setting"])):
+            wanted = (
+                row.name in detail["rows"]
+                if detail["rows"] != "*"
+                else is_the_papers(row) and row.name not in detail.get("but", ())
+            )
+            if wanted and row.is_for([stream]):
+                yield table, row.name, stream, setting
+
+
+def of(detail: dict[str, Any], table: str, row: str, stream: str, setting: str) -> Any:
+    """Return the value of a setting in the printed form."""
+    settings = resolved(table, row, stream)
     if "tokens" in detail:  # a setting that is empty leaves it to the tower's size: the printed one merges alike
         own = build(TempMeConfig, select_prefix(settings, "method"), "method")
-        value = detail["value"]
-        given = {**select_prefix(settings, "method"), name.partition(".")[2]: value}
+        given = {**select_prefix(settings, "method"), setting.partition(".")[2]: detail["value"]}
         printed = build(TempMeConfig, given, "method")
         if tempme_steps(own.reducer, BLOCKS, detail["tokens"]) == tempme_steps(
             printed.reducer, BLOCKS, detail["tokens"]
         ):
-            return value
-    found = settings[name]
+            return detail["value"]
+    found = settings[setting if setting in settings else setting.replace("method.", "base.", 1)]
     return list(found) if isinstance(found, tuple) else found
+
+
+def found(detail: dict[str, Any]) -> dict[str, Any]:
+    """Return what a detail compares: place -> value."""
+    if "benchmark" in detail:
+        return {detail["benchmark"]: list(SIZES[detail["benchmark"]])}
+    if not {"rows", "recipes"} & detail.keys():
+        return {table: getattr(preset_named(table), detail["setting"]) for table in listed(detail["table"])}
+    return {" / ".join(place): of(detail, *place) for place in places(detail)}
 
 
 @pytest.mark.parametrize("paper", sorted({detail["paper"] for detail in DETAILS}))
 def test_what_a_paper_prints_is_what_its_recipes_resolve_to(paper):
     own = [detail for detail in DETAILS if detail["paper"] == paper]
-    wrong = [(d["place"], d["words"], d["setting"], of(d)) for d in own if (of(d) == d["value"]) == ("departs" in d)]
+    wrong = [
+        (detail["place"], detail["words"], place, value)
+        for detail in own
+        for place, value in found(detail).items()
+        if (value == detail["value"]) == ("departs" in detail)
+    ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("detail", [each for each in DETAILS if "rows" in each], ids=lambda each: each["words"])
+def test_a_detail_is_about_rows_that_exist(detail):
+    names = {row.name for table in listed(detail["table"]) for row in preset_named(table).rows}
+    assert list(places(detail))
+    assert {*(detail["rows"] if detail["rows"] != "*" else ()), *detail.get("but", ())} <= names
+
+
+def test_every_row_that_a_paper_trained_has_details():
+    told = {place[:2] for detail in DETAILS if "rows" in detail for place in places(detail)}
+    for table in {*published_tables(), "ctvr-table1", "cvlm-table1"} - {"bmu-table4"}:
+        trained = {(table, row.name) for row in preset_named(table).rows if is_the_papers(row)}
+        assert trained - told - NOT_PRINTED == set()
 
 
 def test_every_departure_says_why():
@@ -67,10 +138,9 @@ def test_clip4clip_has_one_recipe_on_a_benchmark_whatever_the_table(stream):
     """Frames, and words of films of minutes, are the tables' own, as the papers print them."""
     names = ("data.batch_size", "optim.epochs", "method.frame_norm", "data.max_tokens")
     recipes = {}
-    for table, preset in {name: load_preset(name) for name in published_tables()}.items():
+    for table, preset in {name: preset_named(name) for name in published_tables()}.items():
         for row in preset.rows:
             if row.name == "clip4clip" and stream in {*preset.on, *row.on}:
-                found = resolved("clip4clip", (), stream, table)
-                recipes[table] = [found[name] for name in names]
+                recipes[table] = [resolved(table, "clip4clip", stream)[name] for name in names]
     assert recipes
     assert len({json.dumps(recipe) for recipe in recipes.values()}) == 1, recipes
