@@ -5,7 +5,7 @@ list of RESULTS.md from them: the best row of each table, its value, date and co
 that changes its numbers gets one line that says so.
 
 `--add PAGE --runs FOLDER` first puts the table of the sweep PAGE into results/PAGE.md, with the number of its runs, its
-date and its commit. The text from the heading `Reading` on stays. A sweep of another name is given by `--sweep NAME`.
+date and its commit. The text from the heading `Reading` on is kept. `--sweep NAME` selects a sweep of another name.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ TITLES = {
 SEARCHES = "five-searches"  # its table was put together from five sweeps
 SOURCES = ("ctvr", "methods", "orchestrator", "search_spaces")
 HEAD = "| table | best row | value | measured | commit | older rules |"
-OLDER = "Older rules: what a table of an older commit does not have."
+OLDER = "Older rules: changes that a table of an older commit predates."
 MEASURED = re.compile(
     r"^\d+ (?:runs|searches), .+, (?P<date>[\d-]{10}), (?P<commit>(?:commit|after|before) \w+)\. ", re.MULTILINE
 )
 CONDITIONS = "[Conditions of all tables](../RESULTS.md#conditions)"
-MARK = "**Of an older commit.** Measured before: "
+MARK = "**Measured on an older commit**, before these changes: "
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,25 @@ class Rule:
 
     date: str
     commit: str
-    what: str  # as other now
+    what: str  # the change
     pages: tuple[str, ...] = ("*",)
     columns: tuple[str, ...] = ()  # only tables with one of them
 
 
 RULES = (
     Rule("2026-11-25", "a207222d", "simultaneous p-values and intervals", columns=("R@1 vs best", "on test")),
-    Rule("2026-11-25", "821b622b", "queues of momentum contrast below a task's size", ("bmu-*",)),
+    Rule("2026-11-25", "821b622b", "momentum-contrast queues smaller than a task", ("bmu-*",)),
     Rule(
         "2026-11-25",
         "d858b8c6",
-        "BWF of rows that calibrate scores, from a task's own gallery",
+        "BWF of methods that normalize scores: computed in a task's own gallery",
         ("camoe-table6", "structalign-*", "ctvr-table1*", "efficient-*"),
     ),
     Rule(
-        "2026-11-25", "da201a7a", "mark and control row for test videos in training", ("ctvr-table[12]*", "ctvr-fig8")
+        "2026-11-25",
+        "da201a7a",
+        "footnote and control row for test videos in training",
+        ("ctvr-table[12]*", "ctvr-fig8"),
     ),
 )
 
@@ -110,7 +113,7 @@ def measured(name: str, text: str) -> dict[str, str]:
     """Return when and on which commit a page's table was measured.
 
     Raises:
-        ValueError: if the page does not say it.
+        ValueError: if the page contains neither.
     """
     found = MEASURED.search(text)
     if found is None:
@@ -164,7 +167,7 @@ def pages() -> dict[Path, str]:
 
 
 def printed(name: str, runs: Path, sweep_name: str = "") -> str:
-    """Return a page with the newest table of its sweep, which may have another name, without a reading.
+    """Return a page with the newest table of the sweep `sweep_name` (default: `name`), without the part `Reading`.
 
     Raises:
         ConfigError: if the sweep does not exist or is not complete.

@@ -90,17 +90,17 @@ class ConfirmationResult:
 
     @property
     def on_validation(self) -> str:
-        return f"{self.against} on validation videos over {self.seeds} fresh seeds"
+        return f"{self.against} on validation videos over {self.seeds} new seeds"
 
     @property
     def text(self) -> str:
         """Return the result as one sentence for the user."""
         many = f", for the best of {self.challengers} challengers" if self.challengers > 1 else ""
         said = f"{self.trial} against the recommended settings: {self.on_validation}{many}"
-        end = "it takes their place" if self.is_confirmed else "not confirmed: the recommended settings keep theirs"
-        power = f"this comparison sees a difference of {self.detectable:.1f} points in 4 of 5 cases"
+        end = "confirmed" if self.is_confirmed else "not confirmed, so the recommended settings are kept"
+        power = f"this comparison detects a difference of {self.detectable:.1f} points in 4 of 5 cases"
         if not math.isfinite(self.detectable):
-            power = "what this comparison can see is not known: nothing differs between its seeds"
+            power = "the detectable difference is unknown, because its seeds do not differ"
         return f"confirmation: {said}; {end} ({power})"
 
     def tags(self, is_searched: bool) -> dict[str, str]:
@@ -112,8 +112,8 @@ class ConfirmationResult:
     @property
     def note(self) -> str:
         """Return the footnote of the searched row."""
-        word = "confirmed" if self.is_confirmed else "NOT confirmed: the recommended settings keep their place"
-        return f"{word}; against them {self.on_validation}"
+        word = "confirmed" if self.is_confirmed else "NOT confirmed: the recommended settings are kept"
+        return f"{word}; difference from them {self.on_validation}"
 
 
 def compare_candidates(
@@ -190,7 +190,7 @@ def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.
 
     Args:
         queries, videos: numbers in the split. Captions of one video count as one draw.
-        disagreeing: share of queries that only one of both candidates ranks first.
+        disagreeing: share of queries that exactly one of the two candidates ranks first.
     """
     independent = min(queries, videos)
     if not independent:
@@ -203,9 +203,9 @@ def describe_mde(stream: Stream, split: str) -> str:
     items = [item for task in range(len(stream.tasks)) for item in stream.items(task, split)]
     queries, videos = sum(len(item.captions) for item in items), len({item.video for item in items})
     return (
-        f"about {minimum_detectable_effect(queries, videos):.1f} points of R@1 by {queries} queries of {videos} "
+        f"about {minimum_detectable_effect(queries, videos):.1f} points of R@1 with {queries} queries of {videos} "
         f"{split} videos in {len(stream.tasks)} tasks, for one seed each "
-        "(5 %, power 80 %, if 1 query in 5 is found by one of both alone)"
+        "(5 %, power 80 %, if only one of the two candidates finds the video of 1 query in 5)"
     )
 
 
@@ -224,6 +224,6 @@ def gain_notes(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> list[st
     metric = SEARCHED[base[0].tags.get("ctvr.protocol", "ctvr")]
     (on_test,) = compare(base, [other], ranks, (metric, "max"))
     return [
-        f"What the search gained over the recommended settings: {other[0].tags[GAINED]}; "
+        f"Gain of the search over the recommended settings: {other[0].tags[GAINED]}; "
         f"{on_test} on test videos over {len(other)} seeds (R@1 in points)."
     ]

@@ -18,7 +18,7 @@ from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.method_checks.own_score import is_among, own_scores
 from ctvr.orchestrator.tables.presets import TableRow
 
-NOTE = "a control of ours: {names} before any training, by its own score"
+NOTE = "our control: {names} before any training, evaluated by its own score"
 
 
 def without_epochs(settings: Settings, presets: Collection[str]) -> Settings:

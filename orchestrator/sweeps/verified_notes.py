@@ -50,4 +50,5 @@ def _recipe(run: RunRecord, entry: Verified) -> str:
     if not found:
         return f"recipe: preset {entry.preset}"
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"recipe differs in: {', '.join(found[:SHOWN])}{more} (ctvr methods {entry.method} --preset {entry.preset})"
+    listed = f"{', '.join(found[:SHOWN])}{more}"
+    return f"recipe differs in: {listed} (see ctvr methods {entry.method} --preset {entry.preset})"

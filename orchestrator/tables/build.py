@@ -157,7 +157,7 @@ def _notes(rows: Sequence[Row], runs: Sequence[RunRecord], direction: Direction,
     notes += [shown.note] if shown.note else []
     notes += shared
     if any(row.trials is not None for row in rows):
-        notes.append("Trials: how many were searched for the row. Time: of all tasks of its trials and reruns.")
+        notes.append("Trials: search trials of the row. Time: total over all tasks of its trials and reruns.")
     return notes
 
 

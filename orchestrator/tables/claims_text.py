@@ -14,12 +14,11 @@ from ctvr.orchestrator.tables.table import MISSING
 
 ORDER: tuple[Verdict, ...] = ("holds", "does not", "undecided", "not run")
 RULE = (
-    "Improvement: the row less the other, positive in the claimed direction, with its 95 % interval over test videos "
-    "and seeds (over seeds only, unless the column is R@1). Holds: the interval lies above 0, or above minus the "
-    "margin. Does not: it lies at or below that, or below the smallest effect that the paper asserts. Undecided: "
-    "otherwise. "
-    "Could be seen: the effect that this comparison detects in 4 of 5 cases. Intervals are of one claim each: of 20 "
-    "claims without any effect, one interval on average does not contain 0."
+    "Improvement: difference between the two rows, positive in the claimed direction, with its 95 % interval over test "
+    "videos and seeds (columns other than R@1: over seeds only). Holds: the interval lies above 0, or above minus the "
+    "margin. Does not: it lies at or below that bound, or below the smallest effect that the paper asserts. Undecided: "
+    "all other cases. Could be seen: the effect that this comparison detects in 4 of 5 cases. Intervals are not "
+    "corrected for the number of claims: of 20 claims without any effect, one interval on average excludes 0."
 )
 TITLES = ("claim", "paper", "says", "asserts", "improvement", "could be seen", "verdict")
 

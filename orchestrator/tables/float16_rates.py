@@ -11,7 +11,7 @@ FLOAT16: Mapping[str, Mapping[str, float]] = {
     "camoe": {"lr": 1e-7},
     "mv_adapter": {"lr": 5e-6, "lr_bias": 1e-7},
 }
-TEXT = "{settings}: published with float16 weights; in float32 such a rate moves them far less (docs/protocol.md)"
+TEXT = "{settings}: published for float16 weights; at this rate float32 weights change far less (docs/protocol.md)"
 
 
 def float16_note(settings: Mapping[str, Any]) -> str:

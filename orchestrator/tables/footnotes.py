@@ -18,18 +18,18 @@ EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: epochs per task 
 CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched`, `recommended` or `front, TRIAL`
 NOTES = " | "  # between footnotes in the tag ctvr.note
 TEXTS = {
-    "best_test": "the epoch kept for each task is the best one on the test videos (best-on-test)",
-    "best_val": "the epoch kept for each task is the best one on the validation videos",
-    "trains_on_test": "its training reads the unlabelled test videos of former tasks, as they are stored",
-    "trains_on_val": "its training reads the unlabelled validation videos of former tasks, as they are stored",
+    "best_test": "keeps the epoch of each task that scores best on the test videos (best-on-test)",
+    "best_val": "keeps the epoch of each task that scores best on the validation videos",
+    "trains_on_test": "trains on the stored features of unlabelled test videos of earlier tasks",
+    "trains_on_val": "trains on the stored features of unlabelled validation videos of earlier tasks",
     "val": "measured on validation videos",
     "transductive": "transductive scoring: a query's result depends on the other queries of the test set",
-    "replay": "its memory is written once, at a task's end, and its pairs repeat where a step asks for more than are "
-    "kept (released codes write after every step and repeat none)",
-    "short": "epochs of a task: {epochs}, where {recommended} are recommended",
-    "untrained": "not trained (preset untrained): where its training starts, by its own score",
-    "searched": "settings are the best of {n} trials{rule}",
-    "front": "settings are on the Pareto front of {n} trials{rule}",
+    "replay": "updates its replay buffer once, at the end of each task, and repeats stored pairs if a step samples "
+    "more than the buffer holds (released codes update it after every step and never repeat a pair)",
+    "short": "epochs per task: {epochs} (recommended: {recommended})",
+    "untrained": "untrained model (preset untrained), evaluated by the method's own score",
+    "searched": "settings of the best of {n} trials{rule}",
+    "front": "settings on the Pareto front of {n} trials{rule}",
 }
 
 
@@ -81,7 +81,7 @@ def trains_on_searched(run: RunRecord) -> bool:
 
 
 def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = False) -> bool:
-    """Return what a method derives from the settings of `group`; True if they are of another version and it may."""
+    """Return the method's answer for the settings of `group`; for its defaults if this version cannot read them."""
     cls = find_method(name)
     try:
         config: Any = build(cls.Config, known_settings(cls.Config, select_prefix(run.settings, group)), group)

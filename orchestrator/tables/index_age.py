@@ -25,17 +25,18 @@ COLUMNS = {
     "fwt": (Column("fwt", "FWT"), "stream/transfer/fwt"),
 }
 NOTE = (
-    "R@1, P % re-encoded: the same captions search the index with the oldest P % of the videos of earlier tasks as the "
-    "last model encodes them; index re-encoded: all of them; mean over shares: the area under this curve (FastFill's "
-    "measure of back-filling). Gap: this less R@1, in points; T1, T2, ...: of the "
-    "captions of one task. Brackets: 95 % interval of the gap over test videos and seeds (of one seed: over videos), "
-    "for each cell alone. Gained, lost: captions that are right after or before re-encoding alone. GMACs to "
-    "re-encode: of all old videos. FWT: R@1 of a task in its own gallery just before it is learned, less that of "
-    "the untrained model, as the mean over tasks. These columns are not compared."
+    "R@1, P % re-encoded: R@1 after the last model has re-encoded the oldest P % of the videos of earlier tasks; index "
+    "re-encoded: all of them; mean over shares: the area under this curve (FastFill's measure of back-filling). Gap: "
+    "R@1 with the index re-encoded minus R@1, in points; T1, T2, ...: for the captions of one task. Brackets: 95 % "
+    "interval of the gap over test videos and seeds (with one seed: over videos), not corrected for the number of "
+    "cells. Gained, lost: captions that are correct only after, or only before, re-encoding. GMACs to re-encode: cost "
+    "for all old videos. FWT: R@1 of a task in its own gallery just before it is learned minus that of the untrained "
+    "model, averaged over tasks. These columns are not compared between rows."
 )
 UNSEEN_NOTE = (
-    "Retention: R@1 on the captions and videos of a stream that is never learned, after the last task, in percent of "
-    "the untrained model's. R@1, + N videos: with so many videos of another stream in the gallery. Not compared."
+    "Retention: R@1 after the last task on a stream that is never learned, as a percentage of the untrained model's "
+    "R@1. R@1, + N videos: R@1 with N videos of another stream added to the gallery. These columns are not compared "
+    "between rows."
 )
 RETENTION, ADDED = re.compile(r"stream/also/(.+)/retention"), re.compile(r"stream/distractors/r1_(\d+)")
 SHARE, OF_TASK = re.compile(r"stream/index/r1_(\d+)"), re.compile(r"task_(\d+)/index/gap")

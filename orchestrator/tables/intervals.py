@@ -37,13 +37,13 @@ class Spread:
     """J variances of R@1 between replicates for each of K rows, and their weights in a row's difference."""
 
     seen: np.ndarray  # (K, J) independent estimates
-    both: np.ndarray  # (K, J) the part of each that is new with each video
+    both: np.ndarray  # (K, J) the part of each that is the interaction of replicates and videos
     df: np.ndarray  # (J,)
     moderated: np.ndarray  # (K, J) the variances that enter the degrees of freedom
     weights: np.ndarray  # (K, J)
 
     def of(self, row: int) -> tuple[float, float, float]:
-        """Return the variance of a row's difference, the part of it that is new with each video, and its df."""
+        """Return the variance of a row's difference, the part due to its interaction with videos, and the df."""
         weights = self.weights[row]
         seen = float(weights @ self.seen[row])
         spread = float(((weights * self.moderated[row]) ** 2 / self.df).sum())

@@ -64,7 +64,9 @@ class TableRow:
             return
         method, presets = split_row(self.name)
         if presets and self.presets:
-            raise ValueError(f"presets: the name {self.name!r} also lists presets. Keep one of both, or give `method`.")
+            raise ValueError(
+                f"presets: the name {self.name!r} also lists presets. Keep one of the two, or give `method`."
+            )
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "presets", presets or self.presets)
 

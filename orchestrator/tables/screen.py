@@ -16,12 +16,13 @@ DROPPED = ("R@1 vs best", "Time", "Trials", "MeanR", "MedR", "R@10", "R@5", "Par
 IN_FILES = (
     "Mean and sample standard deviation",
     "Trials: ",
-    "vs best: ",
+    "R@1 vs best: ",
     "Every row ",
     "Paper: ",
-    "set by us",
-    "departs from",
+    "chosen by us",
+    "deviates from",
     "differs from",
+    "also differs from",
     "re-implemented",
 )
 

@@ -46,7 +46,7 @@ FRAMES = "data.num_frames"
 PROVENANCE = "ctvr.provenance"  # tag of a run
 SHOWN = 12  # settings in a footnote; the CSV has all
 CVLM_BACKBONE = (
-    "starts from {name} ({weights}); the paper from ViT-B and BERT-B of its own pre-training, which are not public"
+    "initialised from {name} ({weights}); the paper uses its own pre-trained ViT-B and BERT-B, which are not public"
 )
 
 
@@ -56,9 +56,9 @@ def of_benchmark(paper: str) -> dict[str, Any]:
 
 
 def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str = "") -> dict[str, tuple[str, str]]:
-    """Return setting -> (ours, the paper's), where they differ; settings that no paper publishes are left out.
+    """Return setting -> (ours, the paper's) for settings that differ; unpublished settings are omitted.
 
-    A setting that only one side has does not count: a record of an older version lacks newer settings.
+    A setting that only one side has is ignored, because a record of an older version lacks newer settings.
     """
     words = deviations(row or str(settings.get("method", "")))
     followed = {name for name, word in words.items() if str(settings.get(name, "")) == word}
@@ -91,17 +91,17 @@ def listed(found: Mapping[str, tuple[str, str]]) -> list[str]:
 def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_rest: bool = False) -> str:
     """Return `differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty if nothing differs.
 
-    `is_rest`: a note of the table already lists what differs in every row.
+    `is_rest`: another note of the table lists the differences that all rows share.
     """
     if not found:
         return ""
     texts = listed(found)
-    more = f", and {len(texts) - SHOWN} more settings (column differs of the CSV)" if len(texts) > SHOWN else ""
-    return f"differs from {what}{' also' if is_rest else ''} in: {', '.join(texts[:SHOWN])}{more}"
+    more = f", and {len(texts) - SHOWN} more settings (CSV, column differs)" if len(texts) > SHOWN else ""
+    return f"{'also ' * is_rest}differs from {what} in: {', '.join(texts[:SHOWN])}{more}"
 
 
 def between_seeds(runs: Sequence[RunRecord]) -> str:
-    """Return in what the seeds of one row differ: code, weights, versions, machine; empty if they do not."""
+    """Return a footnote on how the seeds of a row differ in code, weights, versions or machine; empty if equal."""
     made_of = [provenance_of(run) for run in runs]
     of_order = {"stream", "frames"} if len({str(run.settings.get("stream", "")) for run in runs}) > 1 else set()
     names = sorted({name for each in made_of for name in each} - of_order)  # another task order has another digest
@@ -113,7 +113,7 @@ def between_seeds(runs: Sequence[RunRecord]) -> str:
         if len(groups) > 1:
             parts = [f"{value[:12]} (seed {', '.join(seeds)})" for value, seeds in groups.items()]
             unlike.append(f"{name}: {' and '.join(parts)}")
-    return f"its seeds ran under different {'; '.join(unlike)}" if unlike else ""
+    return f"seeds were run with different {'; '.join(unlike)}" if unlike else ""
 
 
 def provenance_of(run: RunRecord) -> dict[str, str]:

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOTE = (
-    "vs best: difference of R@1 from the row with the best one, its simultaneous 95 % interval over test videos and "
-    "seeds (or orders of tasks), and p. Both hold for all rows of the table at once, and for the choice of the best; "
-    "* p < 0.05, exactly where the interval does not contain 0. A missing star does not say that two rows are equal: "
-    "these videos and seeds cannot tell them apart."
+    "R@1 vs best: difference from the row with the best R@1, with its simultaneous 95 % interval over test videos and "
+    "seeds (or task orders) and its p-value. Both account for all comparisons of the table and for the choice of the "
+    "best row. * p < 0.05, that is, the interval excludes 0. A missing star does not show that two rows are equal: "
+    "these videos and seeds do not distinguish them."
 )
-ONE_SEED = "not compared: one seed, and no other row shows how far R@1 moves with the seed"
+ONE_SEED = "not compared: one seed, and no row has several seeds from which to estimate the variance over seeds"
 LEAST_ORDERS = 4  # with two, 10 % of equal rows are called different; with three, 1 to 9 %
-FEW_ORDERS = f"not compared: the spread over orders of tasks needs at least {LEAST_ORDERS} orders"
-OTHER_ORDERS = "not compared: its runs have other orders of tasks than the best row's"
+FEW_ORDERS = f"not compared: estimating the variance over task orders requires at least {LEAST_ORDERS} orders"
+OTHER_ORDERS = "not compared: its task orders differ from those of the best row"
 NO_RANKS = "not compared: the ranks of its queries are not stored"
-NO_VIDEOS = "not compared: fewer than two test videos are common to the rows"
+NO_VIDEOS = "not compared: the rows have fewer than two test videos in common"
 NO_TASKS = "not compared: its ranks were stored without the tasks of the queries"
-UPPER_BOUND = "not compared: the upper bound sees all data at once"
-TRANSDUCTIVE = "not compared: its queries help each other (transductive), the others' do not"
+UPPER_BOUND = "not compared: joint training has access to all tasks at once"
+TRANSDUCTIVE = "not compared: transductive scoring, in which test queries influence each other"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def _by_key(*listed: tuple[Column, str]) -> dict[str, tuple[Column, str]]:
     return {column.key: (column, metric) for column, metric in listed}
 
 
-# Columns besides the usual ones, which a table names in its `columns`
+# Additional columns, which a table requests by its `columns`
 EXTRA = _by_key(
     (Column("rsum", "R-Sum", "up"), "stream/t2v/rsum"),
     (Column("gmacs", "GMACs", "down", 1), "cost/video_gmacs"),
@@ -68,21 +68,22 @@ ORACLE = _by_key(  # shown if a run measured them; none is bold and none is comp
     (Column("oracle_right", "Best video of right task (%)"), "stream/oracle/right"),
 )
 ORACLE_NOTE = (
-    "Oracle: the task of each caption is given, which a search does not have. Own prompt: only its prompt is used, "
-    "over all videos. Own block: also only the videos of that task. Best video of right task: without an oracle. "
-    "These columns are not compared."
+    "Oracle: the task of each caption is given; a real search does not know it. Own prompt: only the prompt of that "
+    "task is used, over all videos. Own block: additionally, only the videos of that task are searched. Best video of "
+    "right task: without an oracle. These columns are not compared between rows."
 )
 PRINTED = EXTRA | ORACLE
 SCALE = {"stored": 4 / 1000, "index_mb": 1e-6, "replay_mb": 1e-6}  # float32 numbers to kB, bytes to MB
 
 NEIGHBOUR_NOTE = (
-    "Accuracy: the classes of a task's test images as its nearest training images have them, with the k of the release "
-    "(the number of tasks so far) and with one k for all (`evaluation.knn_k`, or all images of the task, or "
-    "`evaluation.knn_share` of them). The CSV also has forgetting from the best former value (`_best`)."
+    "Accuracy: k-nearest-neighbour classification of a task's test images by its training images, with the k of the "
+    "release (the number of tasks so far) and with a fixed k (`evaluation.knn_k`, all images of the task, or the share "
+    "`evaluation.knn_share` of them). The CSV file also contains forgetting from the best earlier value (`_best`)."
 )
 ANSWER_NOTE = (
-    "Accuracy: questions whose likeliest answer is the right one, word for word, among the training answers of the "
-    "question's task; all answers: among those of all tasks. Test answers that no training question has are wrong."
+    "Accuracy: share of questions whose most likely answer equals the correct one word for word. Candidates are the "
+    "training answers of the question's task (all answers: of all tasks). Test answers that do not occur among them "
+    "count as wrong."
 )
 
 

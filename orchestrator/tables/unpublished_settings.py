@@ -1,4 +1,4 @@
-"""Settings of a run that no paper publishes or that depart from the paper's words, for the footnotes of tables.
+"""Settings of a run that no paper publishes or that deviate from the text of the paper, for the footnotes of tables.
 
 The Config of a method declares both (methods/settings.py); Ray is not imported for them.
 """
@@ -13,8 +13,8 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, find_method
 from ctvr.methods import settings as declared
 from ctvr.orchestrator.memo import remembered
 
-TEXT = "set by us, since no paper publishes them for this row: {settings}"
-DEPARTURES = "departs from its paper's words, as the method's file explains, in: {settings}"
+TEXT = "chosen by us, because no paper publishes these values: {settings}"
+DEPARTURES = "deviates from its paper's text, for reasons given in the method's source file: {settings}"
 
 
 def unpublished(method: str) -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def unpublished(method: str) -> tuple[str, ...]:
 
 
 def deviations(method: str) -> dict[str, str]:
-    """Map each setting whose default departs from the paper's words to these words."""
+    """Map each setting whose default deviates from the text of the paper to the value in that text."""
     return dict(_facts(method)["paper"])
 
 
@@ -60,20 +60,20 @@ def names_of(settings: Mapping[str, Any], row: str = "") -> tuple[str, ...]:
 
 
 def footnote(settings: Mapping[str, Any], row: str = "") -> str:
-    """Return the line below a table for a run with these flat settings; empty if papers publish all of them.
+    """Return the footnote that lists the unpublished settings of a run; empty if papers publish all of them.
 
     A strategy's row names the settings of the retriever that it wraps, too.
 
     Args:
-        settings: of the run.
-        row: configuration that the run stands for, if it has a name of its own.
+        settings: flat settings of the run.
+        row: name of the configuration, if the run is of a named one.
     """
     listed = [f"{name}={settings[name]}" for name in names_of(settings, row) if name in settings]
     return TEXT.format(settings=", ".join(listed)) if listed else ""
 
 
 def departures(settings: Mapping[str, Any], row: str = "") -> str:
-    """Return the line below a table for a run whose settings depart from its paper's words, though `paper` has them."""
+    """Return the footnote that lists the settings in which a run deviates from the text of its paper; empty if none."""
     words = deviations(row or str(settings.get("method", "")))
     differing = {name: word for name, word in words.items() if str(settings.get(name, word)) != word}
     listed = [f"{name} {settings[name]} (paper {word})" for name, word in differing.items()]

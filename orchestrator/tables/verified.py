@@ -85,11 +85,12 @@ def checks_of(test: str) -> dict[tuple[str, str], Check]:
 
 
 def equals(entry: Verified) -> str:
-    """Return `forward, loss and gradients equal owner/name@commit to 1e-05 on seeded weights`, for a footnote."""
+    """Return the footnote `forward, loss and gradients match owner/name@commit within 1e-05 on seeded weights`."""
     names = list(dict.fromkeys(check.what for check in sorted(entry.checks, key=lambda check: WHAT.index(check.what))))
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     worst = max(check.tolerance for check in entry.checks)
-    return f"{listed} equal {entry.source} to {worst:g} on seeded weights"
+    verb = "match" if len(names) > 1 else "matches"
+    return f"{listed} {verb} {entry.source} within {worst:g} on seeded weights"
 
 
 def grade_of(row: VerificationRow) -> str:

@@ -27,7 +27,7 @@ def write(made: Table | Sequence[Table], folder: Path, figures: bool = True) -> 
 
     Args:
         made: tables.
-        folder: of the files, created if it does not exist.
+        folder: folder of the files, created if it does not exist.
         figures: draw all figures; else only those whose files exist, so that no file shows former numbers.
 
     Returns:

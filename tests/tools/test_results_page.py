@@ -77,7 +77,7 @@ def test_a_table_is_marked_by_each_rule_that_came_later_and_concerns_it():
     old = marked("bmu-table2", PAGE)
     assert [line for line in old.splitlines() if line.startswith(MARK)] == [
         f"{MARK}simultaneous p-values and intervals (2026-11-25, a207222d); "
-        "queues of momentum contrast below a task's size (2026-11-25, 821b622b)."
+        "momentum-contrast queues smaller than a task (2026-11-25, 821b622b)."
     ]
     assert old.index(MARK) < old.index("| Method |")
     assert marked("bmu-table2", old) == old

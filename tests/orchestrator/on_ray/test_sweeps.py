@@ -134,7 +134,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     assert "2 complete, 2 stopped early, 0 failed" in text
     assert "\nzero_shot " in text
     written = "".join(file.read_text() for file in sorted((execution.runs / "tables").rglob("*.md")))
-    assert "settings are the best of 4 trials" in written
+    assert "settings of the best of 4 trials" in written
     wait_for(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()), 60)
     wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"], 60)
 

@@ -37,7 +37,7 @@ def test_table_continues_after_a_row_fails(runs, manifest, capsys):
     names = [line.split()[0] for line in text.splitlines() if line.startswith(("clip4clip ", "zero_shot "))]
     assert names == ["clip4clip", "zero_shot"]  # the table's order
     written = "".join(file.read_text() for file in sorted((execution.runs / "tables").rglob("*.md")))
-    assert "settings are the best of 2 trials by R@1 gain over zero-shot on val videos" in written
+    assert "settings of the best of 2 trials by R@1 gain over zero-shot on val videos" in written
 
     tracker = execution.tracker()
     for name, status in (("t", "FAILED"), ("t-lora", "FAILED"), ("t-clip4clip", "FINISHED")):

@@ -51,8 +51,8 @@ def test_a_challenger_that_is_clearly_better_takes_the_place():
     assert made.against.value == pytest.approx(20, abs=8)
     assert made.chosen.optim.weight_decay == pytest.approx(0.1)
     assert (made.seeds, made.challengers, made.trial) == (3, 1, "a")
-    assert "it takes their place" in made.text
-    assert made.tags(True)["ctvr.note"].startswith("confirmed; against them")
+    assert "; confirmed (" in made.text
+    assert made.tags(True)["ctvr.note"].startswith("confirmed; difference from them")
 
 
 @pytest.mark.parametrize("share", [0.3, 0.31, 0.1])
@@ -60,7 +60,7 @@ def test_otherwise_the_recommended_settings_keep_theirs(share):
     made = verdict(recommended=0.3, a=share)
     assert not made.is_confirmed
     assert made.chosen is made.recommended
-    assert "not confirmed: the recommended settings keep theirs" in made.text
+    assert "not confirmed, so the recommended settings are kept" in made.text
     assert made.tags(True)["ctvr.note"].startswith("NOT confirmed")
     assert made.tags(False)[CHOICE] == RECOMMENDED
 
@@ -92,7 +92,7 @@ def test_another_metric_is_compared_over_seeds_and_in_its_own_direction():
     blind = compare_candidates(
         "s", {RECOMMENDED: lost(RECOMMENDED, (5.0, 5.0)), "a": lost("a", (1.0, 1.0))}, {}, ("bwf", "min"), ["a"]
     )
-    assert "what this comparison can see is not known" in blind.text
+    assert "the detectable difference is unknown" in blind.text
     assert blind.on_validation.startswith("-4.00 [interval not known] on validation")
 
 

@@ -226,7 +226,7 @@ def test_rerun_uses_the_confirmed_settings_and_fresh_seeds(few, execution, rerun
         planned.rows[2].experiment.optim.weight_decay,
     ]
     assert (runs[1].tags["ctvr.searched"], runs[3].tags["ctvr.searched"]) == ("clip4clip:2", "tvr_plus_cl:0")
-    assert runs[1].tags["ctvr.note"].startswith("confirmed; against them 4.00 [1.00, 7.00] p=0.010* on validation")
+    assert runs[1].tags["ctvr.note"].startswith("confirmed; difference from them 4.00 [1.00, 7.00] p=0.010* on")
     assert "a | b | the recommended settings; the best of 2 trials is NOT confirmed" in runs[3].tags["ctvr.note"]
     assert "t-clip4clip: confirmation: trial against the recommended settings: 4.00" in text
 

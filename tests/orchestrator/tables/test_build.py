@@ -72,9 +72,9 @@ def test_a_row_that_learns_once_at_the_end_forgets_nothing_and_has_one_point():
 def test_a_row_that_replays_says_how_its_memory_is_written_and_drawn():
     said = {name: collect([run(name, **of)])[0].marks for name, of in REPLAYING.items()}
     for name in ("er_ring", "der"):
-        assert any("written once, at a task's end, and its pairs repeat" in mark for mark in said[name]), name
+        assert any("once, at the end of each task, and repeats stored pairs" in mark for mark in said[name]), name
     for name in ("lwf", "lump", "image_der"):
-        assert not any("written once" in mark for mark in said[name]), name
+        assert not any("replay buffer" in mark for mark in said[name]), name
 
 
 REPLAYING = {
@@ -149,8 +149,8 @@ def test_without_a_complete_run_there_is_no_table():
 def test_settings_that_no_paper_publishes_are_named_below_the_table():
     records = [run(**{"method.weight": "0.5", "base.lr": "1e-06"}), run("zero_shot", r1=20.0)]
     text = to_markdown(tables(records))
-    assert "set by us, since no paper publishes them for this row: method.weight=0.5, base.lr=1e-06" in text
-    assert text.count("set by us") == 1
+    assert "chosen by us, because no paper publishes these values: method.weight=0.5, base.lr=1e-06" in text
+    assert text.count("chosen by us") == 1
 
 
 def test_the_papers_number_and_deviation_stand_beside_ours():
@@ -174,13 +174,13 @@ def test_no_paper_beside_another_stream_or_validation_numbers():
         ({"ctvr.searched": "lwf:24", "ctvr.selection": "R@1 on val videos"}, {}, "24 trials by R@1 on val videos"),
         ({}, {"evaluation.select": "best"}, "best-on-test"),
         ({"ctvr.select_split": "test"}, {"evaluation.select": "best"}, "best-on-test"),
-        ({"ctvr.select_split": "val"}, {"evaluation.select": "best"}, "the best one on the validation videos"),
+        ({"ctvr.select_split": "val"}, {"evaluation.select": "best"}, "scores best on the validation videos"),
         ({"ctvr.select_split": "test"}, {"evaluation.select": "best", "evaluation.split": "val"}, "best-on-test"),
-        ({}, {"evaluation.select": "best", "evaluation.split": "val"}, "the best one on the validation videos"),
+        ({}, {"evaluation.select": "best", "evaluation.split": "val"}, "scores best on the validation videos"),
         ({}, {"evaluation.split": "val"}, "measured on validation videos"),
         ({"ctvr.mark": "no validation split: x"}, {}, "no validation split"),
-        ({"ctvr.recommended_epochs": "8"}, {"optim.epochs": "0"}, "epochs of a task: 0, where 8"),
-        ({"ctvr.recommended_epochs": "0"}, {"optim.epochs": "0"}, "not trained (preset untrained)"),
+        ({"ctvr.recommended_epochs": "8"}, {"optim.epochs": "0"}, "epochs per task: 0 (recommended: 8)"),
+        ({"ctvr.recommended_epochs": "0"}, {"optim.epochs": "0"}, "untrained model (preset untrained)"),
         ({"ctvr.transductive": "true"}, {}, "transductive"),
         ({"ctvr.transductive": "true"}, {}, "depends on the other queries of the test set"),
         ({"ctvr.note": "T is 2, the paper has 1"}, {}, "T is 2"),
@@ -320,12 +320,16 @@ def test_a_difference_from_the_best_has_its_interval_its_p_and_a_star(tmp_path):
     assert "p&lt;0.001\\*" in next(line for line in text.splitlines() if line.startswith("| xpool"))
     assert "\\*" not in next(line for line in text.splitlines() if line.startswith("| zscl"))
     assert text.count("| not compared |") == 3
-    for reason in ("ranks of its queries are not stored", "sees all data at once", "queries help each other"):
+    for reason in (
+        "ranks of its queries are not stored",
+        "access to all tasks at once",
+        "queries influence each other",
+    ):
         assert reason in text
-    assert "A missing star does not say that two rows are equal" in text
+    assert "A missing star does not show that two rows are equal" in text
     assert table.best()["r1"] == 30.0  # of the inductive rows below the upper bound
     (alone,) = build(Files(tmp_path, ranks), records[::2])  # type: ignore[arg-type]
-    assert "one seed, and no other row shows how far R@1 moves" in to_markdown(alone)
+    assert "one seed, and no row has several seeds" in to_markdown(alone)
     assert not any(row.vs_best for row in alone.rows)
 
 

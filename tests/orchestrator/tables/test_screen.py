@@ -50,11 +50,11 @@ def test_a_table_fits_the_screen_without_its_less_important_columns():
 
 
 def test_important_notes_are_shown_within_the_limit():
-    marks = ("measured on validation videos", "set by us, since no paper publishes them for this row: a=1")
+    marks = ("measured on validation videos", "chosen by us, because no paper publishes these values: a=1")
     notes = ("Trials: how many.", *(f"note {number} " + "long " * 12 for number in range(9)))
     text = to_text(Table("s", COLUMNS, (row("lwf", 24.0, marks=marks),), notes), 80)
     assert "note 0" in text
-    assert "set by us" not in text
+    assert "chosen by us" not in text
     assert "Trials: " not in text
     assert "notes" in text.splitlines()[-1]
     assert len(text.splitlines()) <= 7 + LINES

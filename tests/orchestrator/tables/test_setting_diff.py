@@ -56,7 +56,7 @@ def test_the_recommended_settings_of_an_embedded_stream_are_all_named():
     found = differences(made, paper)
     assert {"method.ffa_direction", "method.lr_text", "optim.lr_scale"} <= set(found)
     assert not {"method.rank", "method.alpha_init"} & set(found)  # no paper publishes them: another footnote names them
-    assert footnote({str(n): ("1", "2") for n in range(14)}).endswith("and 2 more settings (column differs of the CSV)")
+    assert footnote({str(n): ("1", "2") for n in range(14)}).endswith("and 2 more settings (CSV, column differs)")
 
 
 def test_the_papers_data_and_optimiser_are_what_the_importers_write():
@@ -67,7 +67,7 @@ def test_the_papers_data_and_optimiser_are_what_the_importers_write():
 def test_seeds_of_other_code_or_versions_are_named_below_the_table():
     made = [{"ctvr.provenance": json.dumps({"torch": version, "weights": "w"})} for version in ("2.5", "2.6", "2.6")]
     runs = [run("lwf", "msrvtt-10", seed, tags) for seed, tags in enumerate(made)]
-    assert between_seeds(runs) == "its seeds ran under different torch: 2.5 (seed 0) and 2.6 (seed 1, 2)"
+    assert between_seeds(runs) == "seeds were run with different torch: 2.5 (seed 0) and 2.6 (seed 1, 2)"
     assert between_seeds(runs[1:]) == ""
     assert "different torch" in to_markdown(tables(runs))
 

@@ -13,7 +13,7 @@ def test_every_method_says_what_of_it_is_unpublished(method):
 def test_footnote_names_only_unpublished_values():
     settings = {"method": "lwf", "method.weight": "0.3", "method.temperature": "2.0", "base.lr": "4e-06"}
     assert footnote(settings) == (
-        "set by us, since no paper publishes them for this row: method.weight=0.3, base.lr=4e-06"
+        "chosen by us, because no paper publishes these values: method.weight=0.3, base.lr=4e-06"
     )
 
 
@@ -28,7 +28,7 @@ def test_a_row_of_two_published_parts_reads_the_strategys_space():
 
 def test_a_row_says_where_it_departs_from_its_papers_words():
     settings = {"method": "structalign", "method.pseudo": "inputs", "method.lr": "3e-06"}
-    assert departures(settings).endswith("in: method.pseudo inputs (paper shared)")
+    assert departures(settings).endswith(": method.pseudo inputs (paper shared)")
     assert departures({**settings, "method.pseudo": "shared"}) == departures({"method": "lwf"}) == ""
     assert differences({**settings, "method.pseudo": "shared"}, settings) == {}
     frames = ({"data.num_frames": n, "method.num_frames": n} for n in (8, 12))

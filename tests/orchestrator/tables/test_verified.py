@@ -81,16 +81,16 @@ def test_grades_and_comparisons_are_printed(capsys):
 def test_row_states_its_equality_with_the_release():
     record = run("clip4clip", "msrvtt-10")
     note = verified_note(record)
-    assert note.startswith("forward, loss, gradients, steps, schedule, recipe and evaluation equal ArrowLuo/CLIP4Clip@")
-    assert "to 5e-05 on seeded weights; recipe differs in: method.lr 1e-06 (original 1e-07)," in note
-    assert note.endswith("more (ctvr methods clip4clip --preset original)")
+    assert note.startswith("forward, loss, gradients, steps, schedule, recipe and evaluation match ArrowLuo/CLIP4Clip@")
+    assert "within 5e-05 on seeded weights; recipe differs in: method.lr 1e-06 (original 1e-07)," in note
+    assert note.endswith("more (see ctvr methods clip4clip --preset original)")
     (table,) = tables([record])
     assert with_verified(table, [record]).rows[0].marks[-1] == note
     settings = {**(paper_settings(record) or {}), **presets_of("clip4clip")["original"]}
     own = run("clip4clip", "msrvtt-10", **{name: value for name, value in settings.items() if name != "method"})
     assert verified_note(own).endswith("recipe: preset original")
     assert verified_note(run("upper_bound", "msrvtt-10")) == ""
-    said = "forward, loss, gradients, steps and recipe equal divyam3897/UCL@cfaa81d to 1e-05 on seeded weights"
+    said = "forward, loss, gradients, steps and recipe match divyam3897/UCL@cfaa81d within 1e-05 on seeded weights"
     assert equals(of_method("lump")[0]) == said
 
 
