@@ -153,7 +153,7 @@ def sweep(
     Args:
         method, stream, settings, preset, config, runs, store, videos: as in `run`; `preset` may name a whole table.
         name: the name of the sweep.
-        space: setting -> the values to search, all else as recommended.
+        space: setting -> the values to search; all other settings have their recommended values.
         space_add: setting -> values to search together with the method's own search space.
         baselines: methods to compare with the winner.
         trust: classes `module:Class` that may be loaded although only a stream, a table or a plan names them.
@@ -199,7 +199,7 @@ def table(
 ) -> Any:
     """Return the table of a sweep's (or a stream's) complete runs: a row for each method, mean and `... std`.
 
-    It contains one split: `split`, by default test if runs were measured on it. Of a stream, trials are left out.
+    It contains one split: `split`, by default test if runs were measured on it. For a stream, trials are omitted.
     `.attrs["notes"]` of a data frame contains the footnotes. Only `ctvr table` writes files.
 
     Raises:

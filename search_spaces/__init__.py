@@ -5,7 +5,7 @@ search begins, as far as they differ from the settings' defaults. CONFIGURATIONS
 with a preset (methods.CONFIGURATIONS), replacements of the above. METRIC, MODE: objective of a search without
 `search.metric` (default: the gain over zero-shot in the union of all galleries, in the CVLM protocol the mean R@1).
 
-Facts about a setting (not published, read by later tasks only, bounded by another setting, number of blocks) stand in
+Facts about a setting (not published, read by later tasks only, bounded by another setting, number of blocks) are in
 the method's Config: methods/settings.py.
 """
 

@@ -1,4 +1,4 @@
-"""Search space of methods/dsl.py: the loss alone. No revised search, so that winners compare with others."""
+"""Search space of methods/dsl.py: settings of the loss only, because rows with a revised search are not comparable."""
 
 from ray import tune
 

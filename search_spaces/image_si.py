@@ -1,4 +1,4 @@
-"""Search space of methods/images/si.py. Values to begin with are the release's; ranges are ours."""
+"""Search space of methods/images/si.py. Initial values are those of the release; ranges are ours."""
 
 from ray import tune
 

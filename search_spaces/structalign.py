@@ -2,7 +2,7 @@
 
 A search begins with the defaults, which are the paper's for MSRVTT where it prints a value. Imported ACTNET streams
 choose the preset `paper-actnet`, whose values are tried before them. `--space method.pseudo=inputs,shared,clip` also
-searches the place where pseudo features are drawn: preset `released` needs `clip`.
+searches the point at which pseudo features are sampled: preset `released` needs `clip`.
 """
 
 from ray import tune

@@ -64,9 +64,9 @@ def simulate(
     Args:
         search: settings of the search of every row.
         places: trials that run at once.
-        num_tasks: of the stream.
-        rows: of a table.
-        sigma: of the lognormal time of a task.
+        num_tasks: number of tasks of the stream.
+        rows: rows of a table.
+        sigma: standard deviation of the lognormal time of a task.
         task: mean seconds of a task.
         start: seconds until a new process can train.
         keeps: whether processes are kept at a rung (`internals.keep_processes`).

@@ -88,7 +88,7 @@ def paint(thing: Thing, rng: Generator, radius: float = 0.2, plain: float = 0.0,
 
 @dataclass
 class Pictures:
-    """Single things for the first stage, in the order of difficulty."""
+    """Pictures of single objects for the first stage, in order of difficulty."""
 
     images: Tensor  # (N, 3, S, S) uint8
     labels: dict[str, Tensor]  # class of words -> (N,)

@@ -56,7 +56,7 @@ def isolate_network() -> bool:
 def drop_privileges() -> bool:
     """Drop root's capabilities, except reading files of other users; return False if the system refuses.
 
-    They include raising a hard limit again and taking memory pages away from the machine.
+    The dropped capabilities include raising a hard limit again and locking memory pages.
     """
     try:
         system = ctypes.CDLL(None, use_errno=True)

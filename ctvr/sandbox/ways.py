@@ -30,7 +30,7 @@ _SET_ALL = 0o600 | 0o1000  # of shmget(2) and its kin: IPC_CREAT
 
 @dataclass(frozen=True)
 class Target:
-    """The places and processes that an isolated process tries to reach; paths and names as text."""
+    """Paths and processes that an isolated process tries to reach, as text."""
 
     given: str  # a readable folder, with the file `clip`
     kept: str  # a forbidden folder, with the file `secret`

@@ -34,7 +34,7 @@ def add_streams(commands: Any) -> None:
     importer.add_argument(
         "--correct-captions",
         action="store_true",
-        help="replace HTML's codes of characters (&amp;) in captions, and UTF-8 that was read as latin-1",
+        help="replace HTML entities (&amp;) in captions, and UTF-8 that was decoded as latin-1",
     )
     add_execution_options(importer, folders=("runs", "videos"))
     importer.set_defaults(run=_streams_import)

@@ -1,4 +1,4 @@
-"""Commands `ctvr new` and `ctvr check-method`: write a new method, check that it keeps the contract."""
+"""Commands `ctvr new` and `ctvr check-method`: write a new method, and check that a method satisfies the contract."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _new_method(arguments: argparse.Namespace) -> str:
 def add_check_method(commands: Any) -> None:
     parser = commands.add_parser(
         "check-method",
-        help="check that a method keeps the contract: losses, leakage, unused settings, resuming",
+        help="check that a method satisfies the contract: losses, leakage, unused settings, resuming",
         description="Runs on noise and a small random backbone, without a stream, MLflow or Ray. Exit status 1 if a "
         "check fails.",
     )

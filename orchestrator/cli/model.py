@@ -56,7 +56,7 @@ def add_serve(commands: Any) -> None:
         help="serve searches with a trained model over HTTP: JSON, and a page with pictures",
         description="Answers GET /search?q=TEXT&k=10, /health, /thumbnail/ID and / (a page) until Ctrl-C. The model is "
         "chosen as by `ctvr search`; a run that is still trained is served after its newest finished task, and a newer "
-        "model replaces the present one. A host that others can reach needs a token: the variable CTVR_SERVE_TOKEN or "
+        "model replaces the current one. A host that others can reach needs a token: the variable CTVR_SERVE_TOKEN or "
         "--token-file. Clients send it as Authorization: Bearer TOKEN, browsers as the password.",
     )
     _add_model(parser)

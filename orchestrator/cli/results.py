@@ -80,12 +80,14 @@ def add_methods(commands: Any) -> None:
     parser.add_argument(
         "--preset", metavar="PRESET", help="preset whose changes to the recommended settings are shown, with sources"
     )
-    parser.add_argument("--verified", action="store_true", help="show what equals the authors' code, and the tests")
+    parser.add_argument(
+        "--verified", action="store_true", help="show the comparisons with the authors' code, and their tests"
+    )
     parser.add_argument(
         "--cost", action="store_true", help="show multiply-adds and parameters next to the papers' figures"
     )
     parser.add_argument(
-        "--tasks", type=int, metavar="N", help="with --cost, show instead what methods that grow keep after N tasks"
+        "--tasks", type=int, metavar="N", help="with --cost, show instead the storage of growing methods after N tasks"
     )
     parser.set_defaults(run=_methods)
 
@@ -147,11 +149,11 @@ def _ui(arguments: argparse.Namespace) -> str:
 
 def add_doctor(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="check versions, disk, store, MLflow and videos")
-    parser.add_argument("--stream", metavar="NAME", help="stream whose videos are checked, too")
+    parser.add_argument("--stream", metavar="NAME", help="stream whose videos are also checked")
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="measure steps, store and decoding for about a minute instead, and say what bounds training here",
+        help="measure steps, store and decoding for about a minute instead, and report what limits training here",
     )
     add_execution_options(parser)
     parser.set_defaults(run=_doctor)

@@ -23,8 +23,8 @@ def add_runs(commands: Any) -> None:
     show.set_defaults(run=_show)
     remove = actions.add_parser("rm", help="remove the records of runs")
     remove.add_argument("names", nargs="+", metavar="RUN", help="names of runs, or 6 or more characters of their ids")
-    remove.add_argument("--commits", action="store_true", help="remove their finished tasks from the store, too")
-    remove.add_argument("--force", action="store_true", help="remove a run that a sweep or best-STREAM holds, too")
+    remove.add_argument("--commits", action="store_true", help="also remove their finished tasks from the store")
+    remove.add_argument("--force", action="store_true", help="also remove a run that a sweep or best-STREAM uses")
     add_execution_options(remove, folders=("runs", "store"))
     remove.set_defaults(run=_remove)
 

@@ -165,7 +165,7 @@ class Builder:
 
 
 def correct_captions(manifest: Manifest, report: str, videos: Path, out: Path) -> str:
-    """Correct the captions of a written manifest (codes of HTML, a wrong encoding); return the report again."""
+    """Correct the captions of a written manifest (HTML entities, a wrong encoding); return the report again."""
     number = 0
     for item in items_of(manifest):
         corrected = [correct_encoding(decode_entities(caption)) for caption in item["captions"]]

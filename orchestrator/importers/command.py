@@ -1,9 +1,9 @@
 """`ctvr streams import`: selects the importer of a benchmark's files and the location of the manifest.
 
-CTVR (papers 000 and 002) is in `importers.ctvr`, CVLM (paper 003) in `importers.cvlm`, a user's table in
+CTVR is in `importers.ctvr`, CVLM (BMU-MoCo) in `importers.cvlm`, a user's table in
 `importers.csv_table`, the same with features instead of videos in `importers.features`, a folder in the layout of
-Hugging Face's datasets in `importers.hf_dataset`, labelled images (Table 4 of paper 003) in `importers.images`,
-questions (Table 7 of paper 004) in `importers.msrvtt_qa`. Every importer checks its result as `load_stream` does,
+Hugging Face's datasets in `importers.hf_dataset`, labelled images (Table 4 of BMU-MoCo) in `importers.images`,
+questions (Table 7 of TempMe) in `importers.msrvtt_qa`. Every importer checks its result as `load_stream` does,
 writes it to `out` and returns it with a short report; missing videos are counted, not rejected. The format is
 in streams/manifest.py.
 """
@@ -77,7 +77,7 @@ def import_stream(
         root: the runs folder.
         name: the name of the stream; default: the kind and its number of tasks (`msrvtt-10`), `cvlm` if all five data
             sets exist, and a table's own file name.
-        correct: replace HTML's codes of characters in captions, and text in a wrong encoding.
+        correct: replace HTML entities in captions, and text in a wrong encoding.
 
     Returns:
         The importer's report, the path of the manifest, and the next command.

@@ -1,4 +1,4 @@
-"""Importers of CTVR (papers 000 and 002): released splits of MSR-VTT and ActivityNet Captions -> manifests."""
+"""Importers of CTVR (also used by StructAlign): released splits of MSR-VTT and ActivityNet Captions -> manifests."""
 
 from __future__ import annotations
 

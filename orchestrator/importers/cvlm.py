@@ -1,6 +1,6 @@
-"""Importer of CVLM (paper 003): five complete published data sets become one stream; for `ctvr streams import`.
+"""Importer of CVLM (BMU-MoCo): five complete published data sets become one stream; for `ctvr streams import`.
 
-Two more are streams of their own, for papers 001 and 004: LSMDC, and MSR-VTT in its first split.
+Two more are separate streams, for CAMoE and TempMe: LSMDC, and MSR-VTT in its first split.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LSMDC_CELLS = 6
 
 
 def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None = None) -> tuple[Manifest, str]:
-    """Import the stream of paper 003: five complete data sets, each a task with its own gallery.
+    """Import BMU-MoCo's stream: five complete data sets, each a task with its own gallery.
 
     `folder` contains one folder per data set, with its published files and, anywhere below it, its videos:
 
@@ -309,4 +309,4 @@ DATASETS: dict[str, Callable[[_Files], dict[str, Captions]]] = {
     "lsmdc": _lsmdc,
     "msrvtt-full": _msrvtt_full,
 }
-FIVE = tuple(DATASETS)[:5]  # of paper 003
+FIVE = tuple(DATASETS)[:5]  # of BMU-MoCo

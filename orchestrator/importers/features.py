@@ -52,7 +52,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
         if vectors.shape[1] != width:
             raise ConfigError(
                 f"{features}: {item['video']!r} has features of {vectors.shape[1]} numbers, others of {width}. "
-                "Compute all of them by one model."
+                "Compute all of them with one model."
             )
         item |= {"path": f"{number:06d}.npy", "segment": None}
         arrays[item["path"]] = vectors

@@ -152,7 +152,7 @@ def _runs_of(key: str, tracker: Tracker | None) -> list[RunRecord]:
 
 def _why_unknown(key: str, tracker: Tracker | None) -> str:
     if key.startswith("zero-"):
-        return "those of the stream's backbone without training (method zero_shot); no run of its own records them"
+        return "those of the stream's backbone without training (method zero_shot); no separate run records them"
     if tracker is None:
         return "unknown without MLflow"
     return "no run in MLflow records them"

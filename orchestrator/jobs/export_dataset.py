@@ -48,7 +48,7 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         raise ConfigError(f"--hf: stream {stream.name} has {kind} instead of videos. Omit --hf.")
     if stream.is_chunked:
         raise ConfigError(
-            f"--hf: stream {stream.name} is cut into chunks, which a data set cannot say. Omit _chunks or _drift."
+            f"--hf: stream {stream.name} is cut into chunks, which a data set cannot represent. Omit _chunks or _drift."
         )
     create_output_dir(out)
     stream = execution.load_stream(manifest)  # renders videos, after all checks
@@ -84,7 +84,7 @@ def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) 
     """Link or copy each item's video to a folder; yield its line of the metadata, with the name of the file.
 
     Raises:
-        ConfigError: for a folder of frames in the place of a video; `option` is the one to omit.
+        ConfigError: for a folder of frames instead of a video; `option` is the one to omit.
     """
     if items:
         folder.mkdir()

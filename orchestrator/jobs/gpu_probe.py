@@ -204,7 +204,7 @@ def _decoding_rate(size: int, processes: int, seconds: int) -> float:
 
 
 def report(found: Measured, place: str) -> str:
-    """Return the measurements, what bounds this machine, and the settings that help."""
+    """Return the measurements, the bottleneck of this machine, and the settings that help."""
     device = found.gpu or f"no GPU that torch can use; {found.processors} processors, one of them for the steps"
     lines = [
         f"{platform.node()}: {device}; torch {torch.__version__}",

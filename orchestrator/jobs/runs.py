@@ -87,7 +87,7 @@ def _size(folder: Path | None) -> str:
 def find_record(name: str, tracker: Tracker, methods: bool = False) -> RunRecord:
     """Return the run with an id (6 or more characters of it) or a name; the newest of a name.
 
-    With `methods`, the name of a method stands for its newest complete run.
+    With `methods`, the name of a method refers to its newest complete run.
 
     Raises:
         ConfigError: if none or several have it.

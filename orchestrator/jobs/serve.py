@@ -33,7 +33,7 @@ def serve(
     """Serve until Ctrl-C or SIGTERM; return the exit status, 0 or 143.
 
     Args:
-        name: of a model, as for `load`, or the id or name of a run that is still trained.
+        name: name of a model, as for `load`, or the id or name of a run that is still trained.
         among: a folder of videos to search; None: the videos of the model's stream.
         host: address to listen on; one that others can reach needs a token.
         port: to listen on; 0: a free one, which is printed.
@@ -75,7 +75,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 class NewestModel:
-    """The model that a name stands for, with what its run has finished."""
+    """The model to which a name refers, and the progress of its run."""
 
     def __init__(self, name: str, execution: ExecutionConfig, among: Path | None = None) -> None:
         self.name, self.execution, self.among = name, execution, among

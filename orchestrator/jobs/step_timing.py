@@ -87,12 +87,12 @@ def train_on_noise(
     Args:
         kind: class of the loop.
         method: whose second task has begun.
-        backbone: of the method.
-        precision: of the steps.
+        backbone: backbone of the method.
+        precision: precision of the steps.
         workers: this process and the number of processes.
-        pairs: of a step, over all processes.
-        frames: of a video.
-        steps: of an epoch.
+        pairs: pairs of a step, over all processes.
+        frames: frames of a video.
+        steps: steps of an epoch.
         epochs: number of epochs.
     """
     set_determinism(workers.device, precision=precision)

@@ -91,7 +91,7 @@ def learn(
 
     Args:
         method: has learned the tasks before.
-        index: of the task.
+        index: index of the task.
         steps: number of optimizer steps.
         source: source of former pairs.
         watch: called with every batch before the method gets it.
@@ -154,5 +154,5 @@ def gallery(method: Method, index: int) -> Tensor:
 
 
 def equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    """Report whether tensors are the same, pair by pair and to the bit."""
+    """Report whether tensors are equal pair by pair, bit for bit."""
     return all(torch.equal(a, b) for a, b in zip(some, others))

@@ -45,7 +45,7 @@ class ConcurrencyController:
     """Adjusts the number of concurrent trials while nodes join and leave.
 
     Args:
-        plan: of the trials.
+        plan: plan of the trials.
         limiter: has `max_concurrent`, which Ray Tune reads before each new trial.
         most: the user's limit of concurrent trials, if any.
     """
@@ -88,9 +88,9 @@ class TrialMonitor(tune.Callback):
     """Prints a line for each finished task, and closes the MLflow runs of failed trials.
 
     Args:
-        plans: of the trials.
+        plans: plans of the trials.
         trials: number of trials.
-        num_tasks: of the stream.
+        num_tasks: number of tasks of the stream.
         concurrent: number of concurrent trials.
         room: follows the cluster as it grows and shrinks.
     """

@@ -88,7 +88,7 @@ def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> Non
     never needs more nodes than `plan.max_nodes`.
 
     Args:
-        plan: of the trials.
+        plan: plan of the trials.
         trials: number of trials that run or wait.
         running: number of them that run; Ray Train leases the resources of several workers itself.
     """
@@ -117,7 +117,7 @@ def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, 
     """Return how many trials, and workers, a request may contain so that `most` nodes satisfy it.
 
     Args:
-        plan: of the trials.
+        plan: plan of the trials.
         trials: trials that need resources.
         nodes: resources of the existing nodes. New nodes are assumed to be like the smallest that holds a worker;
             before there is one, the request is for as many workers as nodes may come.

@@ -97,8 +97,8 @@ def cluster(
     Args:
         address, local_cpus: see `connect`.
         nodes: wait until the cluster has so many.
-        plan: of the trials to come; an autoscaling cluster is asked for so many nodes. The request is withdrawn at the
-            end of the block or, if this process dies, ends by itself after `LEASE_SECONDS`.
+        plan: plan of the next trials; nodes for them are requested from an autoscaling cluster. The request is
+            withdrawn at the end of the block or, if this process dies, ends by itself after `LEASE_SECONDS`.
 
     Raises:
         ConfigError: see `connect`, `await_nodes` and `await_sources`.

@@ -2,9 +2,9 @@
 
 Task-prefix reuse (learning/prefix_reuse.py) takes over the tasks of a run that has read the same values so far.
 A sampler that draws all settings again for each trial never lets it happen. Here one trial of a group, its leader, is
-drawn freely. The others share its values of the settings that task 1 reads, and have their own of those read later
-(`later=True` of search_spaces). The points that are tried first lead the first groups. A trial's place follows from its
-number alone.
+sampled freely. The others share its values of the settings that task 1 reads, and have their own of those read later
+(`later=True` of search_spaces). The points that are tried first lead the first groups. A trial's position in its group
+follows from its number alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def leader_of(number: int, size: int, first: int) -> int:
     """Return the trial whose first task trial `number` (from 0) shares; itself if it is a leader.
 
     Args:
-        number: of a trial, in the order of suggestions.
+        number: number of a trial, in the order of suggestions.
         size: trials per group.
         first: number of points to evaluate first; each leads a group, whose other trials come after all these points.
     """

@@ -1,6 +1,6 @@
 """Successive halving as a searcher of Ray Tune.
 
-Each segment of a trial, from one rung to the next, is a Tune trial of its own. A segment ends by itself after its last
+Each segment of a trial, from one rung to the next, is a separate Tune trial. A segment ends by itself after its last
 task, and the next one continues from its commits. So nothing is paused or killed, and no worker waits for a decision
 while it holds a GPU. The rows of a table take turns; none waits for the bracket of another.
 """
@@ -113,7 +113,7 @@ class HalvingSearcher(Searcher):
         self.halving[segment.row].end(segment.trial, segment.until)
 
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing but create the file: a resumed search reads the journal."""
+        """Create an empty file, because Tune expects one; a resumed search reads the journal."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:

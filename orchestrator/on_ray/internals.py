@@ -165,7 +165,7 @@ def keep_processes(wanted: Callable[[], int]) -> None:
 
     Tune 2.60 keeps a process for every trial that waits for one, and a single process if none waits. Between two rungs
     no trial waits, because the next segments are known only when the last of a bracket has ended. So all processes but
-    one would end, and their successors would spend many seconds to import torch while their places are idle.
+    one would end, and their successors would spend many seconds to import torch while their slots are idle.
     """
     from ray.tune.execution import tune_controller
 

@@ -1,4 +1,4 @@
-"""Memory estimates: of a worker of a trial, of the trials that fit the nodes, and the memory that is free.
+"""Memory estimates: of a trial's worker, of the number of trials that fit the nodes, and of free memory.
 
 The estimate is deliberately rough: it keeps a machine with many CPUs and little memory from starting too many trials,
 and never causes a refusal. Loads neither Ray nor torch, because `ctvr doctor` uses it, too.

@@ -28,7 +28,7 @@ class OptunaSearcher:
         space: the search space. A setting with a condition is drawn after the setting that it depends on, where the
             condition holds.
         first: points to evaluate first.
-        num_tasks: of the stream, or epochs where trials are compared after epochs.
+        num_tasks: number of tasks of the stream, or epochs where trials are compared after epochs.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ def losses_of(values: Sequence[float], modes: Sequence[str]) -> Losses:
     """Return values as losses; a point with a value that is not a number is the worst.
 
     Args:
-        values: of each objective.
+        values: values of each objective.
         modes: "max" or "min" of each objective.
     """
     if any(math.isnan(value) for value in values):

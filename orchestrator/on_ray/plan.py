@@ -151,7 +151,7 @@ def brackets_for(search: SearchConfig, trials: int, length: int, places: float) 
     """Return how many brackets must run at the same time so that a cluster is busy.
 
     Each rung leaves fewer trials. In the mean over its time (work / `length`), a bracket of 8 trials of 10 tasks
-    occupies 2.8 places. A fifth more brackets make up for the time in which they wait for each other
+    occupies 2.8 slots. A fifth more brackets make up for the time in which they wait for each other
     (`python -m tools.search_simulation`).
 
     Args:

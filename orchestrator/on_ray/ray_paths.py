@@ -43,7 +43,7 @@ def socket_problem(folder: Path) -> str:
 
 
 def usable_folder() -> tuple[Path, str]:
-    """Return the folder for the files of a Ray that is started here, and the reason if it is not Ray's default.
+    """Return the folder for the files of a local Ray cluster, and the reason if it is not Ray's default.
 
     Raises:
         ConfigError: if neither the default nor any of the short folders can be used.

@@ -65,7 +65,7 @@ def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> S
     Args:
         search: settings of the search.
         space: the search space.
-        num_tasks: of the stream, or epochs where trials are compared after epochs.
+        num_tasks: number of tasks of the stream, or epochs where trials are compared after epochs.
 
     Raises:
         ConfigError: for a grid over a range without listed values, or a searcher of another package that cannot be

@@ -88,8 +88,8 @@ class SuccessiveHalving:
     Args:
         searcher: suggests points.
         search: settings of the search: number of trials, brackets.
-        num_tasks: of the stream.
-        epochs: of a trial, where rungs are after epochs; 0: after tasks.
+        num_tasks: number of tasks of the stream.
+        epochs: epochs of a trial, where rungs are after epochs; 0: after tasks.
         resolve: function from a point to all settings that decide the result.
         journal: known results; `row` is this search's name in it.
         later: settings that no task before the second reads, where trials run in groups.

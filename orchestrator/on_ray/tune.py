@@ -1,7 +1,7 @@
 """Execution of sweeps, tables and reruns with Ray Tune; each trial is a pass over the task sequence.
 
 All figures that decide something come from the commits and MLflow; Tune's own tables lose rows when a sweep is
-restored. `on_ray.single_worker` and `on_ray.trial` run the inside of a trial with one worker, and with several.
+restored. `on_ray.single_worker` runs a trial with one worker, `on_ray.trial` one with several.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def run_search(
 
     Args:
         plan: shared by all trials.
-        num_tasks: of the stream.
+        num_tasks: number of tasks of the stream.
         search: settings of the search.
         space: search space; its two points are evaluated first.
         max_concurrent: limit of concurrent trials; computed from the cluster if None.
@@ -100,7 +100,7 @@ def run_specs(
 
     Args:
         plan: shared by all runs.
-        num_tasks: of the stream.
+        num_tasks: number of tasks of the stream.
         runs: settings in addition to the plan's, or runs with a label of their own.
         max_concurrent: limit of concurrent runs; computed from the cluster if None.
 

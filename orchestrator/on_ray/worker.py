@@ -33,9 +33,9 @@ class TrialWork:
 
     Attributes:
         plan: shared by all trials.
-        settings: of this trial and of the plan; flat and dotted.
-        presets: of this trial.
-        name: of the run; never reused for another configuration.
+        settings: settings of this trial and of the plan; flat and dotted.
+        presets: presets of this trial.
+        name: name of the run; never reused for another configuration.
         stop_after_task: number of tasks after which it ends, to be continued later; None: no limit.
         stop_after_epoch: the same of epochs, on a stream of one task.
     """

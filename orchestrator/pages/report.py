@@ -29,9 +29,9 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
     Args:
         title: what was run.
         facts: (heading, text): the question, the budget, the winner and its confirmation.
-        tables: of the complete runs.
-        memories: of the rows' first runs.
-        names: of the stream's tasks.
+        tables: tables of the complete runs.
+        memories: model histories of the rows' first runs.
+        names: names of the stream's tasks.
         searched: the space and the trials of the search, if one was run.
     """
     said = "".join(_fact(what, text) for what, text in facts)

@@ -190,7 +190,7 @@ class Model:
 
     @torch.no_grad()
     def scores(self, texts: Sequence[str], blocks: Sequence[Block]) -> Tensor:
-        """Return calibrated similarities (N, V) of texts and the videos of blocks, on the CPU.
+        """Return normalized similarities (N, V) of texts and the videos of blocks, on the CPU.
 
         Methods that prompt by task encode a text again for each task's videos (CTVR, section 4.2).
         """

@@ -84,7 +84,7 @@ class Service:
             path = find_video(item.path)
             jpeg = await self._in(self._pictures, self.thumbnails.jpeg, (path, item.segment)) if path else None
             if jpeg is None:
-                raise HTTPException(404, "thumbnail: the file of this video is not here or cannot be read")
+                raise HTTPException(404, "thumbnail: the file of this video is missing or cannot be read")
             return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=300"})
 
         @app.api_route("/", methods=methods)

@@ -52,12 +52,12 @@ class Snapshot:
 
 
 class Watcher:
-    """The current snapshot; a thread replaces it as soon as there is a newer one.
+    """Holds the current snapshot; a thread replaces it when a newer one is available.
 
     Args:
         first: the snapshot to begin with.
         load_newer: returns a newer snapshot, or None.
-        seconds: time between two looks.
+        seconds: interval between checks.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Watcher:
             except Exception as error:  # a commit that is being removed, a server that is away: the next look may do
                 reason = redact(f"{type(error).__name__}: {error}")
                 if reason != self._failed:
-                    log.warning("serve: the newest model cannot be loaded, the present one answers (%s)", reason)
+                    log.warning("serve: the newest model cannot be loaded, the current one answers (%s)", reason)
                 self._failed = reason
                 continue
             self._failed = ""

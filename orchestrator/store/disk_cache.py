@@ -100,7 +100,7 @@ class DiskCache(_Copies):
             return file.tell() * _UNIT
 
     def _evict(self, keep: str, is_full: bool = False) -> None:
-        """Evict down to nine tenths of the limit, or to half of the present size if the disk `is_full`.
+        """Evict down to nine tenths of the limit, or to half of the current size if the disk `is_full`.
 
         Only one of several processes evicts; the others continue. A twentieth of the disk stays free, since Ray stops
         working above that.

@@ -1,6 +1,6 @@
 """Promotion of the best model of a stream, `best-STREAM`, by its results on validation videos.
 
-A run becomes the best of its stream at the end of a rerun, if it beats the present best on the same validation videos.
+A run becomes the best of its stream at the end of a rerun, if it beats the current best on the same validation videos.
 Its tags record the time (`ctvr.best`) and the comparison (`ctvr.best_by`); aliases in MLflow's model registry follow
 them. Test videos are not used if a stream has validation videos.
 """
@@ -49,7 +49,7 @@ def best_of(stream: str, complete: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def can_be_asked(run: RunRecord) -> bool:
-    """Return whether a run's method can be loaded here and keeps the protocol, unlike an upper bound."""
+    """Return whether a run's method can be loaded here and follows the protocol, unlike an upper bound."""
     try:
         with named_in(f"run {run.name}"):
             return not stored_capabilities(run.settings).reencodes_gallery
@@ -58,7 +58,7 @@ def can_be_asked(run: RunRecord) -> bool:
 
 
 def promote(tracker: Tracker, chosen: RunRecord) -> tuple[bool, str]:
-    """Promote a search's chosen run if it beats the present best on the videos by which both were chosen.
+    """Promote a search's chosen run if it beats the current best on the videos by which both were chosen.
 
     Returns:
         Whether it is the best now, and a sentence on the comparison.

@@ -19,7 +19,7 @@ RERUN = "ctvr.rerun_of"  # tag of the runs of a table
 
 
 def claims_of(preset: TablePreset) -> list[Claim]:
-    """Return the claims that a table judges."""
+    """Return the claims that a table tests."""
     listed = [claim for claim in read()[1] if claim.claim in preset.claims]
     return chosen(preset.claims, needs_images(listed[0])) if listed else []
 

@@ -16,8 +16,8 @@ def epochs_compared(search: SearchConfig, experiment: Experiment, num_tasks: int
 
     Args:
         search: settings of the search.
-        experiment: of a trial, except the searched settings.
-        num_tasks: of the method (`Stream.method_tasks`).
+        experiment: experiment of a trial, except the searched settings.
+        num_tasks: number of tasks of the method (`Stream.method_tasks`).
         space: names of the searched settings.
     """
     if num_tasks > 1 or search.scheduler != "halving" or "optim.epochs" in space or not has_training(experiment):
@@ -31,8 +31,8 @@ def describe_rungs(search: SearchConfig, num_tasks: int, epochs: Iterable[int] =
 
     Args:
         search: settings of the search.
-        num_tasks: of the stream.
-        epochs: of a trial of each search; 0 where tasks are compared.
+        num_tasks: number of tasks of the stream.
+        epochs: epochs of a trial of each search; 0 where tasks are compared.
     """
     if search.scheduler != "halving" or rungs(search.grace_tasks, search.reduction_factor, num_tasks):
         return ""

@@ -116,7 +116,7 @@ def with_standing(runs: Sequence[RunRecord], rule: tuple[str, str], verdict: Fro
     whether they are on the front.
 
     Args:
-        runs: of the sweep.
+        runs: runs of the sweep.
         rule: metrics and modes of the search, comma-separated.
         verdict: result of the confirmation; None if there was none.
     """

@@ -50,7 +50,7 @@ def apply_conditions(
         listed: settings of `--space`, which are refused if they are never searched, and never dropped.
 
     Raises:
-        ConfigError: for a condition that never holds or that leads back to its own setting.
+        ConfigError: for a condition that never holds or that depends on its own setting.
     """
     found, left = dict(space), dict[str, Condition]()
     for name, (other, values) in conditions.items():

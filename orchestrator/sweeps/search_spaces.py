@@ -116,7 +116,7 @@ def cost_text(tasks: int | None = None) -> str:
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the fixed settings of a search, its space, and the values in the space where it begins.
 
-    These are PAPER's, and the defaults of the settings that PAPER leaves out. All stand in search_spaces/<method>.py; a
+    These are PAPER's, and the defaults of the settings that PAPER omits. All are in search_spaces/<method>.py; a
     configuration has its own in its method's file.
 
     Raises:

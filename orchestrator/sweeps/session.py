@@ -166,7 +166,7 @@ def _end_of_budget(hours: float) -> None:
 
 
 def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping[str, Any]) -> ExecutionConfig:
-    """Return the execution settings of a resumed sweep: its trials' resources, on the present cluster."""
+    """Return the execution settings of a resumed sweep: its trials' resources, on the current cluster."""
     kept_where = {name: value for name, value in kept.get("where", {}).items() if name in _WHERE}
     first = build(ExecutionConfig, kept_where, dotted=False)
     where = {name: getattr(first, name) for name in kept_where if getattr(execution, name) in (None, 1)}
@@ -198,8 +198,8 @@ def precision_lines(execution: ExecutionConfig, precisions: Iterable[str], model
 
     Args:
         execution: with the GPUs of a trial.
-        precisions: of the runs.
-        models: of the cluster's GPUs, by Ray's names.
+        precisions: precisions of the runs.
+        models: models of the cluster's GPUs, by Ray's names.
     """
     known = [name.split("-")[0] for name in ([execution.accelerator_type] if execution.accelerator_type else models)]
     if not execution.gpus_per_trial or "fp32" not in precisions or (known and set(known) <= WITHOUT_TF32):
@@ -218,7 +218,7 @@ def batch_lines(execution: ExecutionConfig, batch_sizes: Iterable[int]) -> list[
 
     Args:
         execution: with the workers and GPUs of a trial.
-        batch_sizes: of the runs, in pairs over all workers.
+        batch_sizes: batch sizes of the runs, in pairs over all workers.
     """
     workers, smallest = execution.workers, min(batch_sizes, default=0)
     if workers == 1 or not execution.gpus_per_trial or not 0 < smallest < FEW_PAIRS * workers:
@@ -256,7 +256,7 @@ def describe_concurrency(room: Capacity, most: int) -> str:
     """Describe the number of concurrent trials, and what limits it.
 
     Args:
-        room: of the cluster.
+        room: resources of the cluster.
         most: number of trials that the search can run at once.
     """
     if most < room.concurrent:

@@ -263,7 +263,7 @@ def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], execution:
 
     Args:
         plan, kept: the sweep's plan, read by `on_ray.plan.read_plan`.
-        execution: settings of the first command, on the present cluster.
+        execution: settings of the first command, on the current cluster.
 
     Raises:
         ConfigError: if another version wrote the plan.

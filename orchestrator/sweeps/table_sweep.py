@@ -85,7 +85,7 @@ def resume_table(name: str, kept: Mapping[str, Any], execution: ExecutionConfig)
     Args:
         name: name of the table.
         kept: its plan, read by `on_ray.plan.read_plan`.
-        execution: settings of the first command, on the present cluster.
+        execution: settings of the first command, on the current cluster.
 
     Raises:
         ConfigError: if another version wrote the plan.

@@ -127,7 +127,7 @@ def render_files(
         clips: its clips.
         workers: rendering processes; default: the cores available to this process, at most 8. 1: only this process.
         progress: show a progress bar on stderr while rendering.
-        video_format: of the files; default: `VideoFormat()`.
+        video_format: format of the files; default: `VideoFormat()`.
 
     Raises:
         ConfigError: if the folder cannot be written.

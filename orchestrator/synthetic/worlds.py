@@ -1,4 +1,4 @@
-"""Scenes and captions of the embedded stream of worlds: every task is a domain with a look and words of its own.
+"""Scenes and captions of the embedded stream of worlds: every task is a domain with its own appearance and vocabulary.
 
 A world is three places, five colours, a camera, a name, a verb for each axis of motion and a meaning for each noun.
 The nouns and the call signs of places are the same words in all worlds. With `conflict` they name another shape and

@@ -61,7 +61,7 @@ def differences(
 ) -> list[Difference]:
     """Return R@1 of each row minus that of row `best` in points, with simultaneous 95 % intervals and two-sided p.
 
-    A trained row of one seed uses the other rows' spread over seeds. If no row has one, no interval is known.
+    A trained row with one seed uses the variance over seeds of the other rows. Without such rows, no interval is known.
 
     Args:
         rows: ranks (Q,) or (S, Q) of each row, 1 = found first: the same queries in the same order.

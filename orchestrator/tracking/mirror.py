@@ -44,7 +44,7 @@ class Mirror:
     Args:
         kind: a key of PACKAGES, or none.
         folder: parent of its files.
-        name: of the run.
+        name: name of the run.
         project: the stream.
         settings: flat and dotted.
     """

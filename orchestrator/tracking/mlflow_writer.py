@@ -135,7 +135,7 @@ class Sender:
                 return runs
 
     def histories(self, run_id: str, key: str) -> dict[str, list[Point]]:
-        """Return (step, value) of every value of a metric, in the order of their times; of a local file, of all."""
+        """Return (step, value) of every value of a metric, ordered by time; a local file returns all metrics."""
         if (records := SqliteRecords.of(self.uri)) is not None:
             with suppress(sqlite3.Error):
                 return records.histories(run_id)

@@ -71,7 +71,7 @@ def measure_service(root: Path, is_toy: bool, sizes: Sequence[int] = tuple(SIZES
 
 
 def ask(port: int, model: Model, queries: int) -> tuple[list[float], float]:
-    """Return milliseconds of each query, after some that warm up, and their mean CPU time."""
+    """Return the latency of each query in ms, after a warm-up, and their mean CPU time."""
     connection, took = http.client.HTTPConnection("127.0.0.1", port, timeout=60), list[float]()
     (block,) = model.gallery()
     for number, text in enumerate(captions_like_msrvtt(queries + 10)):

@@ -57,7 +57,7 @@ def _cpu_seconds() -> float:
 
 
 def measure(name: str, path: HotPath) -> Measured:
-    """Time both sides in turn."""
+    """Time both variants alternately."""
     goes, works = 1, (path.ours, path.plain)
     warm = [seconds_of(work) for work in works]
     if not path.is_heavy:

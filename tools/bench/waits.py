@@ -18,7 +18,7 @@ SAYS = "synchronizing CUDA operation"  # in each warning of torch
 
 @contextmanager
 def waits_of(device: torch.device) -> Iterator[Counter[str]]:
-    """Count the waits of a `with` block by file and line; none without a GPU."""
+    """Count the host synchronisations of a `with` block by file and line; none without a GPU."""
     found: Counter[str] = Counter()
     if device.type != "cuda":
         yield found

@@ -62,7 +62,7 @@ def test_a_video_that_is_not_here_or_broken_has_no_thumbnail(snapshot, tmp_path)
             refused = client.get(hit["thumbnail"])
             assert (refused.status, refused.json) == (
                 404,
-                {"error": "thumbnail: the file of this video is not here or cannot be read."},
+                {"error": "thumbnail: the file of this video is missing or cannot be read."},
             )
 
 
