@@ -2,7 +2,7 @@
 Houlsby et al., arXiv:1902.00751.
 
 The paper prints no configuration. 0.26 M parameters are those of one adapter with biases and bottleneck 8 in
-every block of both towers. Its place and activation are our choice (after the MLP, GELU):
+every block of both towers. Its position and activation are our choice (after the MLP, GELU):
 
     h = MLP(LN2 x);   x = x + h + W_up GELU(W_down h + b_down) + b_up,   W_up, b_up zero at first
 """
@@ -29,7 +29,7 @@ class AdapterConfig(AdaptedConfig):
     """Settings, searched by search_spaces/adapter.py."""
 
     bottleneck: int = setting(8, doc="width of an adapter", unpublished=True)
-    placement: Placement = setting("after_mlp", doc="place of the adapter in a block", unpublished=True)
+    placement: Placement = setting("after_mlp", doc="position of the adapter in a block", unpublished=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,7 +56,7 @@ class Method(Hooks):
         """Prepare for `task`. No other member may add or remove parameters."""
 
     def param_groups(self) -> list[ParamGroup]:
-        """Return all parameters that the present task trains, each once; empty: it trains none."""
+        """Return all parameters that the current task trains, each once; empty: it trains none."""
         return []
 
     def encode_video(self, frames: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Method(Hooks):
 
         Args:
             tokens: captions, with zeros after the end-of-text token.
-            task: index of the task whose stored videos are searched; None while the present task is trained.
+            task: index of the task whose stored videos are searched; None while the current task is trained.
                 Ignored unless `Capabilities.task_conditioned_text`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define encode_text(tokens, task).")

@@ -38,7 +38,7 @@ class BMUMoCoConfig(ReviewConfig):
     """Settings, searched by search_spaces/bmu_moco.py."""
 
     bmu: bool = setting(True, doc="bidirectional momentum update, eqs. 12 and 13")
-    use_local: bool = setting(True, doc="momentum encoders of the present task")
+    use_local: bool = setting(True, doc="momentum encoders of the current task")
     use_global: bool = setting(True, doc="momentum encoders of all tasks")
     method_start_task: int = setting(
         2,

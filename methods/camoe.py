@@ -190,7 +190,7 @@ class CAMoE(Method):
     def capabilities(cls, config: CAMoEConfig) -> Capabilities:
         return Capabilities(
             uses_all_parameters=True,
-            uses_in_batch_negatives=False,  # three losses of its own
+            uses_in_batch_negatives=False,  # its own three losses
             rewrites_captions=(config.sentences, config.streams, config.tasks) == ("rkw", "parts", "three"),
             is_transductive=config.revise,
             normalizes_scores=config.revise,
@@ -277,7 +277,7 @@ class CAMoE(Method):
         return SeparableEncoders(self, ("_frames", "_sentences", "_parts"))
 
     def texts(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Compute s_k (B, d) of unit length and which captions have a part k, (B,) bool on the CPU; eq. 1."""
+        """Compute unit features s_k (B, d), eq. 1, and the mask (B,), bool on the CPU, of captions with a part k."""
         whole = self._sentences(tokens)
         everyone = torch.ones(len(tokens), dtype=torch.bool, device="cpu")
         if self.config.tasks == "sentence":

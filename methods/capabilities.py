@@ -23,7 +23,7 @@ class Capabilities:
     required_num_frames: int | None = None  # frames that every video must have; None: any number
     masks_missing_frames: bool = False  # leaves out frames of zeros at the end of a short video
     # Training
-    trains_on: Literal["task", "seen"] = "task"  # pairs of the present task, or of all tasks so far
+    trains_on: Literal["task", "seen"] = "task"  # pairs of the current task, or of all tasks so far
     joins_tasks: bool = False  # a retriever with parameters for each task trains them together if `is_joint`
     uses_all_parameters: bool = False  # each step gives every weight of `param_groups` a gradient (not: chosen experts)
     uses_in_batch_negatives: bool = True  # the loss `contrastive` compares the pairs of one batch and no others

@@ -68,7 +68,7 @@ ORIGINAL = Recipe(
         "mixed precision (apex O2), with float32 master weights",
         "in training the ends of the frames are jittered; pictures are squeezed to squares, here cut",
         "the best evaluation by R@1 of the similarities revised by Dual Softmax",
-        "the clamp stands between forward and backward: one more forward pass with a value out of bounds",
+        "the clamp is between forward and backward: one more forward pass with a value out of bounds",
     ),
 )
 
@@ -111,7 +111,7 @@ def between(size: int, num_frames: int, device: torch.device) -> Tensor:
     """Build linear interpolation as a matrix (T, S): rows of S time embeddings -> T, as in `F.interpolate`.
 
     A product, since the backward pass of `F.interpolate` adds in no fixed order on CUDA. The ends are not aligned:
-    frame t lies at (t + 1/2) S / T - 1/2, and places outside the embeddings take the nearest of them.
+    frame t lies at (t + 1/2) S / T - 1/2, and positions outside the embeddings take the nearest of them.
     """
     place = (torch.arange(num_frames, device=device) + 0.5) * (size / num_frames) - 0.5
     return (1 - (place.clamp(0, size - 1)[:, None] - torch.arange(size, device=device)).abs()).clamp(min=0)

@@ -1,8 +1,8 @@
 """Co2L: uses pairs of former tasks as negatives, and distils the relations between pairs.
 
 Cha et al., "Co2L: Contrastive Continual Learning", arXiv:2106.14413, sections 4.1 (asymmetric loss) and 4.2
-(instance-wise relation distillation), over any retriever; methods/co2l_moco.py is the same as a competitor of
-BMU-MoCo. With B pairs of the batch and M of the memory, S the retriever's similarity, s its factor:
+(instance-wise relation distillation), over any retriever; methods/co2l_moco.py is the form compared in BMU-MoCo's
+paper. With B pairs of the batch and M of the memory, S the retriever's similarity, s its factor:
 
     L_asym = (L_t2v + L_v2t) / 2 of the B pairs, where every caption is also pushed from the M videos and every
              video from the M captions; memory pairs are never anchors

@@ -40,7 +40,7 @@ class Co2LMoCoConfig(RelationConfig, ReplayConfig):
 
 
 class Co2LMoCo(ReplayStrategy):
-    """Learn the batch against memory pairs; keep the relations of all of them."""
+    """Contrast the batch with memory pairs, and distil the relations of all of them."""
 
     Config = Co2LMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}

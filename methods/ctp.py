@@ -135,7 +135,7 @@ def follow(momentum: Iterable[Tensor], present: Iterable[Tensor], former: Iterab
 
 
 class CTP(Strategy):
-    """Wrap a retriever; contrast it with its momentum model, and keep the topology that it had before the task."""
+    """Wrap a retriever; contrast it with its momentum model, and preserve the topology of its former features."""
 
     Config = CTPConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

@@ -6,7 +6,7 @@ frozen backbone, prototypes p of each task (unit means of its training videos, a
 
     S_t = z . p_t,   M = S_(1) - S_(2),  the margin of the best task                       eq. 4
     M >= margin: A of the best task;  M < margin: w_1 A_(1) + w_2 A_(2),  w = softmax(S / tau)     eq. 5
-    L = InfoNCE of the present task's pairs by its own set, CLIP's temperature
+    L = InfoNCE of the current task's pairs by its own set, CLIP's temperature
 
 The paper routes a pair: S_t is the mean of its image's and its caption's similarity. So the route of a query has seen
 its own answer, which no search can know; the contract of a method does not allow it, either. Here a caption is routed
@@ -71,7 +71,7 @@ class DARConfig:
 
     UNPUBLISHED = ("optim.grad_clip",)
 
-    lr: float = setting(1e-4, doc="learning rate of the present task's adapters")
+    lr: float = setting(1e-4, doc="learning rate of the current task's adapters")
     rank: int = setting(8, doc="rank r of the adapters")
     alpha: float = setting(16.0, doc="numerator of the adapters' factor alpha / r")
     places: tuple[Place, ...] = setting(
@@ -139,7 +139,7 @@ class DAR(Method):
         self.config, self.backbone = config, backbone
         self.sets = nn.ModuleList()  # one for each task so far
         self.register_buffer("prototypes", torch.empty(0))
-        self._is_fresh = False  # the present set may still start as a copy
+        self._is_fresh = False  # the current set may still start as a copy
 
     # --------------------------------------------------------------------------------------- tasks
 
@@ -196,7 +196,7 @@ class DAR(Method):
     # ------------------------------------------------------------------------------------- routing
 
     def _routed(self, kind: int, features: Callable[[], Tensor]) -> int | Tensor:
-        """Return the present task, or weights (n, t) of tasks for each item; training uses the present set."""
+        """Return the current task, or weights (n, t) of tasks for each item; training uses the current set."""
         if self.config.route == "block" or self.training:
             return len(self.sets) - 1
         return mixture(self._scores(kind, features()), self.config.margin, self.config.tau)
@@ -223,7 +223,7 @@ class DAR(Method):
 
     @torch.no_grad()
     def _start_from_similar(self, batch: Batch) -> None:
-        """Copy the set of the most similar former task into the present one, if it is similar enough."""
+        """Copy the set of the most similar former task into the current one, if it is similar enough."""
         self._is_fresh = False
         videos, texts = gather(self._frozen_videos(batch.frames)), gather(self._frozen_texts(batch.tokens))
         own = [l2_normalize(features.mean(dim=0, keepdim=True)) for features in (videos, texts)]

@@ -32,7 +32,7 @@ class Batch:
     video_ids: Tensor  # (B,) int64; equal numbers are the same video
     categories: Tensor  # (B,) int64 global category indices
     pair_ids: Tensor | None = None  # (B,) int64 arguments of `PairSource.pairs`; None: the pairs cannot be read again
-    task_ids: Tensor | None = None  # (B,) int64, on the CPU: tasks of the pairs; None: all of the present task
+    task_ids: Tensor | None = None  # (B,) int64, on the CPU: tasks of the pairs; None: all of the current task
     answers: Tensor | None = None  # (B, A) int64, of a stream of questions: ids of each answer, padded with zeros
     # The same numbers as `video_ids`, where equal numbers mean equal frames; None: frames may differ (augmentation)
     unaugmented_video_ids: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""Dark experience replay: memory pairs keep the features that they once had.
+"""Dark experience replay: distils the stored former features of memory pairs.
 
 Buzzega et al., "Dark Experience for General Continual Learning", arXiv:2004.07211, eq. 5-6, over any
 retriever; preset `bmu-moco` is BMU-MoCo's competitor "DER". z are a pair's features when its
@@ -58,7 +58,7 @@ class DERConfig(ReplayConfig):
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     buffer_policy: Policy = setting(
         "reservoir",
-        doc="places in the memory. reservoir: one uniform sample of all pairs so far, as the original; ring: "
+        doc="policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: "
         "an equal share for each task",
     )
     alpha: float = setting(0.5, doc="weight of the distance to the stored outputs", unpublished=True)

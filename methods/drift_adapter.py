@@ -37,9 +37,9 @@ class ProcrustesConfig:
     """Orthogonal map, in closed form."""
 
     name: Literal["procrustes"] = "procrustes"
-    diagonal: bool = setting(False, doc="factor of each number after the map", later=True)
+    diagonal: bool = setting(False, doc="scale of each dimension after the map", later=True)
     ridge: float = setting(
-        1.0, doc="pull of the map to the identity, against the number of pairs", unpublished=True, later=True
+        1.0, doc="weight of the pull toward the identity, relative to the number of pairs", unpublished=True, later=True
     )
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class ProcrustesConfig:
 class DescentConfig:
     """Map that gradient descent fits from the identity."""
 
-    diagonal: bool = setting(True, doc="factor of each number after the map", later=True)
+    diagonal: bool = setting(True, doc="scale of each dimension after the map", later=True)
     lr: float = setting(1e-3, doc="learning rate of the map; ours", later=True)
     steps: int = setting(500, doc="steps of the map, each over all pairs; ours", later=True)
     decay: float = setting(1e-4, doc="weight decay of the map; ours", later=True)
@@ -109,7 +109,7 @@ class MlpConfig(DescentConfig):
     """Two matrices with GELU between them, added to the identity."""
 
     name: Literal["mlp"] = "mlp"
-    hidden: int = setting(256, doc="numbers between the two matrices", later=True)
+    hidden: int = setting(256, doc="width between the two matrices", later=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,8 +137,8 @@ class DriftAdapterConfig:
     map: ProcrustesConfig | LowRankConfig | MlpConfig = group(
         MAPS, "procrustes", doc="map from new to old captions", later=True
     )
-    center: bool = setting(False, doc="means of both models' captions are taken out before the map", later=True)
-    pairs: int = setting(20_000, doc="captions that a map is fitted to, at most", later=True)
+    center: bool = setting(False, doc="subtraction of each model's mean caption before the map", later=True)
+    pairs: int = setting(20_000, doc="maximum number of captions to which a map is fitted", later=True)
     query_weight: float = setting(0.0, doc="weight of QDC's distillation of captions; the paper has none", later=True)
     video_weight: float = setting(0.0, doc="weight of QDC's distillation of videos; the paper has none", later=True)
 

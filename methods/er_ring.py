@@ -1,7 +1,7 @@
 """Experience replay: trains on pairs of former tasks together with those of the current one.
 
 Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", arXiv:1902.10486, over any retriever;
-preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". Without classes, the ring has one place for
+preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". Without classes, the ring has one partition for
 each task. Every step of a later task draws memory pairs; the retriever's loss sees both.
 
 It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong

@@ -27,7 +27,7 @@ class Hooks(nn.Module):
     # Leading vision blocks whose output is the pre-trained tower's, in every task and for any video. If > 0,
     # `Batch.frames` and `encode_video` may receive tokens (B, T, N, D), the input of the block after them.
     frozen_blocks: int = 0
-    gallery_is_fresh: bool = False  # set by the evaluation: the present model has encoded all searched videos
+    gallery_is_fresh: bool = False  # set by the evaluation: the current model has encoded all searched videos
     is_joint: bool = False  # set by a joint training: train the parameters of all tasks so far together
     # With `Capabilities.task_conditioned_text`: passes of a caption through text towers for all tasks together, by
     # `encode_text_once` and `move_text`; 0: `encode_text` is called for each task
@@ -86,7 +86,7 @@ class Hooks(nn.Module):
         """Encode the captions of a batch, each for a search among the videos of its own task: (B, ...).
 
         Args:
-            batch: pairs of the present task, or of the tasks in `batch.task_ids`.
+            batch: pairs of the current task, or of the tasks in `batch.task_ids`.
             encode: replaces `encode_text`, with the same arguments.
         """
         tasks = batch.task_ids if self.declared.task_conditioned_text else None
@@ -149,7 +149,7 @@ class Hooks(nn.Module):
         For a very large batch of cosines the matrix is not kept (layers/losses/blockwise.py).
 
         Args:
-            batch: of this worker.
+            batch: batch of this worker.
             reduction: over the pairs.
             numbers: (B,) int64 of all workers' pairs; pairs with equal numbers are not negatives. None: all are.
         """

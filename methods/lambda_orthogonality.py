@@ -11,7 +11,7 @@ backward map B takes x to the old space, free enough to adapt and stiff enough t
 The maps of tasks are chained (methods/families/compensation.py). Our reading: the text was read in a stored translation
 and the authors' code could not be had. The paper trains one upgrade of image models with Adam at 0.001; its sharpness
 (alpha) and weights were not seen. Its contrastive loss is supervised by classes and also trains a forward map F, which
-rewrites stored features; without labels it is the loss of pairs that stands here. F is not built, since nothing may
+rewrites stored features; without labels, the loss of pairs is used here. F is not built, since nothing may
 rewrite a stored gallery here. Its order of re-encoding (by the distance to the mean of a class) is not built either.
 """
 
@@ -122,7 +122,7 @@ class LambdaOrthogonalityConfig:
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     map: RelaxedConfig | StrictConfig = group(MAPS, "relaxed", doc="map from new to old captions", later=True)
-    pairs: int = setting(4096, doc="captions that a map is fitted to, at most", unpublished=True, later=True)
+    pairs: int = setting(4096, doc="maximum number of captions to which a map is fitted", unpublished=True, later=True)
 
     def __post_init__(self) -> None:
         require(self, ">= 1", "pairs")

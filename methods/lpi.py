@@ -20,7 +20,7 @@ Our reading, and the release (preset `released`):
   video and each caption by the nearest of five centres of frozen features (`route="query"`).
 - The release's L_task applies a sigmoid twice, so that it has nearly no gradient, and reads the similarity of COCO's
   tasks from a file. Here it is off. If it is on, tasks are similar where the means of their captions' frozen features
-  have a cosine above `similar_above`; the present task's mean is that of the batch.
+  have a cosine above `similar_above`; the current task's mean is that of the batch.
 - Centres: a k-means of our own, since the release's depends on its library's random numbers.
 
 Shapes: B pairs, T frames, L text length, m prompts, D width, d joint embedding.
@@ -85,7 +85,7 @@ _RELEASED = {
 class LPIConfig:
     """Settings, searched by search_spaces/lpi.py; defaults are the released code's."""
 
-    lr: float = setting(0.05, doc="learning rate of the present task's factors")
+    lr: float = setting(0.05, doc="learning rate of the current task's factors")
     num_prompts: int = setting(16, doc="prompts m of a layer and tower, at most a quarter of the text length")
     rank: int = setting(4, doc="rank r of the prompts")
     layers: int = setting(9, doc="layers K for which a task has prompts")
@@ -235,7 +235,7 @@ class LPI(Method):
     # ------------------------------------------------------------------------------------- routing
 
     def _routed(self, kind: int, features: Any) -> int | Tensor:
-        """Return the present task, or (B,) the one whose centres are nearest; training uses the present one."""
+        """Return the current task, or (B,) the one whose centres are nearest; training uses the current one."""
         if self.config.route == "block" or self.training:
             return len(self.prompts) - 1
         return nearest_task(features(), self.keys[kind, : len(self.prompts)])
@@ -273,7 +273,7 @@ class LPI(Method):
         return rows("vision"), rows("text")
 
     def _similar(self, present: Tensor) -> Tensor:
-        """Return which of the tasks so far are similar, (t, t) bool; `present` (d,) stands for the mean of the last."""
+        """Return which of the tasks so far are similar, (t, t) bool; `present` (d,) replaces the mean of the last."""
         means = l2_normalize(torch.stack([*self.means[: len(self.prompts) - 1], present]))
         itself = torch.eye(len(means), dtype=torch.bool, device=means.device)
         return (means @ means.mT > self.config.similar_above) | itself

@@ -67,7 +67,7 @@ class LUMPConfig(MixingConfig, ReplayConfig):
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     buffer_policy: Policy = setting(
         "reservoir",
-        doc="places in the memory. reservoir: one uniform sample of all pairs so far, as the original; ring: "
+        doc="policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: "
         "an equal share for each task",
         unpublished=True,
     )
@@ -78,7 +78,7 @@ class LUMPConfig(MixingConfig, ReplayConfig):
 
 
 class LUMP(ReplayStrategy):
-    """Learn from mixtures of the present and the past."""
+    """Train on mixtures of current and stored pairs."""
 
     Config = LUMPConfig
     PRESETS = {
@@ -116,7 +116,7 @@ class LUMP(ReplayStrategy):
         return self.mixed(batch, memory, sample_lambda(self.config.alpha))
 
     def mixed(self, batch: Batch, memory: Batch, lam: float) -> dict[str, Tensor]:
-        """Compute the retriever's losses of `lam` of `batch` and the rest of `memory`, pair by pair.
+        """Compute the retriever's losses of the mixtures lam * `batch` + (1 - lam) * `memory`, pair by pair.
 
         Raises:
             ValueError: if the retriever does not support mixing at `mix_level`.

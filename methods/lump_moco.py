@@ -39,7 +39,7 @@ class LUMPMoCoConfig(MixingConfig, ReplayConfig):
     base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
     buffer_policy: Policy = setting(
         "reservoir",
-        doc="places in the memory. reservoir: one uniform sample of all pairs so far, as the original; ring: "
+        doc="policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: "
         "an equal share for each task",
     )
 
@@ -49,7 +49,7 @@ class LUMPMoCoConfig(MixingConfig, ReplayConfig):
 
 
 class LUMPMoCo(ReplayStrategy):
-    """Learn from mixtures of the present and the past."""
+    """Train on mixtures of current and stored pairs."""
 
     Config = LUMPMoCoConfig
     PRESETS = {"paper": {**PAPER, "method.buffer_size": 10_000}, "shapes": SHAPES_WRAPPED}

@@ -84,7 +84,7 @@ class MoEAdapterConfig:
         "sot", doc="caption token that the router reads: first or last", unpublished=True
     )
     query_router: Literal["block", "last"] = setting(
-        "block", doc="router of queries; last: the present task's for all queries"
+        "block", doc="router of queries; last: the current task's for all queries"
     )
 
     def __post_init__(self) -> None:

@@ -2,9 +2,9 @@
 
 Ju et al., "Prompting Visual-Language Models for Efficient Video Understanding", ECCV 2022, arXiv:2112.04478; code
 ju-chen/Efficient-Prompt, which is for action recognition. Its text and video sides are as released; that captions
-replace class names is our reading, since no code of its retrieval is public.
+replace class names is our interpretation, since no code of its retrieval is public.
 
-    caption: [start, a vectors, words, b vectors, end], vectors being rows of one table by their places: prefix rows
+    caption: [start, a vectors, words, b vectors, end], vectors being rows of one table by their positions: prefix rows
              1..a, postfix rows after the last word, which differ by the length of a caption; then CLIP's positions
     video:   f_t = CLIP's feature of frame t, not normalised; `layers` transformer blocks over f + time; their mean
     S = unit(t) unit(v)^T;  loss = cross-entropy of S / tau, of both directions (released: of videos over captions)
@@ -74,7 +74,7 @@ class PLEVUConfig:
     postfix: int = setting(16, doc="number of postfix tokens b, at most a quarter of the text length", unpublished=True)
     layers: int = setting(
         2,
-        doc="layers over the frames: two have the weights that TempMe prints, the documented command has one",
+        doc="layers over the frames: two give the parameter count that TempMe prints, the documented command has one",
         unpublished=True,
     )
     heads: int = setting(8, doc="attention heads of these layers")
@@ -142,7 +142,7 @@ class PLEVU(Method):
         return l2_normalize(text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
-        """Insert the vectors around the words of embedded captions (B, L, E), cut to the tower's places: (B, L', E)."""
+        """Insert the vectors around the words of embedded captions (B, L, E), cut to the context length: (B, L', E)."""
         table, (a, b), length = self.backbone.text.positional_embedding, self.around, x.shape[1]
         words = x - table[:length].to(x.dtype)  # their positions change
         end = last_end(state)[:, None]  # (B, 1)
@@ -159,7 +159,7 @@ class PLEVU(Method):
         return (end + sum(self.around)).clamp(max=self.backbone.text.context_length - 1)
 
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
-        """Move tokens (B, L', E) back to their places before the insertion: (B, L, E); cut tokens are lost."""
+        """Move tokens (B, L', E) back to their positions before the insertion: (B, L, E); cut tokens are lost."""
         a, place = self.around[0], torch.arange(length, device=x.device)
         end = last_end(state)[:, None]
         index = torch.where(place == end, self.end(end), (place + a).where(place > 0, 0)).clamp(max=x.shape[1] - 1)

@@ -78,7 +78,7 @@ class QDCConfig:
     )
     renormalize: bool = setting(
         True,
-        doc="moved captions are as long as others; false, as released: shorter, which lowers old videos",
+        doc="unit length of moved captions; false, as released: shorter, which lowers scores of old videos",
         later=True,
     )
 

@@ -1,11 +1,11 @@
-"""`setting`: a field of a Config dataclass, with all that help, search spaces and tables report of it.
+"""`setting`: a field of a Config dataclass with the facts that help, search spaces and tables report.
 
 `group` declares a field that holds one of several dataclasses, selected by its `name`: `method.reducer.name=evit
 method.reducer.keep_rate=0.5`. Each has only its own settings.
 
-A fact of a method about a setting that it does not declare itself stands in its Config as a plain attribute:
+A Config states facts about settings that it does not declare itself by plain attributes:
 UNPUBLISHED lists dotted names (`optim.weight_decay`, `method.lr` of a shared base class), ROW_UNPUBLISHED maps a
-configuration with a name of its own (`sta`) to the whole list of its row.
+named configuration (`sta`) to the whole list of its row.
 """
 
 from __future__ import annotations

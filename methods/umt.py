@@ -99,7 +99,7 @@ class UmtConfig:
 
     lr: float = setting(1e-5, doc="learning rate of all weights")
     rerank: int = setting(128, doc="candidates that are re-ranked for each caption and each video; 0: ranks by s only")
-    hard_negatives: bool = setting(True, doc="wrong pairs drawn by similarity; false: with equal probability")
+    hard_negatives: bool = setting(True, doc="negatives sampled by similarity; false: with equal probability")
     attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
     reducer: ReducerConfig = group(
         {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"
@@ -111,7 +111,7 @@ class UmtConfig:
         require(self, ">= 0", "rerank", hint="Use 0 to rank by s alone.")
         require(self, ">= 2", "num_words", hint="The paper has 32.")
         if self.attends == "video" and self.reducer.name != "none":
-            raise ValueError(f"reducer.name={self.reducer.name} merges tokens of frames apart. Write attends=frame.")
+            raise ValueError(f"reducer.name={self.reducer.name} merges tokens within frames. Write attends=frame.")
 
 
 class UMT(Method):

@@ -77,7 +77,7 @@ class UmtQAConfig:
         require(self, ">= 2", "num_words", hint="The paper has 25.")
         require(self, ">= 2", "answer_words", hint="The paper has 5.")
         if self.attends == "video" and self.reducer.name != "none":
-            raise ValueError(f"reducer.name={self.reducer.name} merges tokens of frames apart. Write attends=frame.")
+            raise ValueError(f"reducer.name={self.reducer.name} merges tokens within frames. Write attends=frame.")
 
 
 class UmtQA(Method):

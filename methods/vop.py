@@ -4,16 +4,16 @@ Huang et al., "VoP: Text-Video Co-Operative Prompt Tuning for Cross-Modal Retrie
 (arXiv:2409.01156, tables 2, 3, 4 and 17). Only the base model is public, and of it only the search (modelscope):
 
     frame    = [class, P_k prompts, patches] in block k, those of block 0 before ln_pre; each block drops those before
-    caption  = [start, a_k prefix, words, pads, b_k suffix, last place] of 77 places in block k; words have moved by
+    caption  = [start, a_k prefix, words, pads, b_k suffix, last position], 77 in all, in block k; words have moved by
                the prefix, and the prompts of block 0 have positions
     v        = mean over t of unit(f_t), not normalised again;  q = unit(text);  S = q v^T
     loss     = InfoNCE of S exp(logit_scale), mean of both directions, logit_scale frozen: no training code is public
 
-The release reads a caption a + b places after its end among the ids, but the end is a places after it
+The release reads a caption a + b positions after its end among the ids, but the end is a positions after it
 (`readout=past_end`): the row of a pad, which sees the whole caption and four pads. Only in a caption without pads it is
 the end. Suffix prompts do not affect other captions.
 
-F and C have no public code: the following is our reading of the paper's abstract and of TempMe's counts.
+F and C have no public code: the following is our interpretation of the paper's abstract and of TempMe's counts.
 C (`prompts=context`): a BiLSTM over the class tokens that enter a block and one linear layer, both shared by all of
 these blocks, compute prompts of each frame. They are inserted unchanged, in block 0 too.
 F (`video_blocks`): in the last blocks the tokens of all frames and P prompts of the video attend to each other.
@@ -174,7 +174,7 @@ class VoP(Method):
         return l2_normalize(self.backbone.text(tokens, seams))
 
     def placed(self, x: Tensor, state: TokenState) -> Tensor:
-        """Insert the prompts of block 0 into embedded captions (B, L, E), in all places of the tower: (B, 77, E)."""
+        """Insert the prompts of block 0 into embedded captions (B, L, E), at all positions of the tower: (B, 77, E)."""
         text, length = self.backbone.text, x.shape[1]
         table = text.positional_embedding.to(x.dtype)
         words = x - table[:length]  # their positions change
@@ -199,7 +199,7 @@ class VoP(Method):
         return prefix, suffix
 
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:
-        """Map captions (B, 77, E) to (B, L, E): each place holds the readout of a caption that ends there."""
+        """Map captions (B, 77, E) to (B, L, E): each position holds the readout of a caption that ends there."""
         a, b = self.around
         place = torch.arange(length, device=x.device).clamp(max=self.columns - 1)
         behind = torch.where(place == self.columns - 1, a + b, a)

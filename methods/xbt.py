@@ -47,13 +47,15 @@ class XBTConfig:
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     projection: Literal["linear", "mlp"] = setting("linear", doc="kind of the projection", unpublished=True, later=True)
     noise: float = setting(
-        0.02, doc="standard deviation of the noise in each number of a unit feature", unpublished=True, later=True
+        0.02, doc="standard deviation of the noise in each dimension of a unit feature", unpublished=True, later=True
     )
     loss: Literal["cosine", "squared"] = setting(
         "cosine", doc="distance from the old feature that is minimised", unpublished=True, later=True
     )
     sentences: int = setting(0, doc="random sentences in addition to a task's captions", unpublished=True, later=True)
-    pairs: int = setting(20_000, doc="texts to which a projection is fitted, at most", unpublished=True, later=True)
+    pairs: int = setting(
+        20_000, doc="maximum number of texts to which a projection is fitted", unpublished=True, later=True
+    )
     lr: float = setting(1e-3, doc="learning rate of the projection", unpublished=True, later=True)
     steps: int = setting(500, doc="steps of the projection, each over all texts", unpublished=True, later=True)
 
@@ -64,7 +66,7 @@ class XBTConfig:
 
 
 class Projection:
-    """p with its loss, a `FeatureMap`."""
+    """Projection p with its loss, as a `FeatureMap`."""
 
     def __init__(self, config: XBTConfig) -> None:
         self.config = config

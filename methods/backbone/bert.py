@@ -108,7 +108,7 @@ class FusionBert(nn.Module):
         new_weights(self)
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Pass captions (B, L) int64 through the lower layers: (B, L, D), [CLS] at place 0."""
+        """Pass captions (B, L) int64 through the lower layers: (B, L, D), [CLS] at position 0."""
         x = self.word(tokens) + self.kind.weight[0] + self.position.weight[: tokens.shape[1]]
         x, bias = self.norm(x), _pads(tokens, x)
         for layer in self.layers[: self.fusion_from]:

@@ -1,4 +1,4 @@
-"""The blocks of a CLIP tower, with named places (*seams*) for adapters.
+"""The blocks of a CLIP tower, with named hook points (*seams*) for adapters.
 
 A method acts at the seams of every block without changing CLIP's weights. Seams are passed with each call, so one
 backbone serves a student and its teacher, and a backbone never changes.
@@ -78,7 +78,7 @@ _RECORDED: ContextVar[list[TokenState] | None] = ContextVar("recorded", default=
 
 @dataclass(frozen=True)
 class BlockSeams:
-    """The additions of one block; None leaves a place as CLIP defines it.
+    """The additions of one block; None leaves that part as CLIP defines it.
 
     qkv, q, k, v, out: (input, projected, state) -> projected; qkv (G, N, 3D) acts before the other three. fold: the
     matrix (3D, D) equivalent to qkv, q, k and v, for frozen weights (merged_weights.py). fc, proj: the same of the MLP,
@@ -87,7 +87,7 @@ class BlockSeams:
     searches that need its probabilities. beside: (y, attention, state) -> attention. before, after: (x, state) -> x.
     between: (x, attended, state) -> x. mlp: (y, output, state) -> output.
     `wants_keys` and `wants_class_row` declare what `between` reads of the attention. `needs_alignment`: token i
-    of neighbouring frames must be the same place of the image; `breaks_alignment`: from here on it is not.
+    of neighbouring frames must be at the same position of the image; `breaks_alignment`: from here on it is not.
     `by_token`: q, out, fc, proj and mlp compute a caption's token from that token alone, and perhaps the one at `eot`.
     `leaves_classes`: `between` returns the class tokens unchanged and first.
     """
@@ -300,7 +300,7 @@ def run_blocks(
     """Pass tokens x (G, N, D) through a tower.
 
     Args:
-        blocks: of the tower.
+        blocks: blocks of the tower.
         x: tokens.
         seams: one entry per block; None: no additions.
         state: of these tokens.

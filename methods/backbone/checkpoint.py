@@ -83,7 +83,7 @@ def read_checkpoint(path: Path, sha256: str = "", roots: tuple[str, ...] = ROOTS
     """
     files = files_of(path)
     if sha256 and len(files) > 1:
-        raise ValueError(f"{path}: is {len(files)} files, and sha256 names one. Leave it out: .safetensors needs none.")
+        raise ValueError(f"{path}: is {len(files)} files, and sha256 is of one file. Omit it: .safetensors needs none.")
     state: dict[str, Tensor] = {}
     for file in files:
         state |= read_weights(file, sha256)

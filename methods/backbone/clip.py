@@ -2,7 +2,7 @@
 
 Towers of other kinds with the same seams are in openclip_towers.py.
 
-`Clip.__init__` takes an open_clip model apart once and rebuilds the same network with named places where a
+`Clip.__init__` takes an open_clip model apart once and rebuilds the same network with named hook points where a
 method may act. This module also exports the names of blocks.py that a method needs.
 
 Shapes: B videos or captions, T frames, N tokens of one frame, L tokens of one caption, G attention

@@ -164,7 +164,7 @@ def _archive(content: bytes) -> Any:
         names = archive.namelist()
         described = next((name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), None)
         if described is None:
-            raise ValueError("it is a zip archive, but none of torch")
+            raise ValueError("it is a zip archive, but torch did not write it")
         root = described.removesuffix("data.pkl")
         if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
             raise ValueError("it was written on a big-endian machine")

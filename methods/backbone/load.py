@@ -64,7 +64,7 @@ def check_backbone(name: str, weights: str = "openai", sha256: str = "", vocabul
     if sha256 and not is_path(weights):
         raise ValueError(f"sha256 applies to a file, and weights={weights!r} is not a file. Leave it out.")
     if vocabulary and name not in UMT:
-        raise ValueError(f"vocabulary={vocabulary!r} is UMT's; {name} has a tokenizer of its own. Leave it out.")
+        raise ValueError(f"vocabulary={vocabulary!r} is UMT's; {name} has its own tokenizer. Leave it out.")
     if name in SHIPPED or name in UMT:
         known, others = (
             (["shipped"], "shipped, random or a file") if name in SHIPPED else ([], "its authors' file, or random")

@@ -12,7 +12,7 @@ _AGAIN: ContextVar[bool] = ContextVar("again", default=False)
 
 @contextmanager
 def checkpointing(is_on: bool = True) -> Iterator[None]:
-    """Activate checkpointing (arXiv:1604.06174): the graph keeps the input of a block and nothing within it.
+    """Activate checkpointing (arXiv:1604.06174): the graph stores only the input of each block.
 
     The backward pass computes each block again, with the same random numbers, precision and token state, so that
     losses and gradients are the same bit for bit. It costs one more forward pass of the trained blocks.

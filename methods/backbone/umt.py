@@ -35,7 +35,7 @@ OF_RETRIEVAL = ("vision.pool_norm", "vision.proj", "text.proj", "head", "temp") 
 def sine_positions(
     frames: int, patches: int, width: int, pretrained: int | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """Compute the fixed positions of all places of a video: (T P, D) float32, from angles in float64.
+    """Compute the fixed embeddings of all positions of a video: (T P, D) float32, from angles in float64.
 
     Args:
         frames: T; 1 is an image, whose table is the first P rows of any video's.
@@ -145,7 +145,7 @@ class UmtVision(VisionTower):
 
         Args:
             frames: (B, T, 3, H, W).
-            seams: of the blocks; a reducer reduces the T frames to T' clips.
+            seams: seams of the blocks; a reducer reduces the T frames to T' clips.
             weighted: the mean counts merged tokens once per patch, so every original patch has equal weight.
 
         Raises:

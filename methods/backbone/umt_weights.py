@@ -104,14 +104,14 @@ def _named(name: str) -> str | None:
     for theirs, ours in _TEXT.items():
         if name.startswith(f"text_encoder.{theirs}."):
             return f"text.bert.{ours}.{name.rpartition('.')[2]}"
-    raise ValueError(f"{name}: no weight of UMT. Give a checkpoint of its retrieval or its pre-training.")
+    raise ValueError(f"{name}: is not a weight of UMT. Give a checkpoint of its retrieval or its pre-training.")
 
 
 def _block(number: str, rest: str) -> str:
     for theirs, ours in _VISION.items():
         if rest.startswith(theirs):
             return f"vision.blocks.{number}.{ours}{rest.removeprefix(theirs)}"
-    raise ValueError(f"blocks.{number}.{rest}: no weight of UMT's vision encoder.")
+    raise ValueError(f"blocks.{number}.{rest}: is not a weight of UMT's vision encoder.")
 
 
 def _layer(number: str, rest: str) -> str:

@@ -119,8 +119,8 @@ class QueryCompensation(Strategy):
     def __init__(self, config: Any, base: Method) -> None:
         super().__init__(config, base)
         self.links = nn.ModuleList()  # g_1, g_2, ..: g_j is self.links[j - 1], of the task with index j
-        self.teacher: Frozen | None = None  # the model before the present task, until its link is fitted
-        self.index = 0  # of the present task
+        self.teacher: Frozen | None = None  # the model before the current task, until its link is fitted
+        self.index = 0  # of the current task
         self._taught = VideoFeatureCache()  # the teacher's features of videos
         self.text_passes = 0 if base.declared.task_conditioned_text else 1
 
@@ -167,7 +167,7 @@ class QueryCompensation(Strategy):
 
     @torch.no_grad()
     def fit_link(self, link: Any, captions: Sequence[Tensor]) -> None:
-        """Fit every map of the present task's link to captions (B, L), one tensor for each batch.
+        """Fit every map of the current task's link to captions (B, L), one tensor for each batch.
 
         Every worker sees all pairs of the task at its end, so nothing is gathered.
         """
@@ -182,7 +182,7 @@ class QueryCompensation(Strategy):
     # ---------------------------------------------------------------------------------- searching
 
     def links_to(self, block: int) -> list[Link]:
-        """Return the links between the present model and the videos of task `block`, the newest first."""
+        """Return the links between the current model and the videos of task `block`, the newest first."""
         return [self.links[j - 1] for j in range(self.index, block, -1)]  # type: ignore[misc]
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
@@ -216,8 +216,8 @@ class QueryCompensation(Strategy):
         """Return the retriever's losses, and means of 1 - cos between old and new captions, and videos.
 
         Args:
-            batch: of the present task.
-            query_weight, video_weight: of the two means; 0 leaves a term out.
+            batch: batch of the current task.
+            query_weight, video_weight: weights of the two means; 0 leaves a term out.
         """
         if self.teacher is None or not (query_weight or video_weight):
             return super().losses(batch)
@@ -234,7 +234,7 @@ class QueryCompensation(Strategy):
 
 
 def row_of(link: Link, block: int) -> int:
-    """Return the map of a link that leads towards the videos of task `block`."""
+    """Return the index of a link's map for the videos of task `block`."""
     return min(block, len(link.identity) - 1)
 
 

@@ -110,10 +110,10 @@ class Strategy(Method):
 class ReplayConfig:
     """Settings of every memory; see `ReplayBuffer`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
 
-    buffer_size: int = setting(256, doc="pairs in the memory; their frames stay in the store")
+    buffer_size: int = setting(256, doc="pairs in the replay buffer; their frames stay in the store")
     buffer_policy: Policy = setting(
         "ring",
-        doc="places in the memory. ring: an equal share for each task; reservoir: one uniform sample of all "
+        doc="policy of the buffer. ring: an equal share for each task; reservoir: one uniform sample of all "
         "pairs so far",
     )
 

@@ -54,7 +54,7 @@ class StructAlignConfig:
     etf_frame: Literal["orthonormal", "gaussian"] = setting("orthonormal", doc="matrix U of eq. 7")
     heads: Head = setting("mlp", doc="projections g_t and g_v: trained MLPs, or fixed random matrices")
     pseudo: Literal["inputs", "shared", "clip"] = setting(
-        "inputs", doc="place where pseudo features are drawn, see the module's docstring", paper="shared"
+        "inputs", doc="point at which pseudo features are sampled, see the module's docstring", paper="shared"
     )
     swap_heads: bool = setting(
         False, doc="pseudo features before the heads pass through the other modality's head", exact=True
@@ -99,4 +99,4 @@ class StructAlignConfig:
         check_top_k(self.top_k, self.num_experts)
         for name in ("swap_heads", "pair_weight"):
             if getattr(self, name) and self.pseudo != "clip":
-                raise ValueError(f"{name} needs pseudo=clip: pseudo={self.pseudo} draws elsewhere than it reads.")
+                raise ValueError(f"{name} needs pseudo=clip; pseudo={self.pseudo} samples at another point.")

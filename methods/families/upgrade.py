@@ -1,4 +1,4 @@
-"""A retriever whose backbone is exchanged within a stream, while the index keeps the videos of the former model.
+"""A retriever whose backbone is replaced within a stream, while the index keeps the features of the former model.
 
 This file is not a method. The tasks before task u were learned and stored by a model A; from task u on a new model B
 learns and stores. No video of A is encoded again. The captions c of all tasks search both parts of the index:
@@ -149,11 +149,11 @@ class Upgraded(Strategy):
     # ---------------------------------------------------------------------------------- searching
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos by the new model; those of a former model's task as its first task's."""
+        """Encode videos with the new model; videos of a former model's task are encoded as those of its first task."""
         return self.base.encode_video_for_task(frames, max(task, 0))
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        """Encode captions for the stored videos of `task`: (B, d + 2); for the new model's without a task."""
+        """Encode captions (B, L) -> (B, d + 2) for the stored videos of `task`; None: for the new model's videos."""
         if task is None:
             return self._scaled(self.base.encode_text(tokens), NEW)
         self.base.gallery_is_fresh = self.gallery_is_fresh
@@ -182,7 +182,7 @@ class Upgraded(Strategy):
         return torch.cat([feature.float(), self.scales[part].expand(len(feature), 2)], dim=-1)
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Return z-scores (B, V) of captions (B, d + 2) and videos, whose numbers after the first d are zeros."""
+        """Return z-scores (B, V) of captions (B, d + 2) and videos, whose elements after the first d are zero."""
         width = queries.shape[-1] - 2
         similarity = self.base.score(queries[:, :width], gallery[:, :width])
         return similarity * queries[:, width : width + 1] + queries[:, width + 1 :]

@@ -30,7 +30,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBMUConfig:
-    """Ours; see the header."""
+    """Settings of our construction; see the module's docstring."""
 
     width: int = setting(2048, doc="feature width d")
     lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True)

@@ -3,7 +3,7 @@
 An image is offered each time that it is trained on, so the memory may hold it several times, and it holds images of
 the current task as well. Random numbers are numpy's, one by one in the release's order.
 
-Shapes: B images offered, M places.
+Shapes: B images offered, M slots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ImageBuffer(nn.Module):
     Attributes:
         images: (R, 3, H, W), R <= M.
         kept: (R, ...) values stored with each image.
-        random: draws places and rows, and all random numbers of its owner.
+        random: source of slots and rows, and of all random numbers of its owner.
     """
 
     images: Tensor

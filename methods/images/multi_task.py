@@ -26,7 +26,7 @@ class ImageMultiTaskConfig:
 
 
 class ImageMultiTask(SiameseStrategy):
-    """Forget nothing by training on all tasks again."""
+    """Joint training: train a new network on the images of all tasks so far."""
 
     Config = ImageMultiTaskConfig
     config: ImageMultiTaskConfig

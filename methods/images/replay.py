@@ -34,8 +34,8 @@ class ImageReplayConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
-    buffer_size: int = setting(256, doc="images in the memory")
-    rows: int = setting(256, doc="images drawn in a step")
+    buffer_size: int = setting(256, doc="images in the replay buffer")
+    rows: int = setting(256, doc="images sampled in a step")
     alpha: float = setting(
         0.4, doc="parameter of Beta(alpha, alpha) in LUMP, weight of the distance in DER", unpublished=True
     )
@@ -55,7 +55,7 @@ class ImageReplay(SiameseStrategy):
         config: sizes.
         base: the network that learns.
         again: augments stored images; default `views.reaugment`.
-        seed: of the memory's draws; None: drawn by torch.
+        seed: seed of the memory's draws; None: drawn by torch.
     """
 
     Config = ImageReplayConfig
@@ -76,7 +76,7 @@ class ImageReplay(SiameseStrategy):
 
 
 class ImageLUMP(ImageReplay):
-    """Learn only from mixtures of the present and the past.
+    """Train only on mixtures of current and stored images.
 
     x1~ = lambda x1 + (1 - lambda) a(m), x2~ = lambda x2 + (1 - lambda) m', where m' is the second view that was drawn
     when the image was stored; one lambda ~ Beta(alpha, alpha) for a batch.

@@ -40,10 +40,10 @@ def make_stage(before: int, behind: int, stride: int) -> nn.Sequential:
 
 
 class ResNet18(nn.Module):
-    """ResNet-18: (B, 3, H, W) -> (B, 512), the mean over places of the last block; H >= 8.
+    """ResNet-18: (B, 3, H, W) -> (B, 512), the spatial mean of the last block; H >= 8.
 
     Args:
-        channels: of the first of the four stages, each of which doubles them.
+        channels: number of channels of the first of the four stages, each of which doubles them.
     """
 
     def __init__(self, channels: int = 64) -> None:

@@ -119,7 +119,7 @@ class Siamese(Method):
         return {"views": self.alike(batch.frames[:, FIRST], batch.frames[:, SECOND])}
 
     def alike(self, first: Tensor, second: Tensor) -> Tensor:
-        """Compute the loss of two views (B, 3, H, W), encoded one after the other: each is normalised by its batch."""
+        """Compute the loss of two views (B, 3, H, W), encoded separately, so that each has its own batch statistics."""
         z1, z2 = self.project(first), self.project(second)
         with torch.autocast(z1.device.type, enabled=False):
             if self.config.loss == "barlow":

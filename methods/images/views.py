@@ -32,7 +32,7 @@ def view(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw one view of each image, (B, 3, S, S) in [0, 1]: crop, flip, jitter (p 0.8), gray (p 0.2), blur if S > 32.
 
     Args:
-        generator: of the images' device; None: torch's own.
+        generator: generator of the images' device; None: torch's own.
     """
     x = flip(crop(x, 0.2, "bilinear", generator), generator)
     draw = torch.rand(len(x), 4, generator=generator, device=x.device)
@@ -100,7 +100,7 @@ def turned(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Blur each image by a Gaussian of its own deviation (B,), in pixels, with 2 (S // 20) + 1 places."""
+    """Blur each image by a Gaussian with its own deviation (B,), in pixels, and a kernel of 2 (S // 20) + 1."""
     reach = x.shape[-1] // 20
     away = torch.arange(-reach, reach + 1, device=x.device)
     weights = (-0.5 * (away / sigma[:, None]).square()).exp()

@@ -67,14 +67,14 @@ class Router(nn.Module):
 
 
 class RoutingRecorder(nn.Module):
-    """Experts of which a step chooses some; on a GPU the choices are recorded for `drop_unchosen`."""
+    """Experts of which each step selects a subset; on a GPU the selection is recorded for `drop_unchosen`."""
 
     uses_all_parameters = False  # as of a method
     chosen: Tensor | None = None  # (E,) bool, since the last step
 
     def by_expert(self) -> Iterable[Iterable[nn.Parameter]]:
         """Return the parameters of each expert, in order."""
-        raise NotImplementedError(f"{type(self).__name__} does not say which parameters each of its experts has")
+        raise NotImplementedError(f"{type(self).__name__} does not declare which parameters each of its experts has")
 
     def note(self, gates: Tensor) -> None:
         """Record the gates (., E) of a pass with a gradient."""
@@ -197,7 +197,7 @@ class TaskAwareExperts(nn.Module):
         Args:
             x: the input of the frozen projection.
             projected: its output.
-            state: of the forward pass; its `eot` is read.
+            state: state of the forward pass; its `eot` is read.
             prototype: (D,) of the task whose videos are searched.
             is_routed: False applies expert 0 alone, without the router.
         """

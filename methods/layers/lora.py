@@ -38,7 +38,7 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Draw A again and set B to zero."""
+        """Reinitialise A at random and set B to zero."""
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
         self.B.zero_()
 

@@ -56,14 +56,14 @@ def alignment(vision: Tensor, text: Tensor, temperature: float) -> Tensor:
 def relatedness(rows: Tensor, similar: Tensor, temperature: float, twice: bool = False) -> Tensor:
     """Compute one tower's part of L_task: flattened prompts of similar tasks are close, of others are not.
 
-    The binary cross-entropies of a row's similar tasks and of its other tasks are averaged apart and added. A row
-    without other tasks has the first part alone. A task is similar to itself by definition, with a constant loss.
+    The binary cross-entropies of a row's similar tasks and of its other tasks are averaged separately and added. A
+    row without other tasks has the first part only. A task is similar to itself by definition, with a constant loss.
 
     Args:
         rows: (t, n), one for each task.
         similar: (t, t) bool, with True on the diagonal.
-        temperature: of the cosines.
-        twice: the released code applies a sigmoid before a loss that applies another one.
+        temperature: temperature of the cosines.
+        twice: whether to apply a second sigmoid, as the released code does.
     """
     unit = F.normalize(rows, dim=-1)
     itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)

@@ -1,4 +1,4 @@
-"""Videos with fewer frames than places: the remaining places hold frames of zeros, a value no normalised frame has.
+"""Videos with fewer frames than positions: the rest are frames of zeros, a value that no normalised frame has.
 
 CLIP4Clip (Luo et al., arXiv:2104.08860) encodes them too and masks them in its header and in the mean. Leaving them out
 is equivalent, since the LSTM runs forward and no frame attends to a masked frame.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def frames_there(frames: Tensor) -> Tensor:
-    """Count the places of frames (B, T, 3, H, W) up to the last frame that is not zero, (B,) int64; at least one."""
+    """Count the positions of frames (B, T, 3, H, W) up to the last frame that is not zero, (B,) int64; at least one."""
     is_there = frames.flatten(2).any(dim=-1)  # (B, T)
     places = torch.arange(1, frames.shape[1] + 1, device=frames.device)
     return (is_there * places).amax(dim=1).clamp(min=1)

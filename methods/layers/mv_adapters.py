@@ -48,7 +48,7 @@ class _Adapter(nn.Module):
         return factor * F.linear(y, self.down.weight) + self.down.bias
 
     def macs(self, tokens: int, places: int) -> int:
-        """Count multiply-adds of `tokens` in both projections and of `places` in the block."""
+        """Count multiply-adds of `tokens` in both projections and of `places` positions in the block."""
         size = self.down.out_features
         return 2 * tokens * self.down.weight.numel() + places * 12 * size**2 + 2 * places**2 * size
 
@@ -74,8 +74,8 @@ class VideoAdapter(_Adapter):
 
         Args:
             y: the MLP's output.
-            there: (B, T) places that hold a frame; None: all.
-            shared: (32,) of a tied block.
+            there: (B, T) mask of the positions with a frame; None: all.
+            shared: (32,) vector of a tied block.
         """
         z = self.act(self.lowered(y, shared))  # (B, T, N, m)
         sequence = self.sequence(z)
@@ -102,7 +102,7 @@ class VideoAdapter(_Adapter):
         return factors
 
     def extra(self, videos: int, frames: int, tokens: int) -> int:
-        """Count multiply-adds of `videos` with this number of frames and tokens of a frame."""
+        """Count multiply-adds of `videos` with the given number of frames, and of tokens in a frame."""
         small = sum(p.numel() for p in self.calibrate.parameters() if p.ndim > 1)
         own = self.calibrate["g"].weight.numel()  # type: ignore[operator]
         return videos * (self.macs(frames * tokens, 1 + 2 * frames) + frames * (small - own) + own)

@@ -35,14 +35,14 @@ class FrameLSTM(nn.Module):
 class FrameTransformer(nn.Module):
     """seqTransf: f + Transformer(f + positions), its positions and blocks copies of CLIP's text tower.
 
-    Of ViT-B/32 4 blocks of 3,152,384 parameters and 77 positions of 512: 12,648,960. No frame is masked: every
-    video has T of them.
+    With ViT-B/32: 4 blocks of 3,152,384 parameters and 77 positions of 512, 12,648,960 in all. No frame is masked,
+    because every video has T frames.
 
     Args:
         text: tower whose first blocks and positions are copied.
         width: d of the joint embedding.
         layers: number of blocks; all blocks of a shallower text tower.
-        eps: of the copied LayerNorms, 1e-12 in the released code; None: unchanged.
+        eps: epsilon of the copied LayerNorms, 1e-12 in the released code; None: unchanged.
 
     Raises:
         ValueError: if the text tower is not as wide as the joint embedding.

@@ -108,7 +108,7 @@ def fused_blocks(depth: int, count: int, placement: Literal["shallowest", "deepe
 
 
 def fusion_seams(adapters: nn.ModuleDict, depth: int) -> list[BlockSeams | None]:
-    """Build seams from adapters, which are named by their blocks; the frames of a video must keep their places."""
+    """Build seams from adapters, which are named by their blocks; tokens of a video's frames must stay aligned."""
     return [
         BlockSeams(beside=adapters[str(i)], needs_alignment=True) if str(i) in adapters else None for i in range(depth)
     ]

@@ -44,14 +44,14 @@ class TowerLoRA(nn.Module):
         )
 
     def adapters(self) -> list[dict[Place, LoRA]]:
-        """Return the adapters of each block, by their place."""
+        """Return the adapters of each block, by projection."""
         return [dict(cast(nn.ModuleDict, block).items()) for block in self.blocks]  # type: ignore[arg-type]
 
     def seams(self, factor: float | Tensor = 1.0) -> list[BlockSeams]:
         """Build the seams of all blocks.
 
         Args:
-            factor: of every addition: one number, or (B,) one for each video or caption.
+            factor: factor of every addition: one number, or (B,) one for each video or caption.
         """
         return weighted_seams([(self, factor)])
 

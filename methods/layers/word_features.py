@@ -50,7 +50,7 @@ def words_and_caption(
 
 
 def is_word(words: Tensor) -> Tensor:
-    """Mark rows of words (B, N, d) that hold a word and not a pad: (B, N)."""
+    """Return a mask (B, N) of the rows of (B, N, d) that contain a word, not padding."""
     return words.ne(0).any(dim=-1)
 
 
@@ -58,7 +58,7 @@ def frame_word_similarity(words: Tensor, frames: Tensor, chunk: int = CHUNK) -> 
     """Compute eq. 6 for all pairs: half the mean over words of the best frame, half the reverse.
 
     Args:
-        words: (Q, N, d) of any length; zero rows are pads and are ignored. A caption without words
+        words: (Q, N, d) of any length; zero rows are padding and are ignored. A caption without words
             scores 0 everywhere.
         frames: (V, T, d) of any length.
         chunk: number of cosines in memory at a time, Q' * V' * N * T; it does not change the result.

@@ -124,7 +124,7 @@ class StreamData:
         return other
 
     def task(self, index: int) -> Task:
-        """Return what a method may know of its task `index` (0-based)."""
+        """Return the information on task `index` (0-based) that a method gets."""
         return task_of(self.stream, index, self.stream.method_tasks)
 
     def _pairs(self, tasks: Sequence[int]) -> list[int]:

@@ -47,7 +47,7 @@ class FrozenFeatures:
         store: holds the tokens.
         clip: on its device; the first `blocks` blocks of its vision tower are frozen.
         blocks: number of frozen blocks; the depth of the tower for its class tokens.
-        precision: of the run.
+        precision: precision of the run.
     """
 
     def __init__(self, store: Store, clip: Clip, blocks: int, precision: Precision) -> None:

@@ -17,7 +17,7 @@ from ctvr.orchestrator.video.sampling import missing_frame
 
 
 def codec_version(quality: int) -> str:
-    """Return everything that decides the pixels besides the frames; it is part of a key in the store."""
+    """Return everything except the frames that determines the decoded pixels; it is part of a key in the store."""
     from PIL import __version__, features
 
     return f"jpeg-{quality}-pillow-{__version__}-libjpeg-{features.version('libjpeg_turbo') or features.version('jpg')}"
@@ -27,7 +27,7 @@ def encode_frames(frames: np.ndarray, quality: int) -> dict[str, np.ndarray]:
     """Return frames (T, H, W, 3) uint8 as arrays of an object.
 
     Args:
-        frames: of a video.
+        frames: frames of a video.
         quality: of JPEG, 1 to 100. From 90 on colours are not halved.
     """
     from PIL import Image
@@ -46,7 +46,7 @@ def encode_frames(frames: np.ndarray, quality: int) -> dict[str, np.ndarray]:
 
 
 def decode_frames(arrays: Mapping[str, np.ndarray], chosen: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-    """Return the frames (T, H, W, 3) uint8 of an object, or those with the chosen numbers alone."""
+    """Return the frames (T, H, W, 3) uint8 of an object, or only those with the chosen numbers."""
     from PIL import Image
 
     ends, (count, *size) = arrays["ends"], arrays["shape"].tolist()

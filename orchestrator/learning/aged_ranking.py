@@ -1,7 +1,7 @@
 """Ranks in a gallery whose videos are of two ages, for a method that moves captions to the model of a stored video.
 
 Such a method (`Capabilities.compensates_age`) has two features of a caption for each task: one for the videos that an
-older model stored, and one, not moved, for those that the present model has encoded again.
+older model stored, and one, not moved, for those that the current model has encoded again.
 
 Shapes: Q captions, V videos.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def caption_features_for(context: EvaluationContext, queries: Sequence[Queries], is_fresh: bool) -> Sequence[Tensor]:
-    """Return the features of all captions as `caption_features` yields them, for galleries of the present model or not.
+    """Return the features of all captions as `caption_features` yields them, for galleries re-encoded or as stored.
 
     Empty on a worker that only encodes.
     """
@@ -61,8 +61,8 @@ def rank_aged(
 
     Args:
         features: captions (Q, d) for the stored videos, one tensor for each task.
-        unmoved: the same for videos that the present model has encoded.
-        counts: of each task, how many of its first videos the present model has encoded.
+        unmoved: the same for videos that the current model has encoded.
+        counts: for each task, the number of its first videos that the current model has encoded.
     """
     old, new = (TiledScorer(method, each, galleries, device) for each in (features, unmoved))
 

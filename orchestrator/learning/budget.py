@@ -62,11 +62,11 @@ def budget(
 
     Args:
         method: after the last task.
-        data: of the run, with or without features of frozen blocks.
+        data: data of the run, with or without features of frozen blocks.
         split: the searched one.
         cost: of `cost.measure`: `cost/stored_floats_per_video` and `cost/video_gmacs`.
-        record: of the finished run.
-        seed: of the run.
+        record: record of the finished run.
+        seed: seed of the run.
     """
     sizes = [data.num_videos(index, split) for index in range(len(data.stream.tasks))]
     reencodes = method.declared.reencodes_gallery or protocol_of(data.stream).reencodes_gallery

@@ -159,7 +159,7 @@ def _parts(mine: Tensor | None, size: int, group: Any = None, rank: int | None =
             zeros to the longest. None: no rows; at least one worker must have some.
         size: number of workers.
         group: process group on the CPU.
-        rank: of this worker, where rank 0 alone gets the rows and the others get one part without rows. None: all get
+        rank: rank of this worker, if rank 0 alone gets the rows and the others get a part without rows. None: all get
             them.
     """
     head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device="cpu")  # dimensions, type, shape

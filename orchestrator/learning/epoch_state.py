@@ -91,7 +91,7 @@ class Pauses:
     """Pauses of one run in the store of its commits.
 
     Args:
-        commits: of the run.
+        commits: commits of the run.
         method: that is trained.
         pretrained: weights that a pause omits while they are unchanged.
         is_on: whether pauses are read and written.

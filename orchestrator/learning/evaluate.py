@@ -82,7 +82,7 @@ def encode_texts(
     are encoded once; with a frozen text tower, once per run, although they search again after every task.
 
     Args:
-        kept: of the same captions for another task; see `encode_for_task`.
+        kept: features of the same captions for another task; see `encode_for_task`.
     """
     keys = [row.numpy().tobytes() for row in tokens]
     known: dict[bytes, Tensor] = _KNOWN_TEXTS.setdefault(method, {}) if method.declared.text_is_frozen else {}
@@ -136,7 +136,7 @@ def caption_features(
     A method with `text_passes` encodes it once for all, and moves the features to each task.
 
     Args:
-        encode_sharded: encodes captions on all workers instead of this one, for the one that scores; see
+        encode_sharded: encodes captions on all workers and returns them on the worker that scores; see
             `distributed.Workers.encode_sharded`.
     """
     tokens = torch.cat([q.tokens for q in queries])
@@ -191,7 +191,7 @@ def compute_ranks(
     `spill.MEMORY_BUDGET`, the features are spilled to files.
 
     Args:
-        protocol: of the stream, `ctvr` or `cvlm`.
+        protocol: protocol of the stream, `ctvr` or `cvlm`.
         encode_sharded: see `caption_features`.
         is_scoring: False on a worker that only encodes; it returns None.
     """

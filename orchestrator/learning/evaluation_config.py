@@ -45,7 +45,7 @@ class EvaluationConfig:
     )
     reencode: tuple[int, ...] = setting(
         (),
-        doc="shares (%) of the old videos that are re-encoded by the present model, oldest first, for the metrics "
+        doc="shares (%) of the old videos that are re-encoded by the current model, oldest first, for the metrics "
         "stream/index/... (docs/protocol.md); 0 is always measured, 100 gives the compatibility gap",
     )
     reencode_after: Literal["all", "last"] = setting("last", doc="tasks after which `reencode` applies")

@@ -1,4 +1,4 @@
-"""Age of the stored index: R@1 of the same queries with old videos as stored, and re-encoded by the present model.
+"""Age of the stored index: R@1 of the same queries with old videos as stored, and re-encoded by the current model.
 
 The videos of task k are stored by the model after task k and are never encoded again (CTVR, section 3), while the
 captions of all tasks use the newest model. After a task this module re-encodes a share of the old videos, oldest first,
@@ -13,7 +13,7 @@ video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
     stream/index/update_gained, update_lost    % of these captions that are right only now, or were only then
     stream/index/update_gain    `update` over the change that the same captions have with these videos re-encoded
     stream/index/videos         videos that were encoded for this after this task; seconds: the time that it took
-    stream/index/videos_P       videos of the searched gallery that the present model encoded after their task
+    stream/index/videos_P       videos of the searched gallery that the current model encoded after their task
     stream/index/bytes          size of the stored features of all tasks so far, in float32
 
 BCT's criterion of backward compatibility (Shen et al., CVPR 2020) holds between two tasks where `update` > 0: more
@@ -60,8 +60,8 @@ def optional_metrics(
 
     Args:
         context: with the stored galleries.
-        encode_gallery: `Loop._gallery`: encodes videos of a task by the present model, on all workers.
-        reencodes: the stored galleries are all of the present model.
+        encode_gallery: `Loop._gallery`: encodes videos of a task by the current model, on all workers.
+        reencodes: the stored galleries are all of the current model.
         done: 0 measures the untrained model.
         own: R@1 of the tasks so far, each in its own gallery.
         record: the former tasks.
@@ -149,7 +149,7 @@ def mixed(stored: Sequence[Tensor], fresh: Sequence[Tensor], share: int) -> list
 
     Args:
         stored: features (V, ...) of each task's videos; the last task is the newest.
-        fresh: the same by the present model; a task may have its first videos only, if no more are taken.
+        fresh: the same by the current model; a task may have its first videos only, if no more are taken.
         share: percent in [0, 100]; the count is rounded down.
     """
     counts = _counts([len(gallery) for gallery in stored], share)
@@ -180,8 +180,8 @@ def _update(before: Tensor, after: Tensor, afresh: Tensor | None = None) -> dict
     """Return the change between two ranks (Q,) of the same captions among the same stored videos.
 
     Args:
-        before, after: by the model after the former task, and by the present one.
-        afresh: by the present one, among the same videos re-encoded.
+        before, after: by the model after the former task, and by the current one.
+        afresh: by the current one, among the same videos re-encoded.
     """
     gained, lost = _flips(before, after)
     change = metrics.recall(after, 1) - metrics.recall(before, 1)

@@ -107,7 +107,7 @@ class Prefixes:
     Args:
         store: holds them.
         base: digest of everything besides the settings that decides a result.
-        settings: of this run, flat and dotted, complete.
+        settings: settings of this run, flat and dotted, complete.
         contents: setting -> digest of the file or folder that it names.
     """
 

@@ -45,7 +45,7 @@ class Pulse:
     """Sends and receives the heartbeats of one worker.
 
     Args:
-        rank: of this worker.
+        rank: rank of this worker.
         own: its datagram socket.
         peers: all workers, by rank.
         secret: shared by the group; datagrams without it are ignored.
@@ -160,7 +160,7 @@ def meet(
     """Start the heartbeats of this worker; every worker of a process group must call it at the same time.
 
     Args:
-        rank, size: of this worker and of the group.
+        rank, size: rank of this worker, and size of the group.
         group: process group through which the workers exchange addresses.
         tell, every, still: see `Pulse`.
     """

@@ -24,7 +24,7 @@ def task_costs(method: Method, data: StreamData, split: str, device: torch.devic
 
     Args:
         method: after `tasks` tasks, on `device`.
-        data: of the stream; a video and a caption of `split` are read.
+        data: data of the stream; a video and a caption of `split` are read.
     """
     plain = data.with_features(None)  # the whole tower, even where stored tokens enter later
     video = video_cost(method, next(plain.videos(0, split, [0], 1)))

@@ -1,7 +1,7 @@
 """Streams that a run never learns: retention of the model on their captions, and distractors in the gallery.
 
 `evaluation.also=NAME,...` searches the videos of other streams before task 1 and after every task. Every stream is one
-gallery, encoded by the present model, with the parts (prompt, router) of its newest task:
+gallery, encoded by the current model, with the parts (prompt, router) of its newest task:
 
     stream/also/NAME/r1            R@1 of all captions of the evaluated split
     stream/also/NAME/r1_untrained  the same before task 1
@@ -104,7 +104,7 @@ def prepare_others(
     """Decode the videos of other streams, and check that none is a video of the run's stream.
 
     Args:
-        sources: of each of `others`.
+        sources: frame sources of each of `others`.
         source: of `stream`, whose frames are decoded.
         split: the evaluated one.
         decodes: False on workers that find the frames in the store.
@@ -183,12 +183,12 @@ def distractor_metrics(context: EvaluationContext) -> dict[str, float]:
 
 
 def with_distractors(stored: Sequence[Tensor], more: Tensor, count: int) -> list[Tensor]:
-    """Return the galleries with the first `count` distractors (V, ...) in the newest task's, whose parts read them."""
+    """Return the galleries, with the first `count` distractors (V, ...) added to that of the newest task."""
     return [*stored[:-1], torch.cat([stored[-1], more[:count]])]
 
 
 def _encode(context: EvaluationContext, data: StreamData) -> Tensor:
-    """Encode all videos (V, ...) of another stream with the parts of the newest task."""
+    """Encode all videos (V, ...) of another stream with the parameters of the newest task."""
 
     def encode(rows: Sequence[int]) -> Tensor:
         frames = data.videos(0, context.split, rows, context.config.batch_size)

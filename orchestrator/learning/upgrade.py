@@ -1,7 +1,7 @@
 """Upgrade of the model within a stream: `upgrade.task=3 upgrade.backbone=NAME`.
 
 Tasks before `upgrade.task` run as they do without an upgrade, so their commits may come from such a run. Then a new
-method on the new backbone, with the same settings, learns the other tasks as a stream of its own, and the index keeps
+method on the new backbone, with the same settings, learns the other tasks as a separate stream, and the index keeps
 what the old method stored (methods/families/upgrade.py). The commits of later tasks hold the weights of both, so
 that a run resumes from its last commit alone.
 """
@@ -106,7 +106,7 @@ class TwoTokenizers:
         return tokens
 
     def translate(self, tokens: Tensor) -> Tensor:
-        """Return the old tokens (B, L') of captions by their new ones (B, L), on the same device."""
+        """Convert captions from new tokens (B, L) to tokens of the old tokenizer (B, L'), on the same device."""
         found = torch.stack([self._known[_key(row)] for row in tokens.cpu().numpy()])
         return found[:, : int((found != 0).any(dim=0).nonzero().max()) + 1].to(tokens.device)
 
@@ -129,7 +129,7 @@ def make_upgraded(
         experiment: with the settings `upgrade.*`.
         new, old: new methods on the two backbones, on the device.
         tasks: those of the old method, which repeats their beginnings.
-        tokens: of the captions that the method will encode.
+        tokens: tokens of the captions that the method will encode.
         device: None for the CPU.
     """
     for task in tasks:

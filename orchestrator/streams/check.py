@@ -83,7 +83,7 @@ def _odd_captions(stream: Stream) -> Iterator[str]:
             f"{_count(markers, 'caption marks', 'captions mark')} a missing value, such as {markers[0][0]!r} of "
             f"{markers[0][1]}. Fill them in, and import the file again."
         )
-    kinds = {"HTML's codes of characters": decode_entities, "text in a wrong encoding": correct_encoding}
+    kinds = {"HTML entities": decode_entities, "text in a wrong encoding": correct_encoding}
     for kind, correct in kinds.items():
         texts = [(text, item.video) for _, _, item in iter_items(stream) for text in item.captions]
         if wrong := [(text, video) for text, video in texts if correct(text) != text]:

@@ -300,14 +300,16 @@ class Stream:
     @property
     def table_caveat(self) -> str:
         """Return the caveat of numbers from this stream for a table; empty if there is none."""
-        marks = [] if self.has_val else ["no validation split: what is chosen here is chosen on test videos"]
+        marks = [] if self.has_val else ["no validation split: settings and epochs are selected on test videos"]
         if self.held_out:
             marks.append(
-                f"protocol with held-out validation videos: {self.held_out} training videos of every category are not "
-                "trained on, and choices are made on them"
+                f"validation videos: {self.held_out} training videos of every category are held out, and settings and "
+                "epochs are selected on them"
             )
         if self.protocol not in PROTOCOLS:
-            marks.append(f"evaluated by the protocol {self.protocol} of another package: compare its own rows only")
+            marks.append(
+                f"evaluated by the protocol {self.protocol} of another package: compare only with rows of that protocol"
+            )
         if self.dropped:
             left = sum(len(item.captions) for task in self.tasks for item in task.test)
             bounds = survivors_note(self.lost_captions, left)

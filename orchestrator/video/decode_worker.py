@@ -1,7 +1,7 @@
 """The program of a decoding child process (`video.pool`), and the limits that it sets for itself.
 
-It limits its memory, CPU time and written bytes, where the system allows has no network and no files except the folders
-of its videos, and answers with JSON and raw bytes."""
+It limits its memory, CPU time and written bytes, and answers with JSON and raw bytes. If the system supports it, the
+process has no network and can read only the folders of its videos."""
 
 from __future__ import annotations
 

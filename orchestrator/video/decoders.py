@@ -161,7 +161,7 @@ def read_decord(path: Path, index: Index, wanted: list[int], limits: Limits, wat
 def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch: Watch) -> Images:
     reader = decord.VideoReader(str(path.absolute()), ctx=decord.cpu(0), num_threads=1)
     if len(reader) != len(index.times):
-        raise VideoError(str(path), f"decord sees {len(reader)} frames of {len(index.times)}")
+        raise VideoError(str(path), f"decord reads {len(reader)} frames of {len(index.times)}")
     begins = reader.get_frame_timestamp([0, *wanted])[:, 0]
     tolerance = max(SLACK, frame_seconds(index.times) / 2)
     if np.abs(begins[1:] - begins[0] - index.times[wanted]).max() > tolerance:
@@ -197,7 +197,7 @@ def _ask_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits,
         str(path.absolute()), dimension_order="NHWC", num_ffmpeg_threads=1, device="cpu", seek_mode="exact"
     )
     if len(video) != len(index.times):
-        raise VideoError(str(path), f"torchcodec sees {len(video)} frames of {len(index.times)}")
+        raise VideoError(str(path), f"torchcodec reads {len(video)} frames of {len(index.times)}")
     begin = float(video.metadata.begin_stream_seconds or 0.0)
     tolerance = max(SLACK, frame_seconds(index.times) / 2)
     for i in wanted:

@@ -13,7 +13,7 @@ from ctvr.methods.layers.language import lexicon
 
 
 class Kind(Enum):
-    """Possible kind of a word, independent of its place."""
+    """Possible kind of a word, independent of its context."""
 
     DETERMINER = auto()
     PRONOUN = auto()

@@ -6,7 +6,7 @@ the author and not looked at before, it agreed on 97.5 % of the words: nouns wit
 verbs with .96 and .91 (a few rules have been added since). Its errors are mostly base forms tagged as nouns
 (`and smile`). Captions of another kind were not measured. Words of other languages are tagged as nouns.
 
-A word is looked up first (its `Kind`, kinds.py), then judged in its place (its tag). Tags: N noun, V verb,
+A word is looked up first (its `Kind`, kinds.py), then tagged by its context (its tag). Tags: N noun, V verb,
 X auxiliary (be, modals, and have and do before a verb), - everything else.
 """
 
@@ -37,7 +37,7 @@ def tag(words: tuple[str, ...]) -> str:
 
 
 class Sentence:
-    """One caption, judged from left to right."""
+    """One caption, tagged from left to right."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)

@@ -46,7 +46,7 @@ def dual_softmax(
 
     Args:
         logits: (B, B) similarities times the scale; pair i is (i, i). 0 if B is 0.
-        temperature: of the prior; a divisor, as in the authors' code.
+        temperature: temperature of the prior; a divisor, as in the authors' code.
         gain: `batch` multiplies the prior by B, as the code does (by the number of remaining pairs, where some are
             not negatives); `one` does not, as the paper prints.
         reduction: `sum` of the two directions (eq. 13) or their `mean`.
@@ -76,7 +76,7 @@ def revise(logits: Tensor, temperature: float = 1.0, dim: int = 0) -> Tensor:
 
     Args:
         logits: (Q, V) similarities times the scale.
-        temperature: of the prior; the authors recommend 1 here.
+        temperature: temperature of the prior; the authors recommend 1 here.
         dim: axis of the prior: 0, the captions, or 1, the videos.
 
     Returns:

@@ -99,9 +99,9 @@ class EViTConfig(ReducerConfig):
     """EViT: the class token keeps the patches that it attends to most."""
 
     name: Literal["evit"] = "evit"
-    stages: tuple[int, ...] = setting((), doc="blocks where it acts, from 0; (): 3, 6, 9 of 12")
+    stages: tuple[int, ...] = setting((), doc="blocks in which it acts, from 0; (): 3, 6, 9 of 12")
     keep_rate: float = setting(0.7, doc="share of the patches kept in each of the stages")
-    fuse: bool = setting(True, doc="one token made of the removed patches")
+    fuse: bool = setting(True, doc="fusion of the removed patches into one token")
 
     def __post_init__(self) -> None:
         _check_rising("stages", self.stages)
@@ -170,7 +170,7 @@ class SearchedDiffRateConfig(DiffRateConfig):
         require(self, ">= 1", "search_step")
         require(self, "> 0", "search_macs")
         if self.search_macs is not None and self.prune_to:
-            raise ValueError("search_macs finds prune_to and merge_to; leave one of both out.")
+            raise ValueError("search_macs finds prune_to and merge_to; omit it or them.")
         require(self, ">= 0", "lr_rates")
         if self.search_macs is None and self.lr_rates != SearchedDiffRateConfig.lr_rates:
             raise ValueError("lr_rates is the rate of a search; write search_macs too, or leave it out.")

@@ -104,7 +104,7 @@ def merge_ranked(x: Tensor, metric: Tensor, size: Tensor, kept: int) -> tuple[Te
 
 @torch.no_grad()
 def most_alike(metric: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Find the best cosine of tokens after rank `kept` with one before, and which: (G, P, C) -> (G, P - kept, 1)."""
+    """Match tokens after rank `kept` to the most similar before it: cosine and index, (G, P, C) -> (G, P - kept, 1)."""
     with no_autocast(metric.device):
         units = F.normalize(metric.float(), dim=-1)
         cosine, target = (units[:, kept:] @ units[:, :kept].mT).max(dim=-1)

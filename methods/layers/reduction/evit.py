@@ -45,7 +45,7 @@ def keep_attended(x: Tensor, weights: Tensor, kept: int, first: int, fuse: bool)
         x: (G, N, D).
         weights: (G, N - first) weight of each of them; the fused token has a gradient to it.
         kept: k; if it is at least the number of candidates, nothing changes.
-        first: number of leading tokens, which stay in place.
+        first: number of leading tokens, which do not move.
         fuse: append the others as one token, the sum of weight times token.
 
     Returns:

@@ -51,14 +51,14 @@ class TokenReducer(nn.Module):
 
     def _block(self, block: int, step: Step) -> BlockSeams:
         """Build the seams of one block."""
-        raise NotImplementedError(f"{type(self).__name__} must say where it acts.")
+        raise NotImplementedError(f"{type(self).__name__} must declare where it acts.")
 
     def after_step(self) -> None:
         """Called after every step of the optimizer."""
 
 
 def tokens_at(x: Tensor, places: Tensor) -> Tensor:
-    """Return tokens of x (G, N, D) at places (G, K): (G, K, D)."""
+    """Return tokens of x (G, N, D) at positions (G, K): (G, K, D)."""
     return x.gather(1, places[:, :, None].expand(-1, -1, x.shape[-1]))
 
 

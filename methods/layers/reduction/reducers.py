@@ -298,7 +298,7 @@ def combine(outer: Seams, inner: Seams) -> list[BlockSeams]:
 
     Raises:
         ValueError: if both merge tokens, if they belong to different towers, or if one needs token i of
-            neighbouring frames to be the same place and the other merges every frame differently.
+            neighbouring frames to be at the same position and the other merges every frame differently.
     """
     if len(outer) != len(inner):
         raise ValueError(f"seams for {len(outer)} and for {len(inner)} blocks belong to different towers.")

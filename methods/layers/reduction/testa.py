@@ -2,12 +2,12 @@
 
 After the released code (RenShuhuai-Andy/TESTA). A block with a stage has, before CLIP's own attention, a temporal one
 
-    x = x + gate(W_o attention over the T frames of every place(LN x));   k = its keys, mean over heads
+    x = x + gate(W_o attention over the T frames of every position(LN x));   k = its keys, mean over heads
 
 and by k frames are merged: frames at even positions propose, at every place, to the most similar (cosine) one at an odd
-position. The places vote: a frame's partner is the one proposed most often, its score the most frequent value, of
-equally frequent ones the smallest (so of distinct ones the least similar place decides). The r best scores win, at
-most (T - 1) // 2. The order is then [staying proposers, all others], place by place averaged by size. After CLIP's
+position. The positions vote: a frame's partner is the one proposed most often, its score the most frequent value, of
+equally frequent ones the smallest (so of distinct ones the least similar position decides). The r best scores win, at
+most (T - 1) // 2. The order is then [staying proposers, all others], averaged by size at each position. After CLIP's
 attention patches are merged within each frame as in ToMe (reducers.py). Places are then only roughly the same in all
 frames, as in the release. Attention does not weigh a token by its size.
 
@@ -17,7 +17,7 @@ video are equal, and their attention outputs are averaged over its frames. LN, W
 are frozen copies of the block's own, q, k, v get LoRA; the gate is one number, 0 at first (`linear`: the release's
 D x D layer with bias). So the untrained model that merges nothing is CLIP.
 
-Shapes: B videos, T frames, L places (patches of a frame), G = B T, N = 1 + L, D width, H heads.
+Shapes: B videos, T frames, L positions (patches of a frame), G = B T, N = 1 + L, D width, H heads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Gate = Literal["scalar", "linear"]
 
 @torch.no_grad()
 def plan_frames(metric: Tensor, r: int) -> MergePlan:
-    """Choose the `r` most redundant frames and the frame that each joins, by a vote of all places.
+    """Choose the `r` most redundant frames and the frame that each joins, by a vote of all positions.
 
     Takes keys (B, L, T, C); the plan has one group for each video.
     """
@@ -197,7 +197,7 @@ class TESTA(TokenReducer):
 
 
 def _by_place(tokens: Tensor) -> Tensor:
-    """Group tokens by place: (B, T, N, C) -> (B N, T, C)."""
+    """Group tokens by position: (B, T, N, C) -> (B N, T, C)."""
     return tokens.transpose(1, 2).flatten(0, 1)
 
 

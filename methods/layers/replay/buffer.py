@@ -30,15 +30,15 @@ _FIELDS = ("pairs", "videos", "categories", "tasks", "video_features", "text_fea
 
 
 class ReplayBuffer(nn.Module):
-    """At most `capacity` pairs of former tasks.
+    """Buffer of at most `capacity` pairs of former tasks.
 
     Args:
-        capacity: pairs in total; 0 keeps nothing and draws no random number.
+        capacity: pairs in total; 0 stores nothing and uses no random number.
         policy: see above.
-        quota: of `ring`: `dynamic` divides the capacity among the tasks so far, `static` among all of the stream.
+        quota: for `ring`: `dynamic` divides the capacity among the tasks so far, `static` among all of the stream.
 
     Attributes:
-        source: provides frames and captions of pairs by their numbers.
+        source: provides frames and captions of pairs by their IDs.
     """
 
     pairs: Tensor  # (M,) numbers of `Batch.pair_ids`
@@ -182,7 +182,7 @@ class ReplayBuffer(nn.Module):
             setattr(self, name, getattr(self, name)[rows])
 
     def _place(self, fresh: dict[int, tuple[Tensor, ...]]) -> None:
-        """Overwrite the places that exist and append the others."""
+        """Overwrite existing slots and append the others."""
         if not fresh:
             return
         places = sorted(fresh)
@@ -197,7 +197,7 @@ class ReplayBuffer(nn.Module):
 
 
 def reservoir_index(offered: int, room: int) -> int | None:
-    """Return the place of pair number `offered` (0-based) among `room` places; None if it is not kept.
+    """Return the slot of pair number `offered` (0-based) among `room` slots; None if it is not kept.
 
     After N pairs each has been kept with probability room / N.
     """

@@ -100,7 +100,7 @@ def mixed_captions(method: nn.Module, first: Tensor, second: Tensor, lam: float)
         yield
     if not reads:
         raise ValueError(
-            f"mix_level=input mixes captions in the text tower, which {type(method).__name__} goes around here. "
+            f"mix_level=input mixes captions in the text tower, which {type(method).__name__} bypasses here. "
             "Use mix_level=feature or another base."
         )
 
@@ -150,7 +150,7 @@ def mixed_features(method: nn.Module, first: Tensor, second: Tensor, lam: float,
 
 
 def mix_features(first: Tensor, second: Tensor, lam: float) -> Tensor:
-    """Features (B, ..., d), each as long as the mean of both lengths: unit vectors give unit vectors.
+    """Mix features (B, ..., d); each result has the mean of both lengths, so unit vectors give unit vectors.
 
     Word features (B, N, d) of different N get zero rows up to the longer.
     """

@@ -28,7 +28,7 @@ def _forget_count(queue: nn.Module, missing: object) -> None:
 
 
 class KeyQueue(nn.Module):
-    """The newest keys of both modalities with the numbers of their videos. All of it is state."""
+    """Queue of the newest keys of both modalities, with the IDs of their videos. Checkpoints contain all of it."""
 
     video: Tensor
     text: Tensor
@@ -44,7 +44,7 @@ class KeyQueue(nn.Module):
         self.register_buffer("video", torch.zeros(size, dim))
         self.register_buffer("text", torch.zeros(size, dim))
         self.register_buffer("videos", torch.full((size,), -1))
-        self.register_buffer("pointer", torch.tensor(0))  # the place that is written next
+        self.register_buffer("pointer", torch.tensor(0))  # the slot that is written next
         self.register_buffer("filled", torch.tensor(0))  # R
         self._count: int | None = None  # the same on the host, cached; None: read `filled`
         self.register_load_state_dict_post_hook(_forget_count)
@@ -61,10 +61,10 @@ class KeyQueue(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, keys: Pair, videos: Tensor) -> None:
-        """Replace the oldest places by keys (B, d). B need not divide K, and may exceed it."""
+        """Replace the oldest keys by keys (B, d). B need not divide K, and may exceed it."""
         count = len(videos)
         places = (self.pointer + torch.arange(count, device=self.videos.device)) % self.size
-        newest = slice(max(0, count - self.size), count)  # no place is written twice
+        newest = slice(max(0, count - self.size), count)  # no slot is written twice
         self.video[places[newest]] = keys.video[newest].to(self.video.dtype)
         self.text[places[newest]] = keys.text[newest].to(self.text.dtype)
         self.videos[places[newest]] = videos[newest]

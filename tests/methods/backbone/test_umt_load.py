@@ -133,13 +133,13 @@ def test_wrong_files_are_named_with_what_to_write(tmp_path, vocabulary):
         load_backbone("UMT-small", "random")
     with pytest.raises(ValueError, match="no weights called 'openai'"):
         load_backbone("UMT-small", vocabulary=str(vocabulary))
-    with pytest.raises(ValueError, match="tiny-clip has a tokenizer of its own. Leave it out"):
+    with pytest.raises(ValueError, match="tiny-clip has its own tokenizer. Leave it out"):
         load_backbone("tiny-clip", "shipped", vocabulary=str(vocabulary))
     save_file({"temp": torch.zeros(())}, tmp_path / "part.safetensors")
     with pytest.raises(ValueError, match=r"fit UMT-small: \d+ tensors are missing, such as .*; 0 tensors are unknown"):
         load_backbone("UMT-small", str(tmp_path / "part.safetensors"), vocabulary=str(vocabulary))
     save_file({"another": torch.zeros(())}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"does not fit UMT-small \(another: no weight of UMT"):
+    with pytest.raises(ValueError, match=r"does not fit UMT-small \(another: is not a weight of UMT"):
         load_backbone("UMT-small", str(tmp_path / "other.safetensors"), vocabulary=str(vocabulary))
     vocabulary.write_text("\n".join(MARKS))
     with pytest.raises(ValueError, match="has 4 pieces, UMT-small has 128"):

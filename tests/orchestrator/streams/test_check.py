@@ -114,7 +114,7 @@ def test_garbled_captions_are_counted() -> None:
     _, *lines = check_stream(made).splitlines()
     found = [line for line in lines if "captions" in line or "caption " in line]
     assert len(found) == 3
-    assert found[0].startswith("3 captions contain HTML's codes of characters, such as 'a dog &amp; a cat' of t0v0.")
+    assert found[0].startswith("3 captions contain HTML entities, such as 'a dog &amp; a cat' of t0v0.")
     assert found[1].startswith("1 caption contains text in a wrong encoding, such as 'don\u00e2\u20ac\u2122t' of t0v1.")
     assert found[2].startswith("1 video has captions with lost characters (U+FFFD), first t0v3.")
     assert all("ctvr streams import ... --correct-captions" in line for line in found[:2])

@@ -66,7 +66,7 @@ def test_rate_search_trains_rates_alone_and_reaches_its_target(small_clip):
 
 
 def test_what_a_search_cannot_mean_is_refused():
-    with pytest.raises(ValueError, match="search_macs finds prune_to and merge_to; leave one of both out"):
+    with pytest.raises(ValueError, match="search_macs finds prune_to and merge_to; omit it or them"):
         reducer_config("diffrate", search_macs=3.0, prune_to=(17, 9), merge_to=(17, 9))
     with pytest.raises(ValueError, match="search_macs must be > 0, got 0.0"):
         reducer_config("diffrate", search_macs=0.0)

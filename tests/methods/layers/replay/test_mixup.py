@@ -100,7 +100,7 @@ def test_rewritten_captions_are_refused_and_the_tower_restored(small_clip, capti
 
 def test_a_retriever_that_goes_around_the_tower_is_refused(small_clip, captions):
     with (
-        pytest.raises(ValueError, match="mixes captions in the text tower, which Clip goes around here"),
+        pytest.raises(ValueError, match="mixes captions in the text tower, which Clip bypasses here"),
         mixed_captions(small_clip, *captions, 0.6),
     ):
         pass
