@@ -83,9 +83,14 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
     Every pass through the image tower counts. For a method without one, its convolutions and linear layers count.
     """
     tower = next((module for module in method.modules() if isinstance(module, VisionTower)), None)
-    training, counter = method.training, Multiplications()
+    training = method.training
+    counter: Any = nullcontext()
+    if tower is None:
+        from ctvr.orchestrator.learning.multiplications import Multiplications  # imports triton
+
+        counter = Multiplications()
     method.eval()
-    with record_tokens() as states, counter if tower is None else nullcontext():
+    with record_tokens() as states, counter:
         features = method.encode_video(frames)
     method.train(training)
     videos = len(frames)
