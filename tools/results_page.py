@@ -1,8 +1,8 @@
 """Generator of RESULTS.md from the printed tables in results/: `python -m tools.results_page`.
 
 A page in results/ has one table as `ctvr table` wrote it, and one line on how it was measured. The generator writes the
-list of RESULTS.md from them: the best row of each table, its value, date and commit. A table that is older than a rule
-that changes its numbers gets one line that says so.
+list of RESULTS.md from them: the best row of each table, its value, date and commit. A page whose table is older than a
+rule that changes its numbers gets one line that names the rule.
 
 `--add PAGE --runs FOLDER` first puts the table of the sweep PAGE into results/PAGE.md, with the number of its runs, its
 date and its commit. The text from the heading `Reading` on is kept. `--sweep NAME` selects a sweep of another name.
@@ -47,8 +47,7 @@ TITLES = {
 }
 SEARCHES = "five-searches"  # its table was put together from five sweeps
 SOURCES = ("ctvr", "methods", "orchestrator", "search_spaces")
-HEAD = "| table | best row | value | measured | commit | older rules |"
-OLDER = "Older rules: changes that a table of an older commit predates."
+HEAD = "| table | best row | value | measured | commit |"
 MEASURED = re.compile(
     r"^\d+ (?:runs|searches), .+, (?P<date>[\d-]{10}), (?P<commit>(?:commit|after|before) \w+)\. ", re.MULTILINE
 )
@@ -144,22 +143,20 @@ def marked(name: str, text: str) -> str:
 
 def listing() -> str:
     """Return the list of tables for RESULTS.md."""
-    lines = [HEAD, "|:--|:--|--:|:--|:--|:--|"]
+    lines = [HEAD, "|:--|:--|--:|:--|:--|"]
     for name, title in TITLES.items():
         text = page_of(name).read_text(encoding="utf-8")
         about = measured(name, text)
-        signs = ", ".join(str(RULES.index(rule) + 1) for rule in older(name, text)) or "none"
-        cells = [f"[{title}](results/{name}.md)", *best(text), about["date"], about["commit"], signs]
+        cells = [f"[{title}](results/{name}.md)", *best(text), about["date"], about["commit"]]
         lines.append(f"| {' | '.join(cells)} |")
-    rules = [f"{number}. {rule.what} ({rule.date}, {rule.commit})" for number, rule in enumerate(RULES, start=1)]
-    return "\n".join([*lines, "", OLDER, "", *rules, ""])
+    return "\n".join([*lines, ""])
 
 
 def pages() -> dict[Path, str]:
     """Return the text of RESULTS.md and of each page with a table."""
     found = {page_of(name): marked(name, page_of(name).read_text(encoding="utf-8")) for name in (*TITLES, SEARCHES)}
     page = ROOT / "RESULTS.md"
-    own = re.compile(rf"^{re.escape(HEAD)}\n(\|.*\n)+\n{re.escape(OLDER)}\n\n(\d+\. .*\n)+", re.MULTILINE)
+    own = re.compile(rf"^{re.escape(HEAD)}\n(\|.*\n)+", re.MULTILINE)
     text, count = own.subn(lambda _: listing(), page.read_text(encoding="utf-8"))
     if count != 1:
         raise ValueError(f"RESULTS.md: the table that begins with {HEAD!r} occurs {count} times, not once.")

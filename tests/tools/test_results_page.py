@@ -136,7 +136,7 @@ def test_added_table_keeps_the_reading_of_its_page(monkeypatch, copied):
     assert re.search(r"^6 runs, .+ of training and evaluation, 2027-01-15, commit 01234567\. \[", after, re.M)
     assert MARK not in after
     assert [row[:2] for row in table_of(after)[1:]] == [["lwf", "**21.00±1.00**"], ["lora", "11.00±1.00"]]
-    assert "| lwf | R@1 21.00±1.00 | 2027-01-15 | commit 01234567 | none |" in (copied / "RESULTS.md").read_text()
+    assert "| lwf | R@1 21.00±1.00 | 2027-01-15 | commit 01234567 |" in (copied / "RESULTS.md").read_text()
 
 
 def test_a_table_of_runs_of_two_commits_is_refused(monkeypatch, copied, capsys):
