@@ -92,26 +92,26 @@ def budget(
     return found
 
 
-def _modules(root: nn.Module) -> Iterator[nn.Module]:
+def modules_within(root: nn.Module) -> Iterator[nn.Module]:
     """Yield every module of a method, and those of its frozen copies, which are not submodules."""
     for module in root.modules():
         yield module
         for value in vars(module).values():
             for each in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(each, Frozen):
-                    yield from _modules(each.module)
+                    yield from modules_within(each.module)
 
 
 def _towers(method: Method) -> set[int]:
     """Return the addresses of the first weights of all image towers: towers that share their weights are one."""
-    towers = (module for module in _modules(method) if isinstance(module, VisionTower))
+    towers = (module for module in modules_within(method) if isinstance(module, VisionTower))
     return {next(tower.parameters()).data_ptr() for tower in towers}
 
 
 def _replay_bytes(method: Method, data: StreamData) -> int:
     """Return the bytes of all replayed pairs."""
     total = 0
-    for buffer in (module for module in _modules(method) if isinstance(module, ReplayBuffer) and len(module)):
+    for buffer in (module for module in modules_within(method) if isinstance(module, ReplayBuffer) and len(module)):
         frames = data.frames.load(data.stream.items(0, "train")[0])
         tokens = data.tokens([data.stream.items(0, "train")[0].captions[0]])
         total += len(buffer) * (frames.nbytes + tokens.element_size() * tokens.shape[1])

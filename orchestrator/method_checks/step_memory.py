@@ -26,7 +26,7 @@ from ctvr.methods.backbone.load import load_backbone
 from ctvr.methods.backbone.openclip_towers import text_of, vision_of
 from ctvr.methods.base import Batch, Method, Task
 from ctvr.methods.layers.replay.buffer import ReplayBuffer
-from ctvr.orchestrator.learning.budget import _modules
+from ctvr.orchestrator.learning.budget import modules_within
 from ctvr.orchestrator.learning.cost import sizes_only
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import make_method
@@ -73,7 +73,7 @@ def step_memory(experiment: Experiment, workers: int = 1) -> StepMemory | None:
     try:
         with torch.random.fork_rng(devices=[]):
             method = _second_task(experiment)
-            modules = list(_modules(method))
+            modules = list(modules_within(method))
             if any(isinstance(module, ReplayBuffer) for module in modules):
                 return None
             trained = sum(map(_bytes, freeze_except(method, method.param_groups())))

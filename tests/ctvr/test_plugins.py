@@ -197,6 +197,8 @@ def test_a_file_that_defines_no_method_is_one_line_with_the_line_to_correct(tmp_
          "Text", "Text does not define encode_video"),
     ):  # fmt: skip
         (tmp_path / f"{module}.py").write_text(source)
+        monkeypatch.setitem(sys.modules, module, sys)
+        del sys.modules[module]  # imported by this test only: undone at its end
         with pytest.raises(ctvr.ConfigError, match=message):
             ctvr.run(f"{module}:{cls}", "shapes-5", runs=tmp_path / "runs")
     for name in ("mine", "mine.py", "./mine.py", "mine.Own", "mine.py:Own"):

@@ -86,7 +86,7 @@ TOGETHER: list[tuple[str, dict[str, Any], str]] = [
     (
         "structalign",
         {"pair_weight": 0.5, "pseudo": "shared"},
-        "pair_weight needs pseudo=clip: pseudo=shared",
+        "pair_weight needs pseudo=clip; pseudo=shared",
     ),
     ("umt", {"reducer": reducer_config("tome")}, "Write attends=frame"),
     ("umt_qa", {"reducer": reducer_config("tempme")}, "Write attends=frame"),

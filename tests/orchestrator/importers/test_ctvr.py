@@ -270,9 +270,9 @@ def test_held_out_videos_are_the_validation_split_and_tables_say_so(words, msrvt
     assert captions(stream, "train") | captions(stream, "val") == captions(plain, "train")
     assert captions(stream, "test") == captions(plain, "test")
     assert all(len(task.train) == len(task.val) == 1 for task in stream.tasks)
-    assert "chosen on test videos" in plain.table_caveat
+    assert "selected on test videos" in plain.table_caveat
     assert stream.table_caveat in text
-    assert "1 training videos of every category are not trained on" in stream.table_caveat
+    assert "1 training videos of every category are held out" in stream.table_caveat
 
 
 @pytest.mark.parametrize(

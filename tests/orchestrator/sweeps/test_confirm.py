@@ -64,7 +64,7 @@ def test_the_front_of_a_search_is_decided_again_over_fresh_seeds(execution, monk
         return 0
 
     monkeypatch.setattr(confirm_job, "run_all", run_all)
-    monkeypatch.setattr(confirm_job, "ray_cluster", lambda execution, tracker: contextlib.nullcontext(execution))
+    monkeypatch.setattr(confirm_job, "ray_cluster", lambda execution: contextlib.nullcontext(execution))
     searched(tracker, {0.2: 5.0, 0.1: 9.0, 0.3: 7.0, 0.4: 8.0, 0.5: 2.0}, TWO, costs)
     search = replace(SEARCH, metric=TWO["search.metric"], mode="max,min", confirm=8)
     listed = candidates(tracker, "s", experiment(0.2), search)
@@ -131,7 +131,7 @@ def test_challenger_replaces_the_recommended_settings(execution, monkeypatch):
         return 0
 
     monkeypatch.setattr(confirm_job, "run_all", run_all)
-    monkeypatch.setattr(confirm_job, "ray_cluster", lambda execution, tracker: contextlib.nullcontext(execution))
+    monkeypatch.setattr(confirm_job, "ray_cluster", lambda execution: contextlib.nullcontext(execution))
     searched(tracker, {0.2: 5.0, 0.1: 9.0, 0.3: 7.0, 0.4: 1.0})
     recommended = experiment(0.2)
     listed = candidates(tracker, "s", recommended, SEARCH)

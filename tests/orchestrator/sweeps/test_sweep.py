@@ -405,7 +405,7 @@ def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, exec
         planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small")
     )
     assert "the best 2 and the recommended settings over 3 new seeds on the same videos" in text
-    assert "by 2 queries of 2 val videos in 2 tasks" in text
+    assert "with 2 queries of 2 val videos in 2 tasks" in text
     off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), execution)
     text = describe_sweep(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert "confirms   nothing: the best trial is accepted without a test" in text
