@@ -8,6 +8,7 @@ Not counted are workspaces of kernels and fragments: docs/gpu.md compares the su
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from ctvr.orchestrator.learning.cost import sizes_only
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import make_method
 from ctvr.orchestrator.learning.optimizer import freeze_except
+
+log = logging.getLogger(__name__)
 
 GIB = 2**30
 LONGEST = 77  # tokens of a caption; UMT's text tower takes more, but captions are shorter
@@ -62,10 +65,11 @@ class StepMemory:
 
 
 def step_memory(experiment: Experiment, workers: int = 1) -> StepMemory | None:
-    """Estimate the memory of a step in the second task on each worker's GPU; None where it cannot be computed.
+    """Estimate the memory of a step in the second task on each worker's GPU.
 
-    This is so for methods that read numbers of a batch or replay pairs, for images and questions, and for a tower that
-    needs a missing package.
+    Returns:
+        None for methods that replay pairs or read the values of a batch, for images and questions, and for a tower
+        that needs a missing package.
     """
     optim = experiment.optim
     if find_method(experiment.run.method).domain != "videos" or experiment.upgrade.task or not optim.epochs:
@@ -80,6 +84,7 @@ def step_memory(experiment: Experiment, workers: int = 1) -> StepMemory | None:
             batch = _batch(experiment, _clip_of(method), math.ceil(experiment.data.batch_size / workers))
             activations = _activations(method, batch, experiment.run.precision, optim.activation_checkpointing)
     except Exception:  # an estimate ends no run, whatever a method of another package does with such tensors
+        log.debug("the memory of a step cannot be estimated", exc_info=True)
         return None
     moments = 2 if optim.name != "sgd" else bool(optim.momentum)
     return StepMemory(
@@ -96,7 +101,7 @@ def memory_text(experiment: Experiment, workers: int = 1, room: float = math.inf
     """Describe the memory of a step on each GPU and, if that exceeds `room` bytes of `card`, the setting that helps.
 
     Returns:
-        one line, or none where there is no estimate.
+        one line; no line if `step_memory` returns None or the method trains nothing.
     """
     found = step_memory(experiment, workers)
     if found is None or not found.gradients:

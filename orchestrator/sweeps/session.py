@@ -234,9 +234,9 @@ def memory_lines(execution: ExecutionConfig, experiment: Experiment, models: Ite
     """Return the plan's line on the GPU memory of a step, compared with a trial's share of the smallest GPU.
 
     Args:
-        execution: with the workers and GPUs of a trial.
-        experiment: with the recommended settings.
-        models: of the cluster's GPUs, by Ray's names.
+        execution: its workers and GPUs of a trial are read.
+        experiment: recommended settings of a trial.
+        models: models of the cluster's GPUs, by Ray's names.
     """
     if not execution.gpus_per_trial:
         return []
