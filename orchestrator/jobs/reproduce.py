@@ -91,7 +91,9 @@ def _runs(planned: PlannedTable) -> list[str]:
     trials = planned.search.trials * len(planned.searched)
     names = [row.row.name for row in rows]
     lines = [f"  rows      {len(names)}: {', '.join(names)}"]
-    if left := [row.name for row in planned.request.preset.rows if row.name not in names]:
+    equal = {name: row.row.name for row in rows for name in row.equal}
+    lines += [f"            {name} has the settings of {row} here and is not run again" for name, row in equal.items()]
+    if left := [row.name for row in planned.request.preset.rows if row.name not in {*names, *equal}]:
         lines.append(f"            not on {planned.stream.name}: {', '.join(left)}")
     tasks = len(planned.stream.tasks)
     searched = f"{trials} trials, then " if trials else ""

@@ -24,7 +24,9 @@ def claims_of(preset: TablePreset) -> list[Claim]:
     return chosen(preset.claims, needs_images(listed[0])) if listed else []
 
 
-def judge_table(name: str, preset: TablePreset, stream: str, execution: ExecutionConfig) -> str:
+def judge_table(
+    name: str, preset: TablePreset, stream: str, execution: ExecutionConfig, equal: Mapping[str, str] | None = None
+) -> str:
     """Judge the claims of a table by its complete runs, write their table, and return it as text.
 
     Args:
@@ -32,6 +34,7 @@ def judge_table(name: str, preset: TablePreset, stream: str, execution: Executio
         preset: the table, made by `tables.claims.preset_of`.
         stream: name of its stream.
         execution: the runs folder.
+        equal: rows that were not run -> the row with the same settings, whose runs are theirs.
     """
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(tags={RERUN: name, "ctvr.complete": "true"})
@@ -40,6 +43,7 @@ def judge_table(name: str, preset: TablePreset, stream: str, execution: Executio
     for run in sorted(runs, key=lambda run: run.started):
         of_row.setdefault(run.tags.get(ROW, ""), {})[str(run.settings.get("seed"))] = run
     rows = {row: list(found.values()) for row, found in of_row.items()}
+    rows |= {row: rows[same] for row, same in (equal or {}).items() if same in rows}
     results = [judge_claim(claim, preset, rows, ranks) for claim in claims_of(preset)]
     files = write_claims(results, stream, execution.runs.resolve() / "tables" / name)
     return f"{to_text(results, stream)}\nwritten: {', '.join(os.path.relpath(file) for file in files)}"

@@ -48,6 +48,7 @@ class PlannedRow:
     row: TableRow
     experiment: Experiment  # a trial's, except the searched settings; the rerun's for a row without a search
     sweep: PlannedSweep | None  # None: not searched
+    equal: tuple[str, ...] = ()  # names of rows with the same settings, which are not run again
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,16 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
     for row, control in () if preset.claims else untrained_rows([(each.row, each.experiment) for each in rows]):
         place = next(place for place, each in enumerate(rows) if each.row == row)
         rows.insert(place + 1, _plan_row(request, control, stream, search, False, execution))
-    return PlannedTable(request, stream, search, _deduplicate(rows) if preset.varies else tuple(rows))
+    return PlannedTable(request, stream, search, _deduplicate(rows) if preset.varies or preset.claims else tuple(rows))
 
 
 def _deduplicate(rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
-    """Drop rows with the settings of an earlier row; the recommended one comes first."""
+    """Drop rows with the settings of an earlier row, which names them; the recommended one comes first."""
     found: dict[str, PlannedRow] = {}
     for row in rows:
-        found.setdefault(digest_of(row.experiment.settings), row)
+        first = found.setdefault(key := digest_of(row.experiment.settings), row)
+        if first is not row:
+            found[key] = replace(first, equal=(*first.equal, row.row.name))
     return tuple(found.values())
 
 

@@ -265,13 +265,14 @@ def _rerun(planned: PlannedTable, runs: list[Rerun], execution: ExecutionConfig,
     settings = {"rerun_of": name, "seeds": seeds, "rows": len({run.tags["ctvr.place"] for run in runs})}
     again = resume_command(name)
     preset, stream = planned.request.preset, planned.stream.name
+    equal = {row: each.row.name for each in planned.rows for row in each.equal}
     try:
         text = execute_rerun(name, runs, execution, tracker, settings, again, planned.request.direction)
     except RunsFailed as error:
         if preset.claims and tracker.find_runs(tags={RERUN: name, "ctvr.complete": "true"}):
-            raise RunsFailed(f"{error}\n{judge_table(name, preset, stream, execution)}") from error
+            raise RunsFailed(f"{error}\n{judge_table(name, preset, stream, execution, equal)}") from error
         raise
-    return f"{text}\n{judge_table(name, preset, stream, execution)}" if preset.claims else text
+    return f"{text}\n{judge_table(name, preset, stream, execution, equal)}" if preset.claims else text
 
 
 def _failures(rows: list[str]) -> list[str]:

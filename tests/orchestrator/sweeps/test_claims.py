@@ -56,6 +56,15 @@ def test_the_verdicts_of_a_table_are_printed_and_written(execution):
     assert "| 0.60 x | n/a | holds |" in (folder / "claims.md").read_text()
 
 
+def test_a_row_with_the_settings_of_another_has_its_runs(execution):
+    preset = preset_of(chosen(NAMES))
+    shown = judge_table("t", preset, "few", execution, {"framefusion_moe:no-ffa": "clip4clip"})
+    assert "0 not run" in shown
+    found = json.loads((execution.runs / "tables" / "t" / "claims.json").read_text())["claims"]
+    (result,) = (each for each in found if each["claim"]["claim"] == "framefusion-ffa")
+    assert result["means"] == [50.0, 30.0]
+
+
 def test_r1_is_compared_query_by_query_over_seeds(execution):
     (claim,) = chosen(["framefusion-finetuning"])
     preset = preset_of([claim])
