@@ -24,16 +24,6 @@ def test_the_first_step_has_no_negatives_and_the_second_learns(make):
     assert not torch.equal(weights(method.encoders), before)
 
 
-def test_m_zero_copies_and_m_one_stands_still(make):
-    copied, still = make(m=0.0), make(m=1.0)
-    start = weights(still.encoders)
-    for method in (copied, still):
-        train_stream(method, tasks=1)
-    assert torch.equal(weights(copied.local.encoders), weights(copied.encoders))
-    assert torch.equal(weights(still.local.encoders), start)
-    assert not torch.equal(weights(still.encoders), start)
-
-
 def test_the_momentum_encoders_follow_by_equation_8(make):
     method = make(m=0.9)
     train_task(method, make_task(), [make_batch()])

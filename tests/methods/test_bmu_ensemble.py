@@ -52,14 +52,6 @@ def test_the_ensemble_is_the_weighted_mean(make, chosen):
     torch.testing.assert_close(weights(method.encoders), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_equal_encoders_stay_what_they_are(make):
-    method = make(method_start_task=1)
-    method.begin_task(make_task())
-    before = weights(method)
-    method.end_task(make_task(), [])
-    assert torch.equal(weights(method), before)
-
-
 def test_the_next_task_starts_from_the_ensemble(make):
     method = make()
     train_stream(method)

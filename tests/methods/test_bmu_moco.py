@@ -64,12 +64,6 @@ def test_local_and_global_differ_only_by_the_start_of_a_task(make):
     assert train_stream(local) != train_stream(global_)
 
 
-def test_in_a_single_task_two_equal_branches_cost_what_one_costs(make):
-    both, one = make(**row(False, True, True)), make(**row(False, True, False))
-    torch.testing.assert_close(train_stream(both, tasks=1), train_stream(one, tasks=1), rtol=1e-3, atol=1e-4)
-    assert torch.equal(weights(both.local.encoders), weights(both.global_.encoders))
-
-
 @pytest.mark.parametrize(("switches", "pairs"), list(zip(ROWS, [2, 2, 3, 2, 2, 3])))
 def test_each_row_of_table_2_holds_its_number_of_encoder_pairs(make, small_clip, switches, pairs):
     method = make(**row(*switches))
@@ -131,14 +125,6 @@ def test_momentum_first_and_simultaneous_are_the_other_two_orders(make):
     t, l, g, t2, l2, g2 = after_one_step(make(m=0.9, m_hat=0.8, order="simultaneous"))  # noqa: E741
     torch.testing.assert_close(t2, 0.8 * (0.8 * t + 0.2 * l) + 0.2 * g)
     torch.testing.assert_close(g2, 0.9 * g + 0.1 * t)
-
-
-def test_equal_encoders_are_a_fixed_point(make):
-    method = make()
-    method.begin_task(make_task())
-    before = weights(method)
-    method.after_step()
-    assert torch.equal(weights(method), before)
 
 
 def test_a_review_keeps_the_parameters_of_the_optimizer(make):

@@ -203,9 +203,3 @@ def test_at_the_papers_size_the_added_weights_are_a_hundredth_of_clip():
         attention, excitation = FrameAttention(512, 16), SqueezeExcitation(16, 2)
     assert sum(p.numel() for p in attention.parameters()) == 4 * (512 * 512 + 512) + 16 * 512
     assert sum(p.numel() for p in excitation.parameters()) == 16 * 8 + 8 + 8 * 16 + 16
-
-
-@pytest.mark.parametrize("preset", CAMoE.PRESETS)
-def test_every_preset_makes_a_method(make, preset):
-    settings = {key.removeprefix("method."): value for key, value in CAMoE.PRESETS[preset].items() if "method." in key}
-    assert make(**settings).losses(make_batch())

@@ -4,7 +4,6 @@ import torch.nn.functional as F
 
 from ctvr.methods.base_moco import BaseMoCo, BaseMoCoConfig
 from ctvr.methods.co2l_moco import Co2LMoCo
-from ctvr.methods.layers.replay.queues import Pair
 from tests.methods.conftest import make_batch, make_task, maker
 from tests.methods.steps import train_stream, train_task
 
@@ -17,10 +16,6 @@ def base(small_clip):
 @pytest.fixture
 def make(base):
     return maker(Co2LMoCo, base, buffer_size=6)
-
-
-def unit_pair(rows: int = 6) -> Pair:
-    return Pair(*(F.normalize(torch.randn(rows, 8, dtype=torch.float64), dim=-1) for _ in range(2)))
 
 
 def test_memory_pairs_are_negatives_and_no_anchors(make):
@@ -52,26 +47,6 @@ def test_only_keys_of_the_batch_enter_the_queue(make):
     before = int(method.base.local.queue.pointer)
     train_task(method, make_task(1), [make_batch(4, 2, seed=5)])
     assert int(method.base.local.queue.pointer) == (before + 4) % 10
-
-
-@pytest.mark.parametrize("ird", ["cross", "intra"])
-def test_an_equal_teacher_at_equal_temperature_gives_no_gradient(make, ird):
-    method = make(ird=ird, kappa_teacher=0.2)
-    teacher = unit_pair()
-    student = Pair(*(x.clone().requires_grad_() for x in teacher))
-    method.relations(student, teacher).backward()
-    assert max(x.grad.abs().max().item() for x in student) < 1e-12
-
-
-@pytest.mark.parametrize("ird", ["cross", "intra"])
-def test_relations_cost_at_least_the_teachers_entropy_and_ignore_turns(make, ird):
-    method = make(ird=ird)
-    student, teacher = unit_pair(), unit_pair()
-    loss = method.relations(student, teacher)
-    equal = make(ird=ird, kappa_teacher=0.2).relations(teacher, teacher)
-    assert equal < make(ird=ird, kappa_teacher=0.2).relations(student, teacher)
-    turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64)).Q
-    torch.testing.assert_close(method.relations(Pair(*(x @ turn for x in student)), teacher), loss)
 
 
 def test_relations_span_batch_and_memory_and_are_weighted(make):

@@ -119,16 +119,6 @@ def test_the_first_task_has_no_topology_and_later_ones_have(make):
     assert torch.equal(weights(method.momentum.module), weights(method.base))
 
 
-def test_equal_models_do_not_move_the_momentum_model(make):
-    method = make()
-    train_stream(method, tasks=1)
-    method.begin_task(make_task(1))
-    before = weights(method.momentum.module)
-    for _ in range(5):
-        method.after_step()
-    assert torch.equal(weights(method.momentum.module), before)
-
-
 @pytest.mark.parametrize("index", [0, 1])
 def test_the_momentum_model_follows_by_its_share(make, index):
     method = make(m=0.8, m_first=0.6)

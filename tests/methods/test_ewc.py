@@ -28,14 +28,6 @@ def second_task(method):
     return method
 
 
-def test_at_the_old_weights_the_term_is_zero_and_has_no_gradient(base):
-    method = second_task(make(base))
-    distance = method.distance()
-    distance.backward()
-    assert float(distance.detach()) == 0
-    assert max(float(p.grad.abs().max()) for p in method.parameters() if p.grad is not None) == 0
-
-
 def test_the_fisher_is_the_mean_of_squared_gradients_at_the_new_weights(base):
     method = make(base)
     train_task(method, make_task(0), batches(0))

@@ -147,16 +147,6 @@ def test_features_of_a_learned_task_never_change(make):
         assert all(torch.equal(features(method, task), former) for task, former in enumerate(stored))
 
 
-def test_clip_and_former_prompts_never_move(make):
-    method = make()
-    clip = copy.deepcopy(method.backbone.state_dict())
-    train_stream(method, tasks=1)
-    former = copy.deepcopy(method.prompts[0].state_dict())
-    train_task(method, make_task(1), [make_batch(4, 2, seed=5)])
-    assert all(torch.equal(value, method.backbone.state_dict()[name]) for name, value in clip.items())
-    assert all(torch.equal(value, method.prompts[0].state_dict()[name]) for name, value in former.items())
-
-
 @pytest.mark.parametrize("depth", [1, 3, 9])
 def test_layers_act_up_to_the_depth_and_to_that_of_the_tower(make, depth):
     method = make(depth=depth)

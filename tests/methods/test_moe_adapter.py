@@ -170,24 +170,6 @@ def test_a_caption_takes_the_router_of_the_task_that_it_searches(small_clip):
     assert torch.equal(last.encode_text(tokens, 0), last.encode_text(tokens, None))
 
 
-def test_old_features_stay_when_their_experts_are_frozen(small_clip):
-    method = make(small_clip, frozen_per_task=5)
-    train_stream(method, tasks=1, steps=6)
-    for mixture in method.mixtures:
-        mixture.frozen.fill_(True)
-    before = method.encode_text(make_batch().tokens, 0)
-    train_task(method, make_task(1), [make_batch(4, 2, seed=i) for i in range(3)])
-    assert torch.equal(method.encode_text(make_batch().tokens, 0), before)
-
-
-def test_the_first_gradient_reaches_the_upper_matrices_alone(small_clip):
-    method = make(small_clip).train()
-    torch.stack(list(method.losses(make_batch()).values())).sum().backward()
-    experts = [e for m in method.mixtures for e in m.experts]
-    assert any(e.up.weight.grad is not None and e.up.weight.grad.any() for e in experts)
-    assert not any(e.down.weight.grad is not None and e.down.weight.grad.any() for e in experts)
-
-
 @pytest.mark.parametrize(("tasks", "total"), [(10, 50_383_872), (11, 51_059_712), (20, 57_142_272)])
 def test_the_added_parameters_are_these(tasks, total):
     with torch.device("meta"):

@@ -35,7 +35,6 @@ REDUCERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("prompt", "adapter", "clip4clip", "structalign", "umt"), ("tome",)),
 }
 
-MOVED = {"base.lr": 1e-3, "lr": 0.01, "steps": 20}  # a short fit between models that differ
 # method.setting or *.setting -> settings with which it acts, the method's own or base.*
 BESIDE: dict[str, dict[str, Any]] = {
     "umt.tome.r": {"attends": "frame"},

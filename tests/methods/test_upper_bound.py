@@ -10,7 +10,7 @@ from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.upper_bound import UpperBound, UpperBoundConfig
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.resolve import resolve
-from tests.methods.conftest import make_batch, make_small_clip, make_task
+from tests.methods.conftest import make_small_clip, make_task
 
 SIZES = {
     "bmu_moco": {"queue_size": 10},
@@ -138,15 +138,6 @@ def test_task_indices_do_not_affect_a_task_free_base(base, batch):
     method = UpperBound(UpperBoundConfig(), base)
     method.begin_task(make_task(0))
     assert torch.equal(method.losses(batch)["contrastive"], method.losses(of_tasks(batch, 2))["contrastive"])
-
-
-def test_the_last_stage_does_not_depend_on_the_stages_before(base, batch):
-    long = UpperBound(UpperBoundConfig(), base)
-    short = UpperBound(UpperBoundConfig(), copy.deepcopy(base))
-    for index in range(3):
-        train(long, make_task(index), make_batch(seed=index) if index < 2 else batch)
-    train(short, make_task(2), batch)
-    assert torch.equal(long.encode_video(batch.frames), short.encode_video(batch.frames))
 
 
 def test_it_trains_on_all_seen_pairs_and_encodes_all_videos_again(base):

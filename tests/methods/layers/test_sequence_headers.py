@@ -69,12 +69,6 @@ def test_lstm_is_in_training_mode_wherever_a_gradient_is_taken(frames):
     assert not header.lstm.training
 
 
-def test_both_see_the_order_of_frames(clip, frames):
-    for header in headers(clip):
-        turned = header(frames.flip(1)).flip(1)
-        assert not torch.allclose(turned, header(frames), atol=1e-3)
-
-
 def test_an_lstm_does_not_look_ahead_and_the_transformer_does(clip, frames):
     changed = frames.clone()
     changed[:, -1] = -changed[:, -1]

@@ -48,34 +48,10 @@ def test_chunks_do_not_change_it(words, frames, chunk):
     torch.testing.assert_close(frame_word_similarity(words, frames, chunk), frame_word_similarity(words, frames))
 
 
-def test_it_lies_in_minus_one_to_one_and_ignores_positive_scale(words, frames):
-    similarity = frame_word_similarity(words, frames)
-    assert similarity.abs().max() <= 1
-    torch.testing.assert_close(frame_word_similarity(3 * words, 0.1 * frames), similarity)
-
-
-def test_one_word_and_one_frame_give_the_cosine():
-    w, f = torch.randn(3, 1, 6), torch.randn(2, 1, 6)
-    torch.testing.assert_close(frame_word_similarity(w, f), F.cosine_similarity(w, f[None, :, 0], dim=-1))
-
-
-def test_the_order_of_frames_and_words_does_not_matter(words, frames):
-    similarity = frame_word_similarity(words, frames)
-    torch.testing.assert_close(frame_word_similarity(words.flip(1), frames[:, [2, 0, 1]]), similarity)
-
-
 def test_more_pads_leave_it_unchanged(words, frames):
     torch.testing.assert_close(
         frame_word_similarity(F.pad(words, (0, 0, 0, 9)), frames), frame_word_similarity(words, frames)
     )
-
-
-def test_a_repeated_frame_leaves_the_word_term_unchanged(words, frames):
-    twice = frames[:, [0, 1, 2, 2]]
-    change = frame_word_similarity(words, twice) - frame_word_similarity(words, frames)
-    cosines = F.normalize(words, dim=-1)[:, None] @ F.normalize(frames, dim=-1).mT  # (Q, V, N, T)
-    best = cosines.masked_fill(~is_word(words)[:, None, :, None], -2).amax(dim=2)  # (Q, V, T)
-    torch.testing.assert_close(change, (best[..., [0, 1, 2, 2]].mean(-1) - best.mean(-1)) / 2)
 
 
 def test_a_caption_without_words_scores_zero_and_has_no_gradient(words, frames):

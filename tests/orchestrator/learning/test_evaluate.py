@@ -139,14 +139,6 @@ def test_prompts_by_task_score_every_block_with_its_own_task(two_tasks):
     torch.testing.assert_close(scores, torch.cat([table @ galleries[0].mT, 2 * table @ galleries[1].mT], dim=1))
 
 
-def test_equal_prompts_give_plain_scoring(two_tasks):
-    table, galleries, asked = two_tasks
-    method = Lookup(table, prompts=True)
-    method.encode_text = lambda tokens, task=None: table[tokens[:, 0]]  # type: ignore[method-assign]
-    plain = scores_of(Lookup(table), asked, galleries)
-    assert torch.equal(scores_of(method, asked, galleries), plain)
-
-
 @pytest.mark.parametrize(
     ("settings", "with_val", "without"),
     [

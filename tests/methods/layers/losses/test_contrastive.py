@@ -32,14 +32,6 @@ def test_contrastive_is_the_mean_of_both_directions(logits):
     torch.testing.assert_close(contrastive(logits, "sum"), 2 * expected)
 
 
-def test_swapping_captions_and_videos_changes_nothing(logits):
-    torch.testing.assert_close(contrastive(logits), contrastive(logits.mT))
-
-
-def test_equal_features_cost_log_b():
-    assert float(contrastive(torch.full((7, 7), 3.0))) == pytest.approx(math.log(7))
-
-
 def test_one_pair_costs_nothing_and_teaches_nothing():
     logits = torch.randn(1, 1, requires_grad=True)
     loss = contrastive(logits)
@@ -77,11 +69,6 @@ def test_distillation_is_zero_and_flat_where_student_and_teacher_agree(logits):
     assert float(loss.detach()) == pytest.approx(0, abs=1e-6)
     assert float(student.grad.abs().max()) < 1e-6
     assert distillation(logits.flip(1), logits) > 0
-
-
-def test_distillation_ignores_a_constant_per_row(logits):
-    shifted = logits + torch.arange(6.0)[:, None]
-    torch.testing.assert_close(distillation(shifted, logits.mT), distillation(logits, logits.mT))
 
 
 def test_captions_of_one_video_are_no_negatives(logits):

@@ -43,10 +43,6 @@ def test_it_agrees_with_a_loop_over_the_equations(logits):
     assert float(dual_softmax(logits / 100, 1.0, gain="one")) == pytest.approx(total)
 
 
-def test_captions_and_videos_play_equal_parts(logits):
-    assert torch.isclose(dual_softmax(logits, 30.0), dual_softmax(logits.mT, 30.0))
-
-
 def test_pairs_of_the_same_video_are_no_negatives(logits):
     videos = torch.tensor([0, 0, 1, 2, 3, 4, 5])
     changed = logits.clone()
@@ -94,11 +90,6 @@ def test_similarities_below_zero_are_not_lifted():
 def test_hopeless_pairs_are_distinguished_at_any_scale():
     logits = torch.tensor([[10.0, 11.0, 12.0], [190.0, 190.0, 190.0]])
     assert revise(logits)[0].argsort().tolist() == [0, 1, 2]
-
-
-def test_order_of_queries_and_videos_does_not_matter(logits):
-    rows, columns = torch.randperm(7), torch.randperm(7)
-    assert torch.allclose(revise(logits[rows][:, columns]), revise(logits)[rows][:, columns])
 
 
 def test_dual_softmax_revises_each_direction_by_the_other(logits):
