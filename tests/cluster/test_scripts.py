@@ -24,6 +24,14 @@ def script(home: Path, path: Path, *words: str, **more: str) -> subprocess.Compl
     return subprocess.run(["bash", str(path), *words], env=environment, capture_output=True, text=True, check=False)
 
 
+def put_programs(folder: Path, **does: str) -> None:
+    """Write the shell programs into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in does.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
 def shell(home: Path, line: str) -> str:
     """Return what a line prints in a new shell of a node."""
     environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
@@ -47,20 +55,20 @@ def node(tmp_path: Path) -> Path:
     for name in (".ray/auth_token", ".mlflow/credentials"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("x")
-    uv = tmp_path / "uv" / "bin" / "uv"
-    uv.parent.mkdir(parents=True)
-    uv.write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/asked\n')
-    python = tmp_path / "venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/bash\n")
+    put_programs(tmp_path / "uv" / "bin", uv=f'echo "$@" >>{tmp_path}/asked')
+    put_programs(tmp_path / "venv" / "bin", python="")
     (tmp_path / ".bashrc").write_text("# mine\nreturn\n")
-    uv.chmod(0o755)
-    python.chmod(0o755)
     return tmp_path
 
 
+def of_node(home: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a node's scripts; `programs` stand before the machine's own."""
+    path = f"{home / 'programs'}:{os.environ['PATH']}"
+    return {"CTVR_UV": str(home / "uv"), "CTVR_VENV": str(home / "venv"), "PATH": path, **more}
+
+
 def set_up(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return script(home, SETUP, "node", *words, CTVR_UV=str(home / "uv"), CTVR_VENV=str(home / "venv"))
+    return script(home, SETUP, "node", *words, **of_node(home))
 
 
 def test_a_node_is_set_up_once_however_often_it_is_asked(node: Path) -> None:
@@ -78,20 +86,10 @@ def test_a_node_is_set_up_once_however_often_it_is_asked(node: Path) -> None:
 
 def test_a_start_brings_back_what_a_machine_had(node: Path) -> None:
     """Ray leaves the setup out where a machine was stopped and started, or where only files changed."""
-    programs = node / "programs"
-    programs.mkdir()
-    asked = node / "asked"
-    for name, does in {
-        "sudo": 'if [ "$1" = tee ]; then exec "$@"; fi; if [ "$1" = mkdir ]; then exec "$@"; fi; echo "$@" >>'
-        + str(asked),
-        "mountpoint": "exit 1",
-        "mount.nfs4": "exit 0",
-    }.items():
-        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
-        (programs / name).chmod(0o755)
-    shared, table = node / "mnt", node / "fstab"
-    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "CTVR_FSTAB": str(table)}
-    more["PATH"] = f"{programs}:{os.environ['PATH']}"
+    asked, shared, table = node / "asked", node / "mnt", node / "fstab"
+    sudo = f'if [ "$1" = tee ] || [ "$1" = mkdir ]; then exec "$@"; fi; echo "$@" >>{asked}'
+    put_programs(node / "programs", sudo=sudo, mountpoint="exit 1", **{"mount.nfs4": "exit 0"})
+    more = of_node(node, CTVR_FSTAB=str(table))
     for _ in range(2):
         assert script(node, SETUP, "mount", "fs-1:/", str(shared), **more).returncode == 0
     (entry,) = table.read_text().splitlines()
@@ -120,21 +118,14 @@ def test_a_machine_with_an_efa_interface_has_its_libraries(
     rdma.mkdir()
     for name in devices:
         (rdma / name).mkdir()
-    installer.mkdir()
     made = f"mkdir -p {amazon}/efa/lib {amazon}/ofi-nccl/lib"
-    (installer / "efa_installer.sh").write_text(f"#!/bin/bash\necho $@ >{node}/installed\n{made}\n")
-    (installer / "efa_installer.sh").chmod(0o755)
+    put_programs(installer, **{"efa_installer.sh": f"echo $@ >{node}/installed\n{made}"})
     archive = node / "installer.tar.gz"
     subprocess.run(["tar", "czf", archive, "-C", node, installer.name], check=True)
     if is_installed:
         subprocess.run(made.split(), check=True)
-    programs = node / "programs"
-    programs.mkdir()
-    (programs / "sudo").write_text('#!/bin/bash\nexec "$@"\n')
-    (programs / "sudo").chmod(0o755)
-    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "CTVR_RDMA_DEVICES": str(rdma)}
-    more |= {"CTVR_AMAZON": str(amazon), "CTVR_EFA_INSTALLER": f"file://{archive}"}
-    more["PATH"] = f"{programs}:{os.environ['PATH']}"
+    put_programs(node / "programs", sudo='exec "$@"')
+    more = of_node(node, CTVR_RDMA_DEVICES=str(rdma), CTVR_AMAZON=str(amazon), CTVR_EFA_INSTALLER=f"file://{archive}")
     done = script(node, SETUP, "node", "CTVR_NODES=2", **more)
     assert done.returncode == 0, done.stderr
     is_efa = devices == ("efa_0",)
@@ -148,22 +139,19 @@ def test_the_cache_is_on_a_machines_own_disks_where_they_are_mounted(
     node: Path, a100: Cluster, is_mounted: bool
 ) -> None:
     """Their mount is root's, and empty after each start."""
-    programs, disks, made = node / "programs", node / "nvme", node / "by_root"
-    programs.mkdir()
+    disks, made = node / "nvme", node / "by_root"
     disks.mkdir()
-    for name, does in {
-        "mountpoint": f'[ "$2" = {disks} ] && exit {int(not is_mounted)}',
-        "mkdir": f'[ "$2" != {disks}/ctvr_cache ] || exit 1; exec /bin/mkdir "$@"',  # of a user who is not root
-        "sudo": f'echo "$@" >>{made}; if [ "$1" = mkdir ]; then shift; exec /bin/mkdir "$@"; fi',
-    }.items():
-        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
-        (programs / name).chmod(0o755)
+    put_programs(
+        node / "programs",
+        mountpoint=f'[ "$2" = {disks} ] && exit {int(not is_mounted)}',
+        mkdir=f'[ "$2" != {disks}/ctvr_cache ] || exit 1; exec /bin/mkdir "$@"',  # of a user who is not root
+        sudo=f'echo "$@" >>{made}; if [ "$1" = mkdir ]; then shift; exec /bin/mkdir "$@"; fi',
+    )
     command = next(word for word in commands(a100, "setup_commands") if "setup.sh node" in word)
     setup = shlex.quote(str(SETUP))
     command = command.replace("~/ctvr_src/cluster/setup.sh", setup).replace("/mnt/ctvr", str(node / "mnt"))
-    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "PATH": f"{programs}:{os.environ['PATH']}"}
     for start in (command.replace("/opt/dlami/nvme", str(disks)), f"bash {setup} again"):
-        subprocess.run(["bash", "-c", start], env={"HOME": str(node), **more}, check=True)
+        subprocess.run(["bash", "-c", start], env={"HOME": str(node), **of_node(node)}, check=True)
         cache = (disks if is_mounted else node) / "ctvr_cache"
         assert f"export CTVR_CACHE={cache}\n" in (node / ".ctvr_env").read_text()
         assert cache.is_dir()
@@ -173,16 +161,11 @@ def test_the_cache_is_on_a_machines_own_disks_where_they_are_mounted(
 
 @pytest.mark.parametrize(("gpus", "started"), [("0.25", "-d\n"), ("1", ""), ("", "")])
 def test_mps_is_started_where_trials_share_a_gpu(node: Path, gpus: str, started: str) -> None:
-    programs, asked = node / "programs", node / "mps"
-    programs.mkdir()
+    asked = node / "mps"
     asked.touch()
-    for name, does in {"nvidia-cuda-mps-control": f'echo "$@" >>{asked}', "pgrep": "exit 1"}.items():
-        (programs / name).write_text(f"#!/bin/bash\n{does}\n")
-        (programs / name).chmod(0o755)
-    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv")}
-    more["PATH"] = f"{programs}:{os.environ['PATH']}"
-    assert script(node, SETUP, "node", *([f"CTVR_GPUS_PER_TRIAL={gpus}"] if gpus else []), **more).returncode == 0
-    assert script(node, SETUP, "again", **more).returncode == 0
+    put_programs(node / "programs", pgrep="exit 1", **{"nvidia-cuda-mps-control": f'echo "$@" >>{asked}'})
+    assert set_up(node, *([f"CTVR_GPUS_PER_TRIAL={gpus}"] if gpus else [])).returncode == 0
+    assert script(node, SETUP, "again", **of_node(node)).returncode == 0
     assert asked.read_text() == started
 
 
@@ -203,12 +186,11 @@ def test_a_node_is_not_started_again_below_a_sweep(node: Path) -> None:
     words = [sys.executable, "-c", "import time; time.sleep(600)", "ctvr.orchestrator.cli.detached"]
     with subprocess.Popen(words) as running:
         (driver / "pid").write_text(str(running.pid))
-        more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv")}
-        refused = script(node, SETUP, "again", **more)
+        refused = script(node, SETUP, "again", **of_node(node))
         running.kill()
     assert refused.returncode == 2
     assert "a sweep is running here" in refused.stderr
-    assert script(node, SETUP, "again", **more).returncode == 0
+    assert script(node, SETUP, "again", **of_node(node)).returncode == 0
 
 
 def test_a_spot_machine_that_is_taken_away_is_drained(node: Path) -> None:
@@ -234,12 +216,8 @@ def test_a_spot_machine_that_is_taken_away_is_drained(node: Path) -> None:
             self.end_headers()
             self.wfile.write(text.encode())
 
-    programs = node / "programs"
-    programs.mkdir()
-    (programs / "ray").write_text(f'#!/bin/bash\necho "$@" >{node}/drained\n')
-    (programs / "ray").chmod(0o755)
-    more = {"CTVR_UV": str(node / "uv"), "CTVR_VENV": str(node / "venv"), "CTVR_SPOT_SECONDS": "0.1"}
-    more["PATH"] = f"{programs}:{os.environ['PATH']}"
+    put_programs(node / "programs", ray=f'echo "$@" >{node}/drained')
+    more = of_node(node, CTVR_SPOT_SECONDS="0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         more["CTVR_METADATA"] = f"http://127.0.0.1:{server.server_port}"
@@ -300,18 +278,17 @@ def served(tmp_path: Path) -> Path:
     """Make a home with the password and a `python` whose MLflow server only records how it was started."""
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\nmlflow_tracking_password = x\n")
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
     home = shlex.quote(str(tmp_path))
-    python.write_text(f"""#!/bin/bash
+    put_programs(
+        tmp_path / "bin",
+        python=f"""
 case "$*" in
   *"import psycopg"*) [ -e {home}/driver ] ;;
   *"mlflow server"*) echo "$@" >{home}/arguments; echo "$MLFLOW_BACKEND_STORE_URI" >{home}/uri; sleep 3 ;;
   *urllib*) [ -e {home}/uri ] ;;
   *) exec {shlex.quote(sys.executable)} "$@" ;;
-esac
-""")
-    python.chmod(0o755)
+esac""",
+    )
     return tmp_path
 
 
@@ -386,15 +363,12 @@ def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_command_that_is_started_again_goes_on(tmp_path: Path, begun: bool) -> None:
     """As Slurm and Kubernetes start it: the same words every time."""
-    ctvr = tmp_path / "bin" / "ctvr"
-    ctvr.parent.mkdir()
-    ctvr.write_text('#!/bin/bash\necho "$@"\n')
-    ctvr.chmod(0o755)
+    put_programs(tmp_path / "bin", ctvr='echo "$@"')
     if begun:
         (tmp_path / "sweeps" / "mine").mkdir(parents=True)
         (tmp_path / "sweeps" / "mine" / "plan.json").touch()
     words = ["mine", "--address", "10.0.0.1:6379", "--method", "lwf", "--nodes=2", "optim.epochs=3"]
-    more = {"PATH": f"{ctvr.parent}:{os.environ['PATH']}", "CTVR_RUNS": str(tmp_path)}
+    more = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CTVR_RUNS": str(tmp_path)}
     done = script(tmp_path, REPOSITORY / "cluster" / "resume.sh", *words, **more)
     fresh = "sweep --name mine --address 10.0.0.1:6379 --method lwf --nodes=2 optim.epochs=3"
     assert done.stdout.strip() == ("sweep --resume mine --address 10.0.0.1:6379 --nodes=2" if begun else fresh)
@@ -416,11 +390,8 @@ def test_a_slurm_job_ends_before_its_time_and_is_queued_again() -> None:
 def test_what_is_submitted_carries_the_digest_of_these_sources(tmp_path: Path) -> None:
     from ctvr.orchestrator.digests import source_digest
 
-    ray = tmp_path / "bin" / "ray"
-    ray.parent.mkdir()
-    ray.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
-    ray.chmod(0o755)
-    path = f"{ray.parent}:{os.environ['PATH']}"
+    put_programs(tmp_path / "bin", ray='printf "%s\\n" "$@"')
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
     onprem = REPOSITORY / "cluster" / "onprem.yaml"
     done = script(
         tmp_path,

@@ -56,6 +56,9 @@ def write_and_read(root: Path, me: int, gate: Any) -> None:
             if store.create_json("lease", f"{number}", me):
                 os.write(won, f"{number}\n".encode())
             assert store.get_json("lease", f"{number}") in range(PROCESSES)
+            store.put_json("runs", "last", {"who": me, "number": number})
+            assert set(store.get_json("runs", "last")) == {"who", "number"}
+        assert store.counters["damaged"] == 0
 
     if me % 2:
         with killed_at(root, 20 + 9 * me, "before" if me % 4 == 1 else "after"):

@@ -1,10 +1,9 @@
 """The store never serves a wrong byte, never shows a partial object, and reports errors in one line."""
 
 import errno
+import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 
@@ -165,6 +164,7 @@ def hostile_keys() -> list[str]:
     made += [f"{scheme}://x/a" for scheme in ("s3", "file", "http", "memory", "ftp", "gs", "az")]
     made += ["a" * length for length in (129, 600, 5000, 70_000)] + ["a/" * length + "a" for length in (300, 5000)]
     made += [f"{chr(code)}a" for code in (*range(45), *range(58, 95), 96, *range(123, 161))]
+    made += [".tmp/x", "a/.x", "a..b", "a\0b"]
     return list(dict.fromkeys(made))
 
 
@@ -177,11 +177,14 @@ def test_three_hundred_hostile_keys_reach_no_file(tmp_path):
     ]
     before = sorted(tmp_path.rglob("*"))
     for store in stores:
-        for key in keys:
+        for key in (*keys, 7, None):
             calls = [
                 lambda: store.put("k", key, X, {}),  # noqa: B023 (called at once)
                 lambda: store.put_json("k", key, 1),  # noqa: B023
+                lambda: store.create_json("k", key, 1),  # noqa: B023
                 lambda: store.get("k", key),  # noqa: B023
+                lambda: store.get_json("k", key),  # noqa: B023
+                lambda: store.has("k", key),  # noqa: B023
                 lambda: store.delete("k", key),  # noqa: B023
             ]
             for call in calls:
@@ -189,6 +192,11 @@ def test_three_hundred_hostile_keys_reach_no_file(tmp_path):
                     call()
                 assert "\n" not in str(caught.value)
                 assert len(str(caught.value)) < 300
+            with pytest.raises(ValueError, match="is not a kind"):
+                store.put(key, "a", X, {})
+            with pytest.raises(ValueError, match="is not a kind"):
+                store.list(key)
+        assert store.size().objects == 0
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -206,47 +214,6 @@ def test_foreign_objects_of_the_store_are_ignored(local, tmp_path):
             local.get("k", key) if key == "copied" else local.get_json("k", key)
     assert {name for name, problem in local.verify() if problem} >= {"k/Bad Name.safetensors", "k/note.txt"}
     assert {name for name, problem in local.verify() if not problem} == {"k/good.safetensors"}
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        *(
-            "",
-            ".",
-            "..",
-            "../a",
-            "a/../b",
-            "/etc/passwd",
-            "a//b",
-            "a/",
-            "A",
-            "a b",
-            "a\0b",
-            "a\n",
-            "é",
-            ".tmp/x",
-            "a/.x",
-        ),
-        *("~", "a\\b", "a%2fb", "c:a", "a*", "x" * 200, "a/" * 400 + "a", "-\u202e", "a..b", 7, None),
-    ],
-)
-def test_hostile_keys_are_refused_before_anything_happens(local, key):
-    calls = [
-        lambda: local.put("k", key, X, {}),
-        lambda: local.get("k", key),
-        lambda: local.put_json("k", key, 1),
-        lambda: local.create_json("k", key, 1),
-        lambda: local.get_json("k", key),
-        lambda: local.delete("k", key),
-        lambda: local.has("k", key),
-        lambda: local.put(key, "a", X, {}),
-        lambda: local.list(key),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match=r"is not a (key|kind)"):
-            call()
-    assert local.size().objects == 0
 
 
 def test_damaged_object_is_removed_and_can_be_written_again(local):
@@ -351,28 +318,23 @@ def test_the_limit_holds_for_the_copies_of_all_stores_together(tmp_path):
     assert stores[0].copies() == stores[1].copies()
 
 
-FILLER = """
-import sys
-from pathlib import Path
-import numpy as np
-from ctvr.orchestrator.store.store import Store
-store = Store.open("memory://s", cache=Path(sys.argv[1]), cache_bytes=40_000_000)
-for i in range(60):
-    store.put("k", f"{sys.argv[2]}-{i}", {"x": np.full(500_000, i, np.uint8)}, {})
-    assert store.get("k", f"{sys.argv[2]}-{i}")["x"][0] == i
-"""
+def fill(cache, me):
+    store = Store.open("memory://s", cache=cache, cache_bytes=40_000_000)
+    for i in range(60):
+        store.put("k", f"{me}-{i}", {"x": np.full(500_000, i, np.uint8)}, {})
+        assert store.get("k", f"{me}-{i}")["x"][0] == i
 
 
 def test_processes_share_one_limit(tmp_path):
-    command = [sys.executable, "-c", FILLER, str(tmp_path)]
-    crowd = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(3)]
+    crowd = [multiprocessing.get_context("fork").Process(target=fill, args=(tmp_path, me)) for me in range(3)]
+    for process in crowd:
+        process.start()
     everything = store_local.LocalFiles(tmp_path / "objects")
     sizes = []
-    while any(process.poll() is None for process in crowd):
+    while any(process.is_alive() for process in crowd):
         sizes.append(sum(entry.bytes for entry in everything.names()))
         time.sleep(0.02)
-    assert [process.communicate()[1] for process in crowd] == [""] * 3
-    assert [process.returncode for process in crowd] == [0] * 3
+    assert [process.exitcode for process in crowd] == [0] * 3
     # While one process evicts, the others continue to write, the more the longer it takes. The store is incomplete
     # meanwhile, and the next undisturbed write keeps the limit
     assert 20_000_000 < max(sizes) < 3 * 60 * 500_000
@@ -499,39 +461,3 @@ def test_a_store_travels_to_other_processes(store):
     again = pickle.loads(pickle.dumps(store))
     assert again.uri == store.uri
     np.testing.assert_array_equal(again.get("k", "a")["times"], X["times"])
-
-
-WRITER = """
-import sys
-import numpy as np
-from ctvr.orchestrator.store.store import Store
-from ctvr.orchestrator.errors import MissingObject
-store, me = Store.open(sys.argv[1]), int(sys.argv[2])
-for i in range(30):
-    x = {"x": np.full(5000, i % 5, np.int64)}
-    store.put("k", f"{i % 5}", x, {"i": i % 5})
-    try:
-        got = store.get("k", f"{(i + me) % 5}")
-        assert (got["x"] == (i + me) % 5).all()
-    except MissingObject:
-        pass
-    store.put_json("runs", "last", {"who": me, "i": i})
-    store.get_json("runs", "last")
-print(sum(store.create_json("lease", str(i), me) for i in range(20)), store.counters["damaged"])
-"""
-
-
-def test_concurrent_writers_of_one_key_read_whole_objects(tmp_path):
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "store")]
-    writers = [
-        subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for i in range(3)
-    ]
-    outputs = [writer.communicate() for writer in writers]
-    assert [writer.returncode for writer in writers] == [0, 0, 0], outputs
-    taken, damaged = zip(*(map(int, out.split()) for out, _ in outputs))
-    assert sum(taken) == 20
-    assert sum(damaged) == 0
-    store = Store.open(tmp_path / "store")
-    assert all(problem is None for _, problem in store.verify())
-    assert not list((tmp_path / "store" / ".tmp").iterdir())
