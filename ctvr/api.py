@@ -57,19 +57,22 @@ class Sweep:
     execution: ExecutionConfig
 
     def trials(self) -> Any:
-        """Return a row for each trial with the searched metric, best first: settings, R@1, run id."""
+        """Return a row for each complete trial, best first: settings, R@1, the metrics of the search, run id."""
         from ctvr.orchestrator.sweeps.selection import best_trials, selection_metric
 
         sweep = self.execution.tracker().find_sweep(self.name)
-        metric = selection_metric(sweep)[0] if sweep else ""
+        metrics = selection_metric(sweep)[0].replace(" ", "").split(",") if sweep else []
         rows = []
         for run in best_trials(self.execution.tracker(), self.name, None):
-            values = {key: last[1] for key in (metric, "stream/t2v/r1") if (last := run.last(key))}
+            values = {key: last[1] for key in (*metrics, "stream/t2v/r1") if (last := run.last(key))}
             rows.append({"run_id": run.run_id, "name": run.name, **values, **run.settings})
         return _frame(rows)
 
     def model(self) -> Model:
-        """Return the model of the best trial, which has seed 0 and was selected on validation videos."""
+        """Return the model of the best trial, which has seed 0 and was selected on validation videos.
+
+        With several objectives, it is the trial of the Pareto front with the best first objective.
+        """
         from ctvr.orchestrator.jobs.load_model import load as find
 
         return find(self.name, self.execution)

@@ -9,10 +9,10 @@ import numpy as np
 
 
 class OneAtATime:
-    """Draws a new value of one setting in turn, from the best complete trial.
+    """Draws a new value of one setting in turn, from the best complete trial by the first objective.
 
     Args:
-        search: settings of the search (`search.*`): its seed, metric and mode.
+        search: settings of the search (`search.*`): its seed, and the `metrics` and `modes` of its objectives.
         space: `space` maps settings to domains of Ray Tune; `recommended` holds their values without a search.
         num_tasks: of the stream; a complete trial has results of all.
     """
@@ -37,6 +37,6 @@ class OneAtATime:
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         if result is None or error or result["task"] < self.num_tasks:
             return
-        value = result[self.search.metric] * (1 if self.search.mode == "max" else -1)
+        value = result[self.search.metrics[0]] * (1 if self.search.modes[0] == "max" else -1)
         if value > self.best:
             self.best, self.point = value, self.points[trial_id]

@@ -26,7 +26,7 @@ from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.best import best_of, can_be_asked
 from ctvr.orchestrator.sweeps.comparison import last_value
-from ctvr.orchestrator.sweeps.selection import best_trials
+from ctvr.orchestrator.sweeps.selection import best_trials, selection_metric
 from ctvr.orchestrator.tables.selection import split_of
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
@@ -114,8 +114,13 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
         return found[-1]
     if name in EVERY_METHOD or name in CONFIGURATIONS:
         raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run {name} shapes-5")
-    if tracker.find_sweep(name) is not None:
-        return best_trials(tracker, name, 1)[0]
+    if (sweep := tracker.find_sweep(name)) is not None:
+        best = best_trials(tracker, name, 1)[0]
+        if "," in selection_metric(sweep)[0]:
+            log.warning(
+                "%s: a search with several objectives has no best trial; using %s of its Pareto front", name, best.name
+            )
+        return best
     for run in reversed(tracker.find_runs()):
         if run.name == name or (len(name) >= 6 and run.run_id.startswith(name)):
             again = f"ctvr runs show {name} prints the command"

@@ -63,7 +63,8 @@ def write_report(name: str, execution: ExecutionConfig, html: Path | None = None
     tables = made_tables(execution, shown, None) if sweep else made_tables(execution, None, name)
     facts = _facts(name, search or sweep, tracker)
     if reruns:
-        facts.append(("Shown below", f"the best again next to baselines, over fresh seeds on test videos: {shown}"))
+        which = "the Pareto front" if search and "," in selection_metric(search)[0] else "the best"
+        facts.append(("Shown below", f"{which} again next to baselines, over fresh seeds on test videos: {shown}"))
     memories, names = _memories(tables, tracker, execution)
     text = report(name, facts, tables, memories, names, _searched(search, tracker))
     file = write_page(html or execution.runs / "pages" / f"{Path(name).stem}.html", text)
@@ -121,7 +122,7 @@ def _searched(sweep: RunRecord | None, tracker: Tracker) -> SearchedSpace | None
         for run in runs
     ]
     unit = "" if metric.startswith(COSTS) else ", in points"
-    return SearchedSpace(_space(sweep, trials), tuple(trials), f"{describe_metric(metric)}{unit}")
+    return SearchedSpace(_space(sweep, trials), tuple(trials), f"{describe_metric(metric)}{unit}", len(metrics) > 1)
 
 
 def _state(run: RunRecord) -> str:

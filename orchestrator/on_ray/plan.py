@@ -54,7 +54,9 @@ class SearchConfig:
     grace_tasks: int = setting(1, doc="first tasks that every trial finishes; on a stream of one task, epochs")
     reduction_factor: int = setting(2, doc="divisor of the number of trials at each rung")
     confirm: int = setting(
-        2, doc="best trials that are run again on validation videos, next to the recommended settings; 0: none"
+        2,
+        doc="best trials that are run again on validation videos, next to the recommended settings; 0: none. With "
+        "several objectives, trials of the Pareto front (8 unless given)",
     )
     confirm_seeds: int = setting(3, doc="seeds of each confirmed trial")
     seed: int = setting(0, doc="seed of the searcher")

@@ -68,6 +68,7 @@ class SearchedSpace:
     settings: tuple[SearchedSetting, ...]
     trials: tuple[Trial, ...]
     metric: str
+    is_front: bool = False  # the winners are the trials of a Pareto front
 
 
 def shortened(value: str) -> str:
@@ -81,7 +82,7 @@ def shortened(value: str) -> str:
 def searched_html(space: SearchedSpace) -> str:
     """Return the section: a small chart for each setting, then the trials."""
     kinds = [kind for kind in ("winner", "complete", "stopped") if any(trial.kind == kind for trial in space.trials)]
-    winner = "best trial" if sum(trial.is_winner for trial in space.trials) < 2 else "on the Pareto front"
+    winner = "on the Pareto front" if space.is_front else "best trial"
     meanings = {"winner": winner, "complete": "complete", "stopped": "stopped early, by its last task"}
     key = "".join(
         f'<li><svg viewBox="0 0 40 14" aria-hidden="true">{_point(kind, 20, 7)}</svg>{meanings[kind]}</li>'
@@ -122,7 +123,8 @@ def _chart(setting: SearchedSetting, space: SearchedSpace, ticks: Sequence[float
             x = LEFT + min(1.0, max(0.0, share)) * (right - LEFT)
             y = 8 + (high - trial.value) / (high - low) * (floor - 8)
             parts.append(_point(trial.kind, round(x, 1), round(y, 1)))
-            said.append(f"{shortened(value)} {trial.value:+.2f} {trial.kind}")
+            kind = "on the front" if space.is_front and trial.is_winner else trial.kind
+            said.append(f"{shortened(value)} {trial.value:+.2f} {kind}")
     alt = escape(f"{setting.name}, {setting}; tried: {'; '.join(said) or 'nothing'}", quote=True)
     return (
         f'<figure class="card"><figcaption><b>{escape(setting.name)}</b><br><small>{escape(str(setting))}</small>'

@@ -24,7 +24,7 @@ from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of
-from ctvr.orchestrator.sweeps.front import FrontResult, on_front
+from ctvr.orchestrator.sweeps.front import FrontResult, front_of
 from ctvr.orchestrator.sweeps.selection import (
     FIRST_CONFIRMATION,
     Rerun,
@@ -69,7 +69,7 @@ def candidates(tracker: Tracker, sweep_name: str, recommended: Experiment, searc
     known = {digest_of(recommended.settings)}
     trials = best_trials(tracker, sweep_name, None)
     if len(search.metrics) > 1:
-        trials = [run for run, is_on in zip(trials, on_front(trials, search.metrics, search.modes)) if is_on]
+        trials = front_of(trials, (search.metric, search.mode))
     for run in trials:
         experiment = experiment_of(run)
         if len(found) <= search.confirm and (digest := digest_of(experiment.settings)) not in known:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.learning.experiment import Experiment
 
 WORDS = {metric: word for word, (metric, _) in OBJECTIVES.items()}  # metric -> its heading
+UNCONFIRMED = "on the Pareto front of the search, not confirmed"
 COLUMNS = {"gmacs": "gmacs", "query_gmacs": "query_gmacs", "stored": "stored"}  # heading -> column of a table
 
 
@@ -66,8 +67,8 @@ class FrontResult:
 
     @property
     def kept(self) -> str:
-        """Return the tag of the runs that stand for the sweep: those of the front's best by the first objective."""
-        return self.front[0].name
+        """Return the tag of the chosen candidate's runs: none, since a front has no single winner."""
+        return ""
 
     @property
     def text(self) -> str:
@@ -82,10 +83,14 @@ class FrontResult:
 
     def tags(self, member: Member) -> dict[str, str]:
         """Return the tags for the reruns of a member of the front, or of the recommended settings."""
-        name = member.name if member.name == RECOMMENDED else f"front, {member.name.removeprefix(f'{self.sweep}-')}"
+        name = member.name if member.name == RECOMMENDED else _choice(self.sweep, member.name)
         note = "on the confirmed front of the search"
         note = note if member.is_on_front else f"not {note}: {member.standing.removeprefix('no: ')}"
         return {CHOICE: name, "ctvr.note": note, EXTRA_COLUMNS: _columns(self.metrics)}
+
+
+def _choice(sweep: str, trial: str) -> str:
+    return f"front, {trial.removeprefix(f'{sweep}-')}"
 
 
 def _columns(metrics: Sequence[str]) -> str:
@@ -111,6 +116,17 @@ def on_front(runs: Sequence[RunRecord], metrics: Sequence[str], modes: Sequence[
     return [number == 0 for number in fronts(points)]
 
 
+def front_of(runs: Sequence[RunRecord], rule: tuple[str, str]) -> list[RunRecord]:
+    """Return the trials on the Pareto front of all, by the metrics and modes of a search, comma-separated."""
+    return [run for run, is_on in zip(runs, on_front(runs, names_of(rule[0]), names_of(rule[1]))) if is_on]
+
+
+def unconfirmed_tags(run: RunRecord, metric: str) -> dict[str, str]:
+    """Return the tags for the reruns of a trial on a front that was not confirmed; `metric`: the objectives."""
+    choice = _choice(run.tags.get("ctvr.sweep", ""), run.name)
+    return {CHOICE: choice, "ctvr.note": UNCONFIRMED, EXTRA_COLUMNS: _columns(names_of(metric))}
+
+
 def with_standing(runs: Sequence[RunRecord], rule: tuple[str, str], verdict: FrontResult | None) -> list[RunRecord]:
     """Return the complete trials of a search as a table shows them: with the columns of the objectives and a note
     whether they are on the front.
@@ -125,7 +141,7 @@ def with_standing(runs: Sequence[RunRecord], rule: tuple[str, str], verdict: Fro
     decided = {each.name: verdict.tags(each)["ctvr.note"] for each in verdict.members} if verdict else {}
     made = []
     for run, is_on in zip(complete, on_front(complete, metrics, names_of(rule[1]))):
-        found = "on the Pareto front of the search, not confirmed" if is_on else "not on the Pareto front of the search"
+        found = UNCONFIRMED if is_on else "not on the Pareto front of the search"
         tags = {"ctvr.note": decided.get(run.name, found), EXTRA_COLUMNS: _columns(metrics)}
         made.append(replace(run, tags={**run.tags, **tags}))
     return [*made, *(run for run in runs if run not in complete)]
@@ -139,7 +155,7 @@ def describe_front(runs: Sequence[RunRecord], rule: tuple[str, str]) -> str:
         rule: metrics and modes of the search, comma-separated.
     """
     metrics = names_of(rule[0])
-    front = [run for run, is_on in zip(runs, on_front(runs, metrics, names_of(rule[1]))) if is_on]
+    front = front_of(runs, rule)
     rows = [[run.name, *(_cell([last_value(run, metric)]) for metric in metrics)] for run in front]
     title = f"Pareto front: {len(front)} of {len(runs)} complete trials"
     return _aligned(title, metrics, rows)

@@ -17,6 +17,7 @@ from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, SearchConfig
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED, FORGETTING
 from ctvr.orchestrator.sweeps.best import promote
 from ctvr.orchestrator.sweeps.comparison import last_value
+from ctvr.orchestrator.sweeps.front import describe_front
 from ctvr.orchestrator.sweeps.selection import best_trials, describe_metric, result_text
 from ctvr.orchestrator.sweeps.trust import resume_command, trust_text
 from ctvr.orchestrator.tables.footnotes import CHOICE, trials_of
@@ -35,15 +36,15 @@ def write_sweep_note(
     """Write the note of a starting sweep: question, budget, command that resumes it."""
     lines = [
         f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
-        f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; best by "
-        f"{describe_metric(config.metric)}",
+        f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; "
+        f"{'best' if len(config.metrics) == 1 else 'Pareto front'} by {describe_metric(config.metric)}",
         f"- resume after an interruption: `{resume_command(name)}`",
     ]
     tracker.set_tags(parent, {NOTE: "\n\n".join([f"**{plain(question)}**", "\n".join(lines)])})
 
 
-def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], metric: str) -> None:
-    """Annotate a finished search: short names of its trials; metrics and winner on the parent run."""
+def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str, Any], config: SearchConfig) -> None:
+    """Annotate a finished search: short names of its trials; on the parent run, metrics and winner or Pareto front."""
     with _best_effort():
         trials = tracker.find_runs(sweep=name)
         unlike = [key for key in space if len({str(run.settings.get(key)) for run in trials}) > 1]
@@ -58,13 +59,20 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
                 differing,
             )
             tracker.rename(run.run_id, title)
-        best = best_trials(tracker, name, 1)[0]
+        ranked = best_trials(tracker, name, None)
+        best, metric = ranked[0], config.metric
         stopped = sum("ctvr.stopped" in run.tags for run in trials)
         complete = sum(run.tags.get("ctvr.complete") == "true" for run in trials)
         numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
+        what, trust = _what([best]), trust_text()
+        if len(config.metrics) > 1:  # a front has no winner whose metrics stand for the sweep
+            tracker.log_task(parent, 0, numbers)
+            text = describe_front(ranked, (metric, config.mode))
+            again = f"- again over fresh seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`"
+            _add_note(tracker, parent, [f"**Pareto front** by {describe_metric(metric)}", *_item(text), again])
+            return
         _summarise(tracker, parent, best, numbers)
         found = ", ".join(code(f"{key}={best.settings[key]}") for key in space if key in best.settings)
-        what, trust = _what([best]), trust_text()
         experiment = tracker.experiment(best.tags.get("ctvr.stream", ""))
         lines = [
             f"**Winner**: [{plain(best.name)}](#/experiments/{experiment}/runs/{best.run_id}), "
@@ -83,8 +91,13 @@ def append_confirmation(tracker: Tracker, parent: str, texts: Sequence[str]) -> 
     with _best_effort():
         if texts:
             note = tracker.client.get_run(parent).data.tags.get(NOTE, "")
-            new = [f"- {text}" for text in texts if text not in note]
+            new = [line for text in texts if text not in note for line in _item(text)]
             tracker.set_tags(parent, {NOTE: "\n".join([note, *new])})
+
+
+def _item(text: str) -> list[str]:
+    """Return a text as lines of Markdown: an item of a list, or a table in fixed width as code."""
+    return ["```", text, "```"] if "\n" in text else [f"- {text}"]
 
 
 def annotate_confirmation_runs(
@@ -92,7 +105,7 @@ def annotate_confirmation_runs(
 ) -> None:
     """Annotate a finished confirmation: short names of its runs; its results on its parent run.
 
-    `kept` are the chosen candidates. If there is one, the metrics of its first seed become the parent's.
+    `kept` are the chosen candidates, "" for a front. The metrics of the first seed of a single one become the parent's.
     """
     with _best_effort():
         trials = [run for sweep in sweeps for run in tracker.find_runs(sweep=sweep)]
@@ -102,13 +115,14 @@ def annotate_confirmation_runs(
             label = numbers.get(run.tags.get("ctvr.candidate", ""), run.tags.get("ctvr.candidate", ""))
             place = f"{run.tags['ctvr.method']} " if len(sweeps) > 1 else ""
             tracker.rename(run.run_id, f"{place}{label} s{run.settings.get('seed')} {_first(run)}")
-        lines = ["**The best trials and the recommended settings again, over fresh seeds, on validation videos**"]
+        which = "The Pareto front" if "" in kept else "The best trials"
+        lines = [f"**{which} and the recommended settings again, over fresh seeds, on validation videos**"]
         best = [run for run in runs if len(kept) == 1 and run.tags.get("ctvr.candidate") == kept[0]]
         if best:
             first = min(best, key=lambda run: int(run.settings.get("seed", 0)))
             _summarise(tracker, parent, first, {"runs/complete": len(runs)})
             lines.append(f"- chosen: {plain(first.name)}")
-        tracker.set_tags(parent, {NOTE: "\n".join([*lines, *(f"- {text}" for text in texts)])})
+        tracker.set_tags(parent, {NOTE: "\n".join([*lines, *(line for text in texts for line in _item(text))])})
 
 
 def _first(run: RunRecord) -> str:

@@ -13,6 +13,7 @@ from ctvr.orchestrator.on_ray.search import count_trials
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
 from ctvr.orchestrator.sweeps.comparison import describe_mde
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
+from ctvr.orchestrator.sweeps.front import describe_front, front_of
 from ctvr.orchestrator.sweeps.search_spaces import search_space
 from ctvr.orchestrator.sweeps.selection import describe_metric, result_text
 from ctvr.orchestrator.sweeps.session import (
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def describe_confirmation(search: SearchConfig) -> str:
-    """Describe how the best trials are confirmed."""
+    """Describe how the best trials, or those of the Pareto front, are confirmed."""
     if not search.confirm:
-        return "nothing: the best trial is accepted without a test"
+        return f"nothing: the {'Pareto front' if len(search.metrics) > 1 else 'best trial'} is accepted without a test"
     if len(search.metrics) > 1:
         return (
             f"up to {search.confirm} trials of the Pareto front and the recommended settings over "
@@ -71,12 +72,14 @@ def describe_groups(search: SearchConfig, searched: SearchSpace) -> str:
     return f" (groups of {search.group_size} share task 1, and differ in {', '.join(searched.later)})"
 
 
-def describe_rerun(top: int, seeds: int, baselines: Sequence[str], is_front: bool = False) -> str:
-    """Return how the best trials, or those of a confirmed front, are rerun after the search."""
+def describe_rerun(top: int, seeds: int, baselines: Sequence[str], search: SearchConfig) -> str:
+    """Return how the best trials, or those of the Pareto front, are rerun after the search."""
     if not seeds:
         return "nothing is rerun"
     others = f", next to {', '.join(baselines)}" if baselines else ""
-    which = "the confirmed front" if is_front else f"the best {top}"
+    which = f"the best {top}"
+    if len(search.metrics) > 1:
+        which = "the confirmed front" if search.confirm else f"up to {top} of the Pareto front"
     return f"{which} over {seeds} seeds on test videos{others}"
 
 
@@ -107,7 +110,6 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
     count = count_trials(search, planned.searched)
     trials = f"{count} by {search.searcher}{describe_groups(search, planned.searched)}"
     at_once = describe_concurrency(room, most_at_once(search, count))
-    is_front = len(search.metrics) > 1 and search.confirm > 0
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
         f"  trials     {trials}, {describe_scheduler(search, len(stream.tasks), [planned.epochs])}; {at_once}",
@@ -123,7 +125,7 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
         f"  stream     recommends {recommended or 'nothing'}",
         f"  videos     {describe_decoding(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
-        f"  rerun      {describe_rerun(request.top, request.seeds, request.baselines, is_front)}",
+        f"  rerun      {describe_rerun(request.top, request.seeds, request.baselines, search)}",
         "  time       known when the first trial is complete",
     ]
     if mark := stream.table_caveat:
@@ -131,17 +133,30 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
     return "\n".join(lines)
 
 
-def describe_best(planned: Any, best: RunRecord, recommended: Settings) -> list[str]:
-    """Describe the best trial of a search: its name, its result, and its settings.
+def describe_best(planned: Any, trials: Sequence[RunRecord], recommended: Settings) -> list[str]:
+    """Describe the best trial of a search, or its Pareto front: names, results, and settings.
 
     Args:
+        trials: complete trials, the best first.
         recommended: all settings of a run without a search.
     """
-    metric = planned.search.metric
+    metric, best = planned.search.metric, trials[0]
+    if len(planned.search.metrics) > 1:
+        rule = (metric, planned.search.mode)
+        front = front_of(trials, rule)
+        return [
+            describe_front(trials, rule),
+            *(line for run in front for line in _chosen(planned, run, f"{run.name}: ")),
+        ]
     is_recommended = all(str(best.settings.get(name)) == as_text(recommended.get(name)) for name in planned.space)
-    chosen = ", ".join(f"{name}={best.settings[name]}" for name in planned.space if name in best.settings)
     return [
         f"best: {best.name}, {describe_metric(metric)} {result_text(best, metric)} on "
         f"{best.tags.get('ctvr.split')} videos" + (", the recommended settings" if is_recommended else ""),
-        *textwrap.wrap(chosen, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False),
+        *_chosen(planned, best),
     ]
+
+
+def _chosen(planned: Any, run: RunRecord, title: str = "") -> list[str]:
+    """List the searched settings of a trial, after a title."""
+    chosen = ", ".join(f"{name}={run.settings[name]}" for name in planned.space if name in run.settings)
+    return textwrap.wrap(title + chosen, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False)

@@ -20,11 +20,11 @@ from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import get_method, presets_of, resolve
-from ctvr.orchestrator.on_ray.plan import read_plan
+from ctvr.orchestrator.on_ray.plan import names_of, read_plan
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of
-from ctvr.orchestrator.sweeps.front import FrontResult
+from ctvr.orchestrator.sweeps.front import FrontResult, front_of, unconfirmed_tags
 from ctvr.orchestrator.sweeps.preparation import prepare_all
 from ctvr.orchestrator.sweeps.search_spaces import default_presets
 from ctvr.orchestrator.sweeps.selection import (
@@ -129,7 +129,7 @@ def with_baselines(
 
     Args:
         verdict: result of the sweep's confirmation. Without one there is no row of the recommended settings. With
-            several objectives, all trials of the confirmed front are rerun.
+            several objectives, all trials of the confirmed front are rerun, or `winners` of one that was not.
         confirmation: runs of the confirmation, whose seeds are not used again.
     """
     found = [Rerun(each, {**unsearched_tags(each.name), **_row_tag(each)}) for each in baselines]
@@ -148,6 +148,8 @@ def with_baselines(
         chosen = [first, *(each for each in chosen if each.settings != first.settings)][: max(1, len(winners))]
     for place, best in enumerate(chosen):
         tags = searched_tags(best.name, trials, metric)
+        if len(names_of(metric)) > 1:
+            tags |= unconfirmed_tags(winners[place], metric)
         found.append(Rerun(best, tags | (verdict.tags(True) if verdict is not None and place == 0 else {})))
     return expand_seeds(found, seeds, workers, used_seeds([*trials, *confirmation]))
 
@@ -170,9 +172,11 @@ def rerun(
         raise ConfigError(f"--top and --seeds must be >= 1, got {top} and {seeds}.")
     tracker = execution.existing_tracker(writes=True)
     check_machine(execution, sweep_name)
-    winners = best_trials(tracker, sweep_name, top)
+    winners = best_trials(tracker, sweep_name, None)
     sweep = tracker.find_sweep(sweep_name)
     assert sweep is not None  # best_trials has found it
+    rule = selection_metric(sweep)
+    winners = (front_of(winners, rule) if len(names_of(rule[0])) > 1 else winners)[:top]
     stream_name = winners[0].settings["stream"]
     stream = execution.load_stream(stream_name, render=False)
     given = _overrides_of(sweep, execution)
@@ -185,9 +189,7 @@ def rerun(
     compared = [baseline(word, stream, stream_name, shared, execution.workers) for word in baseline_rows(baselines)]
     trials = tracker.find_runs(sweep=sweep_name)
     verdict, confirmation = read_verdict(tracker, sweep_name), tracker.find_runs(tags={CONFIRMS: sweep_name})
-    runs = with_baselines(
-        compared, winners, trials, selection_metric(sweep)[0], seeds, execution.workers, verdict, confirmation
-    )
+    runs = with_baselines(compared, winners, trials, rule[0], seeds, execution.workers, verdict, confirmation)
     runs = expand_task_orders(runs, orders)
     again = f"ctvr rerun --sweep {sweep_name} --top {top} --seeds {seeds}"
     again += f" --task-orders {orders}" if orders > 1 else ""

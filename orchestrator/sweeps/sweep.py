@@ -31,7 +31,6 @@ from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
 from ctvr.orchestrator.sweeps.epoch_rungs import epochs_compared
-from ctvr.orchestrator.sweeps.front import describe_front
 from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_sweep, flat_search
 from ctvr.orchestrator.sweeps.preflight import forbid_seed
 from ctvr.orchestrator.sweeps.preparation import prepare_run
@@ -328,13 +327,12 @@ def _conclude(
         ]
         raise RunsFailed("\n".join(lines))
     trials = best_trials(tracker, request.name, None)
-    if len(planned.search.metrics) > 1:
-        lines.append(describe_front(trials, (planned.search.metric, planned.search.mode)))
-    lines += describe_best(planned, trials[0], planned.unsearched(execution.workers).settings)
-    mlflow_notes.annotate_search(tracker, parent, request.name, planned.space, planned.search.metric)
+    lines += describe_best(planned, trials, planned.unsearched(execution.workers).settings)
+    mlflow_notes.annotate_search(tracker, parent, request.name, planned.space, planned.search)
     if planned.search.confirm:
         listed = candidates(tracker, request.name, planned.unsearched(execution.workers), planned.search)
-        say("\n".join(lines) if listed else "confirmation: skipped, because only the recommended trial is complete")
+        only = "complete" if len(planned.search.metrics) == 1 else "on the Pareto front"
+        say("\n".join(lines) if listed else f"confirmation: skipped, because only the recommended trial is {only}")
         again = resume_command(request.name)
         verdicts = confirm(request.name, listed, len(planned.stream.tasks), execution, tracker, planned.search, again)
         lines += [verdict.text for verdict in verdicts.values()]

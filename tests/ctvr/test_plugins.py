@@ -236,5 +236,12 @@ def test_a_searcher_of_another_package_climbs_from_the_recommended_settings(lear
         best = max(known, key=lambda each: each.scores[1]).point
         assert sum(trial.point[name] != best[name] for name in best) == 1
     assert best != planned.recommended
+    two = replace(search, metric=f"{search.metric},stream/t2v/bwf", mode="max,min", trials=4)
+    made = SuccessiveHalving(make_searcher(two, planned.searched, 1), two, 1, dict)
+    while due := made.next_segments():
+        for trial, until in due:
+            made.report(trial, {"task": 1, search.metric: 1.0, "stream/t2v/bwf": 0.0}, until)
+            made.end(trial, until)
+    assert len(made.trials) == 4
     with pytest.raises(ConfigError, match="searcher: 'one_at_a_tim' is none of tpe, .*Did you mean 'one_at_a_time'"):
         plan_sweep(replace(request, search={"searcher": "one_at_a_tim"}), execution)

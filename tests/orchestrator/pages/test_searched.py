@@ -38,6 +38,10 @@ def test_the_page_shows_ranges_every_trial_and_the_winner():
     assert rows == [("2 ★", "complete", "+11.50"), ("1", "complete", "+9.00"), ("3", "stopped: task 1", "+2.00")]
     for kind in ("best trial", "complete", "stopped early"):
         assert f"</svg>{kind}" in text
+    text = searched_html(SearchedSpace(settings, trials, "R@1 gain, GMACs", is_front=True))
+    assert "1e-05 +11.50 on the front" in text
+    assert "</svg>on the Pareto front" in text
+    assert "best trial" not in text
 
 
 def test_a_search_without_a_finite_result_has_a_table_and_no_chart():

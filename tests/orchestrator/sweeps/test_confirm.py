@@ -12,6 +12,7 @@ from ctvr.orchestrator.sweeps import confirm as confirm_job
 from ctvr.orchestrator.sweeps.comparison import CHOICE
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.front import with_standing
+from ctvr.orchestrator.sweeps.mlflow_notes import selected_run
 from ctvr.orchestrator.sweeps.rerun import with_baselines
 from ctvr.orchestrator.sweeps.selection import Rerun, used_seeds
 from ctvr.orchestrator.sweeps.verdict import CONFIRMS, read_verdict
@@ -105,6 +106,11 @@ def test_the_front_of_a_search_is_decided_again_over_fresh_seeds(execution, monk
     ]
     assert {run.tags["ctvr.columns"] for run in runs} == {"gmacs"}
     assert "not on the confirmed front of the search: s-0.3 is better" in runs[2].tags["ctvr.note"]
+
+    (run,) = with_baselines([], trials[:1], trials, TWO["search.metric"], 1, 1)  # nothing was confirmed
+    assert run.tags[CHOICE] == f"front, {trials[0].name[2:]}"
+    assert (run.tags["ctvr.note"], run.tags["ctvr.columns"]) == (unconfirmed["s-0.1"], "gmacs")
+    assert selected_run([replace(trials[0], tags={**trials[0].tags, **run.tags})]) is None  # none becomes best-STREAM
 
 
 def finish(plan, runs: list[Rerun], tracker: Tracker) -> None:

@@ -47,7 +47,7 @@ def execution(tmp_path_factory) -> ExecutionConfig:
         tracker.log_history(run, {1: {GAIN: gain}, 2: {GAIN: gain, "stream/t2v/r1": 40 + gain}})
         tracker.set_tags(run, {"ctvr.stopped": "halving after task 2"} if gain < 0 else {"ctvr.complete": "true"})
     for _ in range(2):  # a sweep that is resumed when it has ended says it again
-        mlflow_notes.annotate_search(tracker, parent, "s", SPACE, GAIN)
+        mlflow_notes.annotate_search(tracker, parent, "s", SPACE, SearchConfig())
         mlflow_notes.append_confirmation(tracker, parent, ["confirmation: it takes their place"])
     again = tracker.open_sweep("s-confirm-1", "few", {})
     for seed, candidate in enumerate(("recommended", "s-clip4clip-1"), start=1001):
@@ -96,6 +96,33 @@ def test_a_sweeps_page_says_what_was_asked_and_found(execution):
         "trials/complete": (2, 2.0),
         "trials/stopped": (2, 1.0),
     }
+
+
+def test_a_sweep_with_several_objectives_has_a_front_and_no_winner_on_its_page(tmp_path):
+    tracker = ExecutionConfig(runs=tmp_path).tracker("few")
+    search = SearchConfig(metric=f"{GAIN},stream/t2v/bwf", mode="max,min")
+    parent = tracker.open_sweep("s", "few", {"search.metric": search.metric, "search.mode": search.mode})
+    mlflow_notes.write_sweep_note(tracker, parent, "s", "Which settings are best?", search, SPACE)
+    for number, (gain, forgetting) in enumerate(((4.0, 1.0), (5.0, 2.0), (3.0, 3.0))):
+        run = tracker.open_run("few", f"s-{number}", {"method.lr": number, "method.lr_other": 1}, parent, {})
+        tracker.log_history(run, {2: {GAIN: gain, "stream/t2v/bwf": forgetting}})
+        tracker.set_tags(run, {"ctvr.complete": "true"})
+    for _ in range(2):
+        mlflow_notes.annotate_search(tracker, parent, "s", SPACE, search)
+        mlflow_notes.append_confirmation(tracker, parent, ["confirmed front\ns-1"])
+    mlflow_notes.annotate_confirmation_runs(tracker, parent, "s-confirm-1", ["s"], ["confirmed front\ns-1"], [""])
+    confirmed = tracker.client.get_run(parent).data.tags[NOTE]
+    assert confirmed.startswith("**The Pareto front and the recommended settings again")
+    assert "chosen" not in confirmed
+    mlflow_notes.write_sweep_note(tracker, parent, "s", "Which settings are best?", search, SPACE)
+    mlflow_notes.annotate_search(tracker, parent, "s", SPACE, search)
+    sweep = tracker.find_sweep("s")
+    assert sweep is not None
+    note = sweep.tags[NOTE]
+    assert "**Pareto front** by R@1 gain over zero-shot, forgetting\n```\nPareto front: 2 of 3 complete trials" in note
+    assert "scheduler halving; Pareto front by R@1 gain over zero-shot, forgetting\n- resume" in note
+    assert "Winner" not in note
+    assert (sweep.last("trials/complete"), sweep.last(GAIN)) == ((0, 3.0), None)
 
 
 def test_the_runs_of_a_confirmation_are_told_apart_by_what_they_confirm(execution):
@@ -147,7 +174,7 @@ def test_image_runs_show_accuracy_and_refuse_search(tmp_path):
     for sweep, name in ((parent, "one"), (final, "two")):
         run = tracker.open_run("painted", name, settings, sweep, tags)
         tracker.log_task(run, 2, {ACCURACY: 71.25, "stream/knn/forgetting": 2.0})
-    mlflow_notes.annotate_search(tracker, parent, "s", {"method.lr": None}, ACCURACY)
+    mlflow_notes.annotate_search(tracker, parent, "s", {"method.lr": None}, SearchConfig(metric=ACCURACY))
     mlflow_notes.annotate_rerun(tracker, final, "s-final-1", "s", execution)
     searched = tracker.find_sweep("s")
     assert searched is not None

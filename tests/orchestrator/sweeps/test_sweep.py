@@ -15,7 +15,7 @@ from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOu
 from ctvr.orchestrator.on_ray.search import count_trials, grid_points, make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.sweeps import session
-from ctvr.orchestrator.sweeps.plan_text import describe_scheduler, describe_sweep
+from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_scheduler, describe_sweep
 from ctvr.orchestrator.sweeps.session import trial_plan
 from ctvr.orchestrator.sweeps.sweep import (
     SweepRequest,
@@ -24,8 +24,11 @@ from ctvr.orchestrator.sweeps.sweep import (
     read_request,
     sweep,
 )
+from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 from tests.small_stream import write_stream
+
+GMACS = "stream/cost/video_gmacs"
 
 
 def request(stream: str, **more: object) -> SweepRequest:
@@ -160,7 +163,7 @@ def test_a_condition_that_never_holds_is_refused(few, execution, space, message)
 
 
 def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front(few, execution):
-    objectives = {"metric": f"{GAIN},stream/cost/video_gmacs", "mode": "max,min"}
+    objectives = {"metric": f"{GAIN},{GMACS}", "mode": "max,min"}
     planned = plan_sweep(request(few, search=objectives), execution)
     assert planned.fixed_settings["evaluation.costs"] is True
     assert planned.unsearched(1).evaluation.costs
@@ -169,6 +172,17 @@ def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front
     assert "confirms   up to 8 trials of the Pareto front and the recommended settings over 3 new seeds" in text
     fewer = plan_sweep(request(few, search={**objectives, "confirm": 3}), execution)
     assert fewer.search.confirm == 3
+    none = plan_sweep(request(few, search={**objectives, "confirm": 0}, seeds=1), execution)
+    text = describe_sweep(none, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    assert "confirms   nothing: the Pareto front is accepted without a test" in text
+    assert "rerun      up to 1 of the Pareto front over 1 seeds on test videos" in text
+    runs = [
+        RunRecord(name, name, {"method.lr": rate}, {GAIN: [(2, gain)], GMACS: [(2, cost)]}, {}, "FINISHED", "")
+        for name, rate, gain, cost in (("s-1", "1e-5", 5.0, 3.0), ("s-2", "1e-6", 4.0, 2.0), ("s-3", "1e-4", 3.0, 9.0))
+    ]
+    found = "\n".join(describe_best(none, runs, {}))
+    assert found.startswith("Pareto front: 2 of 3 complete trials")
+    assert found.endswith("  s-1: method.lr=1e-5\n  s-2: method.lr=1e-6")
     plain = plan_sweep(request(few, search={"metric": f"{GAIN},stream/t2v/bwf", "mode": "max,min"}), execution)
     assert "evaluation.costs" not in plain.fixed_settings
 
