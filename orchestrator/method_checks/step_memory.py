@@ -1,6 +1,7 @@
 """Memory of a training step on a GPU, computed without one, for the plans of `ctvr run` and `ctvr sweep`.
 
-The losses of a batch are computed on `meta` tensors, which have shapes and no numbers. Counted are weights, gradients,
+The losses of a batch are computed on `meta` tensors, which have shapes and no numbers. A number that a method reads is
+1, and a replay memory holds the pairs of one batch, as often as a step needs them. Counted are weights, gradients,
 the optimizer's moments, frames, and the tensors that autograd keeps for the backward pass, as on a CPU byte for byte.
 Not counted are workspaces of kernels and fragments: docs/gpu.md compares the sum with peaks that were measured.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +44,7 @@ _LOWERED = {
     F.linear, F.conv2d, F.scaled_dot_product_attention, torch.conv2d, torch.matmul, torch.bmm, torch.einsum,
     Tensor.matmul, Tensor.__matmul__, Tensor.bmm,
 }  # fmt: skip
+_READS = {Tensor.cpu, Tensor.tolist, Tensor.item, Tensor.__int__, Tensor.__bool__, Tensor.__float__}
 
 
 @dataclass(frozen=True)
@@ -68,20 +70,17 @@ def step_memory(experiment: Experiment, workers: int = 1) -> StepMemory | None:
     """Estimate the memory of a step in the second task on each worker's GPU.
 
     Returns:
-        None for methods that replay pairs or read the values of a batch, for images and questions, and for a tower
-        that needs a missing package.
+        None for images and questions, for a tower that needs a missing package, and for a method of another package
+        whose losses need more than shapes.
     """
     optim = experiment.optim
     if find_method(experiment.run.method).domain != "videos" or experiment.upgrade.task or not optim.epochs:
         return None
     try:
         with torch.random.fork_rng(devices=[]):
-            method = _second_task(experiment)
+            method, batch = _second_task(experiment, math.ceil(experiment.data.batch_size / workers))
             modules = list(modules_within(method))
-            if any(isinstance(module, ReplayBuffer) for module in modules):
-                return None
             trained = sum(map(_bytes, freeze_except(method, method.param_groups())))
-            batch = _batch(experiment, _clip_of(method), math.ceil(experiment.data.batch_size / workers))
             activations = _activations(method, batch, experiment.run.precision, optim.activation_checkpointing)
     except Exception:  # an estimate ends no run, whatever a method of another package does with such tensors
         log.debug("the memory of a step cannot be estimated", exc_info=True)
@@ -153,11 +152,36 @@ def _activations(method: Method, batch: Batch, precision: str, is_checkpointing:
     return _kept(method, batch, precision, True) + 2 * block if is_checkpointing else kept + block
 
 
-def _second_task(experiment: Experiment) -> Method:
+def _second_task(experiment: Experiment, pairs: int) -> tuple[Method, Batch]:
+    """Return a method that has begun the second task, and a batch of so many pairs."""
     method = make_method(experiment, _shapes_of(experiment.backbone.name))
+    batch = _batch(experiment, _clip_of(method), pairs)
+    with _Numbers():
+        begin_second_task(method, batch)
+    return method, batch
+
+
+def begin_second_task(method: Method, batch: Batch) -> None:
+    """Begin two tasks; a replay memory keeps the pairs of the batch at the end of the first one."""
+    device = batch.frames.device
     for index in range(2):
-        method.to("meta").begin_task(Task(index, f"task_{index + 1:02d}", 10, (index,), 10))
-    return method.to("meta").train()
+        task = Task(index, f"task_{index + 1:02d}", 10, (index,), 10)
+        method.to(device).begin_task(task)
+        if index == 0 and any(isinstance(module, ReplayBuffer) for module in method.modules()):
+            method.to(device).set_pair_source(_Pairs(batch))
+            method.end_task(task, [replace(batch, pair_ids=batch.video_ids)])
+    method.to(device).train()
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """A `PairSource` whose pairs are all the first one of a batch."""
+
+    batch: Batch
+
+    def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        rows = [0] * len(numbers)
+        return self.batch.frames[rows], self.batch.tokens[rows]
 
 
 def _shapes_of(name: str) -> Clip:
@@ -203,7 +227,7 @@ def _kept(method: Method, batch: Batch, precision: str, is_checkpointing: bool) 
         return x
 
     saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
-    with saved, _precision(precision), checkpointing(is_checkpointing):
+    with saved, _Numbers(), _precision(precision), checkpointing(is_checkpointing):
         sum(method.losses(batch).values())
     return sum(x.untyped_storage().nbytes() for x in kept.values())
 
@@ -218,6 +242,15 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 def _bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
+
+
+class _Numbers(TorchFunctionMode):
+    """Gives the number 1 to code that reads a `meta` tensor."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS and args[0].is_meta:
+            args = (torch.ones(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 class _Lowered(TorchFunctionMode):
