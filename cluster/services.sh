@@ -11,10 +11,10 @@
 # Its pages, from your own machine: ssh -L 5000:ADDRESS:5000 USER@HEAD (`start` prints ADDRESS), then
 # http://localhost:5000; name and password are in ~/.ctvr/mlflow_credentials.
 #
-# It listens on the head's own address (not on every interface), answers to that host name only, and requires the
-# password of ~/.mlflow/credentials. The database is on the head's disk, since SQLite breaks on NFS; artifacts go
-# to CTVR_ARTIFACTS (a folder or s3://BUCKET/PREFIX), by default into the shared folder CTVR_RUNS. MLflow's own jobs
-# are off: they are not needed here, and their seven processes took 1.8 GB.
+# It listens on the head's own address (not on every interface, unless CTVR_MLFLOW_HOST names another), answers to that
+# host name only, and requires the password of ~/.mlflow/credentials. The database is on the head's disk, since SQLite
+# breaks on NFS; artifacts go to CTVR_ARTIFACTS (a folder or s3://BUCKET/PREFIX), by default into the shared folder
+# CTVR_RUNS. MLflow's own jobs are off: they are not needed here, and their seven processes took 1.8 GB.
 #
 # CTVR_MLFLOW_DATABASE=postgresql://USER:PASSWORD@HOST/NAME is a database server of yours instead, which keeps its own
 # backups. It holds a password: write it into ~/.ctvr_keys (setup.sh). Only this machine needs the driver, psycopg.
@@ -95,7 +95,7 @@ start() {
     MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
     setsid nohup python -m mlflow server --app-name basic-auth \
     --artifacts-destination "${CTVR_ARTIFACTS:-$RUNS/mlflow-artifacts}" \
-    --host "$ADDRESS" --port "$PORT" --workers 2 \
+    --host "${CTVR_MLFLOW_HOST:-$ADDRESS}" --port "$PORT" --workers 2 \
     --allowed-hosts "$ADDRESS:$PORT,localhost:*,127.0.0.1:*" \
     >"$FOLDER/server.log" 2>&1 </dev/null &
   echo $! >"$FOLDER/pid"

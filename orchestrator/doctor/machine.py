@@ -21,6 +21,7 @@ from ctvr.sandbox.measure import ALWAYS, COUNT, measure
 SAFE_FFMPEG = (8, 1, 2)  # first version with the fix of CVE-2026-8461 (MagicYUV, out-of-bounds write)
 RAY = 1_300_000_000  # bytes that a started Ray takes
 LOW_MEMORY = 4 * 10**9  # about 2 GB with one small trial
+DRIVERS = {"12": 525, "13": 580}  # CUDA's major version -> oldest driver (NVIDIA, CUDA compatibility)
 
 
 def requirements() -> tuple[str, list[str]]:
@@ -150,7 +151,7 @@ def gpus() -> Iterator[Finding]:
     if program is None:
         yield Finding("ok", "GPUs", "none (no nvidia-smi); trials run on processors")
         return
-    query = "--query-gpu=name,memory.total,memory.used"
+    query = "--query-gpu=name,memory.total,memory.used,driver_version"
     answer = subprocess.run(
         [program, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, errors="replace", timeout=8
     )
@@ -166,20 +167,28 @@ def gpus() -> Iterator[Finding]:
     if busy:
         remedy = "Wait for the other programs, or choose devices with CUDA_VISIBLE_DEVICES."
         yield Finding("warning", "GPUs", f"more than a tenth of the memory of GPU {listed(busy)} is in use", remedy)
-    if not _torch_has_cuda():
+    built, driver = _torch_cuda(), rows[0][-1]
+    if built == "":
         remedy = "Install a CUDA build (https://pytorch.org/get-started), or write --gpus-per-trial 0."
         yield Finding("warning", "GPUs", "torch is built without CUDA and cannot use them", remedy)
+    least = DRIVERS.get((built or "").split(".")[0], 0)
+    if (major := driver.split(".")[0]).isdigit() and int(major) < least:
+        text = f"torch is built for CUDA {built}, which needs a driver of at least {least}, and the driver is {driver}"
+        remedy = "Update the driver, or remove .venv and run: make setup TORCH=cu126 (docs/cluster.md, older drivers)."
+        yield Finding("warning", "GPUs", text, remedy)
 
 
-def _torch_has_cuda() -> bool:
-    """Return whether torch was built with CUDA, from its version file, because importing it takes seconds."""
+def _torch_cuda() -> str | None:
+    """Return the version of CUDA that torch is built for, empty without CUDA, None if unknown.
+
+    It is read from torch's version file, because importing torch takes seconds.
+    """
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).parent / "version.py" if spec is not None and spec.origin else None
-    return (
-        file is None
-        or not file.is_file()
-        or bool(re.search(r"^cuda[^=\n]*= *['\"]", file.read_text(encoding="utf-8"), re.MULTILINE))
-    )
+    if file is None or not file.is_file():
+        return None
+    found = re.search(r"^cuda[^=\n]*= *['\"]([\d.]+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
 
 
 # ------------------------------------------------------------------------------------------ Ray, ports

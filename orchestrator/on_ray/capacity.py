@@ -150,7 +150,8 @@ def choose_gpus(asked: float | None, workers: int) -> float:
     if ray.cluster_resources().get("GPU", 0.0) < min(1.0, share) or _sees_cuda(share):
         return asked or float(workers)  # `capacity` reports a lack of GPUs
     if asked is None:
-        log.warning("the cluster has GPUs, but its torch cannot use them: trials run on CPUs")
+        why = _why_no_cuda(share)
+        log.warning("the cluster has GPUs, but torch cannot use them, so trials run on CPUs: %s (docs/cluster.md)", why)
         return 0.0
     raise ConfigError(
         f"--gpus-per-trial: torch cannot use the cluster's GPUs: {_why_no_cuda(share)} (got {asked:g}). Set "

@@ -189,7 +189,7 @@ def test_nothing_listens_on_every_interface(cluster: Cluster) -> None:
 def test_mlflow_wants_a_password_and_answers_to_one_name() -> None:
     text = SERVICES.read_text()
     assert "--app-name basic-auth" in text
-    assert '--host "$ADDRESS"' in text
+    assert '--host "${CTVR_MLFLOW_HOST:-$ADDRESS}"' in text
     assert "default_permission = NO_PERMISSIONS" in text
     assert re.search(r'--allowed-hosts "\$ADDRESS:\$PORT,localhost:\*,127\.0\.0\.1:\*"', text)
 

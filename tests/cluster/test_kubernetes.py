@@ -152,6 +152,7 @@ def test_the_file_fits_the_project_and_its_own_limits(objects: Objects) -> None:
     env = {each["name"]: each.get("value") for each in head["env"]}
     (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
     assert int(env["CTVR_NODES"]) <= int(env["CTVR_MAX_NODES"]) <= 1 + group["maxReplicas"]
+    assert env["CTVR_MLFLOW_HOST"] == "0.0.0.0"  # a forwarded port ends at the loopback of the pod
     assert group["minReplicas"] == 0  # no GPU is held unless a sweep asks
     assert spec["activeDeadlineSeconds"] > 0
     for script in re.findall(r"cluster/\S+\.sh", spec["entrypoint"]):

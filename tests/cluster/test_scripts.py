@@ -314,6 +314,7 @@ def test_records_are_on_a_database_server_if_one_is_named(served: Path) -> None:
 
 def test_records_are_in_sqlite_otherwise(served: Path) -> None:
     assert serve(served, "start", "").returncode == 0
+    assert "--host 127.0.0.1 --port" in (served / "arguments").read_text()
     assert (served / "uri").read_text() == f"sqlite:///{served}/ctvr_mlflow/mlflow.db\n"
     ends = time.monotonic() + 30
     while not (served / "ctvr_mlflow" / "copies.log").exists():

@@ -186,13 +186,23 @@ def test_a_home_that_is_absent_or_read_only_is_named(monkeypatch, tmp_path):
 
 def test_gpus_come_from_nvidia_smi(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA A100, 81920, 40000'\necho 'NVIDIA A100, 81920, 10'\n")
+    program.write_text(
+        "#!/bin/sh\necho 'NVIDIA A100, 81920, 40000, 570.86.15'\necho 'NVIDIA A100, 81920, 10, 570.86.15'\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(machine, "_torch_has_cuda", lambda: False)
+    monkeypatch.setattr(machine, "_torch_cuda", lambda: "")
     found = list(machine.gpus())
     assert found[0].text.count("NVIDIA A100") == 2
     assert ["memory of GPU 0 " in found[1].text, "without CUDA" in found[2].text] == [True, True]
+    for built, is_too_old in (("13.2", True), ("12.6", False), (None, False)):
+        monkeypatch.setattr(machine, "_torch_cuda", lambda built=built: built)
+        said = [each.text for each in machine.gpus() if "needs a driver of at least 580" in each.text]
+        assert (
+            said
+            == ["torch is built for CUDA 13.2, which needs a driver of at least 580, and the driver is 570.86.15"]
+            * is_too_old
+        )
     program.write_text("#!/bin/sh\necho 'driver mismatch'; exit 9\n")
     assert "driver mismatch" in next(machine.gpus()).text
 

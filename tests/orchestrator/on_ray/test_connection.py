@@ -201,10 +201,13 @@ def test_a_plan_for_this_machine_is_refused_before_ray_starts():
         (4, 1, 2, True, 4),  # too few: `capacity` says so
     ],
 )
-def test_gpus_are_used_where_there_are_any_and_torch_can(monkeypatch, asked, workers, there, cuda, chosen):
+def test_gpus_are_used_where_there_are_any_and_torch_can(monkeypatch, caplog, asked, workers, there, cuda, chosen):
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": float(there)})
     monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._sees_cuda", lambda share: cuda)
+    why = "2.15.0 is built for CUDA 13.2, and the driver is 535.54.03"
+    monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._why_no_cuda", lambda share: why)
     assert choose_gpus(asked, workers) == chosen
+    assert (why in caplog.text) == (there > 0 and not cuda)
 
 
 def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
