@@ -17,6 +17,7 @@
         ├── CommitConflict    (RuntimeError) 1    another process has committed the task with other numbers
         ├── OutOfMemory       (RuntimeError) 1    a step does not fit in the device's memory
         ├── TrialFailed       (RuntimeError) 1    a Ray trial ended without a result
+        ├── UserCodeFailed    (RuntimeError) 1    a user's method or plug-in raised an exception
         ├── RunsFailed        (RuntimeError) 1    some runs of a job failed
         └── Interrupted       (RuntimeError) 130  the user stopped a job; it can be resumed
 
@@ -163,6 +164,12 @@ class TrialFailed(CtvrError, RuntimeError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class UserCodeFailed(CtvrError, RuntimeError):
+    """A user's method or plug-in raised an exception; the text names its file and line."""
+
+    is_permanent = True
 
 
 class RunsFailed(CtvrError, RuntimeError):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
 _ADDRESS = re.compile(r"auto|local|(ray://)?([^/:\s]+|\[[\da-fA-F:]+\]):\d+")  # of a Ray cluster
+STORE_MARKS = (".tmp", "commits", "frames")  # folders of which a store has one
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,20 @@ class ExecutionConfig:
         return self.places().open_store()
 
     def require_store(self) -> None:
-        """Refuse a store folder that does not exist, so that a read-only command does not create a misspelt one.
+        """Refuse a folder that is not a store, for a command that reads: a misspelt folder is not made one.
 
         Raises:
-            ConfigError: if the folder does not exist.
+            ConfigError: if the folder does not exist or is not a store.
         """
         place = absolute(self.store) or str(self.runs.resolve() / "store")
-        if "://" not in place and not Path(place).is_dir():
-            raise ConfigError(f"--store {self.store or place}: does not exist. Give the store of earlier runs.")
+        if "://" in place or any((Path(place) / mark).is_dir() for mark in STORE_MARKS):
+            return
+        named, why = f"--store {self.store or place}", "does not exist"
+        if Path(place).is_dir():
+            why = "is not a store"
+            if any((Path(place) / "store" / mark).is_dir() for mark in STORE_MARKS):
+                raise ConfigError(f"{named}: is a runs folder. Write --store {Path(self.store or place) / 'store'}.")
+        raise ConfigError(f"{named}: {why}. Give the store of earlier runs.")
 
     def load_stream(self, name: str, render: bool = True) -> Stream:
         """Load a stream of the runs folder, as `streams.load.load_stream` does."""

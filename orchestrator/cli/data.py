@@ -191,7 +191,9 @@ def _cache_verify(arguments: argparse.Namespace) -> str:
 
 def _cache_gc(arguments: argparse.Namespace) -> str:
     execution = _existing_store(arguments)
-    from ctvr.orchestrator.jobs.cache import collect_garbage, collect_losers
+    if arguments.losers is not None:
+        execution.existing_tracker().require_sweep(arguments.losers)
+    from ctvr.orchestrator.jobs.cache import collect_garbage, collect_losers  # imports torch
 
     if arguments.losers is not None:
         return collect_losers(execution, arguments.losers, arguments.yes)

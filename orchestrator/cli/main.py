@@ -37,6 +37,7 @@ from ctvr.orchestrator.cli.results import add_doctor, add_explain, add_methods, 
 from ctvr.orchestrator.cli.run import add_run
 from ctvr.orchestrator.cli.runs import add_runs
 from ctvr.orchestrator.cli.sweep import add_sweep, is_supervised, supervised_command
+from ctvr.orchestrator.cli.user_errors import named_in_one_line
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.console import escape_unknown_characters, say
 from ctvr.orchestrator.errors import (
@@ -197,7 +198,8 @@ def _run(argv: list[str] | None) -> int:
         if argv is None and is_supervised(arguments) and not supervisor.is_child():  # called by the shell
             return supervisor.supervise(supervised_command(arguments, sys.argv[1:]), arguments.verbose)
         # Output of libraries is not a result; in a driver it goes to the log
-        with contextlib.redirect_stdout((supervisor.is_child() and sys.__stderr__) or sys.stderr):
+        results_only = contextlib.redirect_stdout((supervisor.is_child() and sys.__stderr__) or sys.stderr)
+        with results_only, named_in_one_line(arguments):
             text = arguments.run(arguments)
     except CtvrError as error:
         if supervisor.is_child() and _is_unavailable(error):

@@ -7,6 +7,7 @@ and the settings are checked again without those that were refused, until no fur
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError, Mistakes
 
 _REMEDY = re.compile(r"(?:Write|Use) ([\w.]+=[^\s]+?)\.$")  # at the end of a message on a setting
 _SETTING = re.compile(r"(?:method|base|optim|data|evaluation|backbone|tracking|search)\.\w+")
 _WITH_COLON = re.compile(r"[/+-]*((?:seed|\w+\.\w+)):(-?[\d.][\w.+-]*|true|false)")  # no class of a module
+_PLAIN_VALUE = re.compile(r"-?[\d.][\w.+-]*|true|false", re.IGNORECASE)
 _MEANT = re.compile(r"Did you mean '?([\w@.:-]+?)'?\?")
 MOST = 20  # mistakes that are looked for
 
@@ -124,6 +127,8 @@ def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
         size = 3 if words[at + 1 : at + 2] == ["="] else 2
         value = "".join(words[at + 1 : at + size]).lstrip("=")
         is_split = words[at] != bare or words[at + 1 : at + 2] == ["="]
+        if words[at].endswith(":") and "." not in bare and not _PLAIN_VALUE.fullmatch(value):
+            is_split = bare in ("method", "stream", "precision")  # and no name with a colon: `clip4clip: shapes-5`
         if is_split and value and "=" not in value and re.fullmatch(r"\w+(\.\w+)*", bare):
             old = tuple(words[at : at + size])
             found.append(
@@ -158,19 +163,29 @@ def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -
 
 
 def setting_names(arguments: Mapping[str, Any]) -> list[str]:
-    """Return all settings of a command: those of its method, and of a search if it is a sweep. Imports torch.
+    """Return all settings of a command: those of its method, and of a search if it is a sweep.
+
+    Imports torch for a method that no command has asked about before.
 
     Args:
         arguments: `command` and `method` as typed.
     """
+    from ctvr.orchestrator.sweeps.preflight import is_method, search_settings
+
+    method = str(arguments.get("method") or "clip4clip")
+    method = method if is_method(method) else "clip4clip"
+    ask = functools.partial(_settings_of, method)
+    names = ask() if ":" in method else memo.remembered(["settings of", method], ask)
+    return [*names, *(search_settings() if arguments.get("command") == "sweep" else ())]
+
+
+def _settings_of(method: str) -> list[str]:
     from ctvr.orchestrator.learning.resolve import get_method, settings_of
-    from ctvr.orchestrator.sweeps.preflight import search_settings
 
     try:
-        cls = get_method(str(arguments.get("method") or "clip4clip"))
-    except ConfigError:
-        cls = get_method("clip4clip")
-    return [*settings_of(cls), *(search_settings() if arguments.get("command") == "sweep" else ())]
+        return list(settings_of(get_method(method)))
+    except ConfigError:  # a user's class that cannot be loaded
+        return list(settings_of(get_method("clip4clip")))
 
 
 def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake]]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any, NoReturn
 
-from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs, user_path
+from ctvr.orchestrator.cli.options import add_execution_options, get_existing_runs, get_runs_of_model, user_path
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.interpreter import leave
 
@@ -44,7 +43,7 @@ def _search(arguments: argparse.Namespace) -> str:
     if len(arguments.text) > 2 and not any(" " in text for text in arguments.text):
         whole = " ".join(arguments.text)
         say(f"search: these are {len(arguments.text)} texts of one word. For one text write {whole!r}")
-    execution = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
+    execution = get_runs_of_model(arguments)
     from ctvr.orchestrator.jobs.query import run_query
 
     return run_query(arguments.text, arguments.model, execution, arguments.k, arguments.among, arguments.html)
@@ -77,7 +76,7 @@ def add_serve(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> NoReturn:
-    execution = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
+    execution = get_runs_of_model(arguments, may_be_incomplete=True)
     from ctvr.orchestrator.jobs.serve import serve
 
     given = arguments
@@ -117,7 +116,7 @@ def add_export(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> str:
-    execution = get_existing_runs(arguments)
+    execution = get_runs_of_model(arguments)
     from ctvr.orchestrator.jobs.export_model import export_hf
 
     return export_hf(arguments.folder, arguments.model, execution, arguments.license)

@@ -17,6 +17,17 @@ _NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
 UNKNOWN = "{}: no such option. `--help` lists the options of this command."
 UNITS = {"DAYS": "30", "HOURS": "2"}  # unit of a number -> an example
 NAMES = ("NAME", "FOLDER", "FILE", "HOST")
+# Options of other tools -> the option or the setting here; empty: the GPUs that a run may use
+OF_OTHER_TOOLS = {
+    **dict.fromkeys(("output-dir", "out-dir", "outdir", "save-dir", "log-dir", "logdir", "results-dir"), "--runs"),
+    **dict.fromkeys(("num-epochs", "n-epochs", "max-epochs"), "optim.epochs="),
+    **dict.fromkeys(("fp16", "amp", "mixed-precision"), "precision=bf16"),
+    **dict.fromkeys(("gpu", "gpus", "device", "devices", "cuda"), ""),
+    "learning-rate": "method.lr=",
+    "num-workers": "data.prefetch_threads=",
+    "wandb": "tracking.mirror=wandb",
+    "tensorboard": "tracking.mirror=tensorboard",
+}
 KINDS: dict[Any, tuple[str, str]] = {int: ("a whole number", "3"), float: ("a number", "0.5")}
 
 
@@ -102,7 +113,10 @@ def _check_option(
     if len(actions) > 1:
         return 1, Mistake(f"{name}: is the beginning of {' and '.join(matches)}. Write one of them in full.")
     if not actions:
-        return _unknown_option(options, name, inline if equals else following, bool(equals), known)
+        value = inline if equals else following
+        takes_settings = any(action.dest == "overrides" for action in parser._actions)
+        found = _of_another_tool(options, name, value, word, takes_settings)
+        return found or _unknown_option(options, name, value, bool(equals), known)
     (action,) = actions.values()
     if action.nargs == 0:
         return 1, Mistake(f"{name}: takes no value (got {inline!r}).", (word,), (name,)) if equals else None
@@ -147,6 +161,26 @@ def _example(action: argparse.Action) -> str:
     default = action.default if isinstance(action.default, (int, float)) else None
     kind, name = KINDS.get(action.type), str(action.metavar or action.dest.upper())
     return f"{default:g}" if default is not None else UNITS.get(name, kind[1]) if kind else name
+
+
+def _of_another_tool(
+    options: Mapping[str, argparse.Action], name: str, value: str | None, word: str, takes_settings: bool
+) -> tuple[int, Mistake] | None:
+    """Return the mistake of an option that other tools have, with what to write here; None if it is not known."""
+    here = OF_OTHER_TOOLS.get(name.lstrip("-").replace("_", "-").lower())
+    if here is None or not (here in options or (takes_settings and not here.startswith("-"))):
+        return None
+    takes = value is not None and (here in options or here[-1:] in ("", "="))
+    old = (word,) if "=" in word or not takes else (name, str(value))
+    if not here:
+        text = f"{name}: no such option. A run uses the GPU that torch finds; CUDA_VISIBLE_DEVICES chooses it. Omit it."
+        return len(old), Mistake(text, old, ())
+    if here in options:
+        what, new = "no such option", (here, value or "FOLDER")
+    else:
+        what, new = "is a setting, not an option", (f"{here}{value or 'VALUE'}" if here[-1] == "=" else here,)
+    is_whole = takes or (here not in options and here[-1] != "=")
+    return len(old), Mistake(f"{name}: {what}. Write {' '.join(new)}.", old, new if is_whole else None)
 
 
 def _unknown_option(

@@ -222,16 +222,46 @@ def get_execution(arguments: argparse.Namespace) -> Any:
     return ExecutionConfig(**{each.name: given[each.name] for each in fields(ExecutionConfig) if each.name in given})
 
 
-def get_existing_runs(arguments: argparse.Namespace) -> Any:
+def get_existing_runs(arguments: argparse.Namespace, fills_store: bool = False) -> Any:
     """Return the execution settings of a command that reads existing runs.
 
+    Args:
+        arguments: of the command.
+        fills_store: whether the command may create the store that --store names.
+
     Raises:
-        ConfigError: if the runs folder has no records.
+        ConfigError: if the runs folder has no records, or --store names no store.
     """
     from ctvr.orchestrator.tracking.server import require_records
 
     require_records(arguments.runs)
-    return get_execution(arguments)
+    execution = get_execution(arguments)
+    if execution.store and not fills_store:
+        execution.require_store()
+    return execution
+
+
+def get_runs_of_model(arguments: argparse.Namespace, may_be_incomplete: bool = False) -> Any:
+    """Return the execution settings of a command that loads --model; an unknown name is refused before torch is loaded.
+
+    Args:
+        arguments: of the command.
+        may_be_incomplete: whether a run that is still trained has a model.
+
+    Raises:
+        ConfigError: as `get_existing_runs`, for a --gallery that does not exist, and if no model has this name.
+    """
+    from ctvr.orchestrator.jobs.find_model import BEST, find_run, find_started, is_folder
+
+    gallery = getattr(arguments, "among", None)
+    if isinstance(gallery, Path) and not gallery.exists():
+        raise ConfigError(f"--gallery {gallery}: does not exist. Give the folder of the videos to search.")
+    if is_folder(arguments.model):
+        return get_execution(arguments)
+    execution = get_existing_runs(arguments)
+    if not arguments.model.startswith(BEST):  # which warns, and would do so twice
+        (find_started if may_be_incomplete else find_run)(arguments.model, execution)
+    return execution
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

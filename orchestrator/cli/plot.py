@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from ctvr.orchestrator.cli.options import add_execution_options, get_execution, get_existing_runs, user_path
+from ctvr.orchestrator.cli.options import add_execution_options, get_runs_of_model, user_path
 
 
 def add_plot(commands: Any) -> None:
@@ -50,7 +49,7 @@ def add_plot(commands: Any) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> str:
-    execution = get_execution(arguments) if Path(arguments.model).is_dir() else get_existing_runs(arguments)
+    execution = get_runs_of_model(arguments)
     from ctvr.orchestrator.jobs.plot import plot
 
     given = (arguments.among, arguments.count, arguments.block, arguments.out)

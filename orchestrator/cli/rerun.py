@@ -66,7 +66,8 @@ def with_page(text: str, name: str, execution: ExecutionConfig) -> str:
 def _rerun(arguments: argparse.Namespace) -> str:
     if not (sweep := swept(arguments)):
         raise ConfigError("rerun: the name of the sweep is missing. Write: ctvr rerun NAME")
-    execution = get_existing_runs(arguments)
+    execution = get_existing_runs(arguments, fills_store=True)
+    execution.existing_tracker().require_sweep(sweep)  # before torch and Ray are imported
     from ctvr.orchestrator.sweeps.rerun import rerun
     from ctvr.orchestrator.sweeps.session import within_budget
 

@@ -71,7 +71,10 @@ def add_rebuild(commands: Any) -> None:
 def _rebuild(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.jobs.rebuild_tracking import rebuild
 
-    return rebuild(get_execution(arguments))
+    execution = get_execution(arguments)
+    if execution.store:
+        execution.require_store()
+    return rebuild(execution)
 
 
 def add_methods(commands: Any) -> None:
@@ -215,10 +218,10 @@ def add_sync(commands: Any) -> None:
 
 def _sync(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.tracking.server import default_uri
-    from ctvr.orchestrator.tracking.tracker import Tracker
+    from ctvr.orchestrator.tracking.tracker import WRITTEN, Tracker
 
-    if not arguments.runs.is_dir():
-        raise ConfigError(f"--runs {arguments.runs}: does not exist. Give the folder of earlier runs.")
+    if not any((arguments.runs / name).exists() for name in WRITTEN):
+        raise ConfigError(f"--runs {arguments.runs}: has no runs. Give the folder of earlier runs.")
     tracker = Tracker(default_uri(arguments.runs), arguments.runs)
     sent, left = tracker.flush()
     if left:

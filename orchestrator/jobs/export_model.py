@@ -16,7 +16,8 @@ import yaml
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.load_model import find_run, load
+from ctvr.orchestrator.jobs.find_model import find_run
+from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -42,7 +43,7 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
 
     Args:
         folder: the new folder.
-        name: a complete run, as for `jobs.load_model.find_run`.
+        name: a complete run, as for `jobs.find_model.find_run`.
         execution: the runs folder.
         licence: licence of the weights by the hub's name; "" if that of the backbone's weights is known (after an
             upgrade: one of both backbones).

@@ -31,10 +31,13 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
         settings: flat dotted settings, including `method` and `stream`.
         presets: a recipe, and changes on top of it.
         execution: folders.
+
+    Raises:
+        ConfigError: for a stream that cannot be used.
     """
+    settings = {**settings, "stream": find_manifest(str(settings["stream"]))}
+    stream = execution.load_stream(settings["stream"], render=False)
     try:
-        settings = {**settings, "stream": find_manifest(str(settings["stream"]))}
-        stream = execution.load_stream(settings["stream"], render=False)
         question = question_of(settings, presets, stream)
         key = memo.recall(question) if question else None
         if not key:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator import renamed
-from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.find_model import find_run, is_folder
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.factory import TrainedModel, load_trained, restore_from_commits
 from ctvr.orchestrator.learning.gallery_files import read_gallery
@@ -24,14 +20,7 @@ from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import Stream
-from ctvr.orchestrator.sweeps.best import best_of, can_be_asked
-from ctvr.orchestrator.sweeps.comparison import last_value
-from ctvr.orchestrator.sweeps.selection import best_trials, selection_metric
-from ctvr.orchestrator.tables.selection import split_of
 from ctvr.orchestrator.tracking.run_record import RunRecord
-
-log = logging.getLogger(__name__)
-BEST = "best-"
 
 
 def load(name: str, execution: ExecutionConfig) -> Model:
@@ -57,11 +46,6 @@ def load(name: str, execution: ExecutionConfig) -> Model:
     model = _make_model(name, _of_run(run, execution, stream), execution, stream)
     model.run = run.name
     return model
-
-
-def is_folder(name: str) -> bool:
-    """Return whether a name is a folder with a saved model."""
-    return os.path.lexists(Path(name).expanduser() / "model.json")  # a FIFO or a loop there is refused by its name
 
 
 def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Model]:
@@ -96,59 +80,6 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
             ) from error
 
 
-def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
-    """Find the complete run with a name (see `load`).
-
-    Raises:
-        ConfigError: if no run has this name, with the known names.
-    """
-    tracker = execution.existing_tracker()
-    complete = tracker.find_runs(tags={"ctvr.complete": "true"})
-    if re.fullmatch("[0-9a-f]{6,32}", name) and (found := [run for run in complete if run.run_id.startswith(name)]):
-        return found[0]
-    if found := [run for run in complete if run.name == name]:
-        return found[-1]
-    if name.startswith(BEST):
-        return _best(name, complete)
-    if found := [run for run in complete if run.tags.get("ctvr.method") == name]:
-        return found[-1]
-    if name in EVERY_METHOD or name in CONFIGURATIONS:
-        raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run {name} shapes-5")
-    if (sweep := tracker.find_sweep(name)) is not None:
-        best = best_trials(tracker, name, 1)[0]
-        if "," in selection_metric(sweep)[0]:
-            log.warning(
-                "%s: a search with several objectives has no best trial; using %s of its Pareto front", name, best.name
-            )
-        return best
-    for run in reversed(tracker.find_runs()):
-        if run.name == name or (len(name) >= 6 and run.run_id.startswith(name)):
-            again = f"ctvr runs show {name} prints the command"
-            raise ConfigError(f"model: run {name} is {run.status.lower()} and not complete. Resume it; {again}.")
-    known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]
-    known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
-    raise ConfigError(
-        f"model: {name!r} is not a folder with a model.json, run id, run, sweep or method of {execution.runs}."
-        f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'nothing yet'}."
-    )
-
-
-def find_started(name: str, execution: ExecutionConfig) -> RunRecord:
-    """Find the complete run with a name (see `load`), or else the run with this id or name that is not complete.
-
-    Raises:
-        ConfigError: if no run has this name, with the known names.
-    """
-    try:
-        return find_run(name, execution)
-    except ConfigError:
-        found = [run for run in execution.existing_tracker().find_runs() if run.tags.get("ctvr.commits")]
-        named = [run for run in found if run.name == name or (len(name) >= 6 and run.run_id.startswith(name))]
-        if not named:
-            raise
-        return named[-1]
-
-
 def count_finished(run: RunRecord, execution: ExecutionConfig, num_tasks: int) -> int:
     """Return the number of tasks, at most `num_tasks`, after which the store has a commit of a run."""
     store, key = execution.places().open_store(), run.tags.get("ctvr.commits", "")
@@ -175,28 +106,6 @@ def load_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
         ]
     )
     return model
-
-
-def _best(name: str, complete: list[RunRecord]) -> RunRecord:
-    stream = name.removeprefix(BEST)
-    if chosen := best_of(stream, complete):
-        return chosen
-    own = [run for run in complete if run.tags.get("ctvr.stream") == stream]
-    if not own:
-        streams = ", ".join(sorted({run.tags.get("ctvr.stream", "") for run in complete})) or "none yet"
-        raise ConfigError(f"model {name}: stream {stream!r} has no complete run. Streams with runs: {streams}.")
-    kept = [run for run in own if can_be_asked(run)]
-    if not kept:
-        raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be queried. Give a run.")
-    on_test = [run for run in kept if split_of(run) == "test"]
-    highest = max(on_test or kept, key=lambda run: last_value(run, "stream/t2v/r1"))
-    log.warning(
-        "%s: no search has chosen a model of %s on validation videos; using the run with the highest R@1, %s",
-        name,
-        stream,
-        highest.name,
-    )
-    return highest
 
 
 def _of_run(run: RunRecord, execution: ExecutionConfig, stream: Stream | None) -> TrainedModel:

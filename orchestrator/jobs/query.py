@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.load_model import load
-from ctvr.orchestrator.pages.contact_sheet import contact_sheet
 from ctvr.orchestrator.pages.html import check_page, write_page
 from ctvr.orchestrator.retrieval.checks import check_query
-from ctvr.orchestrator.retrieval.model import Hit
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.retrieval.model import Hit
 
 
 def run_query(
@@ -34,6 +35,9 @@ def run_query(
     check_query(texts, k)
     if html is not None:
         check_page(html)
+    from ctvr.orchestrator.jobs.load_model import load  # imports torch
+    from ctvr.orchestrator.pages.contact_sheet import contact_sheet
+
     model = load(name, execution)
     found = [(text, model.search(text, k, among)) for text in texts]
     if html is not None:

@@ -154,12 +154,13 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
     Raises:
         ConfigError: for a run that runs, that is the best of a stream, or that a sweep compares, unless `force`.
     """
-    tracker = execution.existing_tracker(writes=True)
-    found = [find_record(name, tracker) for name in names]
+    reader = execution.existing_tracker()  # a wrong name is refused before MLflow is imported
+    found = [find_record(name, reader) for name in names]
     for run in found:
         if (reason := _held_by(run)) and (reason == RUNS or not force):
             remedy = "Stop it first." if reason == RUNS else f"Write: ctvr runs rm {run.run_id[:8]} --force"
             raise ConfigError(f"run {run.name}: {reason}. {remedy}")
+    tracker = execution.existing_tracker(writes=True)
     keys = {run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "") for run in found} - {""}
     gone = {run.run_id for run in found}
     others = [run for run in tracker.find_runs(strict=commits) if run.run_id not in gone]

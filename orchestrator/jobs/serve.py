@@ -11,7 +11,8 @@ from types import FrameType
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.load_model import close, count_finished, find_started, is_folder, load, load_task
+from ctvr.orchestrator.jobs.find_model import find_started, is_folder
+from ctvr.orchestrator.jobs.load_model import close, count_finished, load, load_task
 from ctvr.orchestrator.retrieval.model import Model
 from ctvr.orchestrator.serving.app import Service
 from ctvr.orchestrator.serving.gate import read_token

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ray.train import ControllerError
 
+from ctvr.methods.user_code import place_in_user_code
 from ctvr.orchestrator.errors import CtvrError, TrialFailed
 from ctvr.orchestrator.on_ray.internals import root_cause
 from ctvr.orchestrator.redaction import redact
@@ -71,6 +72,7 @@ def last_output(error: BaseException) -> str:
 def attach_traceback(error: BaseException) -> None:
     """Attach `traceback_and_log` to an error, so that it travels to another process with it."""
     with contextlib.suppress(AttributeError):  # a class with slots
+        error.place = place_in_user_code(error)  # type: ignore[attr-defined]
         error.traceback_and_log = traceback_and_log(error)  # type: ignore[attr-defined]
 
 
@@ -113,9 +115,10 @@ def _titled(lines: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error in one line; its type is omitted where the message was written for the user."""
+    """Return an error in one line, with its place in the user's code; without its type where we wrote its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = redact(lines[0] if lines else "")[:400]
     if isinstance(error, CtvrError):
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    place = getattr(error, "place", "") or place_in_user_code(error)
+    return (f"{place}: " if place else "") + (f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -53,6 +53,8 @@ def check_method(name: str) -> None:
     check_arguments([name], {}, (), ())
     if ":" in name and not is_place(name):
         method, _, preset = name.partition(":")
+        if not preset:
+            raise ConfigError(f"method: no method called {name!r}. Did you mean {method}? All: `ctvr methods`.")
         raise ConfigError(f"method: {name!r} is a row of a table. Write {method} --preset {preset}.")
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
@@ -81,11 +80,7 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
     Raises:
         ConfigError: if the sweep is unknown or has no complete trial.
     """
-    sweep = tracker.find_sweep(sweep_name)
-    if sweep is None:
-        known = [each.name for each in reversed(tracker.find_sweeps())]
-        some = ", ".join(known[:8]) or "none yet"
-        raise ConfigError(f"sweep: {sweep_name!r} does not exist.{suggest(sweep_name, known)} Known: {some}.")
+    sweep = tracker.require_sweep(sweep_name)
     complete = tracker.find_runs(sweep=sweep_name, tags={"ctvr.complete": "true"})
     if not complete:
         raise ConfigError(f"sweep {sweep_name}: no trial is complete. Resume it: ctvr sweep --resume {sweep_name}")

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ctvr.methods import named_classes, trust, trusted
+from ctvr.methods.user_code import place_in_user_code as place_in_user_code
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.sweeps.settings_file import read_settings
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.config import Settings, suggest
 from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.errors import ConfigError, StoreError
 from ctvr.orchestrator.redaction import redact
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
+OUTBOX = "outbox"
+WRITTEN = (OUTBOX, EVENTS, "mlflow.db")  # files and folders of which a runs folder has one after a run
 
 
 def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
@@ -72,7 +74,7 @@ class Tracker:
 
     def __init__(self, uri: str, runs: Path) -> None:
         self.uri, self.runs = uri, Path(runs)
-        self.outbox = Outbox(self.runs / "outbox")
+        self.outbox = Outbox(self.runs / OUTBOX)
         self.event_log = EventLog(self.runs / EVENTS)
         self._sender = Sender(uri, self.outbox, self.event_log)
         self._reader = RunReader(uri, self._sender)
@@ -248,6 +250,18 @@ class Tracker:
         """Return the parent run of the sweep of that name, the newest if there are several."""
         found = self._reader.find(None, {"ctvr.kind": "sweep", "ctvr.sweep": name}, strict=True)
         return found[-1] if found else None
+
+    def require_sweep(self, name: str) -> RunRecord:
+        """Return the parent run of a sweep.
+
+        Raises:
+            ConfigError: if there is none of that name, with the known ones.
+        """
+        if (sweep := self.find_sweep(name)) is not None:
+            return sweep
+        known = [each.name for each in reversed(self.find_sweeps())]
+        some = ", ".join(known[:8]) or "none yet"
+        raise ConfigError(f"sweep: {name!r} does not exist.{suggest(name, known)} Known: {some}.")
 
     def find_sweeps(self) -> list[RunRecord]:
         """Return the parent runs of all sweeps and reruns, oldest first."""

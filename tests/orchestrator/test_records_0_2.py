@@ -13,6 +13,7 @@ from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs import load_model
+from ctvr.orchestrator.jobs.find_model import find_run
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.manifest import read_json
@@ -79,7 +80,7 @@ def test_an_exported_model_and_a_commit_load_and_answer(records: Path, capsys: p
     """The folder of the model gets its weights from the commit: they are too large for a fixture."""
     execution = ExecutionConfig(runs=records / "runs")
     stream = load_stream("small/small.json", execution.runs)
-    restored = load_model._restored(load_model.find_run("prompt", execution), execution, stream, len(stream.tasks))
+    restored = load_model._restored(find_run("prompt", execution), execution, stream, len(stream.tasks))
     state = {name: value.contiguous().clone() for name, value in restored.method.state_dict().items()}
     save_file(state, str(records / "model" / "model.safetensors"))
     assert main(["search", "a red circle", "--model", "model", "--gallery", "small/videos", "--runs", "runs"]) == 0

@@ -52,6 +52,28 @@ MISTAKES = [
     (["run", "clip4clip:paper", "shapes-5"], "a row of a table. Write: ctvr run clip4clip --preset paper shapes-5"),
     (["run", ":Shift", "shapes-5"], "no method called ':Shift'. A class in a file is written MODULE:CLASS. All: `ctvr"),
     (
+        ["run", "notmethod:", "shapes-5"],
+        "no method called 'notmethod:'. A class in a file is written MODULE:CLASS. All",
+    ),
+    (
+        ["run", "clip4clip:", "shapes-5"],
+        "Did you mean clip4clip? All: `ctvr methods`. Write: ctvr run clip4clip shapes-5",
+    ),
+    (
+        ["run", "clip4clip", "shapes-5", "--gpus", "2"],
+        "CUDA_VISIBLE_DEVICES chooses it. Omit it. Write: ctvr run clip4",
+    ),
+    (
+        ["run", "clip4clip", "shapes-5", "--output_dir", "o"],
+        "no such option. Write: ctvr run clip4clip shapes-5 --runs o",
+    ),
+    (
+        ["run", "clip4clip", "shapes-5", "--learning_rate=1"],
+        "not an option. Write: ctvr run clip4clip shapes-5 method.lr=1",
+    ),
+    (["run", "clip4clip", "shapes-5", "--fp16"], "not an option. Write: ctvr run clip4clip shapes-5 precision=bf16"),
+    (["cache", "ls", "--store", "."], "--store .: is not a store. Give the store of earlier runs."),
+    (
         ["run", "clip4clip", "tiny.yaml"],
         "stream: tiny.yaml is not a manifest. If it is a file of settings, write --config",
     ),
@@ -149,7 +171,7 @@ MISTAKES = [
     (["cache", "gc", "--store", "nope", "--older-than", "3"], "--store nope: does not exist"),
     (["cache", "verify"], "runs/store: does not exist"),
     (["explain", "abcd"], "--runs: runs has no runs (mlflow.db does not exist)"),
-    (["sync", "--runs", "nowhere"], "--runs nowhere: does not exist"),
+    (["sync", "--runs", "nowhere"], "--runs nowhere: has no runs. Give the folder of earlier runs."),
     (["attach", "monday"], "attach: no sweep was submitted to this machine at monday"),
     (
         ["streams", "import", "csv", "none.csv"],

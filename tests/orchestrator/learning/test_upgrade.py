@@ -11,7 +11,8 @@ from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.export_model import export_hf
-from ctvr.orchestrator.jobs.load_model import find_run, load, load_task, load_task_checkpoints
+from ctvr.orchestrator.jobs.find_model import find_run
+from ctvr.orchestrator.jobs.load_model import load, load_task, load_task_checkpoints
 from ctvr.orchestrator.jobs.serve import NewestModel
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.factory import restore_from_commits

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.jobs.load_model import find_run
+from ctvr.orchestrator.jobs.find_model import find_run
 from ctvr.orchestrator.sweeps import best
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tracking.run_record import RunRecord
