@@ -30,26 +30,17 @@ if TYPE_CHECKING:
 guard()
 
 _PUBLIC = {
-    "run": "ctvr.api",
-    "sweep": "ctvr.api",
-    "table": "ctvr.api",
-    "load": "ctvr.api",
-    "list_streams": "ctvr.api",
-    "stream": "ctvr.api",
-    "list_methods": "ctvr.api",
-    "check_method": "ctvr.api",
-    "schema": "ctvr.api",
-    "Run": "ctvr.api",
-    "Sweep": "ctvr.api",
-    "Batch": "ctvr.methods.data",
-    "Method": "ctvr.methods.base",
-    "Task": "ctvr.methods.data",
-    "setting": "ctvr.methods.settings",
-    "Model": "ctvr.orchestrator.retrieval.model",
-    "Hit": "ctvr.orchestrator.retrieval.model",
-    "MtebEncoder": "ctvr.orchestrator.retrieval.mteb",
-    "CtvrError": "ctvr.orchestrator.errors",
-    "ConfigError": "ctvr.orchestrator.errors",
+    name: module
+    for module, names in (
+        ("ctvr.api", "run sweep table load list_streams stream list_methods check_method schema Run Sweep"),
+        ("ctvr.methods.base", "Method"),
+        ("ctvr.methods.data", "Batch Task"),
+        ("ctvr.methods.settings", "setting"),
+        ("ctvr.orchestrator.errors", "CtvrError ConfigError"),
+        ("ctvr.orchestrator.retrieval.model", "Model Hit"),
+        ("ctvr.orchestrator.retrieval.mteb", "MtebEncoder"),
+    )
+    for name in names.split()
 }
 _RENAMED = {"streams": "list_streams"}  # read until 0.4; `ctvr.methods()` is a call of the package ctvr.methods
 __all__ = [

@@ -110,10 +110,6 @@ class Co2L(ReplayStrategy):
     def compares(cls, config: Co2LConfig) -> bool:
         return True
 
-    def __init__(self, config: Co2LConfig, base: Method) -> None:
-        super().__init__(config, base)
-        self.teacher: Frozen | None = None
-
     def begin_task(self, task: Task) -> None:
         if task.index > 0 and self.config.weight:
             self.teacher = Frozen(self.base)

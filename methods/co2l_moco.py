@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Frozen, Method, Task
+from ctvr.methods.base import Batch, Frozen, Task
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
 from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
@@ -47,10 +47,6 @@ class Co2LMoCo(ReplayStrategy):
     needs_momentum = True
     config: Co2LMoCoConfig
     base: MomentumRetriever
-
-    def __init__(self, config: Co2LMoCoConfig, base: Method) -> None:
-        super().__init__(config, base)
-        self.teacher: Frozen | None = None
 
     def begin_task(self, task: Task) -> None:
         if task.index > 0 and self.config.weight:

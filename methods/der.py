@@ -28,7 +28,7 @@ from torch import Tensor
 from ctvr.methods.base import Batch, Override, Recipe
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER
 from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
-from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
+from ctvr.methods.families.strategy import RESERVOIR, ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import backbone_of
 from ctvr.methods.layers.replay.buffer import Policy
@@ -56,11 +56,7 @@ class DERConfig(ReplayConfig):
     ROW_UNPUBLISHED = {"der_moco": ("method.alpha", *MOCO_UNPUBLISHED)}
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    buffer_policy: Policy = setting(
-        "reservoir",
-        doc="policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: "
-        "an equal share for each task",
-    )
+    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR)
     alpha: float = setting(0.5, doc="weight of the distance to the stored outputs", unpublished=True)
     target: Literal["features", "similarities"] = setting(
         "features", doc="stored output of a pair", unpublished=True, later=True

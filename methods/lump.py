@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ctvr.methods.base import Batch, Method, Recipe, SeparableEncoders
 from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
-from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
+from ctvr.methods.families.strategy import RESERVOIR, ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.replay.buffer import Policy
 from ctvr.methods.layers.replay.mixup import MixingConfig, mixed_captions, mixed_features, sample_lambda
 from ctvr.methods.settings import setting
@@ -65,12 +65,7 @@ class LUMPConfig(MixingConfig, ReplayConfig):
     UNPUBLISHED = ("method.buffer_size", "base.lr")
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    buffer_policy: Policy = setting(
-        "reservoir",
-        doc="policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: "
-        "an equal share for each task",
-        unpublished=True,
-    )
+    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR, unpublished=True)
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ctvr.methods.base import Batch, SeparableEncoders
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
-from ctvr.methods.families.strategy import ReplayConfig, ReplayStrategy
+from ctvr.methods.families.strategy import RESERVOIR, ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.replay.buffer import Policy
 from ctvr.methods.layers.replay.mixup import MixingConfig, mix_features, sample_lambda
@@ -37,11 +37,7 @@ class LUMPMoCoConfig(MixingConfig, ReplayConfig):
     UNPUBLISHED = MOCO_UNPUBLISHED
 
     base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
-    buffer_policy: Policy = setting(
-        "reservoir",
-        doc="policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: "
-        "an equal share for each task",
-    )
+    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR)
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

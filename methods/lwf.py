@@ -94,7 +94,6 @@ class LwF(Strategy):
 
     def __init__(self, config: LwFConfig, base: Method) -> None:
         super().__init__(config, base)
-        self.teacher: Frozen | None = None
         self._taught = VideoFeatureCache()  # the teacher's features of videos
 
     def begin_task(self, task: Task) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Frozen, Method, Task
+from ctvr.methods.base import Batch, Frozen, Task
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
@@ -57,10 +57,6 @@ class LwFMoCo(Strategy):
     needs_momentum = True
     config: LwFMoCoConfig
     base: MomentumRetriever
-
-    def __init__(self, config: LwFMoCoConfig, base: Method) -> None:
-        super().__init__(config, base)
-        self.teacher: Frozen | None = None
 
     def begin_task(self, task: Task) -> None:
         if task.index > 0 and self.config.alpha:

@@ -109,7 +109,6 @@ class VRLwF(Strategy):
                 f"length: {config.length} words and the two ends do not fit the {clip.text.context_length} tokens "
                 f"of a caption. Use at most {clip.text.context_length - 2}."
             )
-        self.teacher: Frozen | None = None
         self._videos = VideoFeatureCache()  # the teacher's features of videos
         self.sentences: Tensor | None = None  # (R, L); drawn by `begin_task`, the same on all workers
         self._taught: Tensor | None = None  # (R, ...) the teacher's features of them

@@ -30,7 +30,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.base import Batch, Capabilities, Frozen, Method, Override, Recipe, Task
+from ctvr.methods.base import Batch, Capabilities, Method, Override, Recipe, Task
 from ctvr.methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import deal, gather, world_size
@@ -130,7 +130,6 @@ class ZSCL(Strategy):
         self.reference: ReferenceSet | None = None
         if config.weight:
             self.reference = load_reference(config.reference, backbone_of(base))
-        self.teacher: Frozen | None = None
         self._texts: Tensor | None = None  # (R, ...) the teacher's features
         self._start: list[Tensor] = []  # theta_start, for l2
         self._average: list[Tensor] = []  # theta^

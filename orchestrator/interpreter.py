@@ -38,17 +38,18 @@ def child_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def safe_children() -> Iterator[None]:
-    """Keep the current folder off the path of Python processes that libraries start inside the block (Python 3.11)."""
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
+def environment(**values: str) -> Iterator[None]:
+    """Set environment variables inside the context."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[SAFE_PATH]
-        else:
-            os.environ[SAFE_PATH] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def library_path() -> str:

@@ -11,11 +11,16 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Capabilities, Method, PairSource, ParamGroup, SeparableEncoders, Task
+from ctvr.methods.base import Batch, Capabilities, Frozen, Method, PairSource, ParamGroup, SeparableEncoders, Task
 from ctvr.methods.capabilities import neutral
 from ctvr.methods.families.momentum import MomentumRetriever
 from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
 from ctvr.methods.settings import require, setting
+
+RESERVOIR = (
+    "policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: an equal share "
+    "for each task"
+)  # of a method whose original keeps a reservoir
 
 
 class Strategy(Method):
@@ -23,6 +28,7 @@ class Strategy(Method):
 
     wraps = True
     needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/families/momentum.py
+    teacher: Frozen | None = None  # a former model that a strategy may distil
 
     @classmethod
     def compares(cls, config: Any) -> bool:

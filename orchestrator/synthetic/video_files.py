@@ -29,7 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.interpreter import safe_children
+from ctvr.orchestrator.interpreter import SAFE_PATH, environment
 from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.synthetic.drawing import Pixels
 from ctvr.orchestrator.text_files import read_text
@@ -207,7 +207,7 @@ def _in_processes(
     folder: Path, clips: list[Clip], workers: int, bar: tqdm, video_format: VideoFormat
 ) -> Iterator[Rendered]:
     context = multiprocessing.get_context("spawn")
-    with safe_children(), ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with environment(**{SAFE_PATH: "1"}), ProcessPoolExecutor(workers, mp_context=context) as pool:
         with _without_script():  # all children are started here
             records = pool.map(partial(render_one, folder, video_format=video_format), clips, chunksize=8)
         for record in records:

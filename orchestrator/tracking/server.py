@@ -9,14 +9,12 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
-from ctvr.orchestrator.interpreter import child_environment, run_module
+from ctvr.orchestrator.interpreter import child_environment, environment, run_module
 from ctvr.orchestrator.proxies import except_from_proxies, proxy_of
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.database import await_lock, ensure_whole, remedy
@@ -76,7 +74,7 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
             f"tracking {uri}: MLflow refuses plain folders. Use sqlite:///{uri.removeprefix('file://')}/mlflow.db "
             "or the address of an MLflow server in MLFLOW_TRACKING_URI."
         )
-    with _environment(MLFLOW_HTTP_REQUEST_TIMEOUT=str(timeout), MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"):
+    with environment(MLFLOW_HTTP_REQUEST_TIMEOUT=str(timeout), MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"):
         try:
             new_client(uri).search_experiments(max_results=1)
         except Exception as error:  # the user gets one line for any error
@@ -171,18 +169,3 @@ def _remedy(error: Exception, uri: str) -> str:
     if status:
         return "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
     return "Start the server (`make ui`), or unset MLFLOW_TRACKING_URI to record in the runs folder."
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set environment variables inside the context."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

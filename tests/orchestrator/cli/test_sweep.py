@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,7 +106,9 @@ def test_a_sweep_is_resumed_by_its_name(capsys, tmp_path, asked):
     assert (name, execution.workers) == ("n", 2)
 
 
-def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked):
+def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked, monkeypatch):
+    found = SimpleNamespace(require_sweep=lambda name: None)
+    monkeypatch.setattr("ctvr.orchestrator.execution.ExecutionConfig.existing_tracker", lambda self: found)
     words = "rerun --sweep s --top 2 --seeds 4 --baselines lora,lwf:shapes --direction both --task-orders 5"
     ctvr(capsys, *words.split(), "--runs", tmp_path)
     ((sweep, _, *rest),) = asked

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.metric_names import GAIN
 from ctvr.orchestrator.tracking.holders import HOLDER, this_process
 from ctvr.orchestrator.tracking.run_record import RunRecord
+from ctvr.orchestrator.tracking.tracker import Tracker
 
 
 @pytest.fixture
@@ -196,6 +198,7 @@ def swept(execution: ExecutionConfig, monkeypatch):
         parent=RunRecord("p", "s", {}, {}, {}, "FINISHED", ""),
         find_sweeps=list,
         find_sweep=lambda name: tracker.parent if name == "s" else None,
+        require_sweep=lambda name: Tracker.require_sweep(cast("Tracker", tracker), name),
         find_runs=lambda sweep=None, tags=None, strict=False: [
             run for run in runs if sweep in (None, run.tags["ctvr.sweep"])
         ],

@@ -234,7 +234,7 @@ def test_a_wrong_option_is_one_line_before_a_model_is_loaded(learned, tmp_path, 
             (["--token-file", str(tmp_path / "no")], f"--token-file {tmp_path / 'no'}: cannot be read (No such file"),
             (
                 ["--port", "0", "--gallery", str(tmp_path / "no")],
-                f"videos: {tmp_path / 'no'} is not a file or a folder",
+                f"--gallery {tmp_path / 'no'}: does not exist. Give the folder of the videos to search.",
             ),
         ):
             assert main(["serve", "--model", "zero_shot", "--runs", str(learned), *words]) == 2
