@@ -42,7 +42,7 @@ class Run:
         return _frame([{"task": number, **row} for number, row in enumerate(self.history, 1)])
 
     def model(self) -> Model:
-        """Return the trained model for queries."""
+        """Load the trained model of this run; it answers text queries."""
         from ctvr.orchestrator.jobs.load_model import load as find
 
         return find(self.run_id, self.execution)
@@ -98,11 +98,11 @@ def run(
         method: a name of `ctvr.list_methods()`.
         stream: a name of `ctvr.list_streams()`, or a manifest file.
         settings: flat and dotted, such as `{"optim.epochs": 8, "method.beta": 0.4}`.
-        preset: a recipe and changes on top of it.
+        preset: name of a preset, which may be combined with changes.
         config: a YAML file of settings; `settings` take precedence.
         runs: folder of all output.
         store: object store of frames and commits; default: below `runs`.
-        videos: folder of the videos; default: the manifest's own.
+        videos: folder of the videos; default: the folder that the manifest names.
         fresh: also train finished tasks again.
         keep_model: upload the trained model to MLflow.
         trust: classes `module:Class` that may be loaded although only the stream names them.
@@ -254,7 +254,7 @@ def list_streams(*, runs: Place = "runs") -> list[str]:
 
 
 def stream(name: Place, *, runs: Place = "runs", videos: Place | None = None) -> Stream:
-    """Load a stream by its name or manifest: its tasks, their videos and captions. An embedded one is rendered once.
+    """Load a stream by its name or manifest file; the videos of an embedded stream are rendered at its first use.
 
     Raises:
         ConfigError: for an unknown name or a malformed manifest.
@@ -265,7 +265,7 @@ def stream(name: Place, *, runs: Place = "runs", videos: Place | None = None) ->
 
 
 def list_methods() -> list[str]:
-    """Return the names of the methods, of configurations with their own name, and of other packages' methods."""
+    """Return the names of all methods, named configurations, and methods of installed plug-ins."""
     from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
 
     return [*EVERY_METHOD, *CONFIGURATIONS, *plugins()]
@@ -277,7 +277,7 @@ def check_method(method: str, *, settings: Mapping[str, Any] | None = None, pres
     Args:
         method: a name of `ctvr.list_methods()`, or `module:Class`.
         settings: `method.*` and `base.*`.
-        preset: a recipe and changes on top of it.
+        preset: name of a preset, which may be combined with changes.
 
     Raises:
         CtvrError: if a check fails; a ConfigError for an unknown method or setting.
@@ -289,7 +289,7 @@ def check_method(method: str, *, settings: Mapping[str, Any] | None = None, pres
 
 
 def schema(method: str = "") -> dict[str, Any]:
-    """Return every setting as a JSON schema (`ctvr schema`): of all methods, or of one.
+    """Return the JSON schema of the settings of one method, or of all methods (`ctvr schema`).
 
     Raises:
         ConfigError: for an unknown method.
@@ -307,7 +307,7 @@ def _execution(runs: Place, store: str = "", videos: Place | None = None) -> Exe
 
 
 def _trust(given: Sequence[Any], named: Words = ()) -> None:
-    """Trust the classes among a caller's arguments, and those in `trust`."""
+    """Trust the classes that the caller's arguments name, and those in `trust`."""
     from ctvr.methods import trust as allow
     from ctvr.orchestrator.sweeps.trust import trust_named
 

@@ -1,4 +1,4 @@
-"""Loader of a saved model for `mlflow.pyfunc.load_model`, which imports this module: MLmodel names it.
+"""Loader of a saved model. `mlflow.pyfunc.load_model` imports this module by its name in the file MLmodel.
 
 MLflow calls `predict` with a table that has a column `text`. Nothing is unpickled: the model's folder has safetensors
 and JSON. The signature of the calls is in `orchestrator/tracking/mlflow_ui.py`.
@@ -26,7 +26,7 @@ class Retriever:
     model: Model
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """Return the best videos of each text, a row for each: text, rank from 1, score, video, path.
+        """Return one row per text and retrieved video: text, rank (from 1), score, video, path.
 
         Args:
             model_input: data frame with a column `text`.
@@ -43,7 +43,7 @@ class Retriever:
 
 
 def _load_pyfunc(path: str) -> Retriever:
-    """Load the model in a folder; MLflow requires this name. CTVR_RUNS: the runs folder, where its stream may be."""
+    """Load the model in a folder. MLflow requires this name; $CTVR_RUNS is the runs folder with the model's stream."""
     from ctvr.api import load
 
     return Retriever(load(path, runs=os.environ.get("CTVR_RUNS") or "runs"))

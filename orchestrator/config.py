@@ -27,7 +27,7 @@ Settings = dict[str, Any]
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the known name closest to `name`, the first of several, or "". Case, `-` and `_` are ignored."""
+    """Return the known name closest to `name` (the first of equals), or "". Case, `-` and `_` are ignored."""
     likeness = {each: difflib.SequenceMatcher(None, _fold(each), _fold(name)).ratio() for each in known}
     best = max(likeness, key=likeness.__getitem__, default="")
     return best if best and likeness[best] >= cutoff else ""
@@ -45,7 +45,7 @@ _ALIASES = {"learningrate": "lr", "bs": "batchsize", "wd": "weightdecay", "numep
 def closest_setting(name: str, known: Iterable[str]) -> str:
     """Return the dotted setting that a user most probably meant, or an empty string.
 
-    A name without its group, or in a wrong one, means the setting of that name: `lr` and `optim.lr` are `method.lr`.
+    A missing or wrong group is corrected: both `lr` and `optim.lr` give `method.lr`.
     """
     names, last = list(known), _fold(name.rpartition(".")[2])
     last = _ALIASES.get(last, last)
@@ -64,7 +64,7 @@ def closest_setting(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
-    """Return the error for a setting that does not exist, with the setting that was probably meant."""
+    """Return the error for an unknown setting; its message suggests the closest known one."""
     names = list(known)
     meant, last = closest_setting(name, names), _fold(name.rpartition(".")[2])
     near = [each for each in names if not meant and len(last) > 1 and _fold(each.rpartition(".")[2]).startswith(last)]
@@ -77,7 +77,7 @@ def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as it is typed on a command line."""
+    """Format a value as a user types it on the command line."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(as_text, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
@@ -166,7 +166,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
 
 
 def _build_variant(spec: dataclasses.Field[Any], values: Mapping[str, Any], prefix: str) -> Any:
-    """Build the dataclass of a group that `name` selects, by default that of the group's default."""
+    """Build the variant of a group that `name` selects, or the group's default variant."""
     variants = spec.metadata["variants"]
     name = values.get("name", spec.default.name)
     _check_variant(variants, name, prefix)
@@ -182,7 +182,7 @@ def _check_variant(variants: Mapping[str, Any], name: Any, prefix: str) -> None:
 
 
 def _check_owner(variants: Mapping[str, type[Any]], word: str, prefix: str, chosen: str = "") -> list[type[Any]]:
-    """Return the dataclasses of a group that have a setting; refuse one that none has, or that `chosen` lacks."""
+    """Return the variants of a group that have a setting. Refuse it if there are none, or if `chosen` lacks it."""
     owners = [name for name, variant in variants.items() if word in setting_names(variant)]
     if not owners:
         every = dict.fromkeys(name for variant in variants.values() for name in setting_names(variant))
@@ -199,9 +199,9 @@ def _check_owner(variants: Mapping[str, type[Any]], word: str, prefix: str, chos
 def qualify_field_names(message: str, names: Iterable[str], prefix: str, otherwise: str = "settings") -> str:
     """Prefix the field names in a dataclass's error message as the user types them: `optim.lr_scale`, not `lr_scale`.
 
-    A word counts as a field name at the start of the message ("heads and rank must be >= 1"), before `=`, or with `_`
-    in it; elsewhere it may be English. A message that does not start with a field is preceded by `prefix`, or by
-    `otherwise` if `prefix` is empty.
+    A word is taken as a field name at the start of the message ("heads and rank must be >= 1"), before `=`, or if it
+    contains `_`; elsewhere it may be an English word. A message that does not start with a field is preceded by
+    `prefix`, or by `otherwise` if `prefix` is empty.
     """
     longest = sorted(names, key=len, reverse=True)  # `reducer.name` before `reducer`
     word = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, longest)) or '(?!)'})(?!\w)")
@@ -280,7 +280,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> str:
-    """Describe a value of a wrong type: what the setting takes, what it got, what to write instead."""
+    """Describe a value of a wrong type: the expected type, the given value, and what to write instead."""
     parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if isinstance(parts, list) and len(parts) > 1 and all(_converts(hint, part) for part in parts):
         listed = f"{name}={as_text(parts)}"

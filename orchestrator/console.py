@@ -26,8 +26,8 @@ def escape_unknown_characters() -> None:
 def say(line: str, with_time: bool = False) -> None:
     """Write one redacted line to stderr and flush it; `with_time` prepends the time of day.
 
-    A terminal that was closed, or a full disk under a log, does not end the command. Names from files cannot move the
-    cursor: control characters are escaped.
+    A closed terminal or a full disk does not end the command. Control characters are escaped, so that a file's name
+    cannot move the cursor.
     """
     line = "\n".join(map(printable, redact(line).split("\n")))
     with contextlib.suppress(OSError, ValueError, AttributeError):  # lost, closed, or None (`2>&-`)

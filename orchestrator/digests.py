@@ -57,7 +57,7 @@ def digest_of(value: Any) -> str:
     """Return the SHA-256 (hex) of a JSON-serializable value, independent of the order of keys.
 
     Raises:
-        ValueError: as `canonical`.
+        ValueError: for values that JSON cannot encode.
     """
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
@@ -76,7 +76,7 @@ def list_sources(package: str, root: Path = ROOT) -> list[Path]:
 
 
 def list_imported_sources(files: Iterable[Path], package: str, root: Path = ROOT) -> list[Path]:
-    """Return the files directly in `package` among `files` and their transitive imports, lazy imports included."""
+    """Return those of `files` directly in `package`, and all modules that they import, including lazy imports."""
     todo, seen, found = list(files), set[Path](), set[Path]()
     while todo:
         file = todo.pop()
@@ -92,7 +92,7 @@ def list_imported_sources(files: Iterable[Path], package: str, root: Path = ROOT
 
 @functools.lru_cache(maxsize=1024)
 def _imported(source: str, package: str) -> tuple[str, ...]:
-    """Return the modules of `package` that a source imports, by the first name below it."""
+    """Return the modules and subpackages of `package` that a source imports (the first component below `package`)."""
     modules = list[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -104,7 +104,7 @@ def _imported(source: str, package: str) -> tuple[str, ...]:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Return twelve hexadecimal digits of the digest of the installed sources; nodes with the same code have the same.
+    """Return the first 12 hexadecimal digits of the digest of the installed sources, to compare the code of nodes.
 
     Covers only Python files, by their paths below `root`, the folder of the package `ctvr`.
     """
@@ -112,7 +112,7 @@ def source_digest(root: Path = ROOT) -> str:
 
 
 def digest_file(path: str | Path, cache: Path | None = None) -> str:
-    """Return the SHA-256 (hex) of a file's bytes; for a folder, of the names and digests of the files directly in it.
+    """Return the SHA-256 (hex) of a file's bytes, or of the names and digests of the files directly in a folder.
 
     The digest is stored in `cache` (default: `cache_folder()`) and reused while path, size, modification and
     status-change time stay the same. Several processes may share the cache. Without a writable cache every call
@@ -140,12 +140,12 @@ def digest_file(path: str | Path, cache: Path | None = None) -> str:
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """Return the size and times that identify the content of a settled file."""
+    """Return a file's size and times, which identify its content if `is_settled`."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def is_settled(identity: Identity) -> bool:
-    """Return whether a file is old enough that another change would change its times."""
+    """Return whether a file is so old that any later change gives it new times."""
     return time.time_ns() - max(identity[1:]) > _FRESH_NS
 
 
@@ -187,7 +187,7 @@ class _FileDigestCache:
                     file.write(line)
 
     def _catch_up(self) -> None:
-        """Read the lines that other processes appended since the last read."""
+        """Read the lines appended by other processes since the last read."""
         if not self.file.is_file():  # a FIFO would be waited for
             return
         try:

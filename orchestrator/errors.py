@@ -2,7 +2,7 @@
 
     Exception
     └── CtvrError                            1    one line for the user, printed without a traceback
-        ├── ConfigError       (ValueError)   2    a wrong setting, option, file or folder of the user
+        ├── ConfigError       (ValueError)   2    an invalid setting, option, file or folder
         │   ├── Mistakes                     2    all mistakes of one command, a line each
         │   ├── TrackingUnavailable          2    MLflow's server does not respond
         │   └── UntrustedCode                2    a file names a class that the user has not named
@@ -21,8 +21,8 @@
         ├── RunsFailed        (RuntimeError) 1    some runs of a job failed
         └── Interrupted       (RuntimeError) 130  the user stopped a job; it can be resumed
 
-The built-in class in brackets is also a base, so that foreign code (Ray's retries, `except KeyError`) handles these
-errors correctly. All arguments are in `args`, so that an exception survives pickling between processes. Any other
+The built-in class in brackets is also a base, so that other libraries (Ray's retries, `except KeyError`) handle these
+errors correctly. All arguments are in `args`, so that an exception can be pickled between processes. Any other
 exception is a bug and ends in a traceback, except OSError, which `os_error_text` describes.
 """
 
@@ -51,21 +51,21 @@ class CtvrError(Exception):
 
 
 class ConfigError(CtvrError, ValueError):
-    """A wrong input of the user. Its message is one line that names the setting and the remedy."""
+    """Invalid user input. The message is one line that names the setting and the remedy."""
 
     status = 2
     is_permanent = True
 
 
 class Mistakes(ConfigError):
-    """All mistakes of one command, one line each; `args` are the lines."""
+    """All mistakes in one command; `args` holds one line for each."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))
 
 
 class TrackingUnavailable(ConfigError):
-    """MLflow's server does not respond: a wrong address, or a server that is down."""
+    """MLflow's server does not respond: its address is wrong, or it is down."""
 
 
 class UntrustedCode(ConfigError):
@@ -101,7 +101,7 @@ class IndexDisagrees(CtvrError, ValueError):
 
 
 class BadRecord(CtvrError, ValueError):
-    """A record that can never be accepted; its text is the reason."""
+    """A tracking record that can never be accepted; the message gives the reason."""
 
     is_permanent = True
 
@@ -130,7 +130,7 @@ class MissingObject(CtvrError, KeyError):
 
 
 class StoreError(CtvrError, RuntimeError):
-    """The store failed (disk full, server unreachable). A later try may succeed."""
+    """The store failed (disk full, server unreachable). A retry may succeed."""
 
 
 class NonFiniteLoss(CtvrError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Execution settings of a command: folders, servers and resources, on which no result depends."""
+"""Execution settings of a command: folders, servers and resources. They do not affect results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STORE_MARKS = (".tmp", "commits", "frames")  # folders of which a store has one
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Folders, servers and resources, on which no result depends."""
+    """Folders, servers and resources of a command. They do not affect results."""
 
     runs: Path = Path("runs")
     store: str = ""
@@ -69,7 +69,7 @@ class ExecutionConfig:
     def existing_tracker(self, writes: bool = False) -> Tracker:
         """Open the tracker of existing records. Never creates a database.
 
-        Without `writes`, MLflow is left aside where it can be, and a folder that takes no files is read, too.
+        Without `writes`, MLflow is not imported where possible, and a read-only folder is accepted.
 
         Raises:
             ConfigError: if the runs folder has no records, or the server does not respond.
@@ -84,7 +84,7 @@ class ExecutionConfig:
         """Open the existing object store. Never creates one.
 
         Raises:
-            ConfigError: as `require_store`.
+            ConfigError: if the store is a folder that does not exist.
         """
         self.require_store()
         return self.places().open_store()
@@ -106,11 +106,11 @@ class ExecutionConfig:
         raise ConfigError(f"{named}: {why}. Give the store of earlier runs.")
 
     def load_stream(self, name: str, render: bool = True) -> Stream:
-        """Load a stream of the runs folder, as `streams.load.load_stream` does."""
+        """Load a stream with the folders of this configuration (see `streams.load.load_stream`)."""
         return load_stream(name, self.runs.resolve(), self.videos.resolve() if self.videos else None, render)
 
     def stream_of(self, run: RunRecord) -> Stream | None:
-        """Return the stream of a stored run; None if it does not exist here, or has changed since."""
+        """Return the stream of a stored run; None if it is not on this machine, or has changed since the run."""
         try:
             stream = self.load_stream(str(run.settings["stream"]))
         except ConfigError:
@@ -124,13 +124,13 @@ class ExecutionConfig:
         """Refuse a folder of videos that does not exist.
 
         Raises:
-            ConfigError: with its name.
+            ConfigError: if it does not exist.
         """
         if self.videos is not None and not self.videos.is_dir():
             raise ConfigError(f"--videos: {self.videos} is not a folder. Give the folder of the stream's videos.")
 
     def check(self, writes: bool = True) -> None:
-        """Refuse numbers out of range and unusable folders or servers, before anything starts or is created.
+        """Check that numbers are in range and folders and servers usable, before anything starts or is created.
 
         Without `writes`, the runs folder need not be writable.
 

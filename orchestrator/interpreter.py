@@ -53,7 +53,7 @@ def environment(**values: str) -> Iterator[None]:
 
 
 def library_path() -> str:
-    """Return the PYTHONPATH of a child that imports the libraries of this process and none of the user's own files.
+    """Return a PYTHONPATH with which a child imports this process's libraries, but none of the user's own files.
 
     The current folder and the folder of the running script are excluded unless the user's PYTHONPATH names them.
     """
@@ -66,7 +66,7 @@ def name_every_file() -> None:
     """Restart this process in Python's UTF-8 mode if its locale is ASCII (`LC_ALL=C` with `PYTHONUTF8=0`).
 
     In such a locale a file with a non-ASCII name cannot be opened, and `Path.is_file` returns False for it. Characters
-    that the terminal lacks are still escaped.
+    that the terminal's encoding lacks are still escaped.
     """
     if sys.getfilesystemencoding() == "utf-8" or sys.flags.ignore_environment:
         return
@@ -78,7 +78,7 @@ def name_every_file() -> None:
 
 
 def name_home() -> None:
-    """Set HOME if it is unset and the user has no home folder (a container's unnamed user); libraries need it."""
+    """Set HOME, which libraries need, if it is unset and the user has no home folder (as in some containers)."""
     try:
         Path.home()
     except RuntimeError:
@@ -86,10 +86,10 @@ def name_home() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Exit after all threads and exit handlers, without the destructors of the interpreter and of native libraries.
+    """Join all threads, run the exit handlers, and exit without the destructors of Python and native libraries.
 
-    A finished command would otherwise be reported as crashed if one of them fails (Arrow, torch, FFmpeg, CUDA): a
-    segmentation fault was seen once after a run's result.
+    If a destructor fails (Arrow, torch, FFmpeg, CUDA), a finished command would be reported as crashed. One
+    segmentation fault after a run's result was observed.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -100,7 +100,7 @@ def leave(status: int) -> NoReturn:
 
 
 def own_folders() -> list[str]:
-    """Return the folders that may contain the user's own files: the current one and that of the running script."""
+    """Return the folders that may contain the user's files: the current folder and the running script's."""
     folders = []
     with contextlib.suppress(FileNotFoundError):  # it was deleted
         folders.append(os.getcwd())
@@ -110,7 +110,7 @@ def own_folders() -> list[str]:
 
 
 def method_folders() -> list[str]:
-    """Return the folders in which a class named `module:Class` is searched."""
+    """Return the folders that are searched for the module of a class `module:Class`."""
     here = Path(__file__).resolve().parent  # the folder of orchestrator/sweep.py, which is run as a script
     return [folder for folder in own_folders() if not Path(folder).resolve().is_relative_to(here)]
 
@@ -122,7 +122,7 @@ def source_folders() -> list[str]:
 
 
 def _given() -> list[str]:
-    """Return the entries of the user's PYTHONPATH without empty ones, which would mean the current folder."""
+    """Return the non-empty entries of the user's PYTHONPATH; an empty entry means the current folder."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return list(dict.fromkeys(os.path.abspath(entry) for entry in entries if entry))
 

@@ -1,8 +1,8 @@
-"""Results of pure functions, kept on this machine: most of them need torch, whose import takes longer than the command.
+"""On-disk cache of pure functions. Most of them need torch, whose import takes longer than the rest of the command.
 
-A result is stored under the digest of its question, of our sources, and of the libraries' versions. It cannot be stale,
-because whatever changes it changes its address. A missing or damaged file only costs time. Only commands use it: they
-run the sources that the digest covers, while a program that imports ctvr may have changed a class in memory.
+A result is stored under the digest of the function's name and arguments, our sources and the libraries' versions, so it
+cannot be stale. A missing or damaged file only costs time. Only commands use it: they run the sources that the digest
+    covers, while a program that imports ctvr may have changed a class in memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OF_COMMITS = "commits"  # the folder of answers that depend on commits alone; it
 
 
 def remembered(question: list[Any], compute: Callable[[], Any], of_commits: bool = False) -> Any:
-    """Return the stored answer to a question, else compute it, and in a command store it.
+    """Return a cached result, or compute it; in a command, also store it.
 
     Args:
-        question: JSON values that, with our sources and the libraries, decide the answer; the first names the function.
-        compute: returns the answer as JSON values; tuples come back as lists.
-        of_commits: the question has the digests of commits, whose keys cover sources and libraries. Then the answer
-            outlives changes of both.
+        question: the function's name and arguments, as JSON values.
+        compute: returns the result as JSON values; tuples are read back as lists.
+        of_commits: `question` contains digests of commits, which cover sources and libraries. The result then stays
+            valid when either changes.
     """
     state = OF_COMMITS if of_commits else ""
     if (answer := recall(question, state)) is not None:
@@ -42,13 +42,13 @@ def remembered(question: list[Any], compute: Callable[[], Any], of_commits: bool
 
 
 def enable() -> None:
-    """Read and store answers from now on: this process is a command."""
+    """Enable the cache in this process, which runs a command."""
     global _is_enabled
     _is_enabled = True
 
 
 def recall(question: list[Any], state: str = "") -> Any:
-    """Return the stored answer to a question; None if there is none. `state`: instead of today's."""
+    """Return the cached result, or None. `state` replaces the digest of the current sources and libraries."""
     if not _is_enabled:
         return None
     file = _folder(state) / digest_of(question)
@@ -59,7 +59,7 @@ def recall(question: list[Any], state: str = "") -> Any:
 
 
 def keep(question: list[Any], answer: Any, state: str = "") -> Any:
-    """Store an answer, and return it as `recall` will. A read-only cache only costs time."""
+    """Store a result, and return it as `recall` would. A cache that cannot be written is ignored."""
     if not _is_enabled:
         return answer
     text, folder = json.dumps(answer), _folder(state)

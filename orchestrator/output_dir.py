@@ -1,4 +1,4 @@
-"""Output folders of a command: checked before its settings are accepted, created before the slow work."""
+"""Output folders of commands: checked with the arguments, created before the slow work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def require_empty(folder: Path) -> None:
     """Refuse a folder that is not empty, or is a file.
 
     Raises:
-        ConfigError: if it is.
+        ConfigError: if the folder is not empty, or is a file.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: already exists and is not empty. Give another folder.")
@@ -24,7 +24,7 @@ def create_output_dir(folder: Path) -> None:
     """Create an output folder.
 
     Raises:
-        ConfigError: as `require_empty`, and if the folder cannot be created.
+        ConfigError: if the folder is not empty, is a file, or cannot be created.
     """
     require_empty(folder)
     try:
@@ -37,7 +37,7 @@ def check_creatable(folder: Path, option: str) -> None:
     """Check that a folder can be written, or created where it does not exist. Nothing is created.
 
     Raises:
-        ConfigError: if it cannot, with `option`.
+        ConfigError: if it cannot; the message names `option`.
     """
     try:
         with tempfile.TemporaryFile(dir=_nearest(folder.absolute())):
@@ -48,7 +48,7 @@ def check_creatable(folder: Path, option: str) -> None:
 
 
 def publish(path: Path, content: bytes) -> Path:
-    """Write a file as a whole or not at all; a full disk keeps no part of it."""
+    """Write a file atomically; if the disk is full, no partial file is left."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)
@@ -60,7 +60,7 @@ def publish(path: Path, content: bytes) -> Path:
 
 
 def write_in_runs(path: Path, content: bytes) -> None:
-    """Write a file of the runs folder, and its folders, as `publish` does.
+    """Write a file in the runs folder atomically, and create its parent folders.
 
     Raises:
         ConfigError: if it cannot be written.
@@ -73,7 +73,7 @@ def write_in_runs(path: Path, content: bytes) -> None:
 
 
 def _nearest(folder: Path) -> Path:
-    """Return the folder, or the first above it that exists; a link that leads nowhere exists."""
+    """Return the folder, or its closest existing parent. A dangling link counts as existing."""
     for path in (folder, *folder.parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)

@@ -1,7 +1,7 @@
 """HTTP proxies of the environment, and the addresses that bypass them.
 
 If `http_proxy` is set and `no_proxy` is not, as in many offices and clusters, HTTP libraries use the proxy even for
-127.0.0.1. The proxy cannot reach that address, and Ray's dashboard or MLflow's server seem to be broken.
+127.0.0.1. The proxy cannot reach that address, and Ray's dashboard and MLflow's server appear broken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def exceptions(*hosts: str) -> str:
 
 
 def except_from_proxies(*hosts: str) -> None:
-    """Let this process and its children reach loopback and `hosts` directly; without a proxy nothing changes."""
+    """Exclude loopback and `hosts` from the proxies of this process and its children. No-op without a proxy."""
     if any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES):
         os.environ.update(dict.fromkeys(EXCEPTIONS, exceptions(*hosts)))
 

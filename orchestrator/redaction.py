@@ -1,8 +1,7 @@
 """Redaction of secrets in everything that is printed, logged or recorded.
 
-Secrets are: values of environment variables with telling names; user and password of an address; values of
-parameters, settings and headers with telling names; tokens of a known form (AWS, Hugging Face, GitHub, JSON web
-tokens, private keys).
+Secrets are values of environment variables, parameters, settings and headers whose names suggest a secret, user names
+and passwords in addresses, and tokens of a known form (AWS, Hugging Face, GitHub, JSON web tokens, private keys).
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ _FORMS = re.compile(
 
 
 def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with a telling name whose value is long enough not to occur by chance."""
+    """Return the environment variables whose name suggests a secret and whose value is too long to occur by chance."""
     return {
         name: value
         for name, value in environment.items()
@@ -230,7 +229,7 @@ def _wanted(environment: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def _password(address: str) -> str:
-    """Return the password of an address in a variable, if it is long enough to search for."""
+    """Return the password in a variable that holds an address, if it is long enough to search for."""
     try:
         password = unquote(urlsplit(address).password or "")
     except ValueError:
@@ -239,7 +238,7 @@ def _password(address: str) -> str:
 
 
 def _points(name: str, value: str) -> bool:
-    """Return whether a variable names the place of a secret: GOOGLE_APPLICATION_CREDENTIALS is a file path."""
+    """Return whether a variable holds the location of a secret, such as GOOGLE_APPLICATION_CREDENTIALS (a path)."""
     return bool(_POINTER_NAME.search(name)) or ("CREDENTIAL" in name.upper() and value.startswith(("/", "~")))
 
 

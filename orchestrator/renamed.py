@@ -1,4 +1,4 @@
-"""Old names of settings, values, options, commands and hooks, which are read until release 0.4.
+"""Old names of settings, values, options, commands and hooks, which are accepted until release 0.4.
 
 Arguments, files, plug-ins and records of earlier runs are translated here before they are used.
 """
@@ -130,7 +130,7 @@ def setting_name(name: str, quiet: bool = False) -> str:
 
 
 def setting_value(name: str, value: Any, quiet: bool = False) -> Any:
-    """Return the current value of the setting that is now called `name`; a list or `a,b` is read value by value."""
+    """Translate a value of the setting that is now called `name`; in a list or `a,b`, each value is translated."""
     if not VALUES:
         return value
     if isinstance(value, (list, tuple)):
@@ -168,13 +168,13 @@ def settings(given: Mapping[str, Any], quiet: bool = False) -> dict[str, Any]:
 
 
 def of_method(given: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return settings that do not name their method, or the words of --space, under the current names."""
+    """Return settings without a `method` entry, or the arguments of --space, under their current names."""
     known = settings({**given, "method": given.get("method", method)})
     return {name: value for name, value in known.items() if name != "method" or "method" in given}
 
 
 def _regroup(given: Mapping[str, Any], group: str, quiet: bool, names: set[str]) -> dict[str, Any]:
-    """Return settings in which token reduction is a group; a record loses those that its reducer does not read."""
+    """Move flat settings of token reduction into their group; for a record, drop those that its reducer lacks."""
     reducer = given.get(f"{group}.reducer", given.get(f"{group}.reducer.name"))
     found: dict[str, Any] = {}
     for old, value in given.items():
@@ -203,7 +203,7 @@ def record(kept: Any, method: str = "") -> Any:
 
     Args:
         kept: plain JSON values.
-        method: method of the mappings that do not name one; by default, the one that a mapping around them names.
+        method: method of the mappings that do not name one; by default, that of the enclosing mapping.
     """
     if isinstance(kept, list):
         return [record(each, method) for each in kept]
@@ -231,7 +231,7 @@ def search_space(module: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def setting_word(word: str, method: str = "") -> str:
-    """Return `name=v1,v2` of an option such as --space under the current name, for a search of `method`."""
+    """Translate `name=v1,v2` (an argument of --space) to the current name of the setting of `method`."""
     name, equals, value = word.partition("=")
     if not equals:
         return word
@@ -256,7 +256,7 @@ def arguments(words: Sequence[str]) -> list[str]:
 
 
 def _option(command: str, pair: list[str]) -> list[str]:
-    """Return an option and the argument after it with current names: `--old`, `--old=x`, `--name=old`, `--name old`."""
+    """Translate an option and its argument to current names: `--old`, `--old=x`, `--name=old`, `--name old`."""
     option, equals, value = pair[0].partition("=")
     if not option.startswith("--"):
         return pair
@@ -319,7 +319,7 @@ def _refuse_capabilities(cls: type, names: Iterable[str]) -> None:
 
 
 def _tell(old: str, new: str, quiet: bool = False) -> None:
-    """Print a notice, once per process, that an old name was read."""
+    """Print a notice, once per process, that an old name was used."""
     if old != new and not quiet and (old, new) not in _told:
         _told.add((old, new))
         say(f"`{old}` is now `{new}`; the old name is read until {UNTIL}.")

@@ -22,7 +22,7 @@ def variants_of(cls: type[Any], group: str) -> Mapping[str, type[Any]]:
 
 
 def setting_names(cls: type[Any]) -> list[str]:
-    """List the settings of a dataclass; of a group, those of all its variants, as `reducer.keep_rate`."""
+    """List the settings of a dataclass, including those of all variants of its groups, such as `reducer.keep_rate`."""
     names: dict[str, None] = {}
     for spec in dataclasses.fields(cls):
         variants = variants_of(cls, spec.name).values()
@@ -32,13 +32,13 @@ def setting_names(cls: type[Any]) -> list[str]:
 
 
 def known_settings(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of fields that the dataclass has; a record of another version may have more."""
+    """Drop values that the dataclass has no field for, such as those in a record of another version."""
     known = {spec.name for spec in dataclasses.fields(cls)}
     return {name: value for name, value in values.items() if name.partition(".")[0] in known}
 
 
 def settings_called(last: str, cls: type[Any], values: Mapping[str, Any]) -> list[str]:
-    """List the settings whose last part is `last`: those of the dataclass, and of the variants that `values` choose."""
+    """List the settings whose last component is `last`, in the dataclass and in the variants that `values` select."""
     found = []
     for spec in dataclasses.fields(cls):
         if variants := variants_of(cls, spec.name):
@@ -50,11 +50,11 @@ def settings_called(last: str, cls: type[Any], values: Mapping[str, Any]) -> lis
 
 
 def likely_number(text: str, is_whole: bool = False, unit: str = "") -> str:
-    """Return the number that was probably meant by `1e–5`, `1x10^-5`, `5%`, `0,5`, `16k`, `1e3`, else an empty text.
+    """Return the number that was probably meant by `1e–5`, `1x10^-5`, `5%`, `0,5`, `16k` or `1e3`, or "".
 
     Args:
         text: as typed.
-        is_whole: a whole number is asked for: `1,000` is a thousand.
+        is_whole: whether the number must be whole; then `1,000` is a thousand.
         unit: the unit of the number, `DAYS` or `HOURS`: `2weeks` is 14 days, `90min` and `1:30` are 1.5 hours.
     """
     plain = unicodedata.normalize("NFKC", text).translate(_DASHES).strip(" .;'\"")

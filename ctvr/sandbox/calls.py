@@ -60,7 +60,7 @@ _NAMES = (3, 15, 16, 23, 0x53564D41)  # prctl(2): PR_GET_DUMPABLE, PR_[SG]ET_NAM
 
 @dataclass(frozen=True)
 class Bound:
-    """A call that is allowed if `argument & mask` is one of `values`; the kernel reads 32 bits of these arguments."""
+    """A system call that is allowed if `argument & mask` is in `values`; only the low 32 bits are compared."""
 
     number: int
     argument: int
@@ -69,14 +69,14 @@ class Bound:
 
 
 def numbers(table: str, machine: str) -> dict[str, int]:
-    """Return name -> number of a table on an architecture."""
+    """Return the numbers of a table's calls on an architecture, by name."""
     column = list(ARCHITECTURES).index(machine) + 1
     rows = (entry.split() for entry in table.replace("\n", " ").split(","))
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
 
 
 def known(machine: str) -> dict[str, int]:
-    """Return name -> number of every call of this file."""
+    """Return the numbers of all calls in this file, by name."""
     return {
         name: number
         for table in (_ALLOWED, _WRITING, _BOUNDED, _OWN)
@@ -96,7 +96,7 @@ def allowed(machine: str, may_write: bool) -> set[int]:
 
 
 def bounds(machine: str, may_write: bool) -> Iterable[Bound]:
-    """Yield the calls that are allowed with some arguments: for this process only, for its own threads, for reading."""
+    """Yield the calls that are allowed only with certain arguments: on this process, its threads, or for reading."""
     number, me = numbers(_BOUNDED, machine), os.getpid()
     if not may_write:
         if "open" in number:

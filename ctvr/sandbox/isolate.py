@@ -12,7 +12,7 @@ from ctvr.sandbox.system_calls import leave_calls
 
 @dataclass(frozen=True)
 class Isolation:
-    """The active restrictions: `files` as `restrict_files` returns it, own network, filter of system calls."""
+    """The active restrictions: of `files` (as `restrict_files` returns it), of the network and of system calls."""
 
     files: str
     network: bool
@@ -20,7 +20,7 @@ class Isolation:
 
 
 def isolate(readable: Iterable[str | Path], writable: Iterable[str | Path] = ()) -> Isolation:
-    """Isolate this process, which has no threads yet, by every means of the system. This cannot be undone.
+    """Isolate this single-threaded process by every mechanism of the system. This cannot be undone.
 
     Args:
         readable: files, and folders with all their content. Paths that do not exist are left out.

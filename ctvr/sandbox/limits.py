@@ -18,14 +18,14 @@ def address_space() -> int:
 
 
 def limit(kind: int, value: int) -> None:
-    """Set a limit permanently: also the hard one, which a process cannot raise again."""
+    """Set the soft and the hard limit, so that the process cannot raise it again."""
     hard = resource.getrlimit(kind)[1]
     most = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (most, most))
 
 
 def limit_process(memory: int, written: int, seconds: int) -> None:
-    """Limit this process, which has imported everything it needs.
+    """Limit this process. Call it after all imports.
 
     Args:
         memory: bytes of address space beyond what is in use now.

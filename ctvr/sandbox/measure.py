@@ -1,4 +1,4 @@
-"""Measurement of a sandbox: a child is isolated as a decoder is, tries every escape, and reports the open ones."""
+"""Measurement of the sandbox: a child, isolated like a decoder, tries every escape and reports which succeed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HOLDS: dict[str, Callable[[str], Isolation]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """The restrictions of a child on this machine, and the names of escapes that are open nevertheless."""
+    """The active restrictions of a child on this machine, and the names of the escapes that succeeded."""
 
     isolation: Isolation
     open: tuple[str, ...]
@@ -49,7 +49,7 @@ def measure(means: str = "all") -> Measured:
     """Try every escape in a child.
 
     Args:
-        means: "all" as for decoders; "files" (with the network), "calls" or "none" for a comparison.
+        means: the restrictions: "all" as for decoders, "files" (files and network), "calls" (system calls) or "none".
 
     Raises:
         OSError: if the child does not answer.
@@ -73,7 +73,7 @@ def measure(means: str = "all") -> Measured:
 
 
 def main() -> int:
-    """Run in the child: isolate it, try the escapes, and finally become another program."""
+    """Isolate the child process, try the escapes, and last try to execute another program."""
     target = Target(**json.loads(sys.argv[1]))
     held = _HOLDS[sys.argv[2]](target.given)
     sys.stdout.write(json.dumps({"isolation": dataclasses.asdict(held), "open": open_ways(target)}) + "\n")
@@ -85,7 +85,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _target() -> Iterator[Target]:
-    """Create what the child tries to reach, and remove it."""
+    """Create the files and processes that the child tries to reach; remove them on exit."""
     library = ctypes.CDLL(None, use_errno=True)
     read = ctypes.create_string_buffer(b"8 bytes", 8)
     with contextlib.ExitStack() as stack:

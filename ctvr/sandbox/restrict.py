@@ -44,7 +44,7 @@ _SYSTEM = (
 def isolate_network() -> bool:
     """Give this process an empty network namespace; return False if the system refuses.
 
-    Root may; others only together with an own user namespace, and before the process has threads.
+    Other users than root also need a new user namespace, and a process without threads.
     """
     try:
         unshare = ctypes.CDLL(None, use_errno=True).unshare
@@ -154,7 +154,7 @@ def _leave_tree(readable: list[str | Path], writable: list[str | Path]) -> bool:
 
 
 def _show(system: ctypes.CDLL, place: Path, source: int, may_write: bool) -> None:
-    """Mount an open file or folder at a place, which is created unless a folder above it is mounted."""
+    """Bind-mount an open file or folder at a path, which is created unless one of its parents is mounted."""
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         if Path(f"/proc/self/fd/{source}").is_dir():
@@ -174,7 +174,7 @@ def _mount(system: ctypes.CDLL, source: str, place: str | Path, kind: str | None
 
 
 def landlock() -> int:
-    """Return the kernel's version of Landlock; 0: none, switched off, or not available in a container."""
+    """Return the kernel's Landlock version, or 0 if it is missing, disabled, or unavailable in this container."""
     if sys.platform != "linux":  # the number belongs to another call there
         return 0
     try:
@@ -197,7 +197,7 @@ def _allow(system: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
 def _python() -> Iterator[str]:
     """Yield the folders of this interpreter and its libraries, except the current one or one that contains the home.
 
-    A checkout contains more than our packages, such as runs and the user's notes, so only our packages are given.
+    A checkout contains more than our packages, such as runs and the user's notes, so only our packages are readable.
     """
     yield from _SYSTEM
     home, here = Path.home().resolve(), Path.cwd()

@@ -1,7 +1,7 @@
 """A seccomp filter that allows only the system calls of a file reader: files, memory, threads and time.
 
 The filter lists the allowed calls, so that calls of later kernels are blocked, too. Everything else fails with EPERM.
-Calls that are newer than Linux 5.1 fail with ENOSYS, as on an older kernel, and libraries then do without them
+Calls that are newer than Linux 5.1 fail with ENOSYS, as on an older kernel, and libraries then fall back to older calls
 (clone3, whose flags a filter cannot read, becomes clone). Another architecture, including x32, gets no call.
 """
 
@@ -44,7 +44,7 @@ def leave_calls(may_write: bool = False) -> bool:
 
 
 def _program(machine: str, may_write: bool) -> Iterator[bytes]:
-    """Yield the instructions of the filter."""
+    """Yield the BPF instructions of the filter."""
     yield _word(_LOAD, _ARCHITECTURE)
     yield _word(_EQUAL, ARCHITECTURES[machine], 1, 0)
     yield _word(_RETURN, _FAIL | errno.EPERM)
@@ -87,5 +87,5 @@ def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _word(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Return one instruction; a jump gives the number of skipped instructions."""
+    """Encode one BPF instruction; jump targets are numbers of instructions to skip."""
     return struct.pack("HBBI", code, if_true, if_false, value)

@@ -1,6 +1,6 @@
-"""Escapes of a sandboxed process. Each is one attempt: it returns if the escape is open, else it raises OSError.
+"""Attempts to escape from the sandbox. Each one returns if the escape succeeds, else it raises OSError.
 
-An attempt changes nothing that it reaches: it sets current values, or works on files in its own folder.
+A successful attempt does no damage: it sets values to what they are, or uses files in a folder of the test.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def open_ways(target: Target) -> list[str]:
 
 
 def _system(name: str, *words: object) -> int:
-    """Call a function of the C library, or a system call without one.
+    """Call a function of the C library, or a system call that has no such function.
 
     Raises:
         OSError: if the system refuses it.
@@ -80,7 +80,7 @@ def _secret(target: Target) -> Path:
 
 
 def _on_clip(do: Callable[[int], object]) -> Attempt:
-    """Return an attempt to do something with the descriptor of a readable file."""
+    """Return an attempt that applies an operation to the descriptor of a readable file."""
 
     def attempt(target: Target) -> None:
         descriptor = os.open(Path(target.given, "clip"), os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Template of a new method in its own package, which runs and passes the contract checks (`ctvr new method`)."""
+"""Template for `ctvr new method`: a package with a new method that runs and passes the contract checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON schema of all settings, by which an editor completes and checks a `--config` file (`ctvr schema`).
+"""JSON schema of all settings (`ctvr schema`). Editors use it to complete and check a `--config` file.
 
 Types, defaults and descriptions are read from the dataclasses.
 """
@@ -21,7 +21,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_text(method: str = "") -> str:
-    """Return the schema as JSON text, of all settings or of one method's, which then refuses others.
+    """Return the schema of all settings as JSON text, or of one method's settings only.
 
     Raises:
         ConfigError: for an unknown method.
@@ -77,7 +77,7 @@ def _mapping(config: type) -> dict[str, Any]:
 
 
 def _fields(config: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Dotted name -> schema of each field of a dataclass of settings; of a group also that of the whole mapping."""
+    """Return the schemas of a dataclass's fields by dotted name. For a group, include the mapping as a whole."""
     hints, facts, groups = typing.get_type_hints(config), settings_of(config), groups_of(config)
     for each in dataclasses.fields(config):
         if each.name in groups:
@@ -94,7 +94,7 @@ def _fields(config: type, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _group(
     field: dataclasses.Field[Any], variants: Mapping[str, type], name: str, doc: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the schemas of a group: its `name`, each setting of its variants, and a mapping of one of them."""
+    """Yield the schemas of a group: its `name`, each setting of its variants, and a mapping for one variant."""
     default = field.default.name
     chosen = {"enum": list(variants), "description": doc, "default": default}
     yield f"{name}.name", chosen

@@ -42,7 +42,7 @@ def submit(words: Sequence[str]) -> int:
 
 
 def start(command: Sequence[str]) -> Path:
-    """Run a command in a new session; return the folder of its output and status."""
+    """Run a command in a new session; return the folder that will hold its output and status."""
     place = _new_folder()
     (place / "command").write_text("\0".join(command), encoding="utf-8", errors="surrogateescape")
     with (place / "log").open("wb") as log:
@@ -59,7 +59,7 @@ def start(command: Sequence[str]) -> Path:
 
 
 def _new_folder() -> Path:
-    """Create a folder named by the time; a second driver in the same second gets a later name."""
+    """Create a folder named after the current time, or after the next second that is free."""
     at = time.time()
     while True:
         place = folder() / time.strftime("%Y%m%d-%H%M%S", time.localtime(at))
@@ -113,7 +113,7 @@ def follow(place: Path) -> int:
 
 
 def _status(place: Path) -> int | None:
-    """Return a driver's exit status, None while it runs. Without a status file it was killed with its parent."""
+    """Return a driver's exit status, None while it runs. If it left no status file, it was killed with its parent."""
     is_running = runs(place)
     try:
         return int((place / "status").read_text())

@@ -29,7 +29,7 @@ def end_leftovers(token: str) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process still exists: an exiting one loses its environment before its files and locks."""
+    """Return whether a process still exists; it may hold files and locks after its environment is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:
@@ -52,9 +52,9 @@ def _with_token(token: str) -> list[int]:
 
 
 def _is_starting(process: Path) -> bool:
-    """Return whether a program is being loaded: for a moment a process has neither environment nor arguments.
+    """Return whether a process is inside `exec`, where it briefly has neither environment nor arguments.
 
-    An ended process and a thread of the kernel, whose parent is process 2, never have any.
+    Zombies and kernel threads (children of process 2) have none either, and are excluded.
     """
     state, parent = (process / "stat").read_text().rpartition(") ")[2].split()[:2]
     return state not in "ZX" and "2" not in (parent, process.name) and not (process / "cmdline").read_bytes()

@@ -59,10 +59,10 @@ OF_RUNS = {"list": "", "ls": "", "all": "", "delete": "rm", "remove": "rm", "inf
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that finds all mistakes of a command, each with the line that would have worked."""
+    """Argument parser that reports all mistakes in a command, each with a corrected command line."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Accept settings anywhere: argparse takes no more positional arguments after an option that follows them."""
+        """Accept settings before and after options; argparse takes no further positional arguments after an option."""
         words = renamed.arguments(sys.argv[1:] if args is None else args)
         parser, at = self._find_command(words)
         others = next(a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)) or {}
@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         return parser, len(words)
 
     def error(self, message: str) -> NoReturn:
-        """Refuse a command line for a reason that only argparse finds: an argument or option that is missing."""
+        """Report an error that only argparse finds: a missing argument or option."""
         if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
             names = [name.strip(" '") for name in choice[3].split(",")]
             meant = f" Write {closest(choice[2], names) or names[0]}."
@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _surplus(word: str, words: Sequence[str], parser: argparse.ArgumentParser) -> mistakes.Mistake:
-    """Return the mistake of an argument that the command does not take: a list with a blank, or an option's name."""
+    """Describe a surplus argument: the rest of a list with a space in it, or an option without its dashes."""
     before = words[words.index(word) - 1]
     if before.endswith(","):
         return mistakes.Mistake(f"{before} {word}: is a list with a blank.", (before, word), (before + word,))
@@ -145,7 +145,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _names(words: Sequence[str]) -> dict[str, str]:
-    """Return the command and the method that an unread command line names, for the settings that may be meant."""
+    """Find the command and the method in an unparsed command line, in order to suggest their settings."""
     from ctvr.orchestrator.sweeps.preflight import is_method
 
     named = [word.removeprefix("--method=") for word in words[1:] if not word.startswith("--")]
@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _stop(number: int, frame: object) -> None:
-    """Stop as by Ctrl-C, even if a shell started this process in the background and so ignores SIGINT."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, even if this process ignores SIGINT (a background job of a shell)."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
@@ -239,7 +239,7 @@ def _no_memory(what: str) -> str:
 
 
 def _print(text: str) -> int:
-    """Print a result; the reader may close the pipe early: `ctvr methods | head`."""
+    """Print a result. A pipe that its reader closes early (`ctvr methods | head`) is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -251,7 +251,7 @@ def _print(text: str) -> int:
 
 
 def _is_unavailable(error: Exception) -> bool:
-    """Return whether a store or server does not respond. A server that never responded has a wrong address."""
+    """Return whether a store or server does not respond. An address that never responded counts as wrong."""
     return isinstance(error, StoreError) or (isinstance(error, TrackingUnavailable) and supervisor.is_restart())
 
 
@@ -260,7 +260,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def _with_other_mistakes(error: CtvrError, arguments: Any) -> CtvrError:
-    """Return the error of a command with all other mistakes in its settings, and the corrected command."""
+    """Return an error with this mistake, all others in the command's settings, and the corrected command."""
     if type(error) is not ConfigError or arguments is None:
         return error
     return mistakes.tell(arguments.words, mistakes.all_mistakes(arguments, error))
@@ -299,7 +299,7 @@ def _version() -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands. It raises ConfigError for a command line that cannot be used."""
+    """Build the parser of all commands. Its `parse_args` raises ConfigError for an invalid command line."""
     parser = Parser(prog="ctvr", description="Continual text-to-video retrieval experiments.")
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

@@ -1,7 +1,7 @@
-"""All mistakes of one command at once, each with the line that would have worked.
+"""Detection of all mistakes in one command, each with a corrected command line.
 
-`argparse` stops at the first mistake, in its own words. The arguments are therefore checked here before it reads them,
-and the settings are checked again without those that were refused, until no further mistake is found.
+`argparse` stops at the first mistake. The arguments are therefore checked here first. Invalid settings are removed and
+the rest checked again, until no further mistake is found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 20  # mistakes that are looked for
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake: its text, the arguments that it is about, and those that would have worked (None: not known)."""
+    """One mistake: its description, the wrong arguments, and the corrected ones (None if unknown)."""
 
     text: str
     old: tuple[str, ...] = ()
@@ -66,10 +66,10 @@ def _corrected(words: Sequence[str], found: Sequence[Mistake]) -> str:
 
 
 def place_names(arguments: argparse.Namespace) -> list[Mistake]:
-    """Move arguments without `=` from `arguments.overrides` to the names that the command takes; return the mistakes.
+    """Assign arguments without `=` in `arguments.overrides` to the command's positional arguments; return the mistakes.
 
-    A command's parser lists them as `places`, ("method", "stream") for `ctvr run METHOD STREAM`. A stream is recognised
-    by its name, so that the order does not matter.
+    A command's parser lists them as `places`, ("method", "stream") for `ctvr run METHOD STREAM`. Streams are recognised
+    by name, so the order does not matter.
     """
     places: tuple[str, ...] = getattr(arguments, "places", ())
     rest, bare, found = [], list[str](), list[Mistake]()
@@ -120,7 +120,7 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
 
 
 def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
-    """Return the arguments without settings such as `name = 2`, `name= 2` or `name: 2`; append the mistakes."""
+    """Drop settings such as `name = 2`, `name= 2` or `name: 2` from the arguments, and append their mistakes."""
     kept, at = list[str](), 0
     while at < len(words):
         bare = words[at].rstrip("=:")
@@ -142,7 +142,7 @@ def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
 
 
 def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -> str:
-    """Return the name that an argument without `=` gives: the stream, the method, a table, or none."""
+    """Return the positional argument that a text without `=` is for: stream, method, table, or none."""
     from ctvr.orchestrator.streams.load import BENCHMARKS, available_streams, is_embedded, plain_name
     from ctvr.orchestrator.sweeps.preflight import is_method
 
@@ -215,7 +215,7 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
 
 
 def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) -> list[Mistake]:
-    """Return all mistakes in the presets and settings of a run or a sweep of a method (empty: any). Imports torch."""
+    """Return all mistakes in the presets and settings of a run or sweep of a method ("": any). Imports torch."""
     from ctvr.orchestrator.cli.options import settings_of, split_commas
     from ctvr.orchestrator.learning.resolve import get_method, resolve, with_recipe
     from ctvr.orchestrator.streams.load import load_stream
@@ -243,7 +243,7 @@ def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) ->
 
 
 def missing_name(name: str, method: str | None, stream: str | None) -> str:
-    """Return the message of a run without its method or its stream."""
+    """Return the error message for a run without a method or a stream."""
     whole = f"ctvr run {method or 'clip4clip'} {stream or 'shapes-5'}"
     return f"run: the {name} is missing; `ctvr {name}s` lists them. Write for example: {whole}"
 
@@ -256,7 +256,7 @@ def _of_name(text: str, name: str) -> Mistake:
 
 
 def _of_value(text: str, settings: Mapping[str, Any]) -> Mistake:
-    """Return the mistake of a text that names a setting's value and perhaps the one that was meant (`Clip4Clip`)."""
+    """Describe a wrong value of a setting, with the value that was probably meant (`clip4clip` for `Clip4Clip`)."""
     named = [name for name, value in settings.items() if f"{value!r}" in text]
     meant = _MEANT.search(text)
     if meant is None or len(named) != 1:
@@ -265,7 +265,7 @@ def _of_value(text: str, settings: Mapping[str, Any]) -> Mistake:
 
 
 def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -> list[Mistake]:
-    """Return the mistakes that `build` finds in settings, each after the earlier ones were mended or omitted."""
+    """Call `build` repeatedly, correct or drop the setting that it refuses, and return all mistakes found."""
     kept, found = dict(settings), list[Mistake]()
     typed = {name: name for name in kept}  # setting -> its name as typed
     for _ in range(MOST):
@@ -301,7 +301,7 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
 
     Args:
         arguments: parsed, with `mistakes` of the options.
-        error: what the command has already refused. It is the only mistake if the settings are not the reason.
+        error: the error that the command already raised. It is returned alone if the settings did not cause it.
     """
     from ctvr.orchestrator.cli.options import settings_of
 

@@ -43,7 +43,7 @@ def check_options(
         parser: the parser of the command.
         words: the arguments after the command.
         known: returns all settings of the command; called only for an unknown option.
-        others: the parsers of all commands by name, of which one may have an unknown option.
+        others: the parsers of all commands by name; an unknown option may belong to one of them.
     """
     found, words = _with_hyphens(words)
     kept: list[str] = []
@@ -75,7 +75,7 @@ def check_options(
 
 
 def _with_hyphens(words: Sequence[str]) -> tuple[list[Mistake], list[str]]:
-    """Return the mistakes of options that begin with a long dash, as pasted from a document, and all words without."""
+    """Replace long dashes of options (pasted from a document) by hyphens; return the mistakes and the arguments."""
     found, kept = list[Mistake](), list[str]()
     for word in words:
         dashes = re.match("-*[\u2010-\u2014\u2212]-*(?=[a-z])", word)
@@ -86,7 +86,7 @@ def _with_hyphens(words: Sequence[str]) -> tuple[list[Mistake], list[str]]:
 
 
 def _repeated(parser: argparse.ArgumentParser, words: Sequence[str], given: dict[str, str]) -> Mistake | None:
-    """Return the mistake of an option that has another value already; `given`: option -> value so far."""
+    """Report an option that is given twice with different values; `given` maps options to their values so far."""
     name, equals, inline = words[0].partition("=")
     action = parser._option_string_actions.get(name)
     if type(action) is not argparse._StoreAction or action.nargs is not None:
@@ -100,7 +100,7 @@ def _repeated(parser: argparse.ArgumentParser, words: Sequence[str], given: dict
 def _check_option(
     parser: argparse.ArgumentParser, word: str, following: str | None, known: Callable[[], Sequence[str]]
 ) -> tuple[int, Mistake | None]:
-    """Return the number of arguments that belong to an option, and the mistake in them."""
+    """Return the number of arguments that an option takes, and the mistake in them, if any."""
     name, equals, inline = word.partition("=")
     options = parser._option_string_actions
     matches = [each for each in options if each == name] or [
@@ -190,7 +190,7 @@ def _unknown_option(
     is_inline: bool,
     known: Callable[[], Sequence[str]],
 ) -> tuple[int, Mistake]:
-    """Return the mistake of an option that the command does not have: a setting, or another option is meant."""
+    """Describe an unknown option, and suggest the setting or the option that was probably meant."""
     from ctvr.orchestrator.config import closest_setting
 
     typed = name.lstrip("-")

@@ -18,7 +18,7 @@ from ctvr.orchestrator.sweeps.trust import trust_config, trust_named, trust_type
 
 
 def user_path(text: str) -> Path:
-    """Return a path with `~` expanded: a shell leaves that of `--runs=~/runs` as it is."""
+    """Expand `~` in a path, which a shell does not do in `--runs=~/runs`."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -28,7 +28,7 @@ def user_path(text: str) -> Path:
 def add_execution_options(
     parser: argparse.ArgumentParser, resources: bool = False, folders: Sequence[str] = ("runs", "store", "videos")
 ) -> None:
-    """Add an option for each of `folders` that the command uses and, with `resources`, those of a cluster."""
+    """Add the options for `folders` to a parser and, with `resources`, the options of a cluster."""
     runs, store, videos = (os.environ.get(f"CTVR_{name}") or "" for name in ("RUNS", "STORE", "VIDEOS"))
     options: dict[str, dict[str, Any]] = {
         "runs": {
@@ -182,7 +182,7 @@ def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
 def add_settings(
     parser: argparse.ArgumentParser, preset: str = "named settings of the method, e.g. released", names: str = ""
 ) -> None:
-    """Add presets, a file of settings, and settings; `names` are those that the command takes before them."""
+    """Add the options and arguments for presets and settings; `names` are positional arguments before the settings."""
     parser.add_argument("--preset", default="", metavar="PRESETS", help=f"{preset}; comma-separated")
     parser.add_argument(
         "--config",
@@ -297,10 +297,10 @@ def split_commas(text: str) -> tuple[str, ...]:
 
 
 def check_source_digest(asked: str | None) -> None:
-    """Refuse to run other sources than those of the machine that submitted the command.
+    """Refuse to run if the sources differ from those of the machine that submitted the command.
 
     Raises:
-        ConfigError: with both digests.
+        ConfigError: if they differ; the message contains both digests.
     """
     from ctvr.orchestrator.digests import source_digest
 

@@ -42,7 +42,7 @@ def add_rerun(commands: Any) -> None:
 
 
 def swept(arguments: argparse.Namespace) -> str:
-    """Return the sweep that `ctvr rerun` names.
+    """Return the sweep named in the arguments of `ctvr rerun`.
 
     Raises:
         ConfigError: if two sweeps are named.
@@ -53,7 +53,7 @@ def swept(arguments: argparse.Namespace) -> str:
 
 
 def with_page(text: str, name: str, execution: ExecutionConfig) -> str:
-    """Write the report of a finished sweep or rerun; return its text with the page to open at its end."""
+    """Write the report of a finished sweep or rerun; return its text, followed by the path of the report."""
     from ctvr.orchestrator.jobs.report import open_line
 
     try:

@@ -102,8 +102,9 @@ class SupervisedCommand:
 class DriverExit:
     """The end of one attempt of the driver.
 
-    `reported_status` is the one that the driver wrote, None if it wrote none. `why` is for the user. `is_unavailable`:
-    a store, disk or server that it writes to did not respond, and may later. `is_final`: another attempt fails, too.
+    `reported_status` is the exit status that the driver wrote, None if it wrote none. `why` is for the user.
+        `is_unavailable`: a store, disk or server did not respond but may later. `is_final`: another attempt would fail,
+            too.
     """
 
     status: int
@@ -117,7 +118,7 @@ class DriverExit:
 
 
 def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
-    """Run a command to its end with as many attempts as needed; return the exit status."""
+    """Run a command, restart it after crashes until it ends, and return the exit status."""
     fruitless, commits = 0, _commits(job)
     while True:
         with tempfile.TemporaryDirectory(prefix="ctvr-") as folder:
@@ -152,7 +153,7 @@ def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
 
 
 def _comes_back(job: SupervisedCommand) -> bool:
-    """Wait until store and MLflow respond and the runs folder has free space; return whether they did in time."""
+    """Wait until store and MLflow respond and the runs folder has free space; return False on a timeout."""
     from ctvr.orchestrator.sweeps.committed_tasks import list_committed_tasks
     from ctvr.orchestrator.tracking.server import check, default_uri
 
@@ -212,7 +213,7 @@ def _signals(job: SupervisedCommand) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def _end_of(status: int, folder: Path) -> DriverExit:
-    """Return the end of a driver with this exit status."""
+    """Return the `DriverExit` for a driver's exit status."""
     reported, fault, is_final = None, "", False
     with contextlib.suppress(OSError, ValueError):
         reported, fault, is_unavailable, is_final = json.loads((folder / "end").read_text(encoding="utf-8")).values()
@@ -264,7 +265,7 @@ _former = 0  # in the child: earlier attempts
 
 
 def init_child() -> None:
-    """Send this child's own lines to the terminal and other output on descriptor 2 to the log. No-op elsewhere."""
+    """Redirect descriptor 2 of a supervised child to the log, except our own lines. No-op in other processes."""
     global _life, _former
     text = os.environ.pop(CHILD, "")
     if not text:
@@ -284,7 +285,7 @@ def is_child() -> bool:
 
 
 def is_restart() -> bool:
-    """Return whether this child continues an earlier attempt."""
+    """Return whether this process is a later attempt of a supervised command."""
     return is_child() and _former > 0
 
 

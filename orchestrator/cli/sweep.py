@@ -125,7 +125,7 @@ def add_sweep(commands: Any) -> None:
 
 
 def is_supervised(arguments: argparse.Namespace) -> bool:
-    """Return whether a command runs trials on Ray, which can kill the process that started them."""
+    """Return whether a command runs trials on Ray; it is then supervised, because Ray can kill the driver."""
     if arguments.command == "reproduce":
         return bool(arguments.item) and not (arguments.list or arguments.plan)
     return arguments.command in ("sweep", "rerun")
@@ -175,7 +175,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
 
 
 def _not_with_resume(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments that cannot be given together with --resume."""
+    """Return the given arguments that cannot be combined with --resume."""
     options = "config method stream preset rows trials searcher scheduler objectives confirm space space_add vary seeds"
     names = f"{options} baselines direction".split()
     orders = ["--task-orders"] if arguments.task_orders != 1 else []
@@ -266,7 +266,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
 
 
 def _slug(stream: str) -> str:
-    """Return a stream's name as a part of a sweep's name."""
+    """Return a stream's name in the form that is used in a sweep's name."""
     return Path(stream).stem.replace("@", "-order")
 
 
@@ -328,7 +328,7 @@ def _claims(arguments: argparse.Namespace) -> Any:
 
 
 def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
-    """Build the request for a table of a method, each value of --vary and --baselines, without a search."""
+    """Build the request for a table without a search: a row for each value of --vary and each baseline."""
     from ctvr.orchestrator.sweeps.preflight import ablation_preset, check_arguments, check_settings, check_table
     from ctvr.orchestrator.sweeps.table_plan import TableRequest
 

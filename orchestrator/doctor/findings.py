@@ -26,5 +26,5 @@ class Finding:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Format a list of names: the first few, then the number of the others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,4 +1,4 @@
-"""Checks of this machine by `ctvr doctor`: versions, decoders, processors, memory, GPUs; without importing torch."""
+"""Checks of this machine by `ctvr doctor`: versions, decoders, processors, memory, GPUs. Does not import torch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PORTS = {8265: "Ray's dashboard", 6379: "Ray's control service", 10001: "Ray's c
 
 
 def proxies(tracking_uri: str) -> Iterator[Finding]:
-    """Check that no proxy is used for this machine or a server in the local network, which it cannot reach."""
+    """Check that this machine and local servers are reached without the proxy, which cannot reach them."""
     local = [f"{scheme}://{host}" for scheme in ("http", "https") for host in ("127.0.0.1", "localhost")]
     if proxy := next(filter(None, map(proxy_of, local)), ""):
         text = f"{proxy} is also used for 127.0.0.1 and localhost; ctvr excludes them, `ray` and `mlflow` do not"
@@ -80,7 +80,7 @@ def _owner_of(file: Path) -> str:
 
 
 def ray_folder() -> Iterator[Finding]:
-    """Check that Ray can bind Unix sockets in its folder, because the length of their paths is limited."""
+    """Check that the paths of Unix sockets in Ray's folder do not exceed the system's limit."""
     folder, problem = usable_folder()
     if problem:
         text = f"Ray cannot use {temporary_folder()}: {problem}; a sweep that starts Ray uses {folder}/ray"
@@ -129,7 +129,7 @@ def public_listeners(table: str) -> list[Listener]:
 
 
 def owners(inodes: Collection[int]) -> dict[int, str]:
-    """Return the command line of the process of each socket, for processes that this user may inspect."""
+    """Return the command line of each socket's process, where this user may inspect the process."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[int, str] = {}
     for process in Path("/proc").glob("[0-9]*") if wanted else ():

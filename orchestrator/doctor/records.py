@@ -122,7 +122,7 @@ def _runs_option(place: Examined) -> str:
 
 
 def _sweeps(place: Examined) -> Iterator[Finding]:
-    """Find sweeps of the runs folder whose record was never closed, after MLflow has responded."""
+    """Find sweeps in the runs folder whose MLflow run was never closed. Call it after MLflow has responded."""
     folders = [path for path in (place.runs / "sweeps").glob("*") if path.is_dir()]
     folders = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_SWEEPS]
     tracker = Tracker(place.tracking_uri, place.runs)

@@ -47,7 +47,7 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         runs: the runs folder; need not exist.
         store: URI of the object store; empty = `<runs>/store`.
         stream: name or manifest of the stream; None skips the checks of videos.
-        videos: base folder of the manifest's videos, if not the manifest's own.
+        videos: base folder of the manifest's videos, if not the folder that the manifest names.
         tracking_uri: URI of MLflow, `tracking.default_uri(runs)`.
     """
     runs = Path(runs).resolve()
@@ -217,7 +217,7 @@ def _videos(stream: Stream) -> Iterator[Finding]:
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """Return the result of `work`, or raise TimeoutError and let it run on in its thread."""
+    """Return the result of `work`, or raise TimeoutError while it continues in its thread."""
     result: list[T] = []
     errors: list[Exception] = []
 

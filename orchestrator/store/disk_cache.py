@@ -19,7 +19,7 @@ _UNIT = 64 * 1024  # bytes; the unit in which writes to the cache are counted
 
 
 class _Copies(LocalFiles):
-    """Copies of all stores; the time of a copy is that of its last use."""
+    """Copies of objects of all stores; a copy's modification time is that of its last use."""
 
     def time_of(self, status: os.stat_result) -> float:
         return max(status.st_atime, status.st_mtime)
@@ -45,7 +45,7 @@ class DiskCache(_Copies):
         self._is_measured = False
 
     def open(self) -> None:
-        """Create the folder; if it is not writable, existing copies are used and none is added.
+        """Create the folder. If it is not writable, existing copies are used but none are added.
 
         Raises:
             ConfigError: if it cannot be created.
@@ -60,11 +60,11 @@ class DiskCache(_Copies):
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def is_unchanged(self, name: str, stamp: Stamp | None) -> bool:
-        """Compare as for other files; an evicted copy counts as unchanged for a process that has mapped it."""
+        """Report whether a copy still has this stamp; an evicted copy does, since its map stays valid."""
         return super().is_unchanged(name, stamp) or not os.path.lexists(self.path(name))
 
     def touch(self, name: str) -> None:
-        """Record a use of an object. Its modification time stays, since it shows whether the content changed."""
+        """Record a use of an object. Its modification time is kept, since it shows whether the content changed."""
         with contextlib.suppress(OSError):
             status = self.path(name).stat()
             if time.time() - self.time_of(status) > _TOUCH_SECONDS:
@@ -140,13 +140,13 @@ def cache_limit() -> int:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file without blocking; a pipe in its place raises an error."""
+    """Open a file without blocking (an `opener` of `open`); a pipe raises an error."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[bool]:
-    """Try to lock without waiting; yield whether it succeeded. The lock of a process that dies is released."""
+    """Try to lock without waiting; yield whether it succeeded. The system releases the lock if the process dies."""
     with open(file, "ab", opener=_at_once) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

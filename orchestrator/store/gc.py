@@ -6,8 +6,8 @@ first of them is decoded). Records are kept, unless an age is given: then older 
 are removed, with the objects that only they name. A pack (packs.py) is needed while any of its objects is.
 
 Concurrent readers and writers are safe. An object younger than a day stays, since its record may not be written yet.
-Records that appear during the search are read before anything is removed, and a memory map outlives its file. A
-reader that comes too late finds a missing object, which every reader creates again.
+Records that appear during the search are read before anything is removed, and memory maps stay valid. A reader that
+still finds an object missing creates it again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def note_use(store: Store, stream: str, keys: Sequence[str]) -> None:
 
 
 def find_garbage(store: Store, older_than: float | None = None, recent: Collection[str] = ()) -> Garbage:
-    """Return the objects that no record names; with an age, also old commits and uses and what only they name.
+    """Return the objects that no record names; with `older_than`, also old records and the objects that only they name.
 
     Args:
         older_than: days; None keeps every record.
@@ -104,7 +104,7 @@ def find_garbage(store: Store, older_than: float | None = None, recent: Collecti
 
 
 def find_weights(store: Store, runs: Collection[str]) -> Garbage:
-    """Return the weights that commits of `runs` name and no other record does, of any age.
+    """Return the weights, of any age, that are named by commits of `runs` and by no other record.
 
     Their commits stay, so that the numbers can be read; tasks without weights are trained again when a run resumes.
 
@@ -138,7 +138,7 @@ def remove_garbage(store: Store, garbage: Garbage) -> Size:
 
 
 def _aged(records: Sequence[Entry], before: float, recent: Collection[str]) -> set[str]:
-    """Return the names of old records. All commits of a run have the age of the youngest."""
+    """Return the names of old records. The age of a run's commits is that of its newest one."""
     youngest: dict[str, float] = {}
     ageing = [entry for entry in records if split_name(entry.name)[0] in _AGEING]
     for entry in ageing:
@@ -148,17 +148,17 @@ def _aged(records: Sequence[Entry], before: float, recent: Collection[str]) -> s
 
 
 def _run(name: str) -> str:
-    """Return `commits/<run>` for a commit's name, `pauses/<run>` for a pause's; for another record its own name."""
+    """Return `commits/<run>` for a commit, `pauses/<run>` for a paused epoch, and the name itself for other records."""
     return "/".join(name.split("/")[:2])
 
 
 def _of_runs(keys: Iterable[str]) -> set[str]:
-    """Return what `_run` returns for the records of these runs."""
+    """Return the results of `_run` for all records of these runs."""
     return {f"{kind}/{key}" for key in keys for kind in OF_RUNS}
 
 
 def _is_named(name: str, named: Collection[str]) -> bool:
-    """Report whether a record names the object's key, or a key that it begins with (features of frames)."""
+    """Report whether a record names the object's key or a prefix of it (for features, the key of their frames)."""
     kind, key = split_name(name)
     return key in named or (kind == "features" and key.partition("/")[0] in named)
 

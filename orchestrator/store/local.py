@@ -54,7 +54,7 @@ class LocalFiles:
         self._temporary = root / ".tmp"
 
     def open(self) -> None:
-        """Create the folder and remove day-old files of crashed writers; a read-only folder is only read.
+        """Create the folder and remove day-old files of crashed writers; a read-only folder is left unchanged.
 
         Raises:
             ConfigError: if the folder does not exist and cannot be created, or cannot be used at all.
@@ -232,7 +232,7 @@ class LocalFiles:
             return self.path(name).lstat()
 
     def listed(self, folder: str = "") -> Iterator[str]:
-        """Yield only the names, in any order, without querying any file's size."""
+        """Yield the names of all objects, in any order, without a call of `stat` for each."""
         for parent, folders, files in os.walk(self.root / folder):
             folders[:] = [f for f in folders if not f.startswith(".")]
             below = Path(parent).relative_to(self.root).as_posix()
@@ -240,7 +240,7 @@ class LocalFiles:
             yield from [prefix + file for file in files if file[0] != "."]
 
     def state_of(self, folder: str) -> int:
-        """Return a number that changes when a name of a folder appears or disappears; 0 if there is no folder."""
+        """Return a number that changes when a file is added to or removed from a folder; 0 if it does not exist."""
         try:
             return os.stat(self.root / folder).st_mtime_ns
         except OSError:
@@ -258,7 +258,7 @@ class LocalFiles:
             return time.time()
 
     def leftovers(self, before: float) -> list[str]:
-        """Return an empty list: `open` removes what crashed writers left."""
+        """Return an empty list: `open` already removes the files of crashed writers."""
         return []
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Collection of objects of one kind until they fill a pack (packs.py)."""
+"""Buffer that collects objects of one kind until they fill a pack (packs.py)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Packer:
             self._store.put(self._kind, *member)
 
     def _store_if(self, least: int) -> None:
-        """Store the collected objects as a pack, if they are several and have at least so many bytes."""
+        """Store the collected objects as a pack if there are at least two, with at least this many bytes in total."""
         if len(self._waiting) > 1 and self._bytes >= least:
             self._store.packs.put(self._kind, self._taken())
 

@@ -1,9 +1,8 @@
 """Packs: one object that contains the frames or features of several videos.
 
 A pack is an ordinary object, `packs/KIND/DIGEST`. It is verified, copied and, if damaged, removed as a whole; its
-owner then creates each of its objects again. Its arrays are those of its objects, with the object's number before the
-name. A record with its keys is written after it: a pack without a record is unfinished. An object that is large enough
-for a file, or is single, is not packed.
+objects are then created again. Array names are prefixed with the object's number in the pack. A record with the keys is
+written last, so a pack without a record is unfinished. Large or single objects are not packed.
 
 100,000 videos of 12 frames are 5,600 packs: few enough to be listed, copied and synchronised one by one.
 """
@@ -109,7 +108,7 @@ class Packs:
         return None
 
     def _members(self, kind: str, pack: str) -> list[Arrays]:
-        """Return the objects of a pack, which stays open: reading its header takes half the time of a batch.
+        """Return the objects of a pack. It is kept open, because reading its header takes half the time of a batch.
 
         Raises:
             MissingObject: if the pack does not exist, or is damaged.
@@ -148,7 +147,7 @@ class Packs:
         return key in self._places[kind]
 
     def refresh(self, kind: str) -> None:
-        """List packs of other processes if new ones are possible."""
+        """List the packs again if other processes may have added some."""
         if kind not in PACKED:
             return
         with self._listing:
@@ -157,7 +156,7 @@ class Packs:
                 self._scan(kind)
 
     def remove(self, kind: str, key: str) -> None:
-        """Remove an object from every pack that contains it: the others of such a pack are packed again."""
+        """Remove an object from every pack that contains it, by writing a new pack with the pack's other objects."""
         if key not in self.keys(kind):
             return
         for pack in {place[0] for place in self._places[kind][key]}:
@@ -173,7 +172,7 @@ class Packs:
             self._remove(kind, pack)
 
     def _scan(self, kind: str) -> None:
-        """Read the records of all new packs, and drop the packs that are gone."""
+        """Read the records of all new packs, and drop packs that no longer exist."""
         folder = f"{KIND}/{kind}/"
         # before the listing: whatever is written meanwhile triggers another one
         self._seen[kind] = _Scan(self._files.state_of(folder), time.monotonic())

@@ -47,7 +47,7 @@ class RemoteObjects:
         self._objects = _connect(uri)
 
     def open(self) -> None:
-        """Write, list and remove a probe.
+        """Check access to the bucket: write, list and remove a probe object.
 
         Raises:
             ConfigError: if the bucket does not exist, the keys are refused, the server is unavailable, or it lets two
@@ -133,11 +133,11 @@ class RemoteObjects:
         yield from sorted(entry for entry in found if not entry.name.startswith(("_", ".")))
 
     def listed(self, folder: str = "") -> Iterator[str]:
-        """Yield only the names."""
+        """Yield the names of all objects in a folder."""
         return (entry.name for entry in self.names(folder))
 
     def state_of(self, folder: str) -> None:
-        """Return None: only a listing shows whether names of a bucket changed."""
+        """Return None, because only a listing shows whether objects were added or removed."""
 
     def clock(self) -> float:
         """Return the time by the clock of the server, which stamps the objects."""
@@ -151,7 +151,7 @@ class RemoteObjects:
         return now
 
     def leftovers(self, before: float) -> list[str]:
-        """Return probes that were written before a time; their writers have ended."""
+        """Return the probe objects that `open` wrote before a time and that were never removed."""
         try:
             found = [o for page in obstore.list(self._objects, PROBES) for o in page]
         except _FAILURES as error:
@@ -225,7 +225,7 @@ def _server() -> str:
 
 
 def _explained(error: Exception, uri: str) -> str:
-    """Explain a failure and its remedy in one line; obstore's own text is a dump for its developers."""
+    """Explain a failure and its remedy in one line; obstore's own message is a long dump."""
     text = str(error)
     code = next(iter(re.findall(r"<Code>(\w{1,64})</Code>", text)), "")
     bucket = uri.partition("://")[2].partition("/")[0]

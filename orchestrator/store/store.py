@@ -39,7 +39,7 @@ _ASKED_SINGLY = 50  # objects; a page of a listing has 1000
 
 
 class Store:
-    """The store of this module. Open one with `Store.open`; it can be pickled to other processes and machines.
+    """A content-addressed store. Open it with `Store.open`; it can be pickled and sent to other machines.
 
     Attributes:
         counters: events in this process: "put", "get", "damaged", "cache_hit", "cache_miss", "evicted".
@@ -54,7 +54,7 @@ class Store:
 
     @classmethod
     def open(cls, uri: str | Path, cache: Path | None = None, cache_bytes: int | None = None) -> Store:
-        """Open or create a store; an existing folder without write access is only read (see `check_writable`).
+        """Open or create a store; an existing folder without write access is opened read-only.
 
         Args:
             uri: a folder, file://, s3://bucket/prefix or memory://name (this process only).
@@ -67,7 +67,7 @@ class Store:
         return cls._make(str(uri), cache, cache_bytes, is_new=True)
 
     def check_writable(self) -> None:
-        """Raise ConfigError if the store is a folder without write access; `open` has already tested a bucket."""
+        """Raise ConfigError if the store is a read-only folder; `open` has already tested write access to buckets."""
         if isinstance(self._objects, LocalFiles):
             self._objects.check_writable()
 
@@ -166,7 +166,7 @@ class Store:
         return self.packs.has(kind, key)
 
     def filter_existing(self, kind: str, keys: Sequence[str]) -> set[str]:
-        """Return those of `keys` that exist, by one listing if that is faster than a request for each."""
+        """Return those of `keys` that exist. Lists the kind once if that is faster than one request per key."""
         packed = self.packs.keys(kind)
         if isinstance(self._objects, LocalFiles) and len(keys) >= _LISTED_HERE:
             return packed.union(split_name(name)[1] for name in self._objects.listed(kind)).intersection(keys)
@@ -207,13 +207,13 @@ class Store:
         """Return the value, verified at every read. Keys of dictionaries come back sorted.
 
         Raises:
-            MissingObject: as `get`.
+            MissingObject: if it does not exist, or was damaged and has been removed.
         """
         name = object_name(kind, key, JSON)
         return self._unpacked(kind, key, name, lambda data: unpack_json(name, data))
 
     def find_json(self, name: str) -> Any:
-        """Return the value of an object by its name in `entries`; None if it is damaged, gone or foreign (and kept)."""
+        """Return the value of an object by its name in `entries`; None if it is missing or damaged."""
         for _ in range(2):  # a transfer error may have damaged the first read
             with contextlib.suppress(FileNotFoundError, CorruptObject):
                 return unpack_json(name, self._objects.read(name))
@@ -264,7 +264,7 @@ class Store:
         return size_of(self.entries())
 
     def copies(self) -> tuple[Path, Size, int] | None:
-        """Return folder, size and limit in bytes of the local copies of all stores; None for a local store."""
+        """Return the folder, size and limit (bytes) of the local copies of all stores; None for a local store."""
         if self._cache is None:
             return None
         return self._cache.root.parent, Size(*self._cache.size()), self._cache.limit
@@ -312,7 +312,7 @@ class Store:
         return arrays
 
     def stamp(self, kind: str, key: str) -> Stamp | None:
-        """Return the stamp of the file in which `get` found arrays; None if there is no file."""
+        """Return the stamp of the file that `get` mapped; None if there is no file."""
         return self._verified.get(f"{kind}/{key}{ARRAYS}")
 
     def is_unchanged(self, kind: str, key: str, stamp: Stamp | None) -> bool:
