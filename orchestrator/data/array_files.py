@@ -1,7 +1,7 @@
 """Readers of arrays in third-party files: .npy, .npz, .h5, .parquet and .tar.
 
-Every reader compares the sizes that a file declares with the size of the file before it allocates memory. It opens
-only regular files, unpickles nothing, unpacks nothing to the disk, and reads no other file.
+Every reader compares the sizes that a file declares with the size of the file before it allocates memory. It opens only
+regular files, never unpickles, never extracts to the disk, and reads no other file.
 
 Shapes: T vectors per video, d numbers per vector.
 """
@@ -36,7 +36,7 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
         mapped: memory-map the array read-only instead of reading it.
 
     Raises:
-        VideoError: for a damaged file, another kind of file, or one that holds objects.
+        VideoError: if the file is damaged, is not a .npy file, or contains Python objects.
     """
     try:
         with open_regular(Path(path)) as file:
@@ -68,7 +68,7 @@ def _check_npy(file: IO[bytes], size: int) -> None:
 
 
 def read_npz(path: Path) -> Arrays | np.ndarray:
-    """Read a .npz file as written by `np.savez` or `np.savez_compressed`; return a single unnamed array directly."""
+    """Read a .npz file of `np.savez` or `np.savez_compressed`; return a single unnamed array itself."""
     found: Arrays = {}
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -92,8 +92,8 @@ def read_npz(path: Path) -> Arrays | np.ndarray:
 def read_h5(path: Path) -> Arrays:
     """Read the numeric datasets of an HDF5 file; compound types and text are skipped.
 
-    Next to a single numeric dataset, a single list of text is read, too: the names of its rows. External storage,
-    external links and virtual datasets are refused: they would read other files of the user.
+    If there is one numeric dataset and one list of strings, the list is returned as the names of the rows. External
+    storage, external links and virtual datasets are refused: they would read other files of the user.
     """
     h5py = optional("h5py", path)
     found: Arrays = {}
@@ -115,7 +115,7 @@ def read_h5(path: Path) -> Arrays:
 
 
 def _texts(dataset: Any, size: int) -> np.ndarray:
-    """Read text piece by piece: many elements may refer to one long text."""
+    """Read strings in blocks, because many elements may refer to one long string."""
     read: list[str] = []
     left = SPARE + RATIO * size
     for place in range(len(dataset)):
@@ -171,10 +171,10 @@ def read_tar(path: Path) -> Arrays:
 
 
 def open_tar(file: IO[bytes]) -> tarfile.TarFile:
-    """Open an uncompressed archive; the size of a compressed one is unknown until it is in memory.
+    """Open an uncompressed tar archive. Compressed archives are refused, because their size is unknown beforehand.
 
     Raises:
-        ValueError: for a compressed one.
+        ValueError: if the archive is compressed.
     """
     start = file.read(6)
     file.seek(0)
@@ -188,9 +188,9 @@ _PADDING = 64 * MIB  # zeros after the members; `tar` fills a record, whose usua
 
 
 def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
-    """Check that zeros alone follow the members of an archive; all members must have been listed.
+    """Check that only zeros follow the last member of an archive, whose members must have been listed.
 
-    Python ends an archive at a damaged header and between two joined archives without a word.
+    Python silently stops at a damaged header and at the end of the first of two concatenated archives.
 
     Raises:
         ValueError: if its end is missing, or something else follows.
@@ -210,8 +210,8 @@ def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
 def _key_of(member: str) -> tuple[str, str]:
     """Split a member's name into its key and its kind; the kind is "" if the member is skipped.
 
-    WebDataset ends a key at its first dot. That would give names like "a.1.npy" and "a.2.npy", or "a.mp4.npy", other
-    keys than the same files in a folder.
+    Unlike in WebDataset, a key does not end at its first dot: "a.1.npy", "a.2.npy" and "a.mp4.npy" get the same keys as
+        in a folder.
     """
     hidden = member.rpartition("/")[2].startswith("._")  # macOS adds one for each file
     kind = next((kind for kind in ("npy", NAMED) if member.endswith(f".{kind}")), "")
@@ -272,7 +272,7 @@ def _is_list(kind: Any, types: Any) -> bool:
 
 
 def _check_declared(metadata: Any, columns: Iterable[str], size: int) -> None:
-    """Compare the number of values that a footer declares with the file size: repeated values occupy no bytes."""
+    """Compare the number of values that a footer declares with the file size, as repeated values are stored once."""
     declared = 0
     paths = [metadata.schema.column(place).path.partition(".")[0] for place in range(metadata.num_columns)]
     for group in range(metadata.num_row_groups):

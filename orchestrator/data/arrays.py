@@ -1,6 +1,6 @@
 """Named arrays in files of other programs: .npy, .npz, .pt, .h5, .parquet, .tar, and folders of .npy.
 
-Nothing is unpickled: .npy and .npz are read without objects; a sandboxed process reads the tensors of a .pt.
+Nothing is unpickled: .npy and .npz files with objects are refused, and a sandboxed process reads the tensors of a .pt.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
             array each or one called "features", or of shards.
 
     Raises:
-        ConfigError: for another kind of file, an unreadable one, one that holds more than arrays, or a missing
-            package.
+        ConfigError: for an unknown kind of file, an unreadable file, contents other than arrays, or a missing package.
     """
     if path.is_dir():
         return _folder(path)
@@ -80,7 +79,7 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
 
 
 def _folder(folder: Path) -> Arrays:
-    """Return name -> array of the files below a folder; names are paths without endings."""
+    """Read all files below a folder as name -> array; names are relative paths without extensions."""
     files = [file for file in sorted(folder.rglob("[!.]*")) if file.suffix in (".npy", ".npz", ".tar")]
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
     kinds = {file.suffix for file in files}
@@ -102,7 +101,7 @@ def _folder(folder: Path) -> Arrays:
 
 
 def _of_one(file: Path) -> np.ndarray:
-    """Return the features of a file of one video."""
+    """Return the features in a file that belongs to one video."""
     found = _npy(file) if file.suffix == ".npy" else read_arrays(file)
     if isinstance(found, np.ndarray):
         return found
@@ -113,9 +112,9 @@ def _of_one(file: Path) -> np.ndarray:
 
 
 def _with_ids(found: Arrays | np.ndarray) -> Arrays | np.ndarray:
-    """Return name -> array of a file that holds one array of names and one of their features, in the same order.
+    """Convert an array of names and an array of features in the same order to name -> array.
 
-    Names are text, or whole numbers in an array whose own name ends in "id" or "ids".
+    Names are strings, or integers in an array whose name ends in "id" or "ids".
 
     Raises:
         ValueError: if a name occurs twice.
@@ -160,7 +159,7 @@ def validate_features(found: np.ndarray, name: str) -> np.ndarray:
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
-    """Write arrays that `read_arrays` can read; for .npy a folder. Return the written path.
+    """Write arrays in a form that `read_arrays` reads (.npy: a folder of files); return the path.
 
     Args:
         path: the file.
@@ -224,7 +223,7 @@ def _plain(tensor: Any) -> np.ndarray:
 
 
 def _write_tar(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write a shard whose keys are numbers: a name may contain dots, which would end a key."""
+    """Write a WebDataset shard. Its keys are numbers, because a dot in a name would end the key."""
     with tarfile.open(path, "w") as archive:
         for number, (name, array) in enumerate(arrays):
             data = io.BytesIO()

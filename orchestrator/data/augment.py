@@ -21,7 +21,7 @@ TRIES = 10  # attempts to draw a crop that fits into the frame; after that the w
 
 
 def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Apply a random resized crop (area 0.5 to 1, aspect ratio 3/4 to 4/3), and mirroring with p = 0.5; see the header.
+    """Apply a random resized crop (area 0.5 to 1, aspect ratio 3/4 to 4/3), and mirror with p = 0.5; see the module.
 
     Takes and returns (B, T, 3, H, W) in [0, 1]. One random draw for all frames of a video.
     """
@@ -45,7 +45,8 @@ def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
 def gray_and_jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     """Apply gray scale with p = 0.2 and brightness, contrast, saturation jitter of +-40 %, one draw per video.
 
-    Takes and returns (B, T, 3, H, W) in [0, 1]. BMU-MoCo (section 4.1) names the two, but not their strengths.
+    Takes and returns (B, T, 3, H, W) in [0, 1]. BMU-MoCo (section 4.1) names both augmentations, but not their
+    strengths.
     """
     draw = torch.rand(len(x), 4, generator=generator, device=x.device)
     brightness, contrast, saturation = (0.6 + 0.8 * draw[:, i].view(-1, 1, 1, 1, 1) for i in range(3))

@@ -98,7 +98,7 @@ class StreamData:
         return other
 
     def trim_captions_per_task(self) -> StreamData:
-        """Return the same data with training captions as wide as their tasks' longest; see `attends_to_padding`."""
+        """Return the same data with training captions cut to the longest of their task; see `attends_to_padding`."""
         other = copy.copy(self)
         other._lengths = {}
         return other
@@ -114,7 +114,7 @@ class StreamData:
         return max(self._lengths[task] for task in tasks)
 
     def with_features(self, features: FrozenFeatures | None) -> StreamData:
-        """Return the same data with videos as tokens (B, T, N, D) of a frozen tower, unless they are augmented.
+        """Return the same data with stored tokens (B, T, N, D) of a frozen tower instead of frames, unless augmented.
 
         With None, or with the setting `data.cache_features=false`, videos stay frames (B, T, 3, H, W).
         """
@@ -132,9 +132,9 @@ class StreamData:
         return [pair for task in tasks for pair in range(self._first[task], self._first[task + 1])]
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return frames (R, T, 3, H, W), or tokens of a frozen tower, and captions (R, L) of any training pairs.
+        """Return frames (R, T, 3, H, W), or tokens of a frozen tower, and captions (R, L) of the given training pairs.
 
-        They equal those of `ordered_batches`: not augmented.
+        They are not augmented, as in `ordered_batches`.
 
         Args:
             numbers: values of `Batch.pair_ids`.
@@ -156,7 +156,7 @@ class StreamData:
         return len(self._batches(self._pairs(tasks), seed=0, size=self.config.batch_size, workers=workers))
 
     def batch_sizes(self, tasks: Sequence[int], seed: int, task: int, epoch: int, workers: int = 1) -> list[int]:
-        """Return the pairs, over all workers, in each batch that `train_batches` yields for the same arguments."""
+        """Return the global size (all workers) of each batch that `train_batches` yields for the same arguments."""
         return [len(batch) for batch in self._order(self._pairs(tasks), seed, task, epoch, workers)]
 
     def _order(self, pairs: list[int], seed: int, task: int, epoch: int, workers: int) -> list[list[int]]:
@@ -227,7 +227,7 @@ class StreamData:
             )
 
     def _answers(self, numbers: Sequence[int]) -> Tensor | None:
-        """Return ids (B, A) of the answers of training pairs, in a stream of questions; else None."""
+        """Return the answers of training pairs as IDs (B, A); None unless this is a stream of questions."""
         return None
 
     def _pair_tokens(self, chosen: Sequence[tuple[Item, str]], width: int | None) -> Tensor:
@@ -242,7 +242,7 @@ class StreamData:
     def _read(self, items: Sequence[Item], is_augmented: bool, drawn: tuple[object, ...] | None = None) -> Tensor:
         """Return raw frames (B, T, H, W, 3) uint8, or tokens (B, T, N, D) float, on the CPU.
 
-        `drawn`: seed parts for the random frames of each video, besides the video; None reads the middle frames.
+        `drawn`: parts of the seed from which each video's frames are drawn; None takes the middle frames.
         """
         features = self._features
         if drawn is not None:
@@ -256,7 +256,7 @@ class StreamData:
         return self.to_batch(torch.from_numpy(np.array(self.frames.load(item)))[None], None)
 
     def to_batch(self, videos: Tensor, augment: torch.Generator | None = None) -> Tensor:
-        """Return the result of `_read` on the device, with frames normalised."""
+        """Move the result of `_read` to the device and normalise frames."""
         videos = to_device(videos, self.device)
         return self._normalise(videos, augment) if videos.dtype == torch.uint8 else videos
 
@@ -303,7 +303,7 @@ class StreamData:
 
 
 def cut_tokens(tokens: Tensor, longest: int | None) -> Tensor:
-    """Return captions (N, L) with at most `longest` tokens, the end of text kept; cut ones stay as they are."""
+    """Truncate captions (N, L) to `longest` tokens, the last of which stays the end of text. Idempotent."""
     if longest is None or longest >= tokens.shape[1]:
         return tokens
     end = tokens.argmax(dim=1)  # the end of text has the largest id; only padding follows
@@ -314,14 +314,14 @@ def cut_tokens(tokens: Tensor, longest: int | None) -> Tensor:
 
 
 def task_of(stream: Stream, index: int, tasks: Sequence[StreamTask]) -> Task:
-    """Return task `index` (0-based) of `tasks`: `Stream.tasks`, or `Stream.method_tasks` for a method."""
+    """Return a method's information on task `index` (0-based) of `tasks` (`Stream.tasks` or `Stream.method_tasks`)."""
     task = tasks[index]
     categories = tuple(stream.category_index(name) for name in task.categories)
     return Task(index, task.name, len(tasks), categories, len(stream.categories))
 
 
 def tasks_of(stream: Stream) -> list[Task]:
-    """Return what a method may know of its tasks."""
+    """Return the information on all tasks that a method gets."""
     return [task_of(stream, index, stream.method_tasks) for index in range(len(stream.method_tasks))]
 
 

@@ -10,7 +10,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Settings that make pairs from a stream. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
+    """Settings of frames, captions and batches. Defaults: CTVR (arXiv:2503.10111), section 5.1, MSRVTT."""
 
     num_frames: int = setting(12, doc="frames of a video")
     sampling: Literal["segments", "linspace", "one_per_second", "random"] = setting(
@@ -49,7 +49,7 @@ class DataConfig:
 
     @property
     def rule(self) -> Literal["segments", "linspace", "one_per_second"]:
-        """The frames of a video that is not trained on."""
+        """Return the rule that selects frames of videos outside training."""
         return "segments" if self.sampling == "random" else self.sampling
 
     def __post_init__(self) -> None:

@@ -23,8 +23,8 @@ def set_determinism(device: torch.device, is_deterministic: bool = True, precisi
 
     All code that computes on a GPU calls it: runs, precomputed features, measurements. TF32 is on only for
     `precision="tf32"`; it is set in either case, because Ray's processes serve several runs. If `is_deterministic`,
-    only deterministic kernels are allowed, and torch raises an error for an operator without one. A mere warning
-    (`warn_only`) would not suffice: it leaves the backward pass of attention nondeterministic.
+    only deterministic kernels are allowed, and torch raises an error for an operator without one. `warn_only` would
+    leave the backward pass of attention nondeterministic.
 
     `CUBLAS_WORKSPACE_CONFIG` must be set before CUDA starts. Ray passes it to its workers at their start
     (`on_ray.connection.worker_environment`); other processes have not used CUDA before this call.
@@ -40,9 +40,9 @@ def set_determinism(device: torch.device, is_deterministic: bool = True, precisi
 
 
 def stacked(parts: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """Stack arrays of one shape on the CPU, for a GPU in pinned memory, from which it copies asynchronously.
+    """Stack arrays of one shape on the CPU; for a GPU, in pinned memory, which allows asynchronous copies.
 
-    They are written there at once: a copy later would take longer than stacking. torch reuses pinned memory.
+    The arrays are stacked directly in pinned memory, because another copy would take longer than stacking.
     """
     if device.type != "cuda":
         return torch.from_numpy(np.stack(parts))
@@ -58,7 +58,7 @@ def autocast_for(precision: Precision, device_type: str) -> AbstractContextManag
 
 
 def numerics_flags(device: torch.device) -> dict[str, bool]:
-    """Return the current flags of `set_determinism` on which a GPU's results depend. Empty for a CPU."""
+    """Return the current torch flags that affect results on a GPU. Empty for a CPU."""
     if device.type != "cuda":
         return {}
     return {
@@ -71,10 +71,10 @@ def numerics_flags(device: torch.device) -> dict[str, bool]:
 
 
 def require_gpu() -> None:
-    """Check that torch finds the GPU that was requested, instead of falling back to the CPU.
+    """Check that torch finds the requested GPU, so that a run does not fall back to the CPU.
 
     Raises:
-        ConfigError: with this node's name, if torch finds no GPU.
+        ConfigError: if torch finds no GPU; the message names this node.
     """
     if not torch.cuda.is_available():
         built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
@@ -89,7 +89,7 @@ def memory_of(device: torch.device) -> Iterator[None]:
     """Convert torch's out-of-memory error into one that names the remedies; it is permanent.
 
     Raises:
-        OutOfMemory: instead of torch's own error.
+        OutOfMemory: in place of torch's out-of-memory error.
     """
     try:
         yield

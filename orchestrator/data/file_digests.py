@@ -1,10 +1,9 @@
 """Cache of the digests of a stream's files, one object in the store for all files.
 
 A digest is valid while path, size, modification time and status-change time of its file are unchanged.
-`digests.digest_file` caches digests per machine, for all files it has seen. This index is read at the start of a run
-instead: it costs one object, and one `stat` per video, on every machine that sees the files at these paths with these
-times. It is only a cache: an entry whose file has changed is recomputed, and a damaged or lost object costs time. Of
-two writers the later one wins (both are right), and a killed writer leaves the former object.
+`digests.digest_file` caches digests per machine, for all files it has seen. This index is shared through the store: at
+    the start of a run, every machine that sees the same files needs one object and one `stat` per video. Entries of
+    changed files are recomputed. A lost object only costs time. Of two writers the later one wins; both are correct.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class FileDigestCache:
         return found
 
     def keep(self) -> None:
-        """Store new digests, except of files that may still change unnoticed; a full store is only logged."""
+        """Store new digests of settled files (`digests.is_settled`). If the store is full, only log it."""
         settled = [path for path in self._new if self._is_settled(path)]
         if len(self.seen) < LEAST or not settled:
             return

@@ -1,8 +1,8 @@
 """Decoding of videos into the store: each video is decoded once, by the first process that needs it.
 
-`data.sampling=random` draws training frames in every epoch without decoding. The store also holds CANDIDATES frames for
-each of the T equal parts of a training video, evenly spaced from the first frame to the last, and a draw takes one of
-each part. A training video then needs 1 + CANDIDATES times the bytes, and one more decoding.
+`data.sampling=random` draws training frames in every epoch without decoding. For this the store also holds CANDIDATES
+evenly spaced frames for each of the T equal parts of a training video, and a draw takes one of each part. A training
+video then needs 1 + CANDIDATES times the bytes and is decoded twice.
 
 Shapes: T frames, H = W image size.
 """
@@ -37,7 +37,7 @@ Broken = list[tuple[Item, VideoError]]
 
 
 class FrameSource:
-    """Frames of items, read from and decoded into the store.
+    """Source of decoded frames: reads them from the store, and decodes missing ones into it.
 
     Args:
         store: holds decoded frames.
@@ -45,7 +45,7 @@ class FrameSource:
         image_size: image size of the backbone, in pixels per side.
 
     Raises:
-        ConfigError: if `data.image_size` is another size.
+        ConfigError: if `data.image_size` differs from `image_size`.
     """
 
     def __init__(self, store: Store, config: DataConfig, image_size: int) -> None:
@@ -78,7 +78,7 @@ class FrameSource:
         return digest_of(self._key_parts(item.segment, file))
 
     def _key_parts(self, segment: Segment | None, file: Any) -> dict[str, Any]:
-        """Return everything that decides the frames."""
+        """Return everything that determines the frames, for the key."""
         return {
             "file": file,
             "segment": segment,
@@ -91,7 +91,7 @@ class FrameSource:
 
     @cached_property
     def _around(self) -> list[str]:
-        """JSON before and after the file digest in the key of a whole video, serialised once for all videos."""
+        """Return the JSON before and after the file digest in a whole video's key, serialised once for all videos."""
         return canonical(self._key_parts(None, "<file>")).split("<file>")
 
     def load(self, item: Item) -> np.ndarray:
@@ -157,10 +157,10 @@ class FrameSource:
         progress: Callable[[int], object] | None = None,
         pool: Decoder | None = None,
     ) -> tuple[int, Broken]:
-        """Decode items into the store with resource-limited child processes: those of `pool`, or `workers` new ones.
+        """Decode items into the store in resource-limited child processes (those of `pool`, or `workers` new ones).
 
-        Returns the number of decoded videos, and the videos that could not be decoded with their errors. Good
-        items are stored regardless of the others, many of them together (store/packs.py).
+        Returns the number of decoded videos, and the errors of those that could not be decoded. An error does not
+        prevent the storage of other items, which are packed (store/packs.py).
         """
         broken: Broken = []
         if not items:
@@ -184,16 +184,16 @@ class FrameSource:
 
 
 class ArraySource(FrameSource):
-    """Arrays, read from the items' own files; nothing is decoded or stored.
+    """Source of arrays that the items' files contain; nothing is decoded or stored.
 
     Args:
         stream: its items are arrays.
         config: the settings `data.*`.
         content: what the arrays contain, for messages.
-        plain: the settings for frames, with the only value that such a stream permits.
+        plain: the settings that apply to frames only, each with the one value that is permitted.
 
     Raises:
-        ConfigError: for another value of one of these settings.
+        ConfigError: if a setting in `plain` has another value.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ def digest_path(path: str) -> Any:
 
 
 def frames_of(video: Any, config: DataConfig, size: int) -> np.ndarray:
-    """Select and resize frames (T, size, size, 3) uint8 of a video that another program has opened, as `config` says.
+    """Select and resize frames (T, size, size, 3) uint8 of a video that the caller has opened, by the rule of `config`.
 
     Args:
         video: a torchcodec decoder, or frames (n, 3, H, W) uint8, treated as one per second.

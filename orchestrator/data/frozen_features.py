@@ -2,13 +2,13 @@
 
 `Method.frozen_blocks` is the number of leading blocks that a method leaves unchanged; their output for a video never
 changes. It is computed one video at a time, so that a result does not depend on the content of the store. It is used
-only while training batches are not augmented. The first run that needs it computes it, or in advance `ctvr cache build
---features` (learning/featurize.py).
+only while training batches are not augmented. The first run that needs it computes it, unless `ctvr cache build
+--features` has done so.
 
 In addition to the frames of a video (`data.num_frames` x size x size x 3 bytes) the store holds the tokens that enter
 the next block (frames x tokens x width x 4 bytes): 1.8 MB each for 12 frames of ViT-B/32, 7.3 MB of ViT-B/16. After the
 last block it holds only the class tokens (37 kB). Two of twelve blocks would save 8 % of a training step's time on a
-CPU (`make bench`), so less than a third of the tower is not worth its bytes.
+CPU (`make bench`), so fewer frozen blocks than a third of the tower are not stored.
 
 Shapes: B videos, T frames, N tokens, D width of the tower.
 """
@@ -46,7 +46,7 @@ class FrozenFeatures:
     Args:
         store: holds the tokens.
         clip: on its device; the first `blocks` blocks of its vision tower are frozen.
-        blocks: number of frozen blocks; the depth of the tower for its class tokens.
+        blocks: number of frozen blocks; if it is the depth of the tower, only the class tokens are stored.
         precision: precision of the run.
     """
 
@@ -58,7 +58,7 @@ class FrozenFeatures:
 
     @property
     def maker(self) -> str:
-        """Digest of everything that decides the tokens, except the frames: weights, code, precision, device etc."""
+        """Return the digest of what determines the tokens besides frames: weights, code, precision, device."""
         if not self._maker:
             device = self.tower.conv1.weight.device
             cpu = torch.backends.cpu.get_cpu_capability()
@@ -129,9 +129,9 @@ class FrozenFeatures:
 
 
 def frozen_features(method: Method, store: Store, precision: Precision) -> FrozenFeatures | None:
-    """Return the features for a new method; None if it changes a vision block too early.
+    """Return the features for a new method; None if it has too few frozen leading blocks.
 
-    Sets the block of the method's tower at which the features enter.
+    Also sets the block at which the features enter the method's tower.
     """
     clips = [module for module in method.modules() if isinstance(module, Clip)]
     if any(clip.vision.takes_features for clip in clips):
@@ -145,7 +145,7 @@ def frozen_features(method: Method, store: Store, precision: Precision) -> Froze
 def architecture(tower: nn.Module) -> list[list[str]]:
     """Return [name, class, plain values] of every module of a tower, including activations and numbers of heads.
 
-    Two networks that differ here compute different features from the same weights.
+    It completes a digest of the weights: networks that differ here compute different features from equal weights.
     """
     found = []
     for name, module in tower.named_modules():

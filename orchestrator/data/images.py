@@ -1,4 +1,4 @@
-"""Labelled images without captions: one array per class and split; a training batch has three images per item.
+"""Labelled images without captions: one array per class and split; a training batch has two views and the plain image.
 
 An item of such a stream (`Stream.domain`) names a .npy file (N, S, S, 3) uint8. Nothing is decoded or stored: one
 object for each of 50,000 images would be too many, and arrays are memory-mapped from their files.
@@ -109,7 +109,7 @@ class ImageData(StreamData):
     def train_batches(
         self, tasks: Sequence[int], seed: int, task: int, epoch: int, rank: int = 0, workers: int = 1
     ) -> Iterator[Batch]:
-        """Yield one epoch; views use torch's global RNG, which the loop has seeded."""
+        """Yield the batches of one epoch; views are drawn from torch's global RNG, which the loop has seeded."""
         pairs = self._pairs(tasks)
         for batch in self._order(pairs, seed, task, epoch, workers):
             numbers = [pairs[index] for index in batch]
@@ -155,7 +155,7 @@ class ImageData(StreamData):
             yield normalise(self._unit(np.stack([self.frames.load(item)[row] for item, row in chosen])))[:, None]
 
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return training images of any task as in `ordered_batches`, and empty captions."""
+        """Return the given training images as in `ordered_batches`, with empty captions."""
         return normalise(self._plain(numbers))[:, None], torch.zeros(len(numbers), 0, dtype=torch.int64)
 
     def queries(self, task: int, split: str) -> Queries:

@@ -1,8 +1,9 @@
-"""Streams whose videos are precomputed features of another program: one array per video instead of a video file.
+"""Streams of precomputed features: each video is an array that another program computed, not a video file.
 
 An array is (T, d), one vector per frame, or (d,) for the whole clip. A method gets `data.num_frames` of them as the
-output of its vision tower, so the tower must be completely frozen. If the stream also has features of captions, a table
-replaces the text tower; otherwise the text tower of the backbone that computed the features encodes the captions.
+output of its vision tower, so the tower must be completely frozen. If the stream also has features of captions, a
+lookup table replaces the text tower; otherwise the backbone's text tower, which must match the features, encodes the
+captions.
 
 Shapes: T stored vectors, d joint embedding, N captions.
 """
@@ -37,7 +38,7 @@ def frame_source(stream: Stream, store: Store, config: DataConfig, image_size: i
 
 
 class FeatureSource(ArraySource):
-    """Arrays of features, read from their files; nothing is decoded or stored.
+    """Source of feature arrays, which are read from the items' files.
 
     Raises:
         ConfigError: for settings that apply to frames only.
@@ -53,7 +54,7 @@ class FeatureSource(ArraySource):
         return digest_of({"features": file, "texts": self._texts, "num_frames": self.num_frames})
 
     def load(self, item: Item) -> np.ndarray:
-        """Return `num_frames` of the stored vectors, the middles of equal parts: (num_frames, 1, d) float32."""
+        """Return the stored vectors in the middle of `num_frames` equal parts, (num_frames, 1, d) float32."""
         found = read_features(item.path)
         chosen = ((np.arange(self.num_frames) + 0.5) * len(found) / self.num_frames).astype(int)
         return found[chosen][:, None]
@@ -125,7 +126,7 @@ def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> No
     """Check that a method does not change a tower that the stream's features replace.
 
     Raises:
-        ConfigError: naming the method.
+        ConfigError: if it does; the message names the method.
     """
     if not stream.has_features:
         return

@@ -1,7 +1,7 @@
-"""Stored frames as JPEG images: about a tenth of the bytes, at the cost of decoding and of a small loss.
+"""Stored frames as JPEG images: about a tenth of the bytes, but lossy, and decoded at every read.
 
-An object has the array `jpeg`, the images of all frames one after another, and `ends`, where each one ends. A frame
-that a video does not have (`missing_frame`) is an empty image, since batches recognise it by its exact values.
+An object has two arrays: `jpeg`, the concatenated images of all frames, and `ends`, the offset at which each ends. A
+    missing frame (`missing_frame`) is stored as an empty image, because batches recognise it by its exact values.
 
 Shapes: T frames, H = W image size.
 """
@@ -17,18 +17,18 @@ from ctvr.orchestrator.video.sampling import missing_frame
 
 
 def codec_version(quality: int) -> str:
-    """Return everything except the frames that determines the decoded pixels; it is part of a key in the store."""
+    """Return the versions and options of the codec that determine the decoded pixels, for the store's keys."""
     from PIL import __version__, features
 
     return f"jpeg-{quality}-pillow-{__version__}-libjpeg-{features.version('libjpeg_turbo') or features.version('jpg')}"
 
 
 def encode_frames(frames: np.ndarray, quality: int) -> dict[str, np.ndarray]:
-    """Return frames (T, H, W, 3) uint8 as arrays of an object.
+    """Encode frames (T, H, W, 3) uint8 as the arrays `jpeg` and `ends`.
 
     Args:
         frames: frames of a video.
-        quality: of JPEG, 1 to 100. From 90 on colours are not halved.
+        quality: JPEG quality, 1 to 100. Chroma is not subsampled from 90 on.
     """
     from PIL import Image
 
@@ -46,7 +46,7 @@ def encode_frames(frames: np.ndarray, quality: int) -> dict[str, np.ndarray]:
 
 
 def decode_frames(arrays: Mapping[str, np.ndarray], chosen: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-    """Return the frames (T, H, W, 3) uint8 of an object, or only those with the chosen numbers."""
+    """Decode the frames (T, H, W, 3) uint8 of an object, or only those at the chosen indices."""
     from PIL import Image
 
     ends, (count, *size) = arrays["ends"], arrays["shape"].tolist()

@@ -1,4 +1,4 @@
-"""Decoding of every video of a stream before training, on this machine or by another `DecodeMissing`."""
+"""Decoding of every video of a stream before training, on this machine or on a cluster (`DecodeMissing`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def decode_stream(
     Args:
         workers: number of concurrent decoding processes.
         decode: decodes the items; default `source.decode_missing`, on this machine.
-        seen: result of `scan_videos`, where the caller has it already.
+        seen: result of `scan_videos`, if the caller has it already.
     """
     with gc_disabled():
         seen = scan_videos(stream) if seen is None else seen
@@ -75,7 +75,7 @@ def decode_stream(
 
 
 def passes(source: FrameSource, splits: Sequence[str]) -> list[tuple[FrameSource, tuple[str, ...]]]:
-    """Return the sources to decode, with their splits: the splits themselves, and candidates for random draws."""
+    """Return the frame sources and the splits that each must decode; random sampling adds a source of candidates."""
     drawn = [(source.candidates, ("train",))] if source.candidates is not None and "train" in splits else []
     return [(source, tuple(splits)), *drawn]
 
@@ -94,8 +94,8 @@ def prepare_stream(
     Returns the stream (without the items that `skip_missing` drops) and the number of videos decoded.
 
     Raises:
-        ConfigError: if videos are missing or broken and `skip_missing` is not set; in the case of broken ones, all
-            others have been decoded.
+        ConfigError: if videos are missing or broken and `skip_missing` is not set. If only some are broken, all others
+            have been decoded.
     """
     seen = scan_videos(stream)
     missing = missing_videos(stream, seen)

@@ -1,4 +1,4 @@
-"""Questions about videos, each with one answer, as training batches and queries.
+"""Training batches and queries for questions about videos, each with one answer.
 
 The captions of such a stream (`Stream.domain`) are questions; `Item.answers` holds their answers. The ranked candidates
 are the training answers.

@@ -1,4 +1,4 @@
-"""Order of training pairs, and seeds of everything random in it."""
+"""Shuffling of training pairs, and derivation of seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ctvr.orchestrator.digests import digest_of
 
 
 def seed_of(*parts: object) -> int:
-    """Return a 63-bit seed that depends on all parts and nothing else."""
+    """Derive a 63-bit seed from all parts."""
     return int(digest_of([str(part) for part in parts])[:15], 16)
 
 
@@ -22,7 +22,7 @@ def index_batches(
     Args:
         videos: video number of each pair.
         size: pairs per batch; the last batch may be smaller.
-        seed: decides the order.
+        seed: seed of the order.
         unique_videos: two pairs of one video are never in one batch (batches may then be smaller).
         one_per_video: keep one random pair of each video.
     """

@@ -31,7 +31,7 @@ MAX_IDS = 1_000_000  # per pickle: repeated references to one list could make a 
 
 
 class VideoFolder:
-    """Finds each id's video, or folder of frames, in one folder; the tree is listed once."""
+    """Finds the video or the folder of frames of an ID below one folder, which is listed once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -56,7 +56,7 @@ class VideoFolder:
     def find(self, video: str) -> tuple[str, bool]:
         """Return (path below the folder, whether it is a clip cut to its segment); `<id>.mp4` if nothing exists.
 
-        The number 7010 may be the video video7010, as some files of MSR-VTT have it.
+        The ID 7010 also matches video7010, because some files of MSR-VTT omit the prefix.
         """
         stem = video_stem(video)
         numbered = f"video{stem}" if stem.isascii() and stem.isdigit() else stem
@@ -71,7 +71,7 @@ class VideoFolder:
 
 
 def _by_ending(name: str) -> tuple[int, str]:
-    """Return the sort key of a folder's files: of several with one id, the first in VIDEO_SUFFIXES is used."""
+    """Return a sort key by which, of several files with one ID, the extension listed first in VIDEO_SUFFIXES wins."""
     suffix = os.path.splitext(name)[1].lower()
     return (VIDEO_SUFFIXES.index(suffix) if suffix in VIDEO_SUFFIXES else len(VIDEO_SUFFIXES), name)
 
@@ -101,7 +101,7 @@ class Builder:
     def item(
         self, video: str, category: str, captions: list[str], segment: Sequence[float] | None = None, below: str = ""
     ) -> dict[str, Any]:
-        """Return an item of a task; with `below`, its id and its path start with that subfolder of `videos`."""
+        """Return an item. With `below`, its ID and its path start with that subfolder of `videos`."""
         if below not in self.folders:
             self.folders[below] = VideoFolder(self.videos / below)
         path, is_cut = self.folders[below].find(video)
@@ -123,11 +123,11 @@ class Builder:
         published: Mapping[str, int] | None = None,
         held_out: int = 0,
     ) -> tuple[Manifest, str]:
-        """Number the tasks, check the manifest as loading does, write it, and report.
+        """Number the tasks, check the manifest as `load_stream` would, write it, and return a report.
 
         Args:
-            published: videos per split in the paper's table for `name`; if the counts differ, the stream is compared
-                with no paper, and the report says so.
+            published: videos per split in the paper's table for `name`; if the counts differ, the stream is not
+                compared with a paper, and the report contains a warning.
             held_out: training videos per category that form its validation split.
         """
         sources = [Path(source) for source in sources]
@@ -181,7 +181,7 @@ def correct_captions(manifest: Manifest, report: str, videos: Path, out: Path) -
 
 
 def check_and_write(manifest: Manifest, source: str, videos: Path, out: Path | None) -> str:
-    """Check a complete manifest as loading does, write it, and report.
+    """Check a complete manifest as `load_stream` would, write it, and return a report.
 
     Args:
         source: its name in messages.

@@ -52,7 +52,7 @@ def msrvtt_id(value: Any) -> Any:
 
 
 def read_msrvtt_splits(path: Path) -> dict[str, str]:
-    """Return video -> train, validate or test, from MSRVTT_data.json."""
+    """Return the split (train, validate or test) of each video in MSRVTT_data.json."""
     data = read_json(path)
     videos = data.get("videos") if isinstance(data, dict) else None
     splits: dict[str, str] = {}
@@ -119,5 +119,5 @@ def read_lines(path: Path) -> list[str]:
 
 
 def clean(captions: Iterable[str]) -> list[str]:
-    """Return the captions stripped, without empty ones."""
+    """Strip captions and drop empty ones."""
     return [text for caption in captions if (text := caption.strip())]

@@ -78,7 +78,7 @@ def open_table(path: Path, wanted: Sequence[str]) -> Table:
     """Read the header of a .csv file.
 
     Args:
-        wanted: the separator is the one that finds most of these columns; the comma if none finds more.
+        wanted: column names; the separator that yields the most of them is used, by default the comma.
     """
     text = read_text(path)
     csv.field_size_limit(MOST)
@@ -166,7 +166,7 @@ def captions_in(where: str, cell: str) -> list[str]:
 
 
 def segment_of(where: str, start: Any, end: Any) -> tuple[float, float] | None:
-    """Return the seconds of a segment, None of two empty cells (None or "").
+    """Return the start and end of a segment in seconds; None if both cells are empty (None or "").
 
     A cell is a number of seconds, or text: such a number, mm:ss or hh:mm:ss, with decimals after a point (or, after
     a colon, a comma).

@@ -1,4 +1,4 @@
-"""`ctvr streams import`: selects the importer of a benchmark's files and the location of the manifest.
+"""Function of `ctvr streams import`: selects the importer by its kind and writes the manifest.
 
 CTVR is in `importers.ctvr`, CVLM (BMU-MoCo) in `importers.cvlm`, a user's table in
 `importers.csv_table`, the same with features instead of videos in `importers.features`, a folder in the layout of
@@ -72,18 +72,18 @@ def import_stream(
 
     Args:
         kind: one of KINDS.
-        files: word -> file, as the kind requires; several annotation files in one word are separated by commas.
+        files: argument name -> file, as the kind requires; several annotation files are separated by commas.
         videos: the folder of the videos. cvlm has them in its own folder.
         root: the runs folder.
         name: the name of the stream; default: the kind and its number of tasks (`msrvtt-10`), `cvlm` if all five data
-            sets exist, and a table's own file name.
+            sets exist, for a table the name of its file.
         correct: replace HTML entities in captions, and text in a wrong encoding.
 
     Returns:
         The importer's report, the path of the manifest, and the next command.
 
     Raises:
-        ConfigError: for an unknown kind, a missing or unknown word, or an error of the importer.
+        ConfigError: for an unknown kind, a missing or unknown argument, or an error of the importer.
     """
     _check_words(kind, files, videos)
     if videos is not None and not videos.is_dir():

@@ -24,7 +24,7 @@ ANY = "any"  # category of every video of a table without that column
 def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:
     """Import a user's table with columns video, caption, split, task[, category, start, end].
 
-    `split` is train, val or test, or a word of SPLIT_WORDS in any letter case.
+    `split` is train, val or test, or a synonym in SPLIT_WORDS, in any letter case.
 
     Rows of the same video (and segment) are its captions, and so are the elements of a list in one cell. Tasks are
     ordered by their numbers, or else by their first appearance. `video` is an id or a path below `videos`; start and
@@ -75,7 +75,7 @@ def ids_of(table: Path) -> list[str]:
 
 
 def _ids(rows: Iterable[tuple[str, Any]]) -> dict[tuple[str, Any], str]:
-    """Return (video, segment) -> id, which names the segment if the video has several."""
+    """Return the ID of each (video, segment); it includes the segment if the video has several."""
     keys = list(dict.fromkeys(rows))
     counts = Counter(video for video, _ in keys)
     return {
@@ -88,7 +88,7 @@ def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
     """Read the rows of a user's table: yield line number, cells, and the captions of the row.
 
     Raises:
-        ConfigError: as `read_csv`, or for a missing caption.
+        ConfigError: if the file or a row is malformed (see `read_csv`), or a caption is missing.
     """
     first = has_category = None
     for line, row in read_csv(table, REQUIRED, OPTIONAL):

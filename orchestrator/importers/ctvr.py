@@ -148,7 +148,7 @@ def import_msrvtt(
 
 
 def ctvr_name(kind: str, tasks: int, held_out: int) -> str:
-    """Return the name of a stream: the published one, or another if videos are held out."""
+    """Return the benchmark's name, with a suffix if videos are held out."""
     return f"{kind}-{tasks}" + (f"-val{held_out}" if held_out else "")
 
 
@@ -165,8 +165,8 @@ def import_actnet(
     Args:
         split_pkl: `ACTNET_10_dataset.pkl` or `ACTNET_20_dataset.pkl`.
         train_queries, val_queries: the benchmark's `train_queries.json`, `val_queries.json`.
-        videos: the folder that contains whole videos, or the benchmark's `Activity_Clip_Frames`; a folder
-            `<id>_1` of frames is cut already, so its item gets no segment.
+        videos: the folder that contains whole videos, or the benchmark's `Activity_Clip_Frames`; a folder `<id>_1`
+            contains only the segment's frames, so its item has no segment.
         out: the manifest to write; None writes nothing.
 
     Returns and raises as `import_msrvtt`.
@@ -200,7 +200,7 @@ def _ctvr_tasks(
     sources: Mapping[str, str],
     segments: Mapping[str, Sequence[float]],
 ) -> list[dict[str, Any]]:
-    """Return the tasks of a CTVR split. Its "val", on which the papers report, is our test; its "held" is our val."""
+    """Return the tasks of a CTVR split. Its "val", which the papers report, becomes "test"; its "held", "val"."""
     captions, sources = {**captions, "held": captions["train"]}, {**sources, "held": sources["train"]}
     for part, tasks in split.items():
         ids = [video for task in tasks for videos in task.values() for video in videos]

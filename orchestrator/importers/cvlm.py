@@ -1,6 +1,6 @@
-"""Importer of CVLM (BMU-MoCo): five complete published data sets become one stream; for `ctvr streams import`.
+"""Importer of CVLM (BMU-MoCo): five complete published data sets become one stream.
 
-Two more are separate streams, for CAMoE and TempMe: LSMDC, and MSR-VTT in its first split.
+Two further data sets become separate streams, for CAMoE and TempMe: LSMDC, and MSR-VTT in its original split.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
         msrvtt-full/  MSRVTT_data.json, or train_val_videodatainfo.json and test_videodatainfo.json  (all captions)
 
     Args:
-        datasets: which of them, in this order; default the first five, in the paper's order. A single one is the
-            benchmark of papers without a stream (001, 004): one task, under its own name and without CVLM's settings.
+        datasets: names of data sets, in the order of the tasks; default: the first five, in the paper's order. A single
+            one is the benchmark of papers without a stream (001, 004): one task, under its own name and without CVLM's
+            settings.
 
     Returns and raises as `import_msrvtt`; ids start with the data set's name.
     """
@@ -103,7 +104,7 @@ def _published(names: Sequence[str]) -> dict[str, int]:
 
 
 class _Files:
-    """Finds the files of one data set in any of their versions, and records which were used."""
+    """Finds the files of one data set by their known names, and records which files were used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -177,7 +178,7 @@ def _msrvtt_full(files: _Files) -> dict[str, Captions]:
 
 
 def _lsmdc(files: _Files) -> dict[str, Captions]:
-    """Return the clips of movies; some have several lines."""
+    """Return the movie clips of LSMDC with their captions; some have several."""
     paths = {
         "train": files.need("lsmdc16_annos_training.csv", "*train*.csv"),
         "val": files.find("lsmdc16_annos_val.csv"),
@@ -217,7 +218,7 @@ def _didemo(files: _Files) -> dict[str, Captions]:
 
 
 def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]:
-    """Return the ids of `<split>_list.txt`, with or without the extension of a video; empty without such a file."""
+    """Return the ids of `<split>_list.txt`, with or without a video extension; empty if there is no such file."""
     path = files.find(f"{split}_list.txt")
     lines = read_lines(path) if path is not None else []
     stems: dict[str, list[str]] = {}
@@ -294,7 +295,7 @@ def _msvd_captions(path: Path) -> Captions:
 
 
 def _joined(entry: Any) -> Any:
-    """Return a caption that was published as a list of words as text; anything else unchanged."""
+    """Join a caption that was published as a list of words; return any other value unchanged."""
     if not isinstance(entry, list) or len(entry) > MAX_WORDS or not all(isinstance(word, str) for word in entry):
         return entry
     return " ".join(entry) if sum(map(len, entry)) <= MAX_CHARACTERS else entry

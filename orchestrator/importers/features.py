@@ -1,4 +1,4 @@
-"""Importer of a user's table with precomputed features of its videos -> a manifest and a file for each video."""
+"""Importer of a user's table with precomputed features: writes a manifest and one array file per video."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NUMBERED = re.compile(r"video\d+", re.ASCII)
 
 
 def import_features(table: Path, features: Path, texts: Path | None, out: Path, name: str) -> tuple[Manifest, str]:
-    """Import a stream of features: of videos by their ids, of captions by their text or in the order of the table.
+    """Import a stream of features. Videos are matched by ID, captions by their text or by their order in the table.
 
     Args:
         table: as in `import_csv`.
         features: a file or folder for `read_arrays`: id -> (T, d) or (d,), or one array in the order of the videos,
-            which may be called features or the like.
+            without a name or with one such as "features".
         texts: features of the captions: caption -> (d,), or one array (lines of the table, d). None: a text tower
             encodes them.
         out: the manifest to write; the arrays are in a folder of its name.
@@ -80,7 +80,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
 
 
 def _unnamed(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarray:
-    """Return the array of a file that contains only one, if its name is that of features and not of a video."""
+    """Return a file's only array if its name is a generic one such as "features", not a video's ID."""
     if isinstance(found, dict) and len(found) == 1:
         ((key, array),) = found.items()
         if _FEATURES.search(key) and array.ndim > 1 and _bare(key) not in map(_bare, names):
@@ -107,10 +107,10 @@ def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str
 
 
 def _as_named(found: Arrays, names: list[str]) -> Arrays:
-    """Return the arrays by `names`, if exactly one key differs from a name in one of these ways.
+    """Return the arrays under `names`; a key may be a variant of a name if only one key is.
 
-    They are `./`, a video's extension, the code of an accent, MSR-VTT's video7010 for 7010, or folders if all keys have
-    some: features/ID, train/ID, ID/c3d_features (ActivityNet), or ID.clip, which all keys then share.
+    Variants are a leading `./`, a video's extension, another Unicode form, MSR-VTT's video7010 for 7010, and, if all
+    keys have them, folders or suffixes: features/ID, train/ID, ID/c3d_features (ActivityNet), ID.clip.
     """
     keys: dict[str, list[str]] = {}
     parts = [key.removeprefix("./").split("/") for key in found]
@@ -144,7 +144,7 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
-    """Return caption -> its features (d,), each once."""
+    """Return the features (d,) of each distinct caption."""
     captions = [caption for _, _, found in read_table(table) for caption in found]
     arrays = read_arrays(texts)
     found: Arrays = {}

@@ -1,11 +1,11 @@
-"""Importer of a folder in Hugging Face's VideoFolder layout -> a manifest: from `ctvr streams export --hf`, or others.
+"""Importer of folders in Hugging Face's VideoFolder layout, such as those of `ctvr streams export --hf`.
 
 It has a folder for each split (a word of SPLIT_WORDS) with the videos and `metadata.jsonl` or `metadata.csv`:
 `file_name`, captions (`captions`, a list, or one in `caption` or `text`), `task`, and optionally `video_id`,
-`category`, `start`, `end`, `twin`. Several lines of one file are captions of one video. The metadata may instead be in
-the folder itself, once: a row's split is then its column `split`, or the folder of its video. An optional `stream.json`
-gives the protocol and the order of the tasks. Without metadata the folder may contain shards: parquet, Arrow of
-`datasets.save_to_disk`, WebDataset (importers/shards.py).
+`category`, `start`, `end`, `twin`. Several lines of one file are captions of one video. There may instead be one
+metadata file for all splits. A row's split is then its column `split`, or the folder of its video. An optional
+`stream.json` gives the protocol and the order of the tasks. Without metadata the folder may contain shards: parquet,
+    Arrow of `datasets.save_to_disk`, WebDataset (importers/shards.py).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
 
 
 def _left_out(folder: Path, read: set[str]) -> list[str]:
-    """Report the videos of a folder that no row names."""
+    """Report videos in the folder that no row of the metadata names."""
     videos = [file.relative_to(folder).as_posix() for file in find_videos(folder).videos]
     left = [video for video in videos if video not in read]
     return (
@@ -112,7 +112,7 @@ def _metadata(folder: Path) -> Path | None:
     """Return the metadata of a folder.
 
     Raises:
-        ConfigError: if there are two files of them.
+        ConfigError: if there is more than one metadata file.
     """
     found = [file for end in (METADATA, "metadata.csv") if (file := folder / end).is_file()]
     if len(found) > 1:
@@ -163,7 +163,7 @@ def _lines(file: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _file_name(row: Row) -> str | None:
-    """Return the cell `file_name`, or the only other one whose column ends so, as `datasets` allows it."""
+    """Return the cell `file_name`, or that of the only column whose name ends in it, as `datasets` allows."""
     others = [name for name in row if name.endswith("_file_name")]
     value = _cell(row, others[0] if "file_name" not in row and len(others) == 1 else "file_name")
     return value if isinstance(value, str) else None
@@ -185,7 +185,7 @@ def _cell(row: Row, name: str) -> Any:
 
 
 def _text(row: Row, name: str, otherwise: str) -> str:
-    """Return a cell as text; a number can be 0."""
+    """Return a cell as text, also if it is the number 0."""
     value = _cell(row, name)
     return otherwise if value is None or value is False else str(value)
 
@@ -207,7 +207,7 @@ def _captions(where: str, row: Row) -> list[Any]:
 class _Collected:
     """Items of the rows so far. Rows of one file and segment are captions of one video.
 
-    An id is `video_id`, or the name of the file; its path below the split if another folder has the same name.
+    An item's ID is `video_id`, else the file's name, or its path below the split if that name is not unique.
     """
 
     about: dict[str, list[str]]  # name of a task -> its categories, from stream.json
@@ -268,7 +268,7 @@ class _Collected:
 
 
 def _by_path(paths: set[str], path: str) -> str:
-    """Return the id of one of several files with the same name: its path below the folder of its split."""
+    """Return an ID for a file whose name is not unique: its path below the folder of its split."""
     tops = {each.partition("/")[0] for each in paths}
     if len(tops) > 1:
         first, second = sorted(paths)[:2]

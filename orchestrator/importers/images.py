@@ -1,9 +1,9 @@
-"""Importers of CIFAR-10, CIFAR-100 and Tiny-ImageNet as published -> a stream of images (BMU-MoCo, Table 4).
+"""Importers of CIFAR-10, CIFAR-100 and Tiny-ImageNet in their published formats (BMU-MoCo, Table 4).
 
 Tasks contain the classes in the order of their labels, two or five each, as in divyam3897/UCL@cfaa81d: 5 tasks of
 CIFAR-10, 20 of CIFAR-100, and 20 of the first 100 classes of Tiny-ImageNet, whose labels are assumed to be its 200
-folders in alphabetical order. All training images train, all other labelled images are tested.
-BMU-MoCo's text says random classes: `classes=SEED` draws their order.
+folders in alphabetical order. The training split has all training images, the test split all other labelled images.
+BMU-MoCo's text describes random classes instead: `classes=SEED` draws their order.
 
 Shapes: N images of a class, S = 32 or 64 pixels per side.
 """
@@ -66,7 +66,7 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
         kind: one of BENCHMARKS.
         folder: for CIFAR, of its "python version" (data_batch_1, test_batch; train, test) or its "binary version"
             (the same with .bin); for Tiny-ImageNet, with train/ and val/.
-        out: the manifest; the arrays of the classes are written into a folder next to it.
+        out: the manifest to write; the arrays of the classes are written into a folder next to it.
         classes: seed of a random order of the classes in tasks; None keeps the order of their labels.
 
     Returns and raises as `import_msrvtt`.
@@ -128,7 +128,7 @@ def _cifar(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Sp
 
 
 def _binary(path: Path, kind: str) -> Split:
-    """Read records of one label (CIFAR-100: after a coarse one) and 3072 bytes, planes of red, green and blue."""
+    """Read records of a label (in CIFAR-100 after a coarse label) and 3072 bytes: the red, green and blue planes."""
     before = 1 if kind == "cifar-10" else 2
     data = np.frombuffer(read_bytes(path, MAX_BYTES), np.uint8)
     if not len(data) or len(data) % (before + 3072):
@@ -138,7 +138,7 @@ def _binary(path: Path, kind: str) -> Split:
 
 
 def _pickled(path: Path, kind: str) -> Split:
-    """Read the same from a pickle, whose opcodes are parsed, never executed: the longest string, and the labels."""
+    """Read images (the longest string) and labels from a pickle, whose opcodes are parsed but never executed."""
     wanted, data, labels = "labels" if kind == "cifar-10" else "fine_labels", b"", []
     key = ""
     try:
@@ -170,7 +170,7 @@ def _labels(labels: np.ndarray, path: Path, kind: str) -> np.ndarray:
 
 
 def _names_of_cifar(kind: str, folder: Path) -> list[str]:
-    """Return the class names of the binary version's text file; else the labels by number."""
+    """Return the class names in the binary version's text file, or numbers if it is missing."""
     count = BENCHMARKS[kind].classes
     for file in (folder / "batches.meta.txt", folder / "fine_label_names.txt"):
         if file.is_file():

@@ -1,8 +1,8 @@
-"""Importer of MSRVTT-QA as published -> a stream of questions (TempMe, Table 7; Xu et al., ACM MM 2017).
+"""Importer of MSRVTT-QA, a stream of questions (TempMe, Table 7; Xu et al., ACM MM 2017).
 
 Its files are `train_qa.json`, `val_qa.json` and `test_qa.json`, each a list of {"question", "answer", "video_id",
-"category_id"}; video 42 is `video42.mp4`. The stream is one task, as in the papers, or its 20 categories in equal
-groups, which no paper has. Questions are unchanged; equal questions and answers about one video count once.
+"category_id"}; video 42 is `video42.mp4`. The stream is one task, as in the papers, or, in no paper, equal groups of
+its 20 categories. Questions are unchanged; repeated pairs of question and answer about one video are dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reader of a benchmark's pickle of plain containers that executes nothing from the file.
+"""Safe reader of pickles that contain only plain containers, text and integers.
 
-`pickle.load` calls whatever a file asks for. Here Python's own unpickler, the one written in Python, keeps only the
-opcodes of text, small integers, lists, dictionaries and `collections.defaultdict(list)`, and `find_class` accepts two
-names, both with stand-ins of ours. The C unpickler is unsuitable: one LONG_BINPUT or BYTEARRAY8 allocates gigabytes.
+`pickle.load` executes arbitrary calls in a file. This reader restricts the pure-Python unpickler to the opcodes of
+text, small integers, lists, dictionaries and `collections.defaultdict(list)`. `find_class` accepts two names and
+returns harmless replacements. The C unpickler is unsuitable: one LONG_BINPUT or BYTEARRAY8 allocates gigabytes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
 
 
 def _check_plain(value: Any) -> None:
-    """Reject everything except the four types; a container that contains itself is visited once."""
+    """Reject everything except dictionaries, lists, text and integers; recursive containers are visited once."""
     waiting, seen = [value], set[int]()
     while waiting:
         each = waiting.pop()

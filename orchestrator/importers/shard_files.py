@@ -27,7 +27,8 @@ def read_shard(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a shard: the columns of TAKEN, `bytes` and `name` of the video.
 
     Raises:
-        ConfigError: if the file is another one, is damaged, or has no single column or member of a video.
+        ConfigError: if the file is of another kind, is damaged, or does not have exactly one column or member with the
+            video.
     """
     head = first_bytes(file)
     if not head.startswith(_MAGIC.get(file.suffix, b"\0")) and (other := other_file(head)):
@@ -75,7 +76,7 @@ def _arrow(file: Path) -> Iterator[dict[str, Any]]:
 
 
 class _Columns:
-    """The columns of a table that are read, and which of them is the video and which its name."""
+    """The columns of a table to read, among them those of the video and of its name."""
 
     def __init__(self, file: Path, schema: Any) -> None:
         self.media, self.name = _media(file, schema), next((n for n in NAMES if _is_name(schema, n)), None)
@@ -164,7 +165,7 @@ def _cells(where: str, texts: list[bytes]) -> dict[str, Any]:
 
 
 def _kind(member: str) -> str:
-    """Return VIDEO, an ending of _TEXTS, or "" for a member that is not read."""
+    """Return VIDEO, an extension in _TEXTS, or "" for a member that is skipped."""
     name = member.rpartition("/")[2]
     if name.startswith("."):
         return ""
@@ -172,7 +173,7 @@ def _kind(member: str) -> str:
 
 
 def _samples(names: list[str]) -> dict[str, list[int]]:
-    """Return key -> places of its members. A key ends at the first dot of a name, as WebDataset has it.
+    """Return the positions of each key's members. A key ends at the first dot of a name, as in WebDataset.
 
     It ends at the last dot if two videos would share a key: their names contain dots (a.1.mp4, a.2.mp4).
     """

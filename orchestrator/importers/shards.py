@@ -1,4 +1,4 @@
-"""Shards of data sets (importers/shard_files.py): rows with captions, and videos as bytes or as files.
+"""Import of sharded data sets (importers/shard_files.py): rows with captions, and videos as bytes or files.
 
 A column of bytes is `{bytes, path}`, as `datasets` writes its feature Video, or plain binary. The split is in the name
 of the file or of its folder (train-00000-of-00002.parquet, test/0000.tar), or in a column `split`.
@@ -32,7 +32,7 @@ _REVISION = re.compile(r"[0-9a-f]{40}")
 def find_shards(folder: Path) -> list[Path]:
     """List the shards below a folder, without those in hidden folders, caches of `datasets` and tables of shards.
 
-    Next to tables, archives are packed videos and not listed.
+    If there are tables, archives are taken as packed videos and not listed.
     """
     every = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix in READERS)
     found = [file for file in every if not any(part.startswith(".") for part in file.parts)]
@@ -43,7 +43,7 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 class Shards:
-    """Reads the rows of shards once; videos inside them become files.
+    """Reads the rows of shards in one pass, and writes videos inside them to files.
 
     Args:
         folder: the folder of the data set.
@@ -60,7 +60,7 @@ class Shards:
         self._check_order()
 
     def rows(self) -> Iterator[tuple[str, Path, int, dict[str, Any], str]]:
-        """Yield (split, shard, row from 1, cells, path of the video below `videos()`)."""
+        """Yield (split, shard, 1-based row number, cells, path of the video below `videos()`)."""
         for shard in self.shards:
             file = self.folder / shard
             for number, row in enumerate(read_shard(file), start=1):
@@ -72,13 +72,13 @@ class Shards:
         return self.store.resolve() if self.has_bytes and self.store else self.folder.resolve()
 
     def sources(self) -> dict[str, Any]:
-        """Return digests of the shards, and the revision if the hub's client left one."""
+        """Return the digests of the shards, and the revision if the hub's client recorded one."""
         revision = _revision(self.folder.resolve(), self.shards[0])
         digests = {shard.as_posix(): digest_file(str(self.folder / shard)) for shard in self.shards}
         return {"sources": digests, **({"about": {"revision": revision}} if revision else {})}
 
     def notes(self) -> list[str]:
-        """Report sets of which some shards are absent, by the counts in their names, and archives that are not read."""
+        """Report missing shards, by the counts in the shards' names, and archives that are not read."""
         counts: dict[tuple[str, int], int] = Counter()
         for shard in self.shards:
             if match := _COUNT.search(shard.name):
@@ -103,7 +103,7 @@ class Shards:
                 )
 
     def _check_order(self) -> None:
-        """Reject a folder in which an early version of `datasets` keeps rows and their order in two files."""
+        """Reject a folder of an early version of `datasets`, which stores the order of rows in a separate file."""
         for state in {(self.folder / shard).with_name("state.json") for shard in self.shards}:
             about = read_json(state) if state.is_file() else None
             if isinstance(about, dict) and (about.get("_indices_files") or about.get("_indices_data_files")):
@@ -126,7 +126,7 @@ class Shards:
         return path
 
     def _named(self, file: Path, name: str) -> str:
-        """Return the path of a video: relative to its shard, as `datasets` writes it, else wherever it is found."""
+        """Return the path of a video: relative to its shard, as `datasets` writes it, else any file of this name."""
         below = PurePosixPath(name)
         if not below.is_absolute() and ".." not in below.parts:
             near = file.parent / below
@@ -186,7 +186,7 @@ def _ending(content: bytes, name: str) -> str:
 
 
 def _revision(folder: Path, shard: Path) -> str:
-    """Return the commit of the hub's repository: a snapshot's folder, or the note of `hf download --local-dir`."""
+    """Return the commit of the hub's repository, from a snapshot's folder name or the metadata of `hf download`."""
     if folder.parent.name == "snapshots" and _REVISION.fullmatch(folder.name):
         return folder.name
     note = folder / ".cache/huggingface/download" / f"{shard.as_posix()}.metadata"

@@ -1,4 +1,4 @@
-"""Captions in one table cell, and captions that a program has garbled.
+"""Parsing of captions in a table cell, and repair of wrongly encoded captions.
 
 A cell is a single caption, or a list or tuple in Python or JSON syntax. `captions_of` parses a cell and `cell_of`
 writes one: `captions_of(cell_of(caption)) == [caption]` for every caption.
@@ -24,7 +24,7 @@ _PAIRS = ("[]", "()", "{}")
 
 
 def captions_of(cell: str) -> list[str]:
-    """Return the captions of a cell. A plain caption loses its outer blanks; captions in a list are kept as they are.
+    """Return the captions of a cell. A plain caption is stripped; captions in a list are kept unchanged.
 
     Raises:
         ValueError: if the cell is empty, contains a marker for a missing value, or is a malformed list of strings.
@@ -61,14 +61,14 @@ def cell_of(caption: str) -> str:
 
 
 def decode_entities(caption: str) -> str:
-    """Replace HTML's references to characters (`&amp;`, `&#39;`), also those that were written twice (`&amp;#39;`)."""
+    """Decode HTML character references (`&amp;`, `&#39;`), including doubly encoded ones (`&amp;#39;`)."""
     for _ in range(2):  # as the tokenizers of CLIP do
         caption = _ENTITY.sub(lambda found: html.unescape(found[0]), caption) if "&" in caption else caption
     return caption
 
 
 def correct_encoding(caption: str) -> str:
-    """Restore UTF-8 that was read as latin-1 or windows-1252 and saved again (`donâ€™t`)."""
+    """Restore UTF-8 text that was decoded as Latin-1 or Windows-1252 and saved again (`donâ€™t`)."""
     if caption.isascii():
         return caption
     import ftfy
@@ -85,7 +85,7 @@ def _json_list(text: str) -> list[str] | None:
 
 
 def _python_list(text: str) -> list[str] | None:
-    """Parse str(list) or str(numpy array). The latter has no commas, so Python itself would join its strings."""
+    """Parse str(list) or str(numpy array). The latter has no commas, so Python would concatenate its strings."""
     found, place, end = [], 1, len(text) - 1
     while place < end:
         element = _ELEMENT.match(text, place, end)

@@ -11,7 +11,7 @@ from ctvr.orchestrator.streams.videos import check_videos
 
 
 def check_stream(stream: Stream) -> str:
-    """Report missing videos, captions shared by several videos of a gallery, and files shared by several items."""
+    """Report missing videos, captions of several videos in a gallery, and files of several items."""
     lines = [check_videos(stream)]
     if stream.domain != "images":
         lines += [*_same_files(stream), *_films_of_both_sides(stream), *_odd_captions(stream)]
@@ -23,7 +23,7 @@ def check_stream(stream: Stream) -> str:
 def _shared_captions(stream: Stream) -> Iterator[str]:
     """Report the highest R@1 that the captions allow: a caption of n videos can rank only one of them first.
 
-    Captions are compared without regard to letter case and blanks, as a tokenizer reads them. The gallery contains the
+    Captions are compared without regard to letter case and spaces, as in a tokenizer. The gallery contains the
     test videos of all tasks; in the protocol cvlm, those of the caption's task.
     """
     parts = [task.test for task in stream.tasks]

@@ -1,9 +1,9 @@
 """Change detection in a stream of captions by the Page-Hinkley test (`Stream.cut_at_drift`).
 
 The test is Page's ("Continuous inspection schemes", Biometrika 41, 1954) with Hinkley's estimate of the mean
-(Biometrika 58, 1971), as surveys of concept drift give it; neither paper was read for this code. Its input is ours: how
-badly the words of a new video's captions fit the words since the last change, in nats for each word. No model is
-needed, so the boundaries of a stream are known when it is loaded, and all methods and seeds have the same.
+(Biometrika 58, 1971), in the form that surveys of concept drift give; neither paper was read for this code. The input
+is our choice: the surprisal of a new video's captions under the words since the last change, in nats per word. No model
+    is needed, so the boundaries are fixed when a stream is loaded, and equal for all methods and seeds.
 
     x_i = mean of -ln p(w) over the words w of video i,   p(w) = (count(w) + 1) / (words + distinct words + 1)
     m_t = sum of x_i - mean(x_1 .. x_i) - DELTA over i <= t;   a change at t if m_t - min(m_1 .. m_t) > THRESHOLD
@@ -24,14 +24,14 @@ THRESHOLD = 2.0  # nats, lambda of the test
 
 
 class PageHinkley:
-    """Page-Hinkley test for a rise of the mean of numbers that arrive one by one."""
+    """Online Page-Hinkley test for an increase of the mean."""
 
     def __init__(self, delta: float = DELTA, threshold: float = THRESHOLD) -> None:
         self.delta, self.threshold = delta, threshold
         self._count, self._sum, self._m, self._least = 0, 0.0, 0.0, 0.0
 
     def add(self, x: float) -> bool:
-        """Add a number; return whether the mean has risen."""
+        """Add a number; return whether an increase of the mean is detected."""
         self._count, self._sum = self._count + 1, self._sum + x
         self._m += x - self._sum / self._count - self.delta
         self._least = min(self._least, self._m)
@@ -59,7 +59,7 @@ def changes(captions: Iterable[Sequence[str]]) -> list[int]:
 def chunk_ends(captions: Sequence[Sequence[str]], longest: int) -> list[int]:
     """Return the ends of chunks of videos: a chunk ends before a change, or when it has `longest` videos.
 
-    A change within the first `LEAST` videos of a chunk does not end it. The last chunk ends with the videos.
+    A change within the first `LEAST` videos of a chunk does not end it. The last chunk ends with the last video.
     """
     ends: list[int] = []
     changed = set(changes(captions))

@@ -42,12 +42,12 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
 
     Args:
         name_or_path: "shapes-10"; "shapes-10@3" for its tasks in the random order of seed 3; "worlds-5_conflict0"
-            for a stream with a dial that differs from its default; "shapes-5_blurry20" for blurry boundaries
+            for a parameter of the generator that differs from its default; "shapes-5_blurry20" for blurry boundaries
             (`Stream.blurred`); "shapes-5_chunks7" (`Stream.chunked`) or "shapes-5_drift48" (`Stream.cut_at_drift`) for
-            boundaries that the method does not know; with several, blur, chunks, order; "msrvtt-10" for
+            boundaries that the method does not know (suffixes in the order blur, chunks, task order); "msrvtt-10" for
             `<root>/streams/msrvtt-10.json`; or a path to a .json file.
         root: the data folder, which contains rendered streams and `streams/`.
-        videos: the base folder of the manifest's paths; default: the manifest's own `videos`.
+        videos: the base folder of the manifest's paths; default: `videos` in the manifest.
         render: render the videos of an embedded stream if they do not exist; False loads only the description.
 
     Raises:
@@ -112,7 +112,7 @@ def _split_blur(name: str) -> tuple[str, int]:
 
 
 def is_embedded(name: str) -> bool:
-    """Report whether a name is that of an embedded stream, with or without dials, blur, chunks and order."""
+    """Report whether a name is that of an embedded stream, with or without suffixes."""
     name = plain_name(name)
     return name in RENDERED or _with_dials(name)
 
@@ -123,7 +123,7 @@ def _with_dials(name: str) -> bool:
 
 
 def plugins() -> dict[str, EntryPoint]:
-    """Return the streams of other packages: entry points `ctvr.streams`, each the path of a manifest or a callable."""
+    """Return the entry points `ctvr.streams` of installed packages; each is a manifest's path, or a callable."""
     return {point.name: point for point in entry_points(group="ctvr.streams") if point.name not in RENDERED}
 
 

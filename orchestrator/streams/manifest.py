@@ -5,7 +5,7 @@ A manifest is one JSON file (format 1):
     {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm" | "ucl" | "qa", "paper": "msrvtt-10" | null,
      "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
      "text_features": path below `videos` | null,
-     "held_out": training videos of every category of the published split that are "val" here (optional),
+     "held_out": number of training videos per category of the published split that are "val" here (optional),
      "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
     ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
             "category": str, "captions": [str], "twin": id | null}
@@ -76,7 +76,7 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Checks plain values and returns them; every error is one line: source, place, problem, remedy."""
+    """Validates plain values and returns them. Error messages are one line: source, place, problem, remedy."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -138,7 +138,7 @@ class _Reader:
 
 
 def _brief(text: str) -> str:
-    """Shorten an id or a name of thousands of characters for a message."""
+    """Shorten an overlong ID or name for a message."""
     return text if len(text) <= 300 else f"{text[:200]} ... {text[-60:]}"
 
 
@@ -153,7 +153,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
     Args:
         data: the manifest as plain values.
         source: the name of the manifest in messages, usually its path.
-        base: the folder that a relative `videos` starts from.
+        base: the folder that a relative `videos` refers to.
         videos: replaces the manifest's `videos`.
 
     Raises:
@@ -292,7 +292,7 @@ def _answers(reader: _Reader, item: dict[str, Any], where: str, questions: int) 
 
 
 def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
-    """Require that an id names one video of one split of one task, and that no segment of a file is in two splits."""
+    """Require that every ID is unique in the stream, and that no segment of a file is in two splits."""
     ids: dict[str, tuple[str, str]] = {}
     files: dict[tuple[str, Segment | None], tuple[str, str]] = {}
     for task in tasks:
@@ -319,7 +319,7 @@ def _check_unique(reader: _Reader, tasks: tuple[StreamTask, ...]) -> None:
 
 
 def _check_kinds(reader: _Reader, tasks: tuple[StreamTask, ...], has_images: bool) -> None:
-    """Require one kind of items: video files and folders of frames, or arrays of features; images are arrays."""
+    """Require that all items are of one kind: videos and folders of frames, or arrays (features, images)."""
     items = [item for task in tasks for split in SPLITS for item in getattr(task, split)]
     counted = sum(item.path.endswith(".npy") for item in items)
     if has_images and counted < len(items):

@@ -1,4 +1,4 @@
-"""Names of a protocol's metrics: the one that a search maximises, and those of a progress line."""
+"""Names of each protocol's main metrics, for searches and progress lines."""
 
 from __future__ import annotations
 

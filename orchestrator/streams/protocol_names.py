@@ -11,5 +11,5 @@ PROTOCOLS = ("ctvr", "cvlm", "ucl", "qa")
 
 
 def plugins() -> dict[str, EntryPoint]:
-    """Return the protocols of other packages, each a class `module:Class`. Our own names cannot be replaced."""
+    """Return the protocols of installed packages as name -> `module:Class`. Built-in names cannot be replaced."""
     return {point.name: point for point in entry_points(group="ctvr.protocols") if point.name not in PROTOCOLS}

@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test")
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Pause the garbage collector while 100,000 items without reference cycles are created or written: saves half."""
+    """Pause garbage collection while many items without reference cycles are created, which halves the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -54,7 +54,7 @@ class Item:
     chunk: int | None = None  # of a training video whose stream hides its boundaries (`Stream.chunked`)
 
     def __hash__(self) -> int:
-        """Hash the id only, whose hash Python caches: a start hashes 100,000 items four times."""
+        """Hash only the ID, since Python caches a string's hash and items are hashed often."""
         return hash(self.video)
 
 
@@ -110,7 +110,7 @@ class Stream:
 
     @cached_property
     def _parts(self) -> list[list[StreamTask]]:
-        """Return, for each task, those of the method that end in it."""
+        """Return, for each task, the method's tasks that end in it."""
         if not self.is_chunked:
             return [[task] for task in self.tasks]
         found = []
@@ -126,7 +126,7 @@ class Stream:
 
     @cached_property
     def method_tasks(self) -> tuple[StreamTask, ...]:
-        """Return what a method takes for the tasks: `tasks`, or the chunks of training videos of `chunked`."""
+        """Return the tasks as the method sees them: `tasks`, or the chunks of training videos made by `chunked`."""
         return tuple(part for parts in self._parts for part in parts)[self.learned :]
 
     @cached_property
@@ -141,17 +141,17 @@ class Stream:
     def method_task(self, index: int) -> int:
         """Return the index of the method's newest task when the videos of task `index` are stored.
 
-        Negative for videos that another method has stored (`after`).
+        Negative if the task precedes this method's first one (see `after`).
         """
         return self._ends[index] - 1 - self.learned
 
     def after(self, done: int) -> Stream:
-        """Return the stream for a method that begins after `done` tasks: its own tasks have the indices from 0."""
+        """Return the stream for a method that begins after `done` tasks; its first task then has index 0."""
         return replace(self, learned=self._ends[done - 1])
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Return the splits that its tasks have."""
+        """Return the names of the splits that the tasks have."""
         return SPLITS if self.has_val else ("train", "test")
 
     def items(self, task_index: int, split: str) -> tuple[Item, ...]:
@@ -173,7 +173,7 @@ class Stream:
     @cached_property
     @gc_disabled()
     def digest(self) -> str:
-        """Return the sha256 of everything that decides results, so without file locations, names and settings."""
+        """Return the SHA-256 of everything that affects results, which excludes file locations, names and settings."""
         tasks = [
             [list(task.categories), *([_identity(item) for item in getattr(task, split)] for split in SPLITS)]
             for task in self.tasks
@@ -182,7 +182,7 @@ class Stream:
 
     @cached_property
     def content(self) -> str:
-        """Return the sha256 as `digest` does, independent of the order of the tasks."""
+        """Return a SHA-256 like `digest`, but independent of the order of the tasks."""
         alone = sorted(replace(self, tasks=(task,)).digest for task in self.tasks)
         return hashlib.sha256(canonical(alone).encode()).hexdigest()
 
@@ -200,8 +200,8 @@ class Stream:
         """Return the stream with blurry boundaries: a share of each task's training videos is learned in other tasks.
 
         Each task gives `percent` % of its training videos (rounded down, drawn by their ids) to other tasks in turn.
-        The searched videos stay. A task's categories include those that it is given. After Bang et al. (Rainbow Memory,
-        CVPR 2021). The result is not a published benchmark, so `paper` is dropped.
+        Searched videos do not move. A task's categories include those of the videos it receives. Source: Bang et al.
+        (Rainbow Memory, CVPR 2021). The result is not a published benchmark, so `paper` is dropped.
 
         Raises:
             ConfigError: for a stream of one task, or without captions.
@@ -228,11 +228,11 @@ class Stream:
         return replace(self, name=f"{self.name}_blurry{percent}", tasks=tuple(made), paper=None)
 
     def chunked(self, count: int) -> Stream:
-        """Return the stream with boundaries that the method does not know: it takes `count` chunks for its tasks.
+        """Return the stream with boundaries that the method does not know: it sees `count` chunks as tasks.
 
-        The training videos arrive task by task, within a task in an order that is drawn by their ids, and are cut into
-        chunks of equal size. A chunk is learned once it is complete, in the task in which its last video arrives. The
-        searched videos stay. The result is not a published benchmark, so `paper` is dropped.
+        The training videos arrive task by task, within a task in a pseudo-random order given by their IDs, and are cut
+        into chunks of equal size. A chunk is learned in the task in which its last video arrives. Searched videos do
+        not move. The result is not a published benchmark, so `paper` is dropped.
 
         Raises:
             ConfigError: for a stream without captions, and if no chunk is complete at the end of the first task.
@@ -250,8 +250,8 @@ class Stream:
     def cut_at_drift(self, longest: int) -> Stream:
         """Return the stream with boundaries that the method does not know: a chunk ends where the captions change.
 
-        As `chunked`, except that a chunk ends before a video at which a test (drift.py) finds that the words of the
-        captions have changed, or when it has `longest` videos.
+        Like `chunked`, except that a chunk ends where a test (drift.py) detects a change in the captions' words, or
+        when it has `longest` videos.
 
         Raises:
             ConfigError: for a stream without captions, and if no chunk may be complete at the end of the first task.
@@ -287,19 +287,19 @@ class Stream:
 
     @property
     def domain(self) -> Domain:
-        """Return the kind of its items: "videos" with captions, "questions" or "images"; each has its own methods."""
+        """Return the kind of the items: "videos" (with captions), "questions" or "images". Methods support one kind."""
         domains: dict[str, Domain] = {"ucl": "images", "qa": "questions"}
         return domains.get(self.protocol, "videos")
 
     @cached_property
     def has_features(self) -> bool:
-        """Report whether its videos are imported arrays of features (.npy)."""
+        """Report whether the videos are imported arrays of features (.npy)."""
         paths = (item.path for _, _, item in iter_items(self))
         return self.domain != "images" and next(paths).endswith(".npy")
 
     @property
     def table_caveat(self) -> str:
-        """Return the caveat of numbers from this stream for a table; empty if there is none."""
+        """Return the caveat that a table prints for results on this stream, or ""."""
         marks = [] if self.has_val else ["no validation split: settings and epochs are selected on test videos"]
         if self.held_out:
             marks.append(
@@ -328,7 +328,7 @@ def _draw(item: Item) -> bytes:
 
 
 def iter_items(stream: Stream) -> Iterator[tuple[StreamTask, str, Item]]:
-    """Yield every item with its task and the name of its split."""
+    """Yield (task, split name, item) for every item."""
     for task in stream.tasks:
         for split in SPLITS:
             for item in getattr(task, split):

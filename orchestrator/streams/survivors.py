@@ -1,17 +1,17 @@
-"""Bounds of a published recall on the videos that are left where others can no longer be had."""
+"""Bounds of a published recall on those videos of a benchmark that are still available."""
 
 from __future__ import annotations
 
 
 def survivors_note(lost: int, left: int) -> str:
-    """Return the bounds on the rest that follow from a recall of P % over all captions, as text; empty without a loss.
+    """Format the bounds on the available videos' recall, given a recall of P % on all; "" if no video is lost.
 
-    Of P hits in 100 captions, at most as many are lost as captions are. A smaller gallery takes no hit away, and may
-    make any miss a hit, so nothing but 100 bounds the recall from above.
+    Lower bound: all lost captions were hits. A smaller gallery turns no hit into a miss but may turn any miss into a
+        hit, so the upper bound is 100.
 
     Args:
-        lost: captions of the videos that are gone.
-        left: captions of the others.
+        lost: number of captions of the videos that are no longer available.
+        left: number of captions of the other videos.
     """
     if not lost:
         return ""

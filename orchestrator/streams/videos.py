@@ -1,4 +1,4 @@
-"""Locations of a stream's videos, the missing ones, and the stream without them."""
+"""Finding a stream's video files, reporting missing ones, and dropping their items."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ METADATA, STREAM = "metadata.jsonl", "stream.json"
 
 
 class VideoPlaces:
-    """Finds a video as named, with another extension, or as a folder of frames; lists each folder only once.
+    """Finds a video by its path, with another extension, or as a folder of frames. Each folder is listed once.
 
-    Accents may be coded as one character or two: a Mac may have changed this in names of files.
+    Names are compared in Unicode's form NFC, since macOS may store accents as separate characters.
     """
 
     def __init__(self, base: Path) -> None:
@@ -51,18 +51,18 @@ class VideoPlaces:
 
 
 def composed(name: str) -> str:
-    """Return a name with each accent in one character, in Unicode's form NFC."""
+    """Return a name in Unicode's form NFC (accented letters as one character)."""
     return unicodedata.normalize("NFC", name)
 
 
 def by_name(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> name, as it is and composed."""
+    """Return a dictionary that maps each name and its NFC form to the name."""
     exact = {name: name for name in names}
     return {composed(name): name for name in exact} | exact
 
 
 def video_stem(name: str) -> str:
-    """Return a file name without its extension if that is a video's; ids may contain dots."""
+    """Strip a video extension from a file name; any other text after a dot is kept as part of the ID."""
     stem, suffix = os.path.splitext(name)
     return stem if suffix.lower() in VIDEO_SUFFIXES else name
 
@@ -135,7 +135,7 @@ def check_videos(stream: Stream) -> str:
 def drop_videos(stream: Stream, missing: Iterable[Item]) -> Stream:
     """Return the stream without some items, as the user requested (`data.skip_missing=true`).
 
-    The result has a different digest, records the number of dropped videos, and is compared with no paper.
+    The result has a different digest, records the number of dropped videos, and is not compared with a paper.
 
     Raises:
         ConfigError: if a task would keep no train, test or (if it had some) validation video.

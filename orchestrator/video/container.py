@@ -1,6 +1,6 @@
 """Recognition of video containers and of truncated files from their bytes, before any decoder reads them.
 
-Only containers and raw streams of the list below are passed to a decoder. Playlists and scripts (HLS, DASH, concat,
+Only the containers and raw streams listed below are passed to a decoder. Playlists and scripts (HLS, DASH, concat,
 SDP), which can make a decoder read other files or the network, begin with text and are therefore never opened.
 The outer boxes of MP4, Matroska and AVI declare the file's length, so a partial download is found without decoding.
 """
@@ -74,7 +74,7 @@ def container_of(path: Path) -> str | None:
 
 
 def _program(path: Path) -> str | None:
-    """Return the demuxer of a program stream that was cut or begins with other bytes, None if there is none.
+    """Return the demuxer of a program stream whose start is missing or is preceded by other bytes, else None.
 
     Such a stream has headers one after the other (ISO 11172-1, 2.4.3; ISO 13818-1, 2.5.3).
     """
@@ -91,7 +91,7 @@ def _program(path: Path) -> str | None:
 
 
 def _after_zeros(file: BinaryIO) -> bytes:
-    """Return the start of a file's first block that is not zero, from the two zeros of a start code on."""
+    """Skip the zeros at the start of a file, except the two of a start code; return the following block."""
     for _ in range(_PADDED):
         if (block := file.read(_BLOCK)).strip(b"\0"):
             return b"\0\0" + block.lstrip(b"\0") + file.read(_BLOCK)
@@ -99,7 +99,7 @@ def _after_zeros(file: BinaryIO) -> bytes:
 
 
 def _raw_stream(head: bytes) -> str | None:
-    """Return the demuxer of a stream without a container, by its first start code, which begins its parameters.
+    """Return the demuxer of a raw stream by its first start code, that of its parameters; else None.
 
     Sources: ITU-T H.264 table 7-1, H.265 table 7-1, ISO 13818-2 table 6-1, ISO 14496-2 table 6-3, IEC 61834-2.
     """
@@ -119,7 +119,7 @@ def _raw_stream(head: bytes) -> str | None:
 
 
 def _packet_size(head: bytes) -> int:
-    """Return the size of packets of a transport stream, even if the file begins inside a packet; 0 of other files."""
+    """Return the size of packets of a transport stream, even if the file begins inside a packet; 0 for other files."""
     for size in (_PLAIN, _AVCHD, _DVB):
         for first in range(size):
             marks = head[first::size]
@@ -129,7 +129,7 @@ def _packet_size(head: bytes) -> int:
 
 
 def ends_in_packet(path: Path, container: str) -> bool:
-    """Report whether a transport stream ends inside a packet, as a download that was cut short."""
+    """Report whether a transport stream ends inside a packet, like an interrupted download."""
     if container != "mpegts":
         return False
     with path.open("rb") as file:
@@ -139,7 +139,7 @@ def ends_in_packet(path: Path, container: str) -> bool:
 
 
 def refusal(path: Path) -> str:
-    """Return what a file of no known container is, and what to do with it."""
+    """Describe a file that is not in a known container, with the remedy."""
     with path.open("rb") as file:
         head = file.read(_BLOCK)
     if other := other_file(head[:64]):
@@ -165,7 +165,7 @@ def convert(path: Path) -> str:
 
 
 def keep_the_rest(path: Path) -> str:
-    """Return the remedy in the error about a damaged video."""
+    """Return the remedy for a damaged video: how to recover the intact part."""
     return f"{convert(path)} keeps the part that can be decoded"
 
 
@@ -185,7 +185,7 @@ def what_is_missing(path: Path, container: str) -> str | None:
 
 
 def is_of_media_alone(missing: str) -> bool:
-    """Report whether only the length of the media is wrong, so that no frame need be missing."""
+    """Report whether only the media data is incomplete, in which case all frames may still be present."""
     return missing.startswith(tuple(_cut(what, 0, 0).split(" 0,")[0] for what in ("box 'mdat'", _RIFF)))
 
 

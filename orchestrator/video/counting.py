@@ -12,14 +12,14 @@ REORDERED = 16  # positions by which H.264 and HEVC can reorder a frame, at most
 
 
 def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
-    """Yield the frames of a video, or those from the position to which the file was set.
+    """Yield the frames of a video from the current position of the file.
 
     A recording may begin in the middle of a group of pictures. Pictures before its first key frame, in the file or in
     presentation order, lack their references. Decoders drop them; a strict decoder also reports an error.
 
     Raises:
-        av.FFmpegError: if a later packet cannot be decoded; such packets are skipped unless `strict`.
-        EOFError: if this is the last packet, as in a file that is cut short.
+        av.FFmpegError: if `strict` and a later packet cannot be decoded; otherwise it is skipped.
+        EOFError: if the last packet cannot be decoded, as in a truncated file.
     """
     import av
 
@@ -63,8 +63,8 @@ def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarra
     """Return the seconds of frames, (N,) non-decreasing from 0, from their timestamps in decoding order.
 
     AVI's timestamps belong to positions in the file, not to frames: the set is complete but in another order, so it is
-    sorted. Missing, repeated or decreasing timestamps are interpolated between their neighbours; `rate` is used where
-    there are no two of them, since AVI may declare one that is many times that of its frames.
+    sorted. Missing, repeated or decreasing timestamps are interpolated between their neighbours; `rate` is used only if
+    there are fewer than two timestamps, since AVI may declare a multiple of the true rate.
     """
     number = np.arange(len(pts))
     values = np.asarray([np.nan if each is None else each for each in pts], dtype=np.float64)

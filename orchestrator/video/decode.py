@@ -14,12 +14,12 @@ error: frames are compared with PyAV's, and the file is rejected.
 
 Measured with torchcodec 0.17.0 on FFmpeg 5.1.9 and PyAV 18.1 (FFmpeg 8.1.2), all frames: bit-identical frames and
 timestamps for 8-bit progressive h264 (of any chroma, range, matrix, rotation and size that was tried), hevc, vp8, vp9,
-av1, mpeg4, msmpeg4v2, h263, flv, wmv1, theora and mjpeg, for 10-bit h264 of chroma 4:4:4 and for prores. Different are:
-other 10-bit videos, by the interpolation of colour, which no setting selects (mean difference 2.9 of 255 in a public
-h264 clip; of a test pattern 3.3 to 3.9 in h264 and hevc, 0.9 to 1.0 in av1 and vp9); interlaced h264 and mpeg4 (5.1
-and 4.7; also decord's h264); and some wmv2 (by 2 at most). In MPEG program and transport streams it returns frames of
-other times or none, and after an edit list it counts another number of frames: such files are rejected. Its decoding
-on a GPU is not offered, since the child's sandbox gives no access to one.
+av1, mpeg4, msmpeg4v2, h263, flv, wmv1, theora and mjpeg, for 10-bit h264 of chroma 4:4:4 and for prores. Not identical
+are other 10-bit videos, because of a colour interpolation that no setting controls (mean difference 2.9 of 255 in a
+public h264 clip; of a test pattern 3.3 to 3.9 in h264 and hevc, 0.9 to 1.0 in av1 and vp9); interlaced h264 and mpeg4
+(5.1 and 4.7; also decord's h264); and some wmv2 (by 2 at most). In MPEG program and transport streams it returns frames
+of other times or none, and with an edit list it counts a different number of frames: such files are rejected. Its
+    decoding on a GPU is not offered, since the child's sandbox gives no access to one.
 
 Nothing here protects the process from a decoder that crashes or hangs; `ctvr.orchestrator.video.pool.Decoder` does.
 """
@@ -99,7 +99,7 @@ def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
     """Return the number of frames, rate, duration, size and codec of a file; one frame is decoded.
 
     Raises:
-        VideoError: as `decode`.
+        VideoError: if the file is missing, empty, damaged, not a video, or exceeds a limit.
     """
     limits, path = limits or Limits(), Path(path)
     watch = Watch(path, limits)
@@ -116,7 +116,7 @@ def probe(path: str | Path, limits: Limits | None = None) -> VideoInfo:
 
 
 def _with_index(path: Path, limits: Limits, watch: Watch, use: Callable[[Index], Result]) -> Result:
-    """Use the index of a video; if the decoder shows other frames, use once more an index from counted frames."""
+    """Decode with the packet index; if the decoder returns other frames, decode again with counted frames."""
     index = read_index(path, limits, watch)
     try:
         return use(index)
@@ -172,10 +172,9 @@ def _info(index: Index, image: np.ndarray) -> VideoInfo:
 
 
 def decoder_version(name: str = "pyav", strict: bool = True) -> str:
-    """Return everything that decides the pixels besides the file and the sampling; it is part of every store key.
+    """Return everything besides file and sampling that determines the pixels, as a part of every store key.
 
-    The part `rule` is a digest of the sources that decide frames: this file and its imports from this package. `strict`
-    is that of the `Limits` in use.
+    `rule` is a digest of this file and its imports from this package. `strict` is the value in `Limits`.
 
     Raises:
         ConfigError: if the decoder is unknown, not installed or (torchcodec) cannot be loaded.
@@ -219,7 +218,7 @@ def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watc
 
 
 def _stacked(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.ndarray:
-    """Stack the chosen frames: (T, size, size, 3); for NATIVE, in the size of the first frame."""
+    """Stack the chosen frames: (T, size, size, 3), or for NATIVE the size of the first frame."""
     if size == NATIVE:
         height, width = small[min(small)].shape[:2]
         images = {i: Image.fromarray(image).resize((width, height)) for i, image in small.items()}  # sizes may differ
@@ -228,7 +227,7 @@ def _stacked(small: dict[int, np.ndarray], chosen: np.ndarray, size: int) -> np.
 
 
 def _frame_files(folder: Path) -> list[Path]:
-    """Return the images of a folder by the numbers in their names (`frame_2_idx_0040` before `frame_10_...`)."""
+    """Return a folder's images, sorted by the numbers in their names (`frame_2_idx_0040` before `frame_10_...`)."""
     files = [p for p in folder.iterdir() if p.suffix.lower() in _IMAGES and not p.name.startswith(".")]
     if not files:
         raise VideoError(str(folder), "the folder contains no frames (.png, .jpg)")

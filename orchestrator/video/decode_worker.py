@@ -1,4 +1,4 @@
-"""The program of a decoding child process (`video.pool`), and the limits that it sets for itself.
+"""Main program of a decoding child process (`video.pool`).
 
 It limits its memory, CPU time and written bytes, and answers with JSON and raw bytes. If the system supports it, the
 process has no network and can read only the folders of its videos."""
@@ -31,9 +31,9 @@ READY = b"\0\0\0\0"  # an answer without a header: the program is loaded, so a l
 
 
 def serve() -> None:
-    """Decode the requests of stdin, one JSON line each, until it ends.
+    """Decode the requests on stdin, one JSON line each, until end of file.
 
-    The arguments of the program are the decoder that will be used and the folders of its videos.
+    The program's arguments are the decoder and the folders of the videos.
     """
     decoder, *folders = sys.argv[1:]
     # first, while there are no other threads; if the system refuses one restriction, the others still apply
@@ -67,7 +67,7 @@ def serve() -> None:
 
 
 def _load(decoder: str) -> None:
-    """Import what an idle child needs; a decoder that cannot be loaded is reported with each file."""
+    """Import the decoder while the child is idle; if that fails, the error is reported with each file."""
     if decoder == "torchcodec":
         # torch searches for a compiler and creates a folder for its output: the sandbox allows neither
         os.environ.update(PATH="", TORCHINDUCTOR_CACHE_DIR=sys.prefix)
@@ -79,7 +79,7 @@ def _load(decoder: str) -> None:
 
 
 def _bound(limits: Limits, idle_bytes: int) -> None:
-    """Limit this process for the next file; the limits also hold if the parent is gone."""
+    """Set this process's resource limits for the next file; they apply even after the parent's death."""
     if idle_bytes:  # also the hard limit, equal for all files of a pool: a process can raise a soft one
         limit(resource.RLIMIT_AS, idle_bytes + limits.memory_bytes)
     seconds = int(limits.max_seconds * 1.25) + 2

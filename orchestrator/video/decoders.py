@@ -43,7 +43,7 @@ def read_pyav(path: Path, index: Index, wanted: list[int], limits: Limits, watch
 
 
 def brightness(image: np.ndarray) -> np.ndarray:
-    """Return the mean brightness, 0 to 255, of about 16 x 16 equal parts of an image (size, size, 3): (n, n)."""
+    """Return the mean brightness (n, n), 0 to 255, of n x n equal parts of an image (size, size, 3), n about 16."""
     side = max(1, len(image) // PARTS)
     count = len(image) // side
     luma = image[: count * side, : count * side] @ np.array([0.299, 0.587, 0.114])
@@ -51,9 +51,9 @@ def brightness(image: np.ndarray) -> np.ndarray:
 
 
 def check_same(path: Path, name: str, second: float, image: np.ndarray, known: np.ndarray) -> None:
-    """Reject a decoder's frame, (size, size, 3), that differs from PyAV's, whose brightness is `known`.
+    """Reject a decoder's frame (size, size, 3) if its `brightness` differs from `known`, that of PyAV's frame.
 
-    Decoders that seek to a key frame may start at a wrong one without a trace in their timestamps.
+    Decoders that seek to a key frame may start at a wrong one with correct timestamps.
 
     Raises:
         VideoError: if a part differs too much.
@@ -84,13 +84,13 @@ def _pyav_frames(path: Path, index: Index, wanted: list[int], limits: Limits, wa
 
 
 def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Watch, seek: bool) -> _Frames:
-    """Decode in order and keep the wanted frames; seek to the key frame before each where that saves work.
+    """Decode in order and keep the wanted frames; seek to a preceding key frame where that saves work.
 
-    Every decoded frame must be the next one of the index. This detects a decoder that starts at a wrong position, shows
-    nothing for a packet or shows frames in another order.
+    Every decoded frame must be the next one in the index. This detects decoders that start at a wrong position, drop a
+    packet or reorder frames.
 
     Raises:
-        IndexDisagrees: if a frame is not the next one.
+        IndexDisagrees: if a frame is not the next one in the index.
     """
     pts = index.pts
     with opened(path, index.container) as (file, stream):

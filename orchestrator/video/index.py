@@ -93,7 +93,7 @@ class Watch:
         self.hint = ""  # why a video takes long, for the message
 
     def check(self) -> None:
-        """Raise VideoError if the time is over."""
+        """Raise VideoError if the time limit is exceeded."""
         if time.monotonic() > self.end:
             text = f"took longer than {self.seconds:g} seconds (limit max_seconds){self.hint}"
             raise VideoError(str(self.path), text)
@@ -103,7 +103,7 @@ def check_size(path: Path, width: int, height: int, limits: Limits) -> None:
     """Reject frames that are too large, or so narrow that the resize would make them large.
 
     Raises:
-        VideoError: naming the size and the limit.
+        VideoError: if so; the message gives the size and the limit.
     """
     if min(width, height) <= 0 or max(width, height) > 64 * min(width, height):
         raise VideoError(str(path), f"frames of {width}x{height} have no usable shape")
@@ -184,7 +184,7 @@ def read_index(path: Path, limits: Limits, watch: Watch) -> Index:
 
 
 def count_index(path: Path, container: str, why: str, limits: Limits, watch: Watch) -> Index:
-    """Index a video by decoding all of it; `why` gives the reason for the message.
+    """Index a video by decoding all of it; `why`, the reason, is part of error messages.
 
     Raises:
         VideoError: if a packet cannot be decoded, nothing is shown, or a limit is exceeded.
@@ -209,7 +209,7 @@ def count_index(path: Path, container: str, why: str, limits: Limits, watch: Wat
 
 
 def _checked_file(path: Path) -> tuple[str, str | None]:
-    """Return the container's name and what the file lacks, after checking that it exists, is regular and is known."""
+    """Check that a file exists, is regular and in a known container; return the container and what is missing."""
     try:
         if not path.exists():
             raise VideoError(str(path), "no such file")
@@ -233,7 +233,7 @@ def _picture(stream: Any) -> tuple[str, int, int]:
 
 
 def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Limits, watch: Watch) -> Packets:
-    """Check codec and sizes, then read all packets; decode nothing."""
+    """Check codec and sizes, then read all packets without decoding them."""
     codec, width, height = _picture(stream)
     if codec not in _CODECS:
         raise VideoError(
@@ -258,7 +258,7 @@ def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Li
 
 
 def _check_samples(path: Path, container: str, declared: int) -> None:
-    """Reject an MP4 with samples after its end; samples that its edit list leaves out do not count."""
+    """Reject an MP4 with samples beyond the end of the file, except samples that its edit list excludes."""
     with opened(path, container, ignore_editlist="1") as (file, stream):
         count = sum(bool(packet.size) for packet in file.demux(stream))
     if count < declared:

@@ -2,9 +2,9 @@
 
 Packets serve as an index if each shows exactly one frame, at its own time. That holds for containers that store
 presentation times (MP4, Matroska, FLV) and codecs with one frame per packet. Packets of VP8, VP9 and MPEG-4, which may
-show no frame or two, are parsed. AVI has no presentation times and writes empty packets for repeated frames. Packets
-of MPEG and TS are made by a parser, and may contain single fields. WMV and Ogg leave times out. Such videos are counted
-by decoding them (counting.py).
+show no frame or two, are parsed. AVI has no presentation times and writes empty packets for repeated frames. Packets of
+MPEG and TS come from a parser and may be single fields. WMV and Ogg omit some times. Such videos are counted by
+decoding them (counting.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _PROGRESSIVE = (0, 1)  # FFmpeg's field orders "unknown" and "progressive"
 class Packets:
     """Presentation timestamps of the shown frames, ascending, in units of the stream.
 
-    `why` they are not an index, or "". `count`: all packets with content, including those that an edit list hides.
+    `why`: the reason why they are not an index, or "". `count`: all non-empty packets, including those that an edit
+        list hides.
     """
 
     pts: np.ndarray  # (N,) int64
@@ -64,7 +65,7 @@ class Reader:
             self.why = "its fields may be packets"
 
     def add(self, packet: Any, strict: bool) -> None:
-        """Record a packet with content.
+        """Record a non-empty packet.
 
         Raises:
             VideoError: if `strict` and the container marks it as corrupt.
@@ -113,7 +114,7 @@ class Reader:
 
 
 def is_interlaced(context: Any) -> bool:
-    """Report whether a codec's parser has detected fields."""
+    """Report whether a codec's parser has detected interlaced fields."""
     return int(getattr(context, "field_order", 0) or 0) not in _PROGRESSIVE
 
 
@@ -129,7 +130,7 @@ def shows_one(codec: str, packet: Any) -> bool:
 
 
 def _shown_of_vp9(data: memoryview) -> int:
-    """Count the shown frames of a VP9 packet; a superframe ends with the sizes of its frames (VP9 specification, B)."""
+    """Count the shown frames of a VP9 packet; a superframe ends with its frames' sizes (VP9 specification, annex B)."""
     starts, last = [0], data[-1]
     if last & 0xE0 == 0xC0:
         width, frames = (last >> 3 & 3) + 1, (last & 7) + 1
@@ -142,6 +143,6 @@ def _shown_of_vp9(data: memoryview) -> int:
 
 
 def _is_shown_vp9(byte: int) -> bool:
-    """Read the first byte of a frame: marker 2 bits, profile 2 (3 of profile 3), existing 1, type 1, shown 1."""
+    """Report whether a VP9 frame is shown. Bits: marker 2, profile 2 (or 3), show-existing 1, type 1, show 1."""
     below = 2 if byte >> 4 & 3 == 3 else 3
     return bool(byte >> below & 1 or byte >> (below - 2) & 1)

@@ -2,9 +2,9 @@
 
 `decode` and `probe` (`video/decode.py`) work in this process; the data pipeline uses `Decoder`.
 
-A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's
-`__main__` again, can be started from daemon processes (data loader workers), and answers with JSON and raw bytes, so
-that a decoder under control of a hostile file cannot return executable objects. Its memory, CPU time and written bytes
+A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's `__main__`
+    again and can be started from daemon processes (data loader workers). It answers with JSON and raw bytes, so that a
+    decoder exploited by a malicious file cannot return executable objects. Its memory, CPU time and written bytes
 are limited, its environment contains no credentials of the parent, and where the system allows it has no network and no
 files except the folders of its videos.
 """
@@ -45,7 +45,7 @@ _CHILD = run_module("ctvr.orchestrator.video.decode_worker")
 
 @dataclass(frozen=True)
 class Job:
-    """One clip to decode. `label` is chosen by the caller (an id, a store key)."""
+    """One clip to decode. `label` is chosen by the caller (an ID, a store key)."""
 
     path: str
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
@@ -90,7 +90,8 @@ class Decoder:
         """Decode one clip in a child.
 
         Raises:
-            VideoError: as `ctvr.orchestrator.video.decode.decode`, and if the child crashed or took too long.
+            VideoError: if the video cannot be decoded (see `video.decode.decode`), or the child crashed or took too
+                long.
         """
         ((_, result),) = self.map([Job(str(path), sampling, segment)])
         if isinstance(result, VideoError):
@@ -100,7 +101,7 @@ class Decoder:
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Frames | VideoError]]:
         """Yield every job with its clip or its error, in the order of completion; `jobs` is read lazily.
 
-        A child that crashes in decord is replaced, and PyAV gets the file; a second crash is the job's error.
+        If a child crashes in decord, a new child decodes the file with PyAV; a second crash is the job's error.
         """
         todo = iter(jobs)
         again: list[tuple[Job, str]] = []
@@ -134,7 +135,7 @@ class _Crash(Exception):
 
 
 class _Child:
-    """One decoding process and the state of its current job. `loads`: the decoder that it imports at start."""
+    """One decoding process and the state of its current job. `loads` is the decoder that it imports at start."""
 
     def __init__(self, loads: str) -> None:
         self.loads = loads
@@ -150,7 +151,7 @@ class _Child:
         self.folders: list[Path] = []  # folders that the process may read, fixed when it starts
 
     def give(self, job: Job, decoder: str, limits: Limits) -> None:
-        """Send a job; start or replace the process where needed."""
+        """Send a job to the process, which is started or replaced if necessary."""
         before = self.folders
         for path in (os.path.realpath(job.path), os.path.abspath(job.path)):  # a link is opened at its own path
             if not any(Path(path).is_relative_to(known) for known in self.folders):
@@ -179,7 +180,7 @@ class _Child:
             self.process.stdin.flush()
 
     def receive(self, limits: Limits) -> Frames | VideoError | _Crash | None:
-        """Read the child's output; return None while its answer is incomplete."""
+        """Read the child's output; return its parsed answer, or None while it is incomplete."""
         assert self.process is not None
         assert self.process.stdout is not None
         assert self.job is not None
@@ -224,7 +225,7 @@ class _Child:
         )
 
     def _crash(self) -> _Crash:
-        """Return how the process ended, and discard it.
+        """Discard a process that ended; return its `_Crash`.
 
         Raises:
             CtvrError: if it ended before it could read a file; a ConfigError if a restart would fail again.
@@ -252,9 +253,9 @@ class _Child:
 
 
 def with_parents(folders: Sequence[Path], folder: Path) -> list[Path]:
-    """Return the folders that a child may read, extended by one more.
+    """Add a folder to those that a child may read; return the new list.
 
-    A neighbouring folder replaces both by their common parent, so that videos in many folders need few processes. A
+    Sibling folders are replaced by their parent, so that videos in many folders need few processes. A
     home folder, or a parent of it, is never allowed as a whole.
     """
     home = Path.home().resolve()
@@ -266,7 +267,7 @@ def with_parents(folders: Sequence[Path], folder: Path) -> list[Path]:
 
 
 def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Frames | VideoError | _Crash]]:
-    """Wait until children have written or are late; yield those that have finished their job."""
+    """Wait for output or a timeout of any child; yield the children that have finished their job."""
     pipes = {child.process.stdout.fileno(): child for child in busy if child.process and child.process.stdout}
     wait = max(0.0, min(child.deadline for child in busy) - time.monotonic())
     poller = select.poll()
@@ -324,7 +325,7 @@ def _parse(job: Job, buffer: bytearray, limits: Limits) -> Frames | VideoError |
 
 
 def _checked_info(info: dict[str, Any]) -> VideoInfo:
-    """Convert the video facts of a child's answer, each to its declared type."""
+    """Convert the video's properties in a child's answer to their declared types."""
     kinds = {"int": int, "float": float, "str": str}
     fields = dataclasses.fields(VideoInfo)
     return VideoInfo(**{field.name: kinds[str(field.type)](info[field.name]) for field in fields})

@@ -1,4 +1,4 @@
-"""Selection and resizing of frames: the rules of the benchmarks, applied to the video's own timestamps."""
+"""Selection and resizing of frames, by the benchmarks' rules and the video's timestamps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """Facts of one file; width and height as displayed. `fps` and `seconds` are 0.0 for a folder of frames."""
+    """Properties of a video file; width and height as displayed. `fps` and `seconds` are 0.0 for a folder of frames."""
 
     frames: int
     fps: float
@@ -60,8 +60,8 @@ class Frames:
         frames: (T, H, W, 3) uint8 RGB, upright.
         timestamps: (T,) float64 seconds since the first frame of the video, NaN for a folder of frames and for missing
             ones (`missing_frame`).
-        decoder: the one that produced them ("decord", "pyav", "torchcodec", "images").
-        info: facts of the video, None for a folder.
+        decoder: name of the decoder that produced them ("decord", "pyav", "torchcodec", "images").
+        info: properties of the video, None for a folder.
     """
 
     frames: np.ndarray
@@ -79,10 +79,11 @@ def choose_frames(
 ) -> np.ndarray:
     """Return the numbers of the frames that a published rule selects.
 
-    segments: the middle frame of each of `num_frames` equal parts (CTVR, X-Pool); of too few, the last repeats.
+    segments: the middle frame of each of `num_frames` equal parts (CTVR, X-Pool); if there are too few frames, the last
+        repeats.
     linspace: from the first to the last frame, int(linspace) (CLIP-ViP at test); frames repeat if there are too few.
-    one_per_second: the first frame of each second, at the rate truncated to an integer; int(linspace) of them if there
-    are too many, MISSING for the rest if there are too few (CLIP4Clip, `slice_framepos 2`).
+    one_per_second: the first frame of each second, at the rate truncated to an integer; if there are too many,
+        int(linspace) of them; if too few, MISSING for the rest (CLIP4Clip, `slice_framepos 2`).
 
     At a constant rate `segments` is the rule of the benchmark: frames [int(start * fps), min(int(end * fps), N)) are
     cut at `linspace` points truncated to integers. Real timestamps replace index / fps: the first frame is the one on
@@ -125,9 +126,9 @@ def _thinned(chosen: np.ndarray, num_frames: int) -> np.ndarray:
 
 @cache
 def missing_frame(size: int) -> np.ndarray:
-    """Return the noise that is stored for a frame that a video does not have, (size, size, 3) uint8.
+    """Return the noise image, (size, size, 3) uint8, that is stored in place of a missing frame.
 
-    Batches contain zeros in its place, after the normalisation (orchestrator/data/batches.py).
+    In batches it is replaced by zeros after the normalisation (orchestrator/data/batches.py).
     """
     noise = np.random.RandomState(20210418).randint(0, 256, (size, size, 3)).astype(np.uint8)
     noise.setflags(write=False)

@@ -13,7 +13,7 @@ _SKEW = 0.02  # of the matrix's larger part: below it, the rotation is a multipl
 
 
 def display_matrix(frame: Any) -> tuple[int, ...] | None:
-    """Return the nine numbers of a PyAV frame's display matrix, None if it has none."""
+    """Return the display matrix of a PyAV frame (9 numbers); None if it has none."""
     from av.sidedata.sidedata import Type
 
     found = frame.side_data.get(Type.DISPLAYMATRIX)
