@@ -1,7 +1,7 @@
-"""Ranks in a gallery whose videos are of two ages, for a method that moves captions to the model of a stored video.
+"""Ranking in a gallery of stored and re-encoded videos, for methods that map captions to the model of a stored video.
 
-Such a method (`Capabilities.compensates_age`) has two features of a caption for each task: one for the videos that an
-older model stored, and one, not moved, for those that the current model has encoded again.
+Such a method (`Capabilities.compensates_age`) has two features of a caption for each task: a mapped one for videos that
+an older model stored, and an unmapped one for videos re-encoded by the current model.
 
 Shapes: Q captions, V videos.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def caption_features_for(context: EvaluationContext, queries: Sequence[Queries], is_fresh: bool) -> Sequence[Tensor]:
-    """Return the features of all captions as `caption_features` yields them, for galleries re-encoded or as stored.
+    """Return the results of `caption_features` for all captions, for re-encoded or for stored galleries.
 
     Empty on a worker that only encodes.
     """
@@ -57,7 +57,7 @@ def rank_aged(
     device: torch.device,
     as_matrix: bool,
 ) -> Ranked:
-    """Rank captions and galleries of two ages, as `rank_features` does for one.
+    """Rank captions and videos like `rank_features`, in galleries of stored and re-encoded videos.
 
     Args:
         features: captions (Q, d) for the stored videos, one tensor for each task.

@@ -9,9 +9,9 @@
                            last task for each pair, times the pairs of all epochs; with one worker only
 
 Multiply-adds of training are matrix products and convolutions, as torch counts them (half of its FLOPs). Decoding,
-normalisation and the optimizer are not counted. A step of the last task has all replay, teachers and parts of the
-method, so for methods that grow this is an upper bound of the earlier tasks. A run with `upgrade.task` has no index
-and training costs here: those of its former model are not known at its end.
+normalisation and the optimizer are not counted. For methods that grow, a step of the last task is an upper bound of the
+earlier ones. A run with `upgrade.task` has no index and training costs, since those of its former model are unknown at
+its end.
 
 Shapes: T frames of S x S pixels, L text length.
 """
@@ -63,8 +63,8 @@ def budget(
     Args:
         method: after the last task.
         data: data of the run, with or without features of frozen blocks.
-        split: the searched one.
-        cost: of `cost.measure`: `cost/stored_floats_per_video` and `cost/video_gmacs`.
+        split: the split whose videos are searched.
+        cost: metrics of `cost.measure`, among them `cost/stored_floats_per_video` and `cost/video_gmacs`.
         record: record of the finished run.
         seed: seed of the run.
     """
@@ -103,7 +103,7 @@ def modules_within(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _towers(method: Method) -> set[int]:
-    """Return the addresses of the first weights of all image towers: towers that share their weights are one."""
+    """Return the address of each image tower's first weight, by which towers with shared weights count once."""
     towers = (module for module in modules_within(method) if isinstance(module, VisionTower))
     return {next(tower.parameters()).data_ptr() for tower in towers}
 
@@ -120,7 +120,7 @@ def _replay_bytes(method: Method, data: StreamData) -> int:
 
 
 def _step_gmacs(method: Method, batch: Batch) -> float:
-    """Return the multiply-adds (10^9) of one training step, of a copy: the method and random numbers do not change."""
+    """Return the multiply-adds (10^9) of one training step. It runs on a copy; method and RNG state do not change."""
     from ctvr.orchestrator.learning.multiplications import Multiplications  # imports triton
 
     trial = copied(method).train()  # what is trained is known from the task before

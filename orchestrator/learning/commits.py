@@ -48,7 +48,7 @@ class RunState:
     timing: list[dict[str, float]] = field(default_factory=list)  # of every epoch, with "step"; see epoch_timing.py
 
     def add(self, found: Evaluation, ranks: dict[str, float], seconds: float) -> None:
-        """Add the results after a task, the ranks in the protocol's gallery, and the time that the task took."""
+        """Add a task's results, its ranks in the protocol's gallery, and its duration."""
         self.done += 1
         self.own.append(found.own)
         self.union.append(found.union)
@@ -68,7 +68,7 @@ def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def digest_of_commit(commit: Mapping[str, Any]) -> str:
-    """Return the digest by which a child names its parent: sha256 of parent digest, objects and numbers, not of times.
+    """Return the SHA-256 of a commit's parent digest, objects and numbers (not times), by which a child names it.
 
     Objects count by their content, whichever run stored them: an adopted task has the digest of the original.
     """
@@ -89,7 +89,7 @@ class Commits:
 
     Args:
         store: holds them.
-        run: key of the run: a digest of everything that decides its result.
+        run: key of the run: the digest of everything that determines its result.
         prefixes: finished tasks that other runs may share with this one; None shares nothing.
         made_of: digests that the key contains besides the settings, by name (`Experiment.environment_digests`); stored
             for readers.
@@ -116,7 +116,7 @@ class Commits:
         return f"{self.run}/task_{num_done:03d}"
 
     def finished(self, num_tasks: int) -> int:
-        """Return the number of finished tasks: the newest commit whose objects all exist undamaged."""
+        """Return the number of finished tasks, that of the newest commit whose objects are all intact."""
         for done in range(num_tasks, 0, -1):
             try:
                 self.reused = int(self._whole(done).get("reused", 0))
@@ -134,9 +134,9 @@ class Commits:
         return commit
 
     def adopt_prefix(self, num_tasks: int) -> int:
-        """Adopt another run's finished tasks where the results cannot differ; return how many.
+        """Adopt tasks that another run has finished with provably equal results; return their number.
 
-        Only tasks after this run's last commit help, and only if the earlier ones have the numbers that this run
+        Only tasks after this run's last commit are adopted, and only if the earlier ones have the numbers that this run
         has already reported. Weights and galleries are shared, not copied.
         """
         own = self.finished(num_tasks)
@@ -233,7 +233,7 @@ class Commits:
         return self._resolve_conflict(record.done, commit)
 
     def _is_of_another(self, parent: str | None, num_done: int) -> bool:
-        """Return whether task `num_done` has a commit other than `parent`; a collected commit does not count."""
+        """Return whether task `num_done` has a commit other than `parent`; a garbage-collected one does not count."""
         if parent is None or not num_done:
             return False
         try:
@@ -281,8 +281,8 @@ class Commits:
     def _prune(self, num_done: int) -> None:
         """Delete the weights of an old task: a run resumes from its last commit or the one before.
 
-        Weights that another run trained stay. So do those after which a setting was read for the first time,
-        because runs that differ in that setting branch off there.
+        Kept are weights that another run trained, and those after which a setting was read for the first time, because
+        runs that differ in that setting branch off there.
         """
         if num_done < 1 or self.keep_checkpoints:
             return

@@ -1,7 +1,7 @@
 """Cost of a method: parameters, multiply-adds of the video tower, tokens, speed and memory.
 
-Multiply-adds follow TempMe's tables (arXiv:2409.01156; their "GFLOPs" are multiply-adds). Recomputing every row gave
-the rule: one video, video tower only, inference, LoRA merged into the weights, matching not counted::
+Multiply-adds follow TempMe's tables (arXiv:2409.01156; their "GFLOPs" are multiply-adds). Their rule, found by
+recomputing every row: one video, video tower only, inference, LoRA merged into the weights, no matching::
 
     T P D 3p^2 + sum over blocks (4 n D^2 + 2 D sum over groups N^2 + 2 n' D H) + what seams add
 
@@ -78,7 +78,7 @@ class VideoCost:
 
 @torch.no_grad()
 def video_cost(method: Method, frames: Tensor) -> VideoCost:
-    """Encode `frames` (B, T, 3, H, W) once and count operations; on `meta` tensors nothing is computed.
+    """Count the operations of encoding `frames` (B, T, 3, H, W) once; with `meta` tensors, without computing.
 
     Every pass through the image tower counts. For a method without one, its convolutions and linear layers count.
     """
@@ -103,7 +103,7 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
 
 
 def trained_parameters(method: Method) -> int:
-    """Return the number of parameters that the optimizer changes in the current task; each tensor counts once."""
+    """Return the number of parameters that are trained in the current task; shared tensors count once."""
     tensors = {id(p): p for group in method.param_groups() for p in group["params"]}
     return sum(p.numel() for p in tensors.values())
 
@@ -118,7 +118,7 @@ def paper_parameters(method: Method) -> int:
 
 
 def _counts(method: Method) -> str:
-    """Format the trained count, followed by the printed count where the paper's differs."""
+    """Format the number of trained parameters, followed by the paper's number if it differs."""
     counted: dict[str, int] = getattr(method, "counted_parameters", dict[str, int])()
     trained, other = paper_parameters(method), counted.get("paper")
     return f"{trained:,}" if other in {None, trained} else f"{trained:,} (as printed: {other:,})"
@@ -223,7 +223,7 @@ def sizes_only(name: str = "ViT-B-32-quickgelu") -> Clip:
 def estimate(
     name: str, settings: dict[str, Any] | None = None, backbone: str = "ViT-B-32-quickgelu", frames: int = 12
 ) -> tuple[Method, VideoCost]:
-    """Build a retriever at the size of a paper's tables, on a CLIP without weights, and count one of its videos.
+    """Build a retriever at a paper's size, on a CLIP without weights, and count the cost of one video.
 
     Args:
         name: a key of `methods.METHODS` or `methods.CONFIGURATIONS`.

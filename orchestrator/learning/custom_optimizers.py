@@ -1,4 +1,4 @@
-"""Optimizers of released codes that differ from torch's.
+"""Optimizers from released code that differ from torch's.
 
 With g the gradient, p the weight, eta the learning rate, wd the weight decay, t = 1, 2, ... the steps of a tensor:
 

@@ -24,7 +24,7 @@ def all_reduce_min(x: Tensor) -> Tensor:
 
 
 def all_parameters_used(module: nn.Module) -> bool:
-    """Return whether all methods and experts in `module` declare that each step gives every weight a gradient."""
+    """Return whether all methods and experts in `module` declare `uses_all_parameters`."""
     declared = (getattr(part, "declared", part) for part in module.modules())
     return all(getattr(each, "uses_all_parameters", True) for each in declared)
 
@@ -33,7 +33,7 @@ def require_gradients(module: nn.Module) -> None:
     """Check that every trained weight has a gradient.
 
     Raises:
-        ContractViolation: naming the first weight without one.
+        ContractViolation: if one has none; the message names the first.
     """
     for name, weight in module.named_parameters():
         if weight.requires_grad and weight.grad is None:
@@ -56,9 +56,8 @@ class Workers:
     Attributes:
         rank, size: index of this process, and number of processes.
         device: device of this process.
-        patient: process group for waits on work that one worker does alone: rank 0 decodes a stream or scores, a
-            worker encodes its rows. Collectives of a step use the default group, whose timeout is shorter.
-            None is the default group.
+        patient: process group for waiting while one worker decodes, scores or encodes alone. Collectives of a step use
+            the default group, whose timeout is shorter. None is the default group.
     """
 
     rank: int = 0
@@ -70,7 +69,7 @@ class Workers:
         """Return `encode(rows)`, computed with the rows split over all workers.
 
         Args:
-            is_for_all: every worker gets the result; else rank 0 does, and the others get a tensor without rows.
+            is_for_all: return the result on every worker; else only on rank 0, and a tensor without rows on the others.
         """
         if self.size == 1:
             return encode(rows)

@@ -1,4 +1,4 @@
-"""State of a task between two epochs: the epoch that is kept, and pauses from which another process continues.
+"""State of a task between two epochs: the selected epoch, and pauses from which another process can continue.
 
 A search of a stream with one task compares its trials after epochs. A trial that waits for others must not hold a GPU,
 so its process stores weights, optimizer and record (a *pause*) and ends. A run that continues from a pause equals an
@@ -56,8 +56,8 @@ class EpochState:
     Attributes:
         done: finished epochs.
         best: score and state of the best epoch, with `evaluation.select=best`.
-        waited: epochs without a better one.
-        is_over: whether no further epoch is trained (`evaluation.patience`).
+        waited: number of epochs since the best one.
+        is_over: whether training stops early (`evaluation.patience`).
     """
 
     done: int = 0
@@ -66,7 +66,7 @@ class EpochState:
     is_over: bool = False
 
     def select(self, score: float, state: Callable[[], dict[str, Tensor]], config: EvaluationConfig) -> None:
-        """Keep the better epoch; later ties win, as in the released CTVR code, but count as waiting."""
+        """Keep the better epoch. Of equals, keep the later one (as CTVR's code), without resetting `waited`."""
         former = self.best
         if former is None or score >= former[0]:
             self.best = score, state()
@@ -76,9 +76,9 @@ class EpochState:
 
 
 def can_pause(method: Method, stream: Stream, workers: Workers) -> bool:
-    """Return whether a method's state between two epochs is known to be its `state_dict()` and its optimizer's.
+    """Return whether `state_dict()` of method and optimizer are a method's complete state between two epochs.
 
-    Tests check every method of this package on videos with one worker. Several workers may differ between epochs.
+    Tests check every method of this package on videos with one worker. With several workers, their states may differ.
     """
     parts = [type(part).__module__ for part in method.modules() if isinstance(part, Method)]
     is_tested = (
@@ -92,10 +92,10 @@ class Pauses:
 
     Args:
         commits: commits of the run.
-        method: that is trained.
+        method: the method in training.
         pretrained: weights that a pause omits while they are unchanged.
         is_on: whether pauses are read and written.
-        reports: what to do after an epoch.
+        reports: the callback after an epoch, and the number of epochs before a pause.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Pauses:
         self._remove([each for each in former if each != name], keep=key)
 
     def resume(self, index: int, optimizer: torch.optim.Optimizer, record: RunState) -> tuple[EpochState, RunState]:
-        """Load the newest pause of task `index`, which has begun; without one, return its start and `record`."""
+        """Load the newest pause of task `index`, which has begun; else return an initial state and `record`."""
         if not (name := self._newest(index)):
             return EpochState(), record
         about = self.commits.store.get_json(PAUSES, name)

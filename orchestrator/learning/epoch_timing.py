@@ -1,4 +1,4 @@
-"""Speed, waiting and memory of every training epoch: measurements that no result depends on."""
+"""Measurement of speed, waiting time and memory in every training epoch. Results do not depend on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLIPS, WAIT, MEMORY = "perf/clips_per_second", "perf/data_wait_share", "perf/tra
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start a new measurement of the peak on a GPU; a process's peak on a CPU cannot be reset."""
+    """Reset the peak memory of a GPU. No-op on a CPU, where the peak of a process cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

@@ -44,7 +44,7 @@ class Evaluation:
     aged_ranks: dict[str, dict[str, float]] = field(default_factory=dict)  # % of old videos re-encoded -> query -> rank
 
     def add(self, *others: Evaluation) -> None:
-        """Add the metrics and the ranks by age of other measurements after the same task."""
+        """Merge the metrics and aged ranks of another measurement after the same task."""
         for other in others:
             self.metrics.update(other.metrics)
             self.aged_ranks.update(other.aged_ranks)
@@ -58,7 +58,7 @@ def encode_videos(method: Method, batches: Iterable[Tensor], task: int) -> Tenso
 
 
 def encode_for_task(method: Method, tokens: Tensor, task: int | None, kept: dict[int, Any], part: int = 0) -> Tensor:
-    """Return `method.encode_text(tokens, task)`; captions that are encoded once for all tasks are kept as `part`."""
+    """Encode captions for a task; with `text_passes`, encode them once, keep them as `part`, and adapt them."""
     if task is None or not method.text_passes:
         return method.encode_text(tokens, task)
     if part not in kept:
@@ -78,8 +78,8 @@ def encode_texts(
 ) -> Tensor:
     """Return caption features (Q, ...) on the CPU; word features are padded with zeros to the longest.
 
-    Captions of similar length are encoded together, since a pass is as long as its longest caption. Equal captions
-    are encoded once; with a frozen text tower, once per run, although they search again after every task.
+    Captions of similar length are encoded together, since a pass is as long as its longest caption. Equal captions are
+    encoded once; with a frozen text tower, once per run instead of after every task.
 
     Args:
         kept: features of the same captions for another task; see `encode_for_task`.
@@ -98,7 +98,7 @@ def encode_texts(
 
 
 class TiledScorer:
-    """Compute `Method.score` on demand: float32 scores (R, C), on the device, of captions and videos of one task.
+    """Computes tiles of `Method.score` on demand: float32 scores (R, C), on the device.
 
     Args:
         features: caption features (Q, ...), one tensor for all tasks or one for each.
@@ -133,7 +133,7 @@ def caption_features(
     """Yield features (Q, ...) of all captions: once, or once per task where the text is task-conditioned.
 
     Then every caption is encoded once for each task's videos, and scores are compared unchanged (CTVR, section 4.2).
-    A method with `text_passes` encodes it once for all, and moves the features to each task.
+    A method with `text_passes` encodes it once and adapts the features to each task.
 
     Args:
         encode_sharded: encodes captions on all workers and returns them on the worker that scores; see
@@ -187,8 +187,8 @@ def compute_ranks(
     """Rank the captions and the stored videos of tasks 1..t, in both directions.
 
     Scores that need no normalization are counted tile by tile. A method that normalizes them needs the matrix (Q, V).
-    Where the text is task-conditioned, the smaller one is kept: all caption features, or the matrix. Where that exceeds
-    `spill.MEMORY_BUDGET`, the features are spilled to files.
+    If the text is task-conditioned, either all caption features or the matrix is kept, whichever is smaller. Where that
+    exceeds `spill.MEMORY_BUDGET`, the features are spilled to files.
 
     Args:
         protocol: protocol of the stream, `ctvr` or `cvlm`.
@@ -229,7 +229,7 @@ def rank_features(
     """Rank encoded captions and the stored videos of tasks 1..t, in both directions.
 
     Args:
-        features: of `caption_features`; a sequence unless `as_matrix`.
+        features: results of `caption_features`; a sequence unless `as_matrix`.
         as_matrix: compute all scores first, which a method that normalizes scores requires.
     """
     sizes = [len(gallery) for gallery in galleries]
@@ -241,7 +241,7 @@ def rank_features(
 
 
 def rank_scorer(score: Score, queries: Sequence[Queries], sizes: Sequence[int], config: EvaluationConfig) -> Ranked:
-    """Return the ranks by scores that are computed on demand, for galleries of these sizes."""
+    """Rank by scores that are computed on demand, for galleries of these sizes."""
     rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     target = torch.cat([q.target + start for q, start in zip(queries, columns)])
     twin = torch.cat([torch.where(q.twin >= 0, q.twin + start, -1) for q, start in zip(queries, columns)])
@@ -309,7 +309,7 @@ def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int])
 
     Args:
         ranked: from `compute_ranks`.
-        queries: of tasks 1..t.
+        queries: queries of tasks 1..t.
         sizes: number of stored videos of each task.
     """
     rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)

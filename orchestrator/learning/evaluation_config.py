@@ -95,7 +95,7 @@ class EvaluationConfig:
         return bool(self.reencode or self.unlearned_tasks or self.also or self.distractors)
 
     def fixed_k(self, bank: int) -> int:
-        """Return k of the second accuracy among `bank` training images of a task."""
+        """Return k of the second k-NN accuracy, given `bank` training images of a task."""
         if self.knn_share is None:
             return min(self.knn_k, bank)
         return max(1, round(self.knn_share * bank))

@@ -44,7 +44,7 @@ class BackboneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class UpgradeConfig:
-    """Exchange of the backbone within a stream, over an index that is not encoded again (learning/upgrade.py)."""
+    """Replacement of the backbone within a stream, without re-encoding the index (learning/upgrade.py)."""
 
     task: int = setting(0, doc="first task that the new backbone learns, 2 or more; 0: no upgrade")
     backbone: str = setting("", doc="new backbone, as backbone.name")
@@ -79,7 +79,7 @@ class UpgradeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Settings without a prefix."""
+    """Top-level settings of a run, which have no prefix."""
 
     method: str = setting(doc="name from `ctvr methods`, or `module:Class`")
     stream: str = setting(doc="name from `ctvr streams`, or a manifest file")
@@ -104,7 +104,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Settings of records in addition to MLflow, and of stored weights. No result depends on them."""
+    """Settings of records in addition to MLflow, and of stored weights. They do not affect results."""
 
     mirror: Literal["none", "tensorboard", "wandb", "trackio"] = setting(
         "none", doc="second record next to MLflow, offline, below the runs folder"
@@ -142,7 +142,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """Name of the table row: the method, or its configuration that has its own name."""
+        """Return the name in tables: that of the method or of its named configuration."""
         for name, (method, preset) in CONFIGURATIONS.items():
             if method == self.run.method and preset in self.presets:
                 return name
@@ -150,23 +150,23 @@ class Experiment:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return facts about the method under these settings, with those of the retriever that it wraps."""
+        """Return the method's capabilities under these settings, combined with those of the wrapped retriever."""
         base = None if self.base is None else capabilities_of(find_method(self.method.base), self.base)
         return capabilities_of(find_method(self.run.method), self.method, base)
 
     @property
     def trains_on_searched(self) -> bool:
-        """True if training reads the features of the searched videos, which in tables are the test videos."""
+        """Return whether training reads features of the searched videos (in tables, the test videos)."""
         if not self.optim.epochs:
             return False
         of_base = self.base is not None and find_method(self.method.base).trains_on_searched(self.base)
         return find_method(self.run.method).trains_on_searched(self.method, of_base)
 
     def key(self, stream: Stream, frames: str = "", device: str = "cpu") -> str:
-        """Return the digest of everything that decides the result (run_key.py).
+        """Return the digest of everything that determines the result (run_key.py).
 
         Args:
-            stream: as used, without the videos that were left out.
+            stream: the stream in use, without skipped videos.
             frames: `frames_digest` of the stream; empty for a plan whose videos are not read yet.
             device: kind of device that computes, `cpu` or `cuda`.
         """
@@ -190,7 +190,7 @@ class Experiment:
         }
 
     def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
-        """Return the digests that decide a result besides the settings, by name. Arguments as in `key`."""
+        """Return, by name, the digests that a key contains besides the settings. Arguments as in `key`."""
         return {
             "stream": stream.digest,
             "frames": frames,

@@ -47,7 +47,7 @@ def check_backbone(experiment: Experiment) -> None:
     """Refuse an unknown backbone, tag or weights file of a run on videos, before videos are rendered or decoded.
 
     Raises:
-        ConfigError: as `load_clip` does.
+        ConfigError: if one of them is unknown.
     """
     if find_method(experiment.run.method).domain == "images":
         return
@@ -63,7 +63,7 @@ def check_backbone(experiment: Experiment) -> None:
 def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | ResNet18:
     """Load the backbone of a run: a CLIP, or a network for images initialised from the run's seed.
 
-    `stream`: stream of the run; its precomputed features, if any, replace a tower.
+    Precomputed features of `stream`, the run's stream, replace a tower.
 
     Raises:
         ConfigError: if the method, the stream and the backbone do not fit together.
@@ -123,7 +123,7 @@ def load_backbone(experiment: Experiment, stream: Stream, device: torch.device) 
 def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Stream | None = None) -> Method:
     """Build a new method on a backbone; the run's seed initialises its new weights.
 
-    `stream`: stream of the run; one of precomputed features needs a method whose towers are frozen.
+    If `stream`, the run's stream, has precomputed features, the method's towers must be frozen.
     """
     torch.manual_seed(experiment.run.seed)
     cls = find_method(experiment.run.method)
@@ -185,8 +185,8 @@ def load_trained(folder: Path) -> TrainedModel:
     """Load a trained method from a folder that `method_state.save_model` wrote (an MLflow artifact `model`).
 
     Raises:
-        FileNotFoundError: if the folder does not hold a model.
-        ValueError: if the model does not fit this version.
+        FileNotFoundError: if the folder does not contain a model.
+        ValueError: if the model is incompatible with this version.
     """
     weights, description = read_model(folder)
     with named_in(str(folder / "model.json")):
@@ -218,9 +218,9 @@ def _upgraded(
     """Return the method after an upgrade and its backbone, which tokenizes captions for both models.
 
     Args:
-        experiment: with the settings `upgrade.*`.
+        experiment: a configuration with `upgrade.*`.
         old, former: new method on the backbone before the upgrade, and that backbone.
-        earlier: tasks of the old model.
+        earlier: tasks that the old model learned.
         stream: as in `make_method`.
     """
     newer = new_experiment(experiment)
@@ -233,7 +233,7 @@ def _upgraded(
 
 
 def restore_from_commits(experiment: Experiment, commits: Commits, done: int, stream: Stream) -> TrainedModel:
-    """Load the model of a run's last commit, and the galleries that it stored.
+    """Load the model and the stored galleries from a run's last commit.
 
     Args:
         experiment: configuration of the run.

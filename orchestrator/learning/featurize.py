@@ -26,7 +26,7 @@ Progress = Callable[[int], object]
 
 
 class Featurizer:
-    """Compute and store the tokens of a frozen tower that runs of `settings` would compute for a video.
+    """Computes and stores the tokens of a frozen tower that runs with `settings` need.
 
     Args:
         settings: complete and flat, as `Experiment.settings`.
@@ -34,7 +34,7 @@ class Featurizer:
         device: device of the tower.
 
     Raises:
-        ConfigError: if the method changes its vision tower from too early a block on, or caches nothing.
+        ConfigError: if the method has too few frozen blocks, or caching is off.
     """
 
     def __init__(self, settings: Settings, places: RunPaths, device: torch.device) -> None:

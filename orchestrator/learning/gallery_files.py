@@ -1,7 +1,7 @@
-"""Gallery of a saved model, next to its weights: features of its stream's videos, which then need not be present.
+"""Gallery of a saved model: features of its stream's videos, so that it can be searched without the videos.
 
 `gallery.safetensors` has a tensor (V, ...) for each task, as stored after the task was learned; `gallery.json` has the
-names of the tasks and videos, segments and captions, and no path.
+names of tasks and videos, segments and captions, but no paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FEATURES, VIDEOS = "gallery.safetensors", "gallery.json"
 
 
 def save_gallery(galleries: Sequence[Tensor], stream: Stream, split: str, folder: Path) -> None:
-    """Write the features (V, ...) of each task's videos of a split, and what a hit says about them."""
+    """Write the features (V, ...) of each task's videos of a split, and the information that a hit returns."""
     features = {str(index): features.detach().cpu().contiguous().clone() for index, features in enumerate(galleries)}
     save_file(features, str(folder / FEATURES))
     tasks = [
@@ -40,7 +40,7 @@ def save_gallery(galleries: Sequence[Tensor], stream: Stream, split: str, folder
 
 
 def read_gallery(folder: Path) -> list[tuple[str, tuple[Item, ...], Tensor, int]]:
-    """Return name, videos (without paths), features and the method's task of each task; empty without a gallery.
+    """Return name, videos (without paths), features and the method's task of each task; empty if there is no gallery.
 
     Raises:
         ConfigError: if the files are damaged or do not belong together.

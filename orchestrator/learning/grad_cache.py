@@ -1,13 +1,13 @@
 """Gradient accumulation with exactly the gradient of one large batch (GradCache, arXiv:2101.06983).
 
-A contrastive loss compares every pair of a step with every other, so the mean of the batches' losses is a different
-loss. Where a loss reads frames and tokens through encoders that compute each row independently
-(`Method.separable_encoders`), a step has two passes:
+A contrastive loss compares all pairs of a step, so the mean over small batches is a different loss. Where a loss reads
+frames and tokens through encoders that compute each row independently (`Method.separable_encoders`), a step has two
+passes:
 
 1. Encode parts of one batch each without a graph; compute the loss over all features and its gradient with respect
    to the features.
-2. Encode every part again with its former RNG state and precision, with a graph, and backpropagate the gradient of its
-   features.
+2. Encode every part again with a graph and the same RNG state and precision, and backpropagate the gradient of its
+features.
 
 At most one batch's activations are in memory; the cost is one more forward pass. The loss is computed once, so teachers
 run, replay memories are sampled and queues are filled once per step. Other parameters of the loss (a head, merged
@@ -165,7 +165,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _average(method: Method) -> None:
-    """Average gradients over all workers; a tensor that no worker's loss has reached keeps None."""
+    """Average gradients over all workers; a tensor that has no gradient on any worker keeps None."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return
     trained = [parameter for parameter in method.parameters() if parameter.requires_grad]

@@ -1,8 +1,8 @@
-"""Growth of methods with the number of tasks: what they keep besides CLIP, and passes through the text tower.
+"""Growth of methods with the number of tasks: stored bytes besides CLIP, and text passes per query.
 
 Counted at the papers' size (ViT-B/32) after the last task of streams of 10 and of N tasks, on tensors without memory.
-Kept are parameters and buffers, which commits store. Copies that a task makes and drops (teachers), replayed pairs and
-the index of the videos are not counted; `cost/...` of a run has them.
+Parameters and buffers count. Temporary copies (teachers), replayed pairs and the index of the videos do not; a run
+reports them as `cost/...`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def after(name: str, tasks: int) -> tuple[int, int]:
 
 
 def growth_table(tasks: int) -> str:
-    """Return a Markdown table of the methods that grow; the others keep as much after any number of tasks.
+    """Return a Markdown table of the methods that grow; those of the others do not depend on the number of tasks.
 
     Raises:
         ConfigError: for a number of tasks outside 1 to `MOST`.

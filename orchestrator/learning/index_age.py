@@ -8,7 +8,7 @@ video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
     stream/index/r1_P           R@1 with P % of the old videos re-encoded (old: of earlier tasks); 0 as stored, 100 all
     stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: of one task's captions
     task_NN/index/gap_own       the same among the videos of that task alone; 0 for the newest task
-    stream/index/gained, lost   % of captions that are right on one of the two galleries alone; gap = gained - lost
+    stream/index/gained, lost   % of captions that are right in only one of the two galleries; gap = gained - lost
     stream/index/update         R@1 of the captions and stored videos of earlier tasks, now less after the task before
     stream/index/update_gained, update_lost    % of these captions that are right only now, or were only then
     stream/index/update_gain    `update` over the change that the same captions have with these videos re-encoded
@@ -59,12 +59,12 @@ def optional_metrics(
     """Compute the metrics of `reencode`, `unlearned_tasks`, `also` and `distractors` after `done` tasks.
 
     Args:
-        context: with the stored galleries.
+        context: inputs of the evaluation, with the stored galleries.
         encode_gallery: `Loop._gallery`: encodes videos of a task by the current model, on all workers.
-        reencodes: the stored galleries are all of the current model.
+        reencodes: whether the current model has encoded all stored galleries.
         done: 0 measures the untrained model.
         own: R@1 of the tasks so far, each in its own gallery.
-        record: the former tasks.
+        record: state of the run after the former tasks.
         first: metrics of the untrained model.
     """
     config, tasks = context.config, len(context.data.stream.tasks)
@@ -88,7 +88,7 @@ def measure_ages(
     """Return the metrics of the module docstring after a task, and ranks; empty on a worker that only encodes.
 
     Args:
-        former: query -> rank among the stored videos after the task before.
+        former: query -> rank among the stored videos after the previous task.
     """
     config, stored, started = context.config, context.galleries, time.monotonic()
     sizes, shares = [len(gallery) for gallery in stored], sorted({0, *config.reencode})
@@ -149,7 +149,7 @@ def mixed(stored: Sequence[Tensor], fresh: Sequence[Tensor], share: int) -> list
 
     Args:
         stored: features (V, ...) of each task's videos; the last task is the newest.
-        fresh: the same by the current model; a task may have its first videos only, if no more are taken.
+        fresh: the same by the current model; for a task, the first videos suffice if no more are used.
         share: percent in [0, 100]; the count is rounded down.
     """
     counts = _counts([len(gallery) for gallery in stored], share)
@@ -160,13 +160,13 @@ def mixed(stored: Sequence[Tensor], fresh: Sequence[Tensor], share: int) -> list
 
 
 def _wide(features: Tensor, other: Tensor) -> Tensor:
-    """Return features with zeros up to the width of `other`: after an upgrade, models of two widths store a task."""
+    """Pad features with zeros to the width of `other`: after an upgrade, stored features have two widths."""
     missing = other.shape[-1] - features.shape[-1]
     return F.pad(features, (0, missing)) if missing > 0 else features
 
 
 def _gaps(stored: Ranked, fresh: Ranked, rows: Sequence[int]) -> dict[str, float]:
-    """Return the gaps overall and per task, and the captions that one of the two galleries alone answers."""
+    """Return the gaps overall and per task, and the share of captions that only one gallery answers correctly."""
     found = {"stream/index/gap": metrics.recall(fresh.to_videos, 1) - metrics.recall(stored.to_videos, 1)}
     found["stream/index/gained"], found["stream/index/lost"] = _flips(stored.to_videos, fresh.to_videos)
     for index in range(len(rows) - 1):
@@ -180,8 +180,8 @@ def _update(before: Tensor, after: Tensor, afresh: Tensor | None = None) -> dict
     """Return the change between two ranks (Q,) of the same captions among the same stored videos.
 
     Args:
-        before, after: by the model after the former task, and by the current one.
-        afresh: by the current one, among the same videos re-encoded.
+        before, after: ranks by the previous task's model and by the current one.
+        afresh: ranks by the current model, among the same videos re-encoded.
     """
     gained, lost = _flips(before, after)
     change = metrics.recall(after, 1) - metrics.recall(before, 1)
@@ -191,7 +191,7 @@ def _update(before: Tensor, after: Tensor, afresh: Tensor | None = None) -> dict
 
 
 def _flips(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """Return the percent of captions that only the second of two ranks (Q,) answers, and only the first."""
+    """Return the percentages of captions with rank 1 only in `after`, and only in `before` (Q,)."""
     first, second = before <= 1, after <= 1
     return 100.0 * (second & ~first).double().mean().item(), 100.0 * (first & ~second).double().mean().item()
 
@@ -219,7 +219,7 @@ def unlearned_metrics(context: EvaluationContext, encode_gallery: Callable[..., 
 
 
 def transfer_metrics(own: metrics.Matrix, former: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return forward transfer and ZSCL's Transfer, Avg and Last, of the own-gallery R@1 of all tasks after every task.
+    """Return forward transfer and ZSCL's Transfer, Avg and Last, from the own-gallery R@1 after every task.
 
     Args:
         own: R@1 of tasks 0..t after task t, for all T tasks.

@@ -62,7 +62,7 @@ class LoopConfig:
 
 
 class Loop:
-    """Run one method on one stream. `run()` is the outline; the other methods are its steps."""
+    """Runs one method on one stream. `run()` is the outline; the other methods are its steps."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Loop:
         reads: AccessLog | None = None,
         epochs: EpochReports | None = None,
     ) -> None:
-        """Pass the zero-shot R@1 after each task as `zero_shot`, for `stream/t2v/r1_gain`; `reads` records settings."""
+        """Set up a loop. `zero_shot`: R@1 after each task, for `stream/t2v/r1_gain`; `reads` records settings."""
         self.workers = workers or Workers()
         self.method = method.to(self.workers.device)
         self.data = data.trim_captions_per_task() if method.declared.attends_to_padding else data
@@ -233,7 +233,7 @@ class Loop:
         return self.workers.all_reduce_mean(progress.means())  # a term may be a mean over one worker's pairs only
 
     def _evaluation_losses(self, task: Task) -> dict[str, float]:
-        """Return the mean over batches of every loss on a task's evaluated pairs, in the same batches each time."""
+        """Return the mean of every loss over fixed batches of a task's evaluation pairs."""
         split, workers, index = self.config.evaluation.split, self.workers, self.record.done
         self.method.eval()
         self._seed("unlearned", index, workers.rank)
@@ -243,7 +243,7 @@ class Loop:
         return workers.all_reduce_mean({name.replace("train", split, 1): value for name, value in means.items()})
 
     def _evaluate_epoch(self, state: EpochState) -> dict[str, float]:
-        """Measure as after the task; keep the better epoch if one is selected. Return the metrics of `every_epoch`."""
+        """Evaluate as after the task; keep the best epoch if one is selected. Return the metrics of `every_epoch`."""
         evaluation, chosen, done = self.config.evaluation, self._selects_on, self.record.done
         self.method.eval()
         splits = filter(None, dict.fromkeys((chosen, evaluation.split if evaluation.every_epoch else chosen)))
@@ -269,7 +269,7 @@ class Loop:
         return list(range(task + 1)) if self._reencodes else [task]
 
     def _encode_galleries(self, task: int, split: str) -> list[Tensor]:
-        """Return features of all videos of tasks so far: those of `_tasks_to_encode` encoded now, others as stored."""
+        """Return the features of all tasks' videos so far: encoded now for `_tasks_to_encode`, else as stored."""
         stored = self.galleries if split == self.config.evaluation.split else self.selection
         fresh = self._tasks_to_encode(task)
         return [self._gallery(i, split) if i in fresh else stored[i] for i in range(task + 1)]
@@ -283,7 +283,7 @@ class Loop:
             self.selection = self._encode_galleries(task, str(self._selects_on))
 
     def _gallery(self, index: int, split: str, count: int | None = None) -> Tensor:
-        """Encode the videos (V, ...) of a task, or its first `count`; one that is not learned with the newest parts."""
+        """Encode a task's videos, or the first `count`, to (V, ...). An unlearned task uses the newest task's parts."""
         evaluation, given = self.config.evaluation, min(self.data.stream.method_task(index), self._newest)
 
         def encode(rows: Sequence[int]) -> Tensor:
@@ -308,7 +308,7 @@ class Loop:
         return EvaluationContext(self.method, self.data, index, split, galleries, *about)
 
     def _optional(self, done: int, own: Sequence[float] = (), before: Mapping[str, float] | None = None) -> Evaluation:
-        """Return what index_age.py measures after `done` tasks; 0: of the untrained model, whose first task began."""
+        """Return the metrics of index_age.py after `done` tasks; 0 measures the untrained model in its first task."""
         evaluation, first = self.config.evaluation, self.record.metrics[0] if self.record.metrics else before or {}
         if not evaluation.measures_more:
             return Evaluation()
@@ -323,7 +323,7 @@ class Loop:
         return found
 
     def _score(self, index: int, split: str, galleries: Sequence[Tensor]) -> Evaluation:
-        """Return `_measure` with what follows from the tasks before."""
+        """Return the results of `_measure` and the metrics that need earlier tasks."""
         found = self._measure(index, split, galleries)
         self.protocol.add_history(found, [*self.record.own, found.own], [*self.record.union, found.union])
         if self.zero_shot is not None and self.protocol.gain is not None:

@@ -61,7 +61,8 @@ class EpochMetrics:
         """Read the flags.
 
         Raises:
-            NonFiniteLoss: naming the non-finite loss terms of the first bad batch, or the gradient.
+            NonFiniteLoss: if one is not finite; the message names the loss terms of the first such batch, or the
+                gradient.
         """
         self._read([])
 
@@ -97,7 +98,7 @@ class EpochMetrics:
 def mean_losses(
     method: Method, batches: Iterable[Batch], autocast: Callable[[], Any], device: torch.device, where: str
 ) -> dict[str, float]:
-    """Return the mean over batches of every loss, as in `EpochMetrics.means`; nothing is trained."""
+    """Return the mean of every loss over batches, like `EpochMetrics.means`, without training."""
     progress = EpochMetrics(device, where)
     for batch in batches:
         with autocast():  # ids of pairs and videos would clash with those of training

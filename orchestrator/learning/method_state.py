@@ -24,7 +24,7 @@ from ctvr.orchestrator.streams.stream import Stream
 
 
 class PretrainedSnapshot(dict[str, Tensor]):
-    """Name -> backbone weight of a new method: weights that a checkpoint can omit while they are unchanged.
+    """The backbone weights of a new method by name, which checkpoints omit while they are unchanged.
 
     The tensors are the method's own, not copies. A weight is unchanged while it is not trained (`drop`) and its
     version counter shows that nothing has written to it.
@@ -79,7 +79,7 @@ def load_state(method: Method, state: Mapping[str, Tensor], pretrained: Mapping[
     A buffer may change its shape (a replay memory, a queue); a parameter may not.
 
     Raises:
-        ValueError: if names or parameter shapes do not fit, naming the first that does not.
+        ValueError: if names or parameter shapes differ; the message gives the first difference.
     """
     present = method.state_dict()
     unknown = [name for name in state if name not in present]
@@ -116,7 +116,7 @@ def save_model(method: Method, settings: Mapping[str, Any], stream: Stream, fold
     Weights are complete, the backbone included. Secrets in the settings are redacted.
 
     Args:
-        stream: with the tasks that the method has learned; after an upgrade, `Stream.after`.
+        stream: stream of the tasks that the method has learned (after an upgrade, `Stream.after`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_file(

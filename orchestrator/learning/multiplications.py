@@ -1,4 +1,4 @@
-"""Multiply-adds of what runs within a context, as torch counts operators."""
+"""Counter of the multiply-adds of all torch operators within a context."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class _NoModules:
-    """No record of modules for `FlopCounterMode`: all operators belong to the whole."""
+    """Module tracker for `FlopCounterMode` that attributes all operators to the whole."""
 
     parents = frozenset({"Global"})
 
@@ -16,7 +16,7 @@ class _NoModules:
 
 
 class Multiplications(FlopCounterMode):
-    """Torch's counter of operators, without its hooks of modules.
+    """Torch's `FlopCounterMode` without module hooks.
 
     The hooks fail where a module returns a view of its weights without gradients (learned prompts).
     """

@@ -182,7 +182,7 @@ def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool,
 
 
 def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:
-    """Return Co2L's factor: a cosine over epochs, counted from 1, after a linear warm-up to its value at that epoch."""
+    """Return Co2L's factor: a linear warm-up to the cosine's value at its end, then a cosine over 1-based epochs."""
 
     def at(epoch: float) -> float:
         return 1e-3 + (1 - 1e-3) * 0.5 * (1 + math.cos(math.pi * epoch * steps_per_epoch / steps))

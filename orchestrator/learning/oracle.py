@@ -88,7 +88,7 @@ def oracle_metrics(
 def _own(
     method: Method, asked: Queries, config: EvaluationConfig, device: torch.device, encode_sharded: Spread
 ) -> Tensor:
-    """Return the features of a task's captions, conditioned on that task."""
+    """Return the features of a task's captions, conditioned on their own task."""
     return encode_sharded(lambda tokens: encode_texts(method, tokens, asked.task, config, device), asked.tokens)
 
 

@@ -25,7 +25,7 @@ class AccessLog:
     """Names of the settings that were read so far, dotted as the user writes them.
 
     Args:
-        idle: settings that decide no result and are never recorded.
+        idle: settings that do not affect results and are never recorded.
     """
 
     def __init__(self, idle: Iterable[str] = ()) -> None:
@@ -106,7 +106,7 @@ class Prefixes:
 
     Args:
         store: holds them.
-        base: digest of everything besides the settings that decides a result.
+        base: digest of everything besides the settings that determines a result.
         settings: settings of this run, flat and dotted, complete.
         contents: setting -> digest of the file or folder that it names.
     """
@@ -116,12 +116,12 @@ class Prefixes:
         self._settings, self._contents = dict(settings), dict(contents)
 
     def key(self, num_done: int, names: Iterable[str]) -> str:
-        """Return the digest of everything that decides the first `num_done` tasks if they read the settings `names`."""
+        """Return the digest of all inputs of the first `num_done` tasks, if these read the settings `names`."""
         read = {name: self._settings[name] for name in sorted(names)}
         return digest_of([self.base, num_done, read, {name: self._contents.get(name, "") for name in read}])
 
     def publish(self, num_done: int, names: Iterable[str], run: str) -> None:
-        """Publish the commit of the first `num_done` tasks of `run`; an earlier entry with the same key stays."""
+        """Publish the commit of the first `num_done` tasks of `run`; an earlier entry with the same key is kept."""
         listed = sorted(names)
         self.store.create_json(READ_SETS, f"{self.base}/task_{num_done:03d}/{digest_of(listed)}", {"names": listed})
         self.store.create_json(PREFIXES, f"{self.base}/{self.key(num_done, listed)}", {"run": run, "done": num_done})

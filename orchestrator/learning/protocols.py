@@ -117,7 +117,7 @@ class Retrieval(Protocol):
 
 
 class CTVR(Retrieval):
-    """Videos are encoded once, after their task; all captions so far search all (arXiv:2503.10111, section 3)."""
+    """Videos are encoded once, after their task; all captions so far search all videos (arXiv:2503.10111, section 3)."""
 
     name = kind = "ctvr"
 
@@ -142,7 +142,7 @@ class CVLM(Retrieval):
 
 
 class AccuracyProtocol(Protocol):
-    """Accuracies instead of retrieval: `own` and `union` hold two accuracies (%) of each task by the current model."""
+    """Accuracies instead of retrieval: `own` and `union` are two accuracies (%) of each task with the current model."""
 
     reencodes_gallery = True
     family: ClassVar[str]  # of its metrics: stream/<family>/accuracy

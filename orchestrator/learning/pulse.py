@@ -1,4 +1,4 @@
-"""Heartbeats of the workers that train one model together, so that a stalled worker is named.
+"""Heartbeats of the workers that train one model together, in order to report stalled workers by name.
 
 A worker that is stopped, swapped out or disconnected raises no error; the others wait in a collective until it times
 out. Every worker therefore has a thread that sends a datagram to all others every few seconds, independently of the
@@ -46,10 +46,10 @@ class Pulse:
 
     Args:
         rank: rank of this worker.
-        own: its datagram socket.
+        own: datagram socket of this worker.
         peers: all workers, by rank.
         secret: shared by the group; datagrams without it are ignored.
-        tell: receives a line when a worker stalls or resumes; only the first of the waiting workers calls it.
+        tell: called with a line when a worker stalls or resumes, by only one of the waiting workers.
         every: seconds between two heartbeats.
         still: seconds without a heartbeat after which a worker counts as stalled.
     """
@@ -114,7 +114,7 @@ class Pulse:
                     log.debug("heartbeat to worker %d was not sent", rank, exc_info=True)
 
     def _hear(self) -> None:
-        """Read all pending heartbeats; wait briefly for the first."""
+        """Receive all pending heartbeats; wait briefly for the first."""
         try:
             while True:
                 secret, rank, place = json.loads(self.own.recv(4096))
@@ -146,11 +146,11 @@ class Pulse:
                     self._say(self.standing[rank])
 
     def _say(self, line: str) -> None:
-        """Report a line from a separate thread: a slow listener must not delay heartbeats."""
+        """Call `tell` in a separate thread, so that a slow callback does not delay heartbeats."""
         threading.Thread(target=self.tell, args=(line,), name="pulse-tell", daemon=True).start()
 
     def _speaks(self) -> bool:
-        """Return whether this worker reports for all waiting ones: the lowest rank that is not stalled."""
+        """Return whether this worker reports for all: it has the lowest rank that is not stalled."""
         return all(rank in self.standing for rank in range(self.rank))
 
 

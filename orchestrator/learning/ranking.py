@@ -60,7 +60,7 @@ def rank(
 
     Args:
         score: must return the same scores on every call.
-        target: (Q,) int64 column of each caption's own video, a video of the caption's task; on the CPU.
+        target: (Q,) int64 column of each caption's video, which belongs to the caption's task; on the CPU.
         rows: T + 1 offsets of the tasks' captions, from 0 to Q.
         columns: T + 1 offsets of the tasks' videos, from 0 to V.
         twin: (Q,) int64 column of the time-reversed twin, -1 where there is none.
@@ -175,7 +175,7 @@ def _picked(tiles: _Tiles, wanted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Per caption (Q,) and per video (V,): twice the number of better ones plus the equal ones, itself included."""
+    """Counts per caption (Q,) and per video (V,): twice the better scores plus the equal ones, including its own."""
 
     captions: Tensor  # videos that a caption scores above its own
     own_captions: Tensor  # those of its task
@@ -192,7 +192,7 @@ def _on_cpu(counts: _Counts, *others: Tensor) -> tuple[_Counts, Tensor, Tensor]:
 
 
 def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
-    """Add up all tiles.
+    """Sum the counts of all tiles.
 
     Args:
         own: (Q,) score of each caption and its own video.
@@ -251,7 +251,7 @@ class _Groups:
 
 
 def _within(part: slice, start: int, stop: int) -> slice:
-    """Return the slice of a part that covers start:stop, relative to the part's start."""
+    """Return the intersection of a part with start:stop, as a slice relative to the part's start."""
     length = part.stop - part.start
     first = min(max(start - part.start, 0), length)
     return slice(first, min(max(stop - part.start, first), length))

@@ -46,9 +46,9 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
 def with_recipe(method: str, presets: Sequence[str], recommended: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the presets in the order in which they apply: one recipe first, then the changes on top of it.
 
-    The recipe is the named one; else the one that the stream recommends, or `paper` if the method has none of that
-    name. There is no recipe if the stream recommends none, or if the recipe's number of frames differs from the
-    stream's recommended `data.num_frames`, which then applies.
+    The recipe is the named one, else the one that the stream recommends, else `paper`. There is no recipe if the stream
+    recommends none, or if the recipe's number of frames differs from the stream's recommended `data.num_frames`, which
+    then applies.
 
     Args:
         method: name of a method or a configuration.
@@ -151,7 +151,7 @@ def preset_settings(
 
 
 def _changed(known: Mapping[str, Mapping[str, Any]], changes: Sequence[str]) -> Settings:
-    """Return all settings of the changes."""
+    """Return the combined settings of presets that are changes."""
     by: dict[str, str] = {}
     for change in changes:
         for name, value in known[change].items():
@@ -181,7 +181,7 @@ def get_method(name: str) -> type[Method]:
 
     Raises:
         UntrustedCode: for a class that the user has not named.
-        ConfigError: for an unknown name, with the nearest name that exists.
+        ConfigError: for an unknown name; the message suggests the closest one.
     """
     try:
         cls = find_method(name)
@@ -194,7 +194,7 @@ def get_method(name: str) -> type[Method]:
 
 
 def stored_capabilities(settings: Settings) -> Capabilities:
-    """Return facts about the method of a stored run; of settings of another version the defaults count.
+    """Return the capabilities of a stored run's method; unknown settings of other versions are replaced by defaults.
 
     Raises:
         ConfigError: for a method that cannot be loaded here.
@@ -209,7 +209,7 @@ def stored_capabilities(settings: Settings) -> Capabilities:
 
 @contextmanager
 def named_in(place: str) -> Iterator[None]:
-    """Add the file or record that contains the name to an UntrustedCode error."""
+    """Add to an UntrustedCode error the file or record that names the class."""
     try:
         yield
     except UntrustedCode as error:
@@ -221,7 +221,7 @@ def check_domain(method: str, stream: Stream) -> None:
     """Check that a method is for the domain of a stream.
 
     Raises:
-        ConfigError: naming both, with their domains.
+        ConfigError: if it is not; the message names both and their domains.
     """
     if (domain := get_method(method).domain) != stream.domain:
         remedy = {"videos": "clip4clip", "images": "image_finetune", "questions": "umt_qa"}[stream.domain]
@@ -287,7 +287,7 @@ def resolve(
 
 
 def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:
-    """Build the settings of a method; where they include `num_frames`, the data's setting is its default."""
+    """Build the settings of a method; `num_frames`, if it has one, defaults to `data.num_frames`."""
     values = select_prefix(settings, prefix)
     frames = settings_called("num_frames", cls.Config, values)
     made: Any = build(cls.Config, {**dict.fromkeys(frames, data.num_frames), **values}, prefix)
@@ -323,7 +323,7 @@ def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) ->
 
 
 def _refuse_unknown_names(method: type[Method], settings: Mapping[str, Any]) -> None:
-    """Refuse a setting that does not exist; those of a wrapped retriever are checked when it is known."""
+    """Refuse a setting that does not exist; settings of a wrapped retriever are checked later."""
     known = settings_of(method)
     for name, value in settings.items():
         if name not in known and not name.startswith("base."):
@@ -331,7 +331,7 @@ def _refuse_unknown_names(method: type[Method], settings: Mapping[str, Any]) -> 
 
 
 def settings_of(method: type[Method]) -> list[str]:
-    """List the dotted settings of a run of a method, except those of a retriever that it wraps; its own come first."""
+    """List the dotted settings of a method's run, the method's own first, without those of a wrapped retriever."""
     groups: dict[str, Any] = {"method": method.Config, **GROUPS}
     return [
         *(field.name for field in fields(RunConfig)),

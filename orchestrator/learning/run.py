@@ -94,7 +94,7 @@ def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
 
 
 def check_streams(experiment: Experiment, stream: Stream, places: RunPaths) -> None:
-    """Refuse what the descriptions of the streams rule out, before any video is rendered or decoded.
+    """Check the descriptions of the streams before any video is rendered or decoded.
 
     Raises:
         ConfigError: for an unknown stream of the evaluation, a missing split, or too few pairs.
@@ -130,11 +130,11 @@ def execute(
         workers: this process and the number of processes that train together.
         report: called after every task.
         fresh: ignore finished tasks of an earlier run with the same key, and of all other runs.
-        reuse: adopt tasks that another run has finished where the results cannot differ.
+        reuse: adopt tasks that another run has finished with provably equal results.
         on_ready: called before the first task with key, method, data and commits. It is called again after a commit
             conflict, because a new method then continues from the other process's commit.
-        stream: the experiment's stream, where the caller has loaded it already.
-        epochs: reports after epochs, and where the run pauses.
+        stream: the experiment's stream, if the caller has loaded it already.
+        epochs: the callback after epochs, and the epoch after which the run pauses.
     """
     workers = workers or Workers(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     complete, reads = experiment, AccessLog(NON_IDENTITY_SETTINGS)
@@ -195,7 +195,7 @@ def execute(
 
 
 def _to_the_end(begin: Callable[[], Loop], key: str, stream: Stream, change: int = 0) -> Result:
-    """Run the loop; after a commit conflict, and before task `change`, run a new loop from the newest commit."""
+    """Run the loop to the end; start a new one from the newest commit after a conflict, and at task `change`."""
     num_tasks, resumed = len(stream.tasks), -1
     for attempt in count():
         loop = begin()
@@ -261,7 +261,7 @@ def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
     """Log the share of a task's pairs that several workers drop in its first epoch; refuse a large share.
 
     Raises:
-        ConfigError: naming the first task that would drop more than `MAX_DROPPED_FRACTION`.
+        ConfigError: if a task drops more than `MAX_DROPPED_FRACTION`; the message names the first.
     """
     for index, task in enumerate(data.stream.method_tasks):
         pairs, dealt = (sum(data.batch_sizes([index], seed, index, 0, size)) for size in (1, workers.size))
@@ -293,7 +293,7 @@ def warn_of_long_queues(experiment: Experiment, data: StreamData) -> None:
 
 
 def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
-    """Raise ConfigError if the workers would compute different runs, naming the digests that differ."""
+    """Raise ConfigError if the workers' keys differ; the message names the differing digests."""
     first = workers.broadcast(made_of)
     if differing := [name for name in made_of if first.get(name) != made_of[name]]:
         raise ConfigError(

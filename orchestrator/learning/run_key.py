@@ -1,10 +1,10 @@
-"""Keys of runs: digests of everything that decides a result, and of nothing else.
+"""Keys of runs: digests of exactly the inputs that determine a result.
 
     key of a run       = settings (except NON_IDENTITY_SETTINGS) + file digests + environment digests
     key of its first k tasks = settings read until then + their file digests + environment digests    (prefix_reuse.py)
 
     file digests   of every file and folder that a setting names, relative names included
-    environment    stream        digest of its manifest, without the videos that were left out
+    environment    stream        digest of its manifest, without skipped videos
                    frames        content addresses of all frames that the run can read
                    weights       of the backbone
                    code ...      every source file of DIGESTED_PACKAGES, one digest per package; and the method
@@ -13,8 +13,8 @@
                    device        cpu or cuda
                    capability    the vector instructions that torch uses (CPU only)
 
-A killed run resumes from its last commit only where all of this is the same: on the same machine, or on an equivalent
-one. Elsewhere it is trained from the start under another key.
+A killed run resumes from its last commit only if all of this is equal: on the same machine or an equivalent one.
+    Elsewhere it starts again under another key.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ DIGESTED_PACKAGES = (
 
 
 def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) -> str:
-    """Return the sha256 of the content addresses of all frames that a run can read: other frames give another key."""
+    """Return the SHA-256 of the content addresses of all frames that a run can read."""
     items = (item for index in range(len(stream.tasks)) for split in splits for item in stream.items(index, split))
     return digest_of([source.key(item) for item in items])
 
 
 def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
-    """Return the sha256 of a backbone's initial weights (of their name where no file holds them) and its vocabulary."""
+    """Return the SHA-256 of a backbone's initial weights (or their name, if they are not in a file) and vocabulary."""
     folder = SHIPPED.get(backbone)
     shipped = [digest_file(file) for file in sorted(folder.iterdir()) if file.is_file()] if folder else []
     pieces = content_of(vocabulary)

@@ -19,7 +19,7 @@ MEMORY_BUDGET = 2**28  # bytes kept in memory
 
 
 def spilled(features: Iterable[Tensor], held: int) -> list[Tensor]:
-    """Return the same tensors (CPU, float32); those after the first `held` bytes are in files."""
+    """Return equal tensors (CPU, float32); all after the first `held` bytes are memory-mapped from files."""
     found, room = list[Tensor](), held
     for each in features:
         room -= each.nbytes

@@ -1,4 +1,4 @@
-"""Galleries of a run as its method gets them: under its own tasks, which may differ from the stream's.
+"""Passing of stored galleries to the method, whose tasks may differ from the stream's.
 
 A stream may hide its boundaries (`Stream.chunked`). The videos of a task are then stored by the method's newest task
 (`Stream.method_task`), which may store the videos of several tasks, or none.
@@ -33,7 +33,7 @@ def announce_gallery(
 def repeat_tasks(
     method: Method, stream: Stream, galleries: Sequence[Tensor], device: torch.device, begin: Callable[[Task], object]
 ) -> None:
-    """Repeat `begin_task`, by `begin`, and `on_gallery_stored` for the tasks that have galleries."""
+    """Repeat `begin_task` (through `begin`) and `on_gallery_stored` for the tasks that have galleries."""
     for index in range(len(galleries)):
         for number in stream.learned_in(index):
             begin(task_of(stream, number, stream.method_tasks))

@@ -1,7 +1,7 @@
-"""Costs of a model after a task (`evaluation.costs`), which a search may have as objectives.
+"""Costs of a model after a task (`evaluation.costs`), which can be objectives of a search.
 
     stream/cost/video_gmacs         multiply-adds of encoding a video, 10^9
-    stream/cost/query_gmacs         multiply-adds of a query after so many tasks, 10^9
+    stream/cost/query_gmacs         multiply-adds of a query after this task, 10^9
     stream/cost/trained_parameters  parameters that the optimizer changes in this task
     stream/cost/stored_floats       numbers stored per video
 

@@ -61,7 +61,7 @@ def encode_unique_videos(method: Method, batch: Batch) -> Iterator[None]:
 
 
 class Losses(nn.Module):
-    """`Method.losses` as a forward pass, for DistributedDataParallel to wrap."""
+    """Module whose `forward` is `Method.losses`, so that DistributedDataParallel can wrap it."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()

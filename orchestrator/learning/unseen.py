@@ -1,4 +1,4 @@
-"""Streams that a run never learns: retention of the model on their captions, and distractors in the gallery.
+"""Evaluation on streams that a run never learns: retention on their captions, and distractors in the gallery.
 
 `evaluation.also=NAME,...` searches the videos of other streams before task 1 and after every task. Every stream is one
 gallery, encoded by the current model, with the parts (prompt, router) of its newest task:
@@ -13,7 +13,7 @@ stored gallery after the last task. The last model encodes them. Larger sets con
 
     stream/distractors/r1_N        R@1 of the usual captions; 0 is the usual R@1
 
-No video of these streams may be a training or searched video of the run's stream. Frames decide, not names.
+No video of these streams may be a training or searched video of the run's stream. Videos are compared by their frames.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def prepare_others(
 
     Args:
         sources: frame sources of each of `others`.
-        source: of `stream`, whose frames are decoded.
-        split: the evaluated one.
+        source: frame source of `stream`, whose frames are already decoded.
+        split: the evaluated split.
         decodes: False on workers that find the frames in the store.
 
     Raises:
@@ -135,7 +135,7 @@ def others_digest(others: Mapping[str, Stream], sources: Mapping[str, FrameSourc
 
 
 def unseen_metrics(context: EvaluationContext, done: int, first: Mapping[str, float]) -> dict[str, float]:
-    """Return `stream/also/...` after `done` tasks; of the untrained model for 0. Empty on a worker that only encodes.
+    """Return `stream/also/...` after `done` tasks; 0 measures the untrained model. Empty on a worker that only encodes.
 
     Args:
         first: metrics of the untrained model, from this function with `done` 0.

@@ -1,9 +1,9 @@
 """Upgrade of the model within a stream: `upgrade.task=3 upgrade.backbone=NAME`.
 
 Tasks before `upgrade.task` run as they do without an upgrade, so their commits may come from such a run. Then a new
-method on the new backbone, with the same settings, learns the other tasks as a separate stream, and the index keeps
-what the old method stored (methods/families/upgrade.py). The commits of later tasks hold the weights of both, so
-that a run resumes from its last commit alone.
+method on the new backbone, with the same settings, learns the other tasks as a separate stream, and the index keeps the
+old method's features (methods/families/upgrade.py). The commits of later tasks hold the weights of both, so that a run
+resumes from its last commit alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
     """Refuse an upgrade that the stream, the method or another setting does not permit, before anything is decoded.
 
     Raises:
-        ConfigError: with the setting to change.
+        ConfigError: if so; the message names the setting to change.
     """
     task, tasks, evaluation = experiment.upgrade.task, len(stream.tasks), experiment.evaluation
     if not task:
@@ -126,9 +126,9 @@ def make_upgraded(
     """Return the method from `upgrade.task` on, untrained, on a device.
 
     Args:
-        experiment: with the settings `upgrade.*`.
+        experiment: a configuration with `upgrade.*`.
         new, old: new methods on the two backbones, on the device.
-        tasks: those of the old method, which repeats their beginnings.
+        tasks: tasks of the old method, for which `begin_task` is repeated.
         tokens: tokens of the captions that the method will encode.
         device: None for the CPU.
     """
