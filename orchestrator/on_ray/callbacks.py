@@ -34,7 +34,7 @@ ASK_SECONDS = 60.0  # interval at which the lease of resources is renewed
 
 
 def failures_of_process(plan: TrialPlan) -> int:
-    """Return how often Tune restarts the process of a trial: a worker's limit, or 1 for the driver of several workers.
+    """Return Tune's retry limit for a trial's process: the limit of a single worker, or 1 for a driver of several.
 
     Ray Train restarts the workers of a driver and counts their failures.
     """
@@ -46,7 +46,7 @@ class ConcurrencyController:
 
     Args:
         plan: plan of the trials.
-        limiter: has `max_concurrent`, which Ray Tune reads before each new trial.
+        limiter: object with `max_concurrent`, which Ray Tune reads before each new trial.
         most: the user's limit of concurrent trials, if any.
     """
 
@@ -92,7 +92,7 @@ class TrialMonitor(tune.Callback):
         trials: number of trials.
         num_tasks: number of tasks of the stream.
         concurrent: number of concurrent trials.
-        room: follows the cluster as it grows and shrinks.
+        room: the `ConcurrencyController` of the cluster.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class TrialMonitor(tune.Callback):
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Adjust the failure count: Tune counts every end of a trial's process, even one caused by its node.
 
-        A permanent error is not retried: the next attempt finds its message in Ray's key-value store and is the last.
+        A permanent error is not retried: the next attempt finds the message in Ray's key-value store and ends.
         """
         error = _error(trial)
         if is_lost_node(error) and trial.max_failures < MOST_LOST_NODES:
@@ -197,7 +197,7 @@ class TrialMonitor(tune.Callback):
         self._close_run(plan, run_name(plan, trial.config), "FAILED", {"ctvr.error": reason})
 
     def _keep_words(self, trial: Any, error: BaseException) -> None:
-        """Store a worker's last output before its failure: on its run, or on the sweep's if it has no run yet."""
+        """Store a failed worker's last output in its MLflow run, or in the sweep's if it has none yet."""
         plan, inner = self._plan(trial), _innermost(error)
         words = last_output(inner)
         if not words:
@@ -219,7 +219,7 @@ class TrialMonitor(tune.Callback):
         return str(trial.trial_id)
 
     def _counts(self, trial: Any) -> tuple[str, int]:
-        """Return what a trial's reports count, tasks or epochs, and how many of them it has."""
+        """Return the unit of a trial's reports (tasks or epochs) and their total number."""
         return "task", self.num_tasks
 
     def _left(self) -> int:
@@ -238,7 +238,7 @@ class TrialMonitor(tune.Callback):
         return len(self._begun.keys() - self.ended)
 
     def segments_ahead(self) -> int:
-        """Return how many trials may need a process after those that have one or wait for one, at most."""
+        """Return an upper bound of the trials that will need a process, beyond those that have or await one."""
         return self.trials - len(self._begun)
 
     def _outlook(self) -> str:
@@ -263,7 +263,7 @@ class BracketMonitor(TrialMonitor):
     Args:
         plans, num_tasks, concurrent, room: see `TrialMonitor`.
         trials: number of trials per row.
-        search: counts the segments that wait or run.
+        search: the searcher, which counts waiting and running segments.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class BracketMonitor(TrialMonitor):
             say(f"{self._label(trial)}  complete", with_time=True)
 
     def stopped(self, row: str, number: int, label: str, rung: int) -> None:
-        """Report a trial that was stopped because others of its bracket are better, and close its run."""
+        """Report a trial that was stopped in favour of better ones in its bracket, and close its run."""
         after = f"after {self.search.halving[row].unit} {rung}"
         say(f"{self._name(row, number)}  stopped {after}: others are better", with_time=True)
         name = f"{self.plans[row].sweep}-{label}"

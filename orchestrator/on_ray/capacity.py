@@ -49,7 +49,7 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
 
 
 def final_concurrency(plan: TrialPlan, room: Capacity, max_concurrent: int | None = None) -> int:
-    """Return how many trials fit at once when the cluster has grown to `plan.max_nodes`; now, if memory binds."""
+    """Return how many trials fit at once on `plan.max_nodes` nodes, or now if memory is the limit."""
     if plan.max_nodes is None or room.memory_binds:
         return room.concurrent
     nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
@@ -57,7 +57,7 @@ def final_concurrency(plan: TrialPlan, room: Capacity, max_concurrent: int | Non
 
 
 def process_resources(plan: TrialPlan) -> dict[str, float]:
-    """Return the resources that Tune reserves for a trial's process: those of its only worker, or of its driver."""
+    """Return the resources that Tune reserves for a trial's process, which is its single worker or its driver."""
     return worker_resources(plan) if plan.workers == 1 else {"CPU": DRIVER_CPU}
 
 
@@ -82,7 +82,7 @@ def _driver_cpu(plan: TrialPlan) -> float:
 
 
 def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> None:
-    """Lease resources for so many trials from the cluster's autoscaler; a cluster on this machine has none.
+    """Lease resources for `trials` trials from the cluster's autoscaler. No-op for a cluster on this machine.
 
     The lease ends after `LEASE_SECONDS` unless it is renewed; 0 trials withdraw it, and idle nodes may be released. It
     never needs more nodes than `plan.max_nodes`.
@@ -109,18 +109,18 @@ def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> Non
 
 
 def ask_for_nodes(plan: TrialPlan, count: int) -> None:
-    """Request so many nodes that the cluster has `count`."""
+    """Request nodes until the cluster has `count`."""
     request_resources_for(replace(plan, max_nodes=count), EVERY_TRIAL)
 
 
 def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, float]], most: int) -> tuple[int, int]:
-    """Return how many trials, and workers, a request may contain so that `most` nodes satisfy it.
+    """Return the numbers of trials and of workers that can be requested without exceeding `most` nodes.
 
     Args:
         plan: plan of the trials.
         trials: trials that need resources.
         nodes: resources of the existing nodes. New nodes are assumed to be like the smallest that holds a worker;
-            before there is one, the request is for as many workers as nodes may come.
+            if there is none yet, one worker per new node is requested.
         most: maximal number of nodes, including those that hold no worker.
     """
     able = [node for node in nodes if _slots(plan, node, 1)]
@@ -201,7 +201,7 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
         nodes: resources (CPU, GPU) of each node.
 
     Raises:
-        ConfigError: if none fits, naming the missing resource.
+        ConfigError: if none fits; the message names the missing resource.
     """
     cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
     need = plan.workers * plan.cpus_per_worker + _driver_cpu(plan)
@@ -239,7 +239,7 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
 
 
 def no_gpu_text(accelerator: str) -> str:
-    """Return the message for a model of GPU on a cluster without GPUs."""
+    """Return the error message for --accelerator-type on a cluster without GPUs."""
     return (
         f"--accelerator-type {accelerator}: the cluster has no GPU for a trial. Omit it, or let the sweep wait for "
         "GPUs (--gpus-per-trial 1 --nodes N)."

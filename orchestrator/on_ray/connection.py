@@ -96,7 +96,7 @@ def cluster(
 
     Args:
         address, local_cpus: see `connect`.
-        nodes: wait until the cluster has so many.
+        nodes: number of nodes to wait for.
         plan: plan of the next trials; nodes for them are requested from an autoscaling cluster. The request is
             withdrawn at the end of the block or, if this process dies, ends by itself after `LEASE_SECONDS`.
 
@@ -149,7 +149,7 @@ def _quiet() -> dict[str, Any]:
 
 
 def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool:
-    """Join a cluster and return whether it worked. One that the user did not name may have ended and left its file."""
+    """Join a cluster and return whether that succeeded. A cluster that the user did not name may no longer exist."""
     bind_to_loopback(False)
     record_free_memory(None)
     if not is_asked and not answers(cluster_address(), 10):  # Ray would retry for minutes
@@ -175,7 +175,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
 
 
 def _job_variables() -> set[str]:
-    """Return the variables that a submitted job (`ray job submit`) sets: Ray refuses a variable that is set twice."""
+    """Return the variables that a submitted job (`ray job submit`) sets; Ray refuses to set them again."""
     try:
         job = json.loads(os.environ.get(_JOB) or "{}")
         return set((job.get("runtime_env") or {}).get("env_vars") or {})
@@ -232,7 +232,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
 
 
 def _comes_again(error: Exception) -> bool:
-    """Return whether an error of Ray's start is not a matter of time, so that another attempt would fail, too."""
+    """Return whether an error of Ray's start is not a timeout and would occur again."""
     if isinstance(error, (ConfigError, ConnectionError, TimeoutError)):  # ConfigError: the dashboard was too slow
         return False
     if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
@@ -274,8 +274,8 @@ def _is_alive(pid: int) -> bool:
 def _of_workers(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the runtime environment of workers of a cluster on this machine.
 
-    Ray inserts the interpreter's path into a shell command without quotes: below a folder with a space in its name
-    no worker would ever start, without any message.
+    Ray inserts the interpreter's path into a shell command without quotes: if the path contains a space, workers
+    silently fail to start.
     """
     runtime: dict[str, Any] = {"env_vars": dict(environment)}
     if (quoted := shlex.quote(sys.executable)) != sys.executable:
@@ -294,7 +294,7 @@ def _free_port() -> int:
 
 
 def _await_dashboard(port: int, seconds: float = 120) -> None:
-    """Wait until the State API answers: without it, every stopped trial leaks its workers' resources."""
+    """Wait until Ray's State API responds; without it, stopped trials leak their workers' resources."""
     url = f"http://127.0.0.1:{port}/api/version"
     ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # without proxies
     until = time.monotonic() + seconds

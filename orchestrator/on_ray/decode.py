@@ -1,8 +1,7 @@
 """Decoding of videos on all nodes of a Ray cluster, as a Ray Data job: blocks of videos run on free CPUs.
 
 Frames go from the decoding node to the store; only names and error messages return to the driver. When a node is lost,
-only its current block is lost, which is decoded again on another node. After an interruption, the next job decodes
-what is missing.
+its current block is decoded again on another node. After an interruption, the next job decodes the missing videos.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FEW = 64  # videos that this machine decodes before a job on all nodes has start
 def decode_on_nodes(
     source: FrameSource, items: Sequence[Item], workers: int = 0, progress: Callable[[int], object] | None = None
 ) -> tuple[int, Broken]:
-    """Decode as `FrameSource.decode_missing`, on the cluster. `workers`: maximal number at once; 0 uses every CPU.
+    """Run `FrameSource.decode_missing` on the cluster, with at most `workers` processes (0: one per CPU).
 
     Raises:
         ConfigError: if a node has another store or other decoders than this process.
@@ -111,7 +110,7 @@ def check_nodes(source: FrameSource, video: str | None = None) -> None:
     """Check that all nodes write to the same store, decode the same pixels per key, and see the videos.
 
     Raises:
-        ConfigError: naming a node.
+        ConfigError: if a node does not; the message names it.
     """
     key = f"nodes-{secrets.token_hex(8)}"
     source.store.put_json(USES, key, {})
@@ -133,7 +132,7 @@ def check_nodes(source: FrameSource, video: str | None = None) -> None:
 
 @ray.remote(num_cpus=0)
 def _find_problem(source: FrameSource, key: str, video: str | None) -> str:
-    """Return the reason why a node may not decode, in one line; "" if it may."""
+    """Return the reason why a node must not decode, in one line, or ""."""
     node = socket.gethostname()
     if not source.store.has(USES, key):
         return (

@@ -53,7 +53,7 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def to_trial_failed(error: Exception) -> TrialFailed:
-    """Return the reason of a failed Train run in one line: of all workers' errors, the one that caused the others."""
+    """Convert the error of a Train run to TrialFailed, with the worker error that caused the others as its reason."""
     if isinstance(error, ControllerError):
         cause = error.controller_failure
         return cause if isinstance(cause, TrialFailed) else TrialFailed(one_line(cause))
@@ -70,7 +70,7 @@ def last_output(error: BaseException) -> str:
 
 
 def attach_traceback(error: BaseException) -> None:
-    """Attach `traceback_and_log` to an error, so that it travels to another process with it."""
+    """Attach `traceback_and_log` to an error, so that it is pickled with the error."""
     with contextlib.suppress(AttributeError):  # a class with slots
         error.place = place_in_user_code(error)  # type: ignore[attr-defined]
         error.traceback_and_log = traceback_and_log(error)  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ def traceback_and_log(error: BaseException) -> str:
 
 
 def _own_log() -> str:
-    """Return the end of this process's standard error where that is a file, as for Ray's workers."""
+    """Return the end of this process's stderr if it is a file, as in Ray's workers; else ""."""
     try:
         file = Path(os.readlink("/proc/self/fd/2"))
         if not file.is_file():

@@ -56,7 +56,7 @@ def featurize_on_nodes(settings: Settings, places: RunPaths, gpus: float = 0.0) 
 
 
 class _Tower:
-    """Frozen tower on a node, as a Ray actor."""
+    """Ray actor that holds a frozen tower on a node."""
 
     def __init__(
         self, settings: Settings, places: RunPaths, items: list[Item], has_gpu: bool, classes: Sequence[str]
@@ -67,7 +67,7 @@ class _Tower:
             settings: complete and flat.
             places: paths, valid on every node.
             items: videos of the job.
-            has_gpu: whether Ray assigned a GPU to this actor. Ray hides no GPU from an actor without one.
+            has_gpu: whether Ray assigned a GPU to this actor. Ray does not hide GPUs from an actor that has none.
             classes: classes that the driver's user trusts.
         """
         trust(classes)

@@ -1,6 +1,6 @@
-"""Trials that share a GPU: each has its share of the memory, and one that needs more runs again alone.
+"""GPU sharing: each trial may use its share of the memory. A trial that runs out of memory is run again alone.
 
-Locks on two files per GPU in the temporary folder of the node decide who runs. They end with their process.
+Trials are synchronised by locks on two files per GPU in the node's temporary folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTEXT_BYTES = 600 * 10**6  # of a process on the GPU, outside the memory that 
 
 
 def run_on_share(share: float, run: Callable[[], None], release: Callable[[], None]) -> None:
-    """Run a trial on its share of a GPU; if its memory does not suffice, run it again while no other trial runs there.
+    """Run a trial on its share of a GPU; if it runs out of memory, run it again with the GPU to itself.
 
     A second lack of memory is final. With `share` >= 1, or 0 for a CPU, `run` is called once and nothing is locked.
 
@@ -50,7 +50,7 @@ def run_on_share(share: float, run: Callable[[], None], release: Callable[[], No
 
 
 def limit_memory(share: float) -> None:
-    """Limit this process to its share of the GPU's memory, so that it cannot take that of its neighbours."""
+    """Limit this process to its share of the GPU's memory, so that it cannot take memory from other trials."""
     import torch
 
     if not torch.cuda.is_available():
@@ -61,7 +61,7 @@ def limit_memory(share: float) -> None:
 
 @contextmanager
 def _locked(is_alone: bool) -> Iterator[None]:
-    """Hold the GPU together with other trials, or alone. A trial that waits to be alone goes before later ones."""
+    """Hold the GPU's lock, shared or exclusive. A waiting exclusive lock takes precedence over later shared ones."""
     name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(os.sep, "-")
     stem = Path(tempfile.gettempdir()) / f"ctvr-gpu-{os.getuid()}-{name}"
     kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH

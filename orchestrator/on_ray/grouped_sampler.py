@@ -1,10 +1,10 @@
 """Optuna sampler for groups of trials with equal settings of their first task, which is then trained once per group.
 
-Task-prefix reuse (learning/prefix_reuse.py) takes over the tasks of a run that has read the same values so far.
-A sampler that draws all settings again for each trial never lets it happen. Here one trial of a group, its leader, is
-sampled freely. The others share its values of the settings that task 1 reads, and have their own of those read later
-(`later=True` of search_spaces). The points that are tried first lead the first groups. A trial's position in its group
-follows from its number alone.
+Task-prefix reuse (learning/prefix_reuse.py) adopts tasks of a run that has read the same values so far, which never
+happens if all settings are drawn again for each trial. Here one trial of a group, its leader, is sampled freely. The
+others share its values of the settings that task 1 reads; only those read later (`later=True` of search_spaces) are
+drawn again. The points that are tried first lead the first groups. A trial's position in its group follows from its
+number alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import optuna
 
 
 def leader_of(number: int, size: int, first: int) -> int:
-    """Return the trial whose first task trial `number` (from 0) shares; itself if it is a leader.
+    """Return the leader of the group of trial `number` (from 0), whose first task the trial shares.
 
     Args:
         number: number of a trial, in the order of suggestions.

@@ -70,7 +70,7 @@ class HalvingSearcher(Searcher):
         return sum(map(len, self.queues.values())) + len(self.running)
 
     def segments_ahead(self) -> int:
-        """Return how many segments can run at once from now on, at most: so many processes are worth keeping."""
+        """Return an upper bound of concurrent segments from now on, the number of processes to keep."""
         return sum(halving.segments_ahead() for halving in self.halving.values())
 
     def _say(self, row: str, halving: SuccessiveHalving, ended: int) -> None:
@@ -113,14 +113,14 @@ class HalvingSearcher(Searcher):
         self.halving[segment.row].end(segment.trial, segment.until)
 
     def save(self, checkpoint_path: str) -> None:
-        """Create an empty file, because Tune expects one; a resumed search reads the journal."""
+        """Create the empty file that Tune expects; a resumed search reads the journal instead."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
-        """See `save`."""
+        """Do nothing; see `save`."""
 
     def outcome(self, row: str, seconds: float) -> SearchOutcome:
-        """Count how the trials of a row ended; call it when nothing runs any more."""
+        """Count the outcomes of a row's trials. Call it when none is running."""
         halving = self.halving[row]
         is_over = not self.queues[row] and not any(each.row == row for each in self.running.values())
         is_over = is_over and not halving.next_segments()

@@ -1,4 +1,4 @@
-"""Private names of Ray that we use, each with its reason. A test asserts that the installed Ray has all of them.
+"""All uses of Ray's private API, each with its reason. A test asserts that the installed Ray has all of them.
 
 No other file uses one. pyproject.toml limits Ray to the newest minor version that the test has passed with: before
 you raise the limit, run `pytest tests/orchestrator/on_ray/test_internals.py`.
@@ -53,7 +53,7 @@ def job_config(folders: Iterable[str]) -> JobConfig:
 
 
 def kv_put(key: str, text: str) -> None:
-    """Store a text that every process can read while the cluster runs.
+    """Store a string in the cluster, readable by every process while the cluster runs.
 
     Ray's key-value store outlives the trial driver that writes the text, and needs no extra actor process.
     """
@@ -70,11 +70,11 @@ def kv_get(key: str) -> str:
 
 
 def lease(requester: str, bundles: list[dict[str, float]], seconds: float) -> None:
-    """Register a request for resources with Ray's coordinator for so many seconds; no bundles withdraw it.
+    """Register a request for resources with Ray's coordinator for `seconds`; an empty list of bundles withdraws it.
 
     Ray's autoscaler keeps one request. Its coordinator, a detached actor that Ray Data and Ray Train start, replaces
-    that request every 20 s by the sum of those that are registered, so one made without it is lost. A lease needs no
-    process that withdraws it: it ends by itself if the driver dies.
+    that request every 20 s by the sum of those that are registered, so one made without it is lost. A lease expires by
+    itself if the driver dies.
     """
     from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
         get_or_create_autoscaling_coordinator,
@@ -90,7 +90,7 @@ def lease(requester: str, bundles: list[dict[str, float]], seconds: float) -> No
 def strip_credentials() -> None:
     """Stop Tune from passing AWS keys in the runtime environment of trials: Ray logs and displays it.
 
-    Processes of a cluster that was started here inherit the keys; the nodes of another one have their own. Tune has
+    Processes of a cluster that was started here inherit the keys; nodes of other clusters have their own keys. Tune has
     no option for this.
     """
     from ray.tune.execution import class_cache
@@ -132,7 +132,7 @@ def dedupe_actor_deaths() -> None:
 
 
 class _KeptProcesses(_ObjectCache):
-    """Tune's processes without a trial; it keeps as many as further trials may follow.
+    """Tune's list of idle processes, which keeps as many as there may be further trials.
 
     Args:
         wanted: returns the number of processes that are worth keeping.
@@ -218,7 +218,7 @@ class Trainer(DataParallelTrainer):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the exception inside Ray's wrappers: Train stores a worker's in `_base_exc`, Ray a task's in `cause`."""
+    """Unwrap an exception: Train stores a worker's error in `_base_exc`, Ray a task's in `cause`."""
     for name in ("_base_exc", "cause"):
         inner = getattr(error, name, None)
         if isinstance(inner, BaseException):

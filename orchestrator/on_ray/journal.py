@@ -50,7 +50,7 @@ class HalvingTrial:
 class Journal:
     """Results of a sweep's trials, in a file that survives an interruption.
 
-    The first line (JSON) holds the digest of the code, each further one a report; of a trial, the last report counts.
+    The first line (JSON) holds the digest of the code, each further line a report; a trial's last report counts.
     The cost per trial does not grow with the number of trials.
 
     Args:

@@ -47,7 +47,7 @@ def map_blocks(count: int, work: Any, **options: Any) -> Iterator[Columns]:
 
 
 def num_blocks(count: int) -> int:
-    """Return the number of blocks of `count` items."""
+    """Return the number of blocks into which `count` items are split."""
     return -(-count // (LARGE if count >= MANY else BLOCK))
 
 

@@ -49,10 +49,10 @@ def worker_bytes(backbone: str, frames: int, pairs: int, on_gpu: bool = False) -
     """Estimate the resident memory (bytes) of a worker that trains every parameter of a backbone.
 
     Args:
-        backbone: its name; for unknown ones and for convolutions, only the process counts.
-        frames: per video.
-        pairs: in a worker's batch.
-        on_gpu: gradients, optimizer moments and activations are on the device.
+        backbone: name; for unknown and convolutional backbones, only the process counts.
+        frames: number of frames per video.
+        pairs: number of pairs in a worker's batch.
+        on_gpu: whether gradients, optimizer moments and activations are on a GPU.
     """
     size = model_size(backbone)
     if size is None:
@@ -89,7 +89,7 @@ def model_size(name: str) -> Size | None:
 
 
 def _block_weights(tower: Mapping[str, Any]) -> float:
-    """Return the weights of a transformer block over its squared width: 4 of attention, and two layers of its MLP."""
+    """Return a transformer block's number of weights over its squared width: 4 for attention, plus the MLP."""
     return 4 + 2 * float(tower.get("mlp_ratio", 4.0))
 
 

@@ -70,7 +70,7 @@ def await_sources(seconds: float = 60) -> None:
 
 
 def _ask_for_sources(node: Mapping[str, Any]) -> Any:
-    """Start a task on a node that returns its `source_digest`; return the task's reference."""
+    """Start a task that returns a node's `source_digest`; return the task's reference."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def ask() -> str:  # pickled by value: a node with an older version may not have it
@@ -86,7 +86,7 @@ def _ask_for_sources(node: Mapping[str, Any]) -> Any:
 
 
 def _sources_in(answer: Any) -> str:
-    """Return the digest of a node, or the reason why it is unknown; for a node that has left, our own digest."""
+    """Return a node's source digest, or why it is unknown; for a node that has left, this process's digest."""
     try:
         return str(ray.get(answer, timeout=60))
     except ray.exceptions.GetTimeoutError:

@@ -1,4 +1,4 @@
-"""Searcher by the ask-and-tell interface of Optuna."""
+"""Searcher based on Optuna's ask-and-tell interface."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped, withi
 class OptunaSearcher:
     """Draws points, and passes results of complete trials to Optuna; a stopped trial counts as pruned.
 
-    A gain after one task and a gain after five are not comparable: reported as a final result, the first would make
-    the trial that was stopped early look best.
+    Gains after different numbers of tasks are not comparable: reported as a final result, that of a stopped trial would
+        look best.
 
     Args:
         search: settings of the search.

@@ -126,7 +126,7 @@ class SearchConfig:
         return names_of(self.mode)
 
     def kept(self, number: int) -> int:
-        """Return how many of `number` trials pass a rung."""
+        """Return how many of `number` trials continue after a rung."""
         return max(math.ceil(number / self.reduction_factor), min(number, self.min_survivors))
 
 
@@ -141,7 +141,7 @@ def plugin_searchers() -> dict[str, EntryPoint]:
 
 
 def rungs(grace: int, reduction: int, length: int) -> list[int]:
-    """Return the tasks (or epochs) after which trials are compared: `grace` times powers of `reduction`, below all."""
+    """Return the tasks (or epochs) after which trials are compared: `grace * reduction**i`, below `length`."""
     found = []
     while grace < length:
         found.append(grace)
@@ -150,7 +150,7 @@ def rungs(grace: int, reduction: int, length: int) -> list[int]:
 
 
 def brackets_for(search: SearchConfig, trials: int, length: int, places: float) -> int:
-    """Return how many brackets must run at the same time so that a cluster is busy.
+    """Return the number of concurrent brackets that keep a cluster busy.
 
     Each rung leaves fewer trials. In the mean over its time (work / `length`), a bracket of 8 trials of 10 tasks
     occupies 2.8 slots. A fifth more brackets make up for the time in which they wait for each other
@@ -160,7 +160,7 @@ def brackets_for(search: SearchConfig, trials: int, length: int, places: float) 
         search: settings of the search.
         trials: number of trials of the search.
         length: tasks of the stream, or epochs where trials are compared after epochs.
-        places: trials that the cluster holds at once.
+        places: number of trials that the cluster can run at once.
     """
     left = min(search.bracket_size, trials)
     before, work = 0, 0
@@ -174,7 +174,7 @@ def brackets_for(search: SearchConfig, trials: int, length: int, places: float) 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """Everything that a trial needs besides its own settings. Plain data: Ray pickles it."""
+    """Everything that a trial needs besides its own settings. Plain data, which Ray pickles."""
 
     sweep: str
     root: str  # the runs folder, the same on every node
@@ -235,7 +235,7 @@ class SearchOutcome:
 
     @property
     def executions(self) -> str:
-        """Text about the tasks that were reused from another trial."""
+        """Return a text on the tasks that were reused from other trials."""
         share = f" ({self.reused / self.tasks:.0%})" if self.tasks else ""
         return f"reused {self.reused} of {self.tasks} task executions{share}"
 

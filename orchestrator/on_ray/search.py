@@ -44,7 +44,7 @@ def grid_points(space: SearchSpace) -> list[dict[str, Any]]:
 
 
 class GridSearcher:
-    """Suggests all points of a grid in order."""
+    """Searcher that suggests all points of a grid in order."""
 
     def __init__(self, space: SearchSpace) -> None:
         self.points = grid_points(space)
@@ -123,9 +123,9 @@ class PluginSearcher:
 
 
 def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
-    """Return the recommended point and the paper's, so that a search is never worse than either.
+    """Return the points to evaluate first: the recommended one and the paper's, so that no search is worse.
 
-    They are followed by as few points as contain every value that the user listed.
+    They are followed by the fewest points that cover every value listed by the user.
     """
     points: list[dict[str, Any]] = []
     for values in (space.recommended, space.paper):
@@ -185,7 +185,7 @@ def override_space(space: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     """Return a space in which `name=v1,v2` choices (`--space`) replace ranges; one value fixes a setting.
 
     Raises:
-        ConfigError: if a word has no `=` or no value.
+        ConfigError: if an argument has no `=` or no value.
     """
     changed = dict(space)
     for word in words:

@@ -30,7 +30,7 @@ class SearchSpace:
     conditions: Mapping[str, Condition] = field(default_factory=dict)  # setting -> where it is searched; else always
 
     def applies(self, name: str, point: Mapping[str, Any]) -> bool:
-        """Return whether a setting is searched at a point: its condition holds, and so does the other setting's."""
+        """Return whether a setting is searched at a point: its condition holds, and so does its parent's."""
         if name not in self.conditions:
             return True
         other, values = self.conditions[name]
@@ -41,7 +41,7 @@ class SearchSpace:
         return {name: value for name, value in point.items() if self.applies(name, point)}
 
     def parents_first(self) -> list[str]:
-        """Return the names of all settings, each after the one that its condition names."""
+        """Return the names of all settings, sorted so that each follows the setting that its condition names."""
 
         def depth(name: str) -> int:
             return 1 + depth(self.conditions[name][0]) if name in self.conditions else 0
@@ -75,7 +75,7 @@ def parse_values(word: str, option: str = "--space", method: str = "") -> tuple[
 
 
 def _remedy(name: str, values: str) -> str:
-    """Return what is wrong with the values of a setting, and what to write; empty for a list of values."""
+    """Return the error and the remedy for malformed values of a setting; "" for a list of values."""
     if name.startswith(WHERE.lstrip()):
         return f"its setting is missing. Write for example method.rank=1,2 {name}=VALUE."
     if found := re.search(r"\s+(where|when|if)\b\s*(.*)$", values):

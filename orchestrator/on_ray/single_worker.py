@@ -1,4 +1,4 @@
-"""Trials of one worker, which run in the process of Ray Tune's trial without a worker group, controller or driver.
+"""Execution of a trial with one worker, directly in the process of Ray Tune's trial.
 
 Tune reuses the process for the next trial, so that torch and CLIP are imported once for many. Tune restarts a killed
 process, and the trial continues from the last commit; `TrialMonitor` limits the number of failures.

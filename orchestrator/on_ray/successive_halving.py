@@ -1,7 +1,6 @@
 """Successive halving in brackets: suggestions, continuations and stops depend on results only.
 
-Asynchronous halving depends on which trial reports first, so the same sweep on a busier machine has another winner.
-Here
+Asynchronous halving depends on which trial reports first, so its winner depends on the load of the machine. Here
 
 1. a bracket of `search.bracket_size` trials is suggested at once, whatever the capacity of the cluster;
    `search.brackets_at_once` brackets, a number that the plan of a sweep records, run at the same time;
@@ -68,7 +67,7 @@ class Bracket:
 
 @dataclass(frozen=True)
 class Resolve:
-    """Function from a point to all settings that decide a trial's result. Plain data: Ray pickles it."""
+    """Function from a point to all settings that affect a trial's result. Plain data, which Ray pickles."""
 
     plan: TrialPlan
     space: SearchSpace
@@ -90,7 +89,7 @@ class SuccessiveHalving:
         search: settings of the search: number of trials, brackets.
         num_tasks: number of tasks of the stream.
         epochs: epochs of a trial, where rungs are after epochs; 0: after tasks.
-        resolve: function from a point to all settings that decide the result.
+        resolve: function from a point to all settings that affect the result.
         journal: known results; `row` is this search's name in it.
         later: settings that no task before the second reads, where trials run in groups.
     """
@@ -154,7 +153,7 @@ class SuccessiveHalving:
         return []
 
     def segments_ahead(self) -> int:
-        """Return how many segments can run at once from now until the next brackets begin, at most."""
+        """Return an upper bound of concurrent segments until the next brackets begin."""
         most, ending = 0, 0
         for bracket in self.brackets:
             alive = bracket.alive
@@ -225,7 +224,7 @@ class SuccessiveHalving:
         return None
 
     def _repeats(self, trial: HalvingTrial, other: HalvingTrial) -> bool:
-        """Return whether two trials are duplicates; what trials of a running bracket read does not count yet."""
+        """Return whether two trials are duplicates; settings read by trials of running brackets do not count yet."""
         return trial.settings == other.settings or (other.number <= self._passed and same_model(trial, other))
 
     def _end_bracket(self, bracket: Bracket) -> None:
@@ -247,7 +246,7 @@ class SuccessiveHalving:
     # ------------------------------------------------------------------------------------------ results
 
     def report(self, trial: HalvingTrial, result: Mapping[str, Any], until: int) -> None:
-        """Record what a trial reported after a task or an epoch.
+        """Record a trial's report after a task or an epoch.
 
         Training may end before the last epoch (`evaluation.patience`, methods that train nothing): the final report
         then counts for all epochs without a report.
@@ -275,5 +274,5 @@ class SuccessiveHalving:
 
 
 def same_model(trial: HalvingTrial, other: HalvingTrial) -> bool:
-    """Return whether a trial trains the same model as a complete one: all settings that the latter read are equal."""
+    """Return whether a trial trains the same model as a complete one: all settings read by the latter are equal."""
     return bool(other.reads) and all(trial.settings.get(name) == other.settings.get(name) for name in other.reads)

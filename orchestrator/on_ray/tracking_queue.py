@@ -20,7 +20,7 @@ QUIET_SECONDS = 60.0  # pause after a failure
 class TrackingQueue:
     """Runs jobs one after another; a failed job is retried once at the end.
 
-    Unpickled (Ray Tune pickles its callbacks), it is a new queue without jobs.
+    When unpickled (Ray Tune pickles its callbacks), it is a new, empty queue.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Trials of several workers, each of which is one Ray Train run. The loop and its commits do not depend on Ray.
+"""Execution of trials with several workers, each as one Ray Train run. The loop and its commits do not depend on Ray.
 
 Only workers import the training code: the trial driver and Train's controller load this file, too, and start
 faster without it and without torch.
@@ -68,7 +68,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
 
 
 def _of_a_hang(error: Exception, pulse: Pulse) -> TrialFailed | None:
-    """Return a failed collective as an error that names the stalled worker, or all positions if it timed out."""
+    """Convert the error of a collective to one that names the stalled worker, or all positions after a timeout."""
     if not isinstance(error, RuntimeError) or is_permanent(error):
         return None
     said = pulse.named() or (pulse.positions() if "timed out" in str(error).lower() else "")

@@ -1,7 +1,7 @@
 """Execution of sweeps, tables and reruns with Ray Tune; each trial is a pass over the task sequence.
 
-All figures that decide something come from the commits and MLflow; Tune's own tables lose rows when a sweep is
-restored. `on_ray.single_worker` runs a trial with one worker, `on_ray.trial` one with several.
+Decisions use results from commits and MLflow only, because Tune's tables lose rows when a sweep is restored.
+`on_ray.single_worker` runs a trial with one worker, `on_ray.trial` one with several.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def run_specs(
     Args:
         plan: shared by all runs.
         num_tasks: number of tasks of the stream.
-        runs: settings in addition to the plan's, or runs with a label of their own.
+        runs: settings in addition to the plan's, or `RunSpec` objects with labels.
         max_concurrent: limit of concurrent runs; computed from the cluster if None.
 
     Raises:
@@ -168,7 +168,7 @@ def run_rows(
 
 
 def journal_path(plan: TrialPlan) -> Path:
-    """Return the driver's file of trial reports: next to the plan, on its own disk."""
+    """Return the path of the journal: next to the plan, on the driver's disk."""
     return Path(plan.root) / "sweeps" / Path(urlsplit(plan.storage).path).name / "journal.json"
 
 
@@ -240,7 +240,7 @@ def _restore_handlers() -> Iterator[None]:
 
 
 def _outcome(trials: Sequence[Any], total: int, num_tasks: int, seconds: float) -> SearchOutcome:
-    """Count how listed trials ended; a trial that Ctrl-C ends is TERMINATED before its last task."""
+    """Count the outcomes of listed trials; one ended by Ctrl-C is TERMINATED before its last task."""
     complete = failed = tasks = reused = 0
     for trial in trials:
         last = trial.last_result or {}

@@ -1,4 +1,4 @@
-"""One process of a trial: it runs the loop and reports once for each finished task.
+"""Worker process of a trial: runs the loop and reports each finished task.
 
 It does not depend on Ray: the caller passes the function that receives the reports. Processes that do not train load
 this file, too; they start faster without the training code and torch.
@@ -37,7 +37,7 @@ class TrialWork:
         presets: presets of this trial.
         name: name of the run; never reused for another configuration.
         stop_after_task: number of tasks after which it ends, to be continued later; None: no limit.
-        stop_after_epoch: the same of epochs, on a stream of one task.
+        stop_after_epoch: the same for epochs, on a stream of one task.
     """
 
     plan: TrialPlan
@@ -57,7 +57,7 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     Args:
         work: the trial.
         workers: this process's rank, the number of processes, and its device.
-        tell: called equally often by every worker.
+        tell: receives the reports; called equally often by every worker.
 
     Raises:
         CtvrError: for wrong settings, unreadable data or non-finite losses.
