@@ -49,7 +49,7 @@ def best_of(stream: str, complete: Sequence[RunRecord]) -> RunRecord | None:
 
 
 def can_be_asked(run: RunRecord) -> bool:
-    """Return whether a run's method can be loaded here and follows the protocol, unlike an upper bound."""
+    """Return whether a run's method can be loaded here and obeys the protocol, which upper bounds do not."""
     try:
         with named_in(f"run {run.name}"):
             return not stored_capabilities(run.settings).reencodes_gallery
@@ -58,7 +58,7 @@ def can_be_asked(run: RunRecord) -> bool:
 
 
 def promote(tracker: Tracker, chosen: RunRecord) -> tuple[bool, str]:
-    """Promote a search's chosen run if it beats the current best on the videos by which both were chosen.
+    """Promote a search's selected run if it beats the current best on the videos used to select both.
 
     Returns:
         Whether it is the best now, and a sentence on the comparison.
@@ -89,7 +89,7 @@ def _beats(tracker: Tracker, chosen: RunRecord, holder: RunRecord, complete: Seq
 
 
 def evidence(run: RunRecord, complete: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the runs that chose a run's settings: a confirmation's, else trials and runs on validation videos.
+    """Return the runs by which a run's settings were selected: a confirmation's, else trials and validation runs.
 
     A confirmation is preferred because its seeds are new; a trial's seed was selected together with its settings.
     """

@@ -129,7 +129,7 @@ def compare_candidates(
         groups: candidate -> its runs, one a seed.
         ranks: run id -> final ranks on validation videos.
         rule: metric and mode of the search.
-        order: names of trials, the best first; decides between equal challengers.
+        order: names of trials, best first, to break ties between challengers.
     """
     base = groups[RECOMMENDED]
     names = [name for name in order if name in groups]
@@ -154,7 +154,7 @@ def compare_candidates(
 def compare(
     base: Sequence[RunRecord], others: Sequence[Sequence[RunRecord]], ranks: Mapping[str, Ranks], rule: tuple[str, str]
 ) -> list[Difference]:
-    """Return the metric of each of `others` minus that of `base`, over videos and seeds; if not R@1, over seeds."""
+    """Compare the metric of each of `others` with that of `base`, over videos and seeds (only seeds unless R@1)."""
     from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences  # SciPy takes a second to import
 
     rows = [base, *others]
@@ -189,7 +189,7 @@ def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.
     """Estimate the minimum detectable difference of R@1 in points, before anything is measured.
 
     Args:
-        queries, videos: numbers in the split. Captions of one video count as one draw.
+        queries, videos: their numbers in the split. Captions of one video count as one sample.
         disagreeing: share of queries that exactly one of the two candidates ranks first.
     """
     independent = min(queries, videos)

@@ -1,6 +1,6 @@
 """Confirmation of a search's best trials against the recommended settings.
 
-The best of many trials has a selection bias: it ran with one seed, on the videos by which it was chosen. So the best
+The best of many trials is subject to selection bias: it ran with one seed, on the videos used to select it. So the best
 trials and the recommended settings run again on *validation* videos, over seeds that neither the trials nor the rerun
 on test videos use. The recommended settings are kept unless a challenger wins (comparison.py).
 

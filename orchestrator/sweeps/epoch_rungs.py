@@ -1,4 +1,4 @@
-"""Rungs after epochs: early stopping on streams of one task, where no rung lies between two tasks."""
+"""Rungs after epochs, for early stopping of trials on streams of one task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ctvr.orchestrator.on_ray.plan import SearchConfig, rungs
 def epochs_compared(search: SearchConfig, experiment: Experiment, num_tasks: int, space: Container[str]) -> int:
     """Return the number of epochs of a trial if trials can be compared after epochs, else 0.
 
-    They cannot where trials have different numbers of epochs.
+    They cannot if trials have different numbers of epochs.
 
     Args:
         search: settings of the search.
@@ -27,7 +27,7 @@ def epochs_compared(search: SearchConfig, experiment: Experiment, num_tasks: int
 
 
 def describe_rungs(search: SearchConfig, num_tasks: int, epochs: Iterable[int] = ()) -> str:
-    """Return the plan's words on epochs after which trials are compared, or on why none is stopped; else "".
+    """Describe the epochs after which trials are compared, or why no trial is stopped; "" if tasks are compared.
 
     Args:
         search: settings of the search.

@@ -1,9 +1,9 @@
 """Pareto front of a search with several objectives, confirmed over new seeds.
 
-The front of many trials has a selection bias, as a best trial has: each of its members was lucky in some objective. So
+Like a single best trial, a Pareto front is subject to selection bias: its members were lucky in some objective. So
 the front of the search and the recommended settings run again on validation videos over new seeds (confirm.py). The
-means over these seeds decide the front again. A member that another one dominates leaves it; whether this is more than
-chance is tested for each objective that varies with the seed.
+front is computed again from the means over these seeds, and dominated members are removed. A test for each objective
+that varies with the seed shows whether this is significant.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = {"gmacs": "gmacs", "query_gmacs": "query_gmacs", "stored": "stored"}  
 
 @dataclass(frozen=True)
 class Member:
-    """A candidate of a front: its values over new seeds, and what dominates it."""
+    """A candidate of a front: its values over new seeds, and the candidates that dominate it."""
 
     name: str  # RECOMMENDED, or the trial's
     experiment: Experiment
@@ -128,8 +128,7 @@ def unconfirmed_tags(run: RunRecord, metric: str) -> dict[str, str]:
 
 
 def with_standing(runs: Sequence[RunRecord], rule: tuple[str, str], verdict: FrontResult | None) -> list[RunRecord]:
-    """Return the complete trials of a search as a table shows them: with the columns of the objectives and a note
-    whether they are on the front.
+    """Add to the complete trials of a search, for its table, the objectives' columns and a note on front membership.
 
     Args:
         runs: runs of the sweep.
@@ -168,7 +167,7 @@ def confirm_front(
     rule: tuple[str, str],
     order: Sequence[str],
 ) -> FrontResult:
-    """Decide the front of candidates over new seeds.
+    """Compute the front of candidates from their runs over new seeds.
 
     Args:
         groups, ranks, order: see `comparison.compare_candidates`.

@@ -33,7 +33,7 @@ MODEL = "ctvr"  # name of the registered model; one version for the winner of ea
 def write_sweep_note(
     tracker: Tracker, parent: str, name: str, question: str, config: SearchConfig, space: Mapping[str, Any]
 ) -> None:
-    """Write the note of a starting sweep: question, budget, command that resumes it."""
+    """Write the note of a starting sweep: its question, its budget, and the command that resumes it."""
     lines = [
         f"- searched: {', '.join(f'`{setting}`' for setting in space)}",
         f"- budget: {config.trials} trials by {config.searcher}, scheduler {config.scheduler}; "
@@ -157,7 +157,7 @@ def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, execution:
 
 
 def _what(runs: Sequence[RunRecord]) -> str:
-    """Return what the runs were tested on."""
+    """Return the kind of data on which the runs were tested."""
     for metric, what in ((ACCURACY, "images"), (ANSWERED, "questions")):
         if any(run.last(metric) is not None for run in runs):
             return what
@@ -167,7 +167,7 @@ def _what(runs: Sequence[RunRecord]) -> str:
 def selected_run(runs: Sequence[RunRecord]) -> RunRecord | None:
     """Return the first seed of the candidate that the confirmation on validation videos chose.
 
-    None if nothing was searched, or several rows were, or several trials are on a front.
+    None without a search, after a search of several rows, or if several trials are on a front.
     """
     if any(run.tags.get(CHOICE, "").startswith("front") for run in runs):
         return None
@@ -206,7 +206,7 @@ def _summarise(tracker: Tracker, parent: str, best: RunRecord, more: Mapping[str
 
 
 def _add_note(tracker: Tracker, parent: str, lines: Sequence[str]) -> None:
-    """Insert the winner after the question: MLflow's page folds all but the first lines."""
+    """Insert the winner after the question, because MLflow's page shows only the first lines."""
     parts = tracker.client.get_run(parent).data.tags.get(NOTE, "").split("\n\n")
     tracker.set_tags(parent, {NOTE: "\n\n".join([parts[0], "\n".join(lines), parts[-1]])})
 

@@ -31,7 +31,7 @@ def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[st
         names: names of the given settings.
 
     Raises:
-        ConfigError: at the first thing wrong.
+        ConfigError: for the first invalid argument.
     """
     for number, word in enumerate(methods):
         if any(":" in earlier and not is_place(earlier) for earlier in methods[:number]):
@@ -48,7 +48,7 @@ def check_method(name: str) -> None:
     """Refuse an unknown method, and a row `method:preset` of a table.
 
     Raises:
-        ConfigError: with the method that was probably meant.
+        ConfigError: if it is one of these; the message suggests the closest method.
     """
     check_arguments([name], {}, (), ())
     if ":" in name and not is_place(name):
@@ -89,7 +89,7 @@ def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[Sea
         names: names of the given settings.
 
     Raises:
-        ConfigError: at the first thing wrong.
+        ConfigError: for the first invalid argument.
     """
     if seeds < 0:
         raise ConfigError(f"--seeds: must be >= 0, got {seeds}. Write --seeds 3.")
@@ -166,10 +166,10 @@ def ablation_preset(method: str, presets: Sequence[str], baselines: Sequence[str
 
 
 def check_resumable(name: str, runs: Path) -> None:
-    """Refuse to resume a sweep that this runs folder does not have.
+    """Check that the runs folder contains the sweep to resume.
 
     Raises:
-        ConfigError: with the sweeps that it has.
+        ConfigError: if it does not; the message lists the sweeps that it contains.
     """
     read_plan(runs.resolve() / "sweeps" / name, name)
 
@@ -178,7 +178,7 @@ def check_hours(hours: float | None) -> None:
     """Refuse a time limit out of range; None means no limit.
 
     Raises:
-        ConfigError: with the limits.
+        ConfigError: if it is out of range; the message gives the range.
     """
     if hours is not None and not 0 < hours < MAX_HOURS:
         raise ConfigError(f"--budget-hours: must be > 0 and < {MAX_HOURS}, got {hours:g}.")

@@ -52,7 +52,7 @@ OVERRIDES = "ctvr.overrides"  # tag of a sweep's parent run: the user's settings
 
 
 def shared_overrides(overrides: Mapping[str, Any]) -> Settings:
-    """Return a user's settings of a sweep that also apply to its baselines: all but the method's own."""
+    """Return the user's settings of a sweep that also apply to its baselines: data, training and so on."""
     return {
         name: value
         for name, value in overrides.items()
@@ -75,7 +75,7 @@ def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, work
 
 
 def baseline_rows(words: Sequence[str]) -> list[str]:
-    """Return the rows of comma-separated baselines: a preset of the row before it belongs to that row.
+    """Split comma-separated baselines into rows; a preset belongs to the row that precedes it.
 
     `lwf:original,framefusion_moe:no-ffa,no-tame` are two rows. To list a method with the name of such a preset, put it
     first.
@@ -261,7 +261,7 @@ def execute_rerun(
 
 
 def _overrides_of(sweep: RunRecord, execution: ExecutionConfig) -> Settings | None:
-    """Return the user's settings of a sweep from its parent run, else from its plan on this machine, else None."""
+    """Return the user's settings of a sweep, from its parent run or from its plan on this machine; else None."""
     if OVERRIDES in sweep.tags:
         try:
             return dict(json.loads(sweep.tags[OVERRIDES]))

@@ -1,4 +1,4 @@
-"""Names of runs and sweeps: generated, or checked."""
+"""Generation and validation of names of runs and sweeps."""
 
 from __future__ import annotations
 

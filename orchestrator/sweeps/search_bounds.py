@@ -19,7 +19,7 @@ def clip_to_backbone(
     """Remove values above the number of blocks, or above a bounding setting that is not searched.
 
     Args:
-        method: the method; its settings count blocks or have upper bounds.
+        method: the method, some of whose settings count blocks or have upper bounds.
         space: setting -> domain of Ray Tune.
         experiment: a trial's experiment, except the searched settings.
         listed: arguments of `--space`, which are refused if invalid and never dropped.
@@ -47,7 +47,7 @@ def apply_conditions(
         space: setting -> domain of Ray Tune.
         conditions: setting -> another one and the values with which it is searched.
         fixed: settings of a trial, except the searched ones.
-        listed: settings of `--space`, which are refused if they are never searched, and never dropped.
+        listed: settings of `--space`; one that would never be searched is refused instead of dropped.
 
     Raises:
         ConfigError: for a condition that never holds or that depends on its own setting.

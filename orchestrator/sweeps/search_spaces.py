@@ -106,7 +106,7 @@ def preset_text(name: str, preset: str) -> str:
 def cost_text(tasks: int | None = None) -> str:
     """Return the table of the towers' multiply-adds and parameters at the papers' sizes, next to printed figures.
 
-    With a number of tasks, the table of what methods keep after so many.
+    Given a number of tasks, return the table of the bytes that methods keep after them instead.
     """
     from ctvr.orchestrator.learning import cost, growth
 
@@ -114,10 +114,10 @@ def cost_text(tasks: int | None = None) -> str:
 
 
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the fixed settings of a search, its space, and the values in the space where it begins.
+    """Return the fixed settings of a search, its space, and its first point.
 
-    These are PAPER's, and the defaults of the settings that PAPER omits. All are in search_spaces/<method>.py; a
-    configuration has its own in its method's file.
+    The first point has the values of PAPER and defaults for others. All are in search_spaces/<method>.py, those of a
+    configuration in its method's file.
 
     Raises:
         ConfigError: if the method has no search space.
@@ -144,7 +144,7 @@ def default_metric(method: str, protocol: str) -> Settings:
 
 
 def search_conditions(method: str) -> dict[str, Condition]:
-    """Map each setting that is searched with some values of another one only to that one and these values."""
+    """Map each conditional setting to the setting that it depends on and the values with which it is searched."""
     return {name: (other, list(values)) for name, (other, values) in _search_file(method)["CONDITIONS"].items()}
 
 

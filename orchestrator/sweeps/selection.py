@@ -1,7 +1,7 @@
 """Selection of the best trials of a search, and the list of runs that repeat them over new seeds.
 
-Trials have seed 0, reruns on test videos seeds from 1 on, confirmations on validation videos seeds from 1001 on. A
-seed that was used before is skipped, so that no candidate is evaluated by a seed that selected it.
+Trials have seed 0, reruns on test videos seeds from 1 on, confirmations on validation videos seeds from 1001 on. Used
+seeds are skipped, so that no candidate is evaluated with a seed by which it was selected.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def resources_text(execution: ExecutionConfig, room: Capacity) -> str:
 
 
 def precision_lines(execution: ExecutionConfig, precisions: Iterable[str], models: Iterable[str] = ()) -> list[str]:
-    """Return the plan's line on full float32 if GPUs would compute in it, else nothing.
+    """Return the plan's warning that GPUs compute in full float32, as a list of lines; empty if they do not.
 
     Args:
         execution: with the GPUs of a trial.
@@ -214,7 +214,7 @@ def precision_lines(execution: ExecutionConfig, precisions: Iterable[str], model
 
 
 def batch_lines(execution: ExecutionConfig, batch_sizes: Iterable[int]) -> list[str]:
-    """Return the plan's line on a batch that leaves each of several GPUs fewer than FEW_PAIRS, else nothing.
+    """Return the plan's warning about fewer than FEW_PAIRS pairs per GPU, as a list of lines; else an empty list.
 
     Args:
         execution: with the workers and GPUs of a trial.
@@ -234,7 +234,7 @@ def memory_lines(execution: ExecutionConfig, experiment: Experiment, models: Ite
     """Return the plan's line on the GPU memory of a step, compared with a trial's share of the smallest GPU.
 
     Args:
-        execution: its workers and GPUs of a trial are read.
+        execution: gives the workers and GPUs of a trial.
         experiment: recommended settings of a trial.
         models: models of the cluster's GPUs, by Ray's names.
     """

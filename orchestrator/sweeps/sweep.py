@@ -112,7 +112,7 @@ class PlannedSweep:
         return resolve(full, self.stream.settings, self.experiment.presets)
 
     def filling(self, places: float) -> PlannedSweep:
-        """Return the sweep with as many brackets at once as fill so many places, unless the user gave a number.
+        """Set the number of concurrent brackets so that they fill `places` trials, unless the user gave a number.
 
         The number becomes part of the request, which the sweep's plan records.
         """
@@ -271,7 +271,7 @@ def resume_sweep(name: str, plan: TrialPlan, kept: Mapping[str, Any], execution:
 
 
 def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan | None) -> str:
-    """Run the search of a checked sweep, then its confirmation and rerun. `plan`: that of an interrupted sweep."""
+    """Run the search of a checked sweep, then its confirmation and rerun. `plan`: an interrupted sweep's plan."""
     request, stream = planned.request, planned.stream
     with ray_cluster(execution) as execution:
         is_new = plan is None

@@ -50,7 +50,7 @@ def table(
     """Write and return the table of a sweep's complete runs (or of each stream's complete runs) on one split.
 
     The returned text has aligned columns that fit the terminal; the files have all columns and notes. `names_report`:
-    whether the next commands include the report, which a finished sweep writes itself. `figures`: of `tables.write`.
+    whether to suggest `ctvr report`, which is unnecessary after a sweep. `figures`: see `tables.write`.
     """
     made = made_tables(execution, sweep, stream, direction, split)
     name = sweep or stream or "all"

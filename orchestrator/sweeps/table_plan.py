@@ -65,7 +65,7 @@ class PlannedTable:
         return [row for row in self.rows if row.sweep is not None]
 
     def filling(self, places: int) -> PlannedTable:
-        """Return the table with as many brackets at once as fill so many places, unless the user gave a number."""
+        """Set the number of concurrent brackets so that they fill `places` trials, unless the user gave a number."""
         if self.search.brackets_at_once or not self.searched:
             return self
         share = places / len(self.searched)
@@ -138,7 +138,7 @@ def _clamp_to_depth(experiment: Experiment, varies: Sequence[str]) -> Settings:
 def clamp_values(
     full: Settings, varies: Sequence[str], recommended: Mapping[str, Any], presets: tuple[str, ...]
 ) -> Settings:
-    """Return the recipe's settings that exceed a varied setting that bounds them, limited to it; not the user's."""
+    """Return the recipe's settings (not the user's) that exceed a varied upper bound, reduced to that bound."""
     bounds = {name: bound for name, bound in upper_bounds(full["method"]).items() if name not in full}
     if not any(bound in full for bound in bounds.values() if bound in varies):
         return {}

@@ -1,6 +1,6 @@
 """Trusted classes `module:Class`: those that the user names in a command, its --config file, --trust or Python.
 
-`methods.find_method` loads no others, because streams, models, MLflow's records, plans and tables may be foreign.
+`methods.find_method` loads no others, because streams, models, records, plans and tables may come from third parties.
 """
 
 from __future__ import annotations

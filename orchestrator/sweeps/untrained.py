@@ -65,7 +65,7 @@ def _control(row: TableRow, names: Sequence[str]) -> TableRow:
 
 
 def untrained_baselines(method: str, presets: Sequence[str], baselines: Sequence[str]) -> tuple[str, ...]:
-    """Return the baseline `METHOD:untrained` of a search if the untrained score differs from zero-shot CLIP."""
+    """Return the baseline `METHOD:untrained` of a search if its score differs from that of zero-shot CLIP."""
     if "zero_shot" not in baselines or get_method(method).domain != "videos":
         return ()
     recommended = {"preset": "paper"}

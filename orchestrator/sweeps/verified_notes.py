@@ -29,7 +29,7 @@ def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
 
 
 def verified_note(run: RunRecord) -> str:
-    """Return the footnote of a run: the release that its method equals, and its recipe's differences; empty without."""
+    """Return a run's footnote on the release that its method equals and its recipe's differences, or ""."""
     return "; ".join(f"{equals(entry)}; {_recipe(run, entry)}" for entry in of_method(method_of(run)))
 
 
