@@ -101,7 +101,7 @@ def build(
     split: str = "",
     of_stream: bool = False,
 ) -> list[Table]:
-    """Return the tables of these runs, one per stream; reads their stored ranks for the comparison with the best.
+    """Build one table per stream from these runs and their stored ranks, which are used to compare rows with the best.
 
     `split`, `of_stream`: as in `selection.select`.
 
@@ -123,7 +123,7 @@ def tables(
     split: str = "",
     of_stream: bool = False,
 ) -> list[Table]:
-    """Return the tables as `build` does, from records and ranks that were read before."""
+    """Build the tables like `build`, from records and ranks that were already read."""
     found = []
     for stream in sorted({_stream(record) for record in records}):
         own, left_out_notes = select([record for record in records if _stream(record) == stream], split, of_stream)
@@ -150,7 +150,7 @@ def tables(
 
 
 def _notes(rows: Sequence[Row], runs: Sequence[RunRecord], direction: Direction, shared: Sequence[str]) -> list[str]:
-    """Return the notes on what the cells show."""
+    """Return the notes that explain the cells."""
     shown = OF[_protocol(runs[0])]
     what = "" if shown.columns else f" {DIRECTIONS[direction]},"
     notes = [f"Mean and sample standard deviation over seeds,{what} after the last task."]
@@ -219,7 +219,7 @@ def _row(runs: list[RunRecord]) -> Row:
 
 
 def _final(run: RunRecord) -> dict[str, float]:
-    """Return the metrics after the last task; a stream metric that stopped earlier is unknown."""
+    """Return the metrics after the last task; omit a stream metric without a value after that task."""
     last = {key: run.last(key) for key in run.metrics if key.startswith(("stream/", "task_", "cost/"))}
     done = max((point[0] for key, point in last.items() if point and key.startswith("stream/")), default=0)
     finals = {}
@@ -237,7 +237,7 @@ def _matrix(runs: Sequence[RunRecord], suffix: str) -> list[list[float]]:
 
 
 def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
-    """Return the final R@1 of each task in its own gallery, the loss since it was learned, `CURRENT` and `OWN`."""
+    """Return per-task values: the final own-gallery R@1, its loss since the task was learned, `CURRENT` and `OWN`."""
     found: dict[str, Value] = {}
     learned: list[list[float]] = []  # task -> R@1 of every seed just after it was learned
     final: list[list[float]] = []  # the same after the last task
@@ -258,7 +258,7 @@ def _per_task(runs: Sequence[RunRecord]) -> dict[str, Value]:
 
 
 def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
-    """Label the rows with their name in the table or their method; rows with equal labels get a suffix.
+    """Label the rows with their name in the table or that of their method; equal labels get a suffix.
 
     The suffix is their presets if these differ, else searched or recommended, else the settings that differ.
     """
@@ -283,7 +283,7 @@ def _named(rows: list[Row], groups: list[dict[str, RunRecord]]) -> list[Row]:
 
 
 def _brief(value: str) -> str:
-    """Format a setting's value; a number of many digits is rounded to three."""
+    """Format a setting's value; long numbers are rounded to three significant digits."""
     try:
         return value if len(value) <= 8 else f"{float(value):.3g}"
     except ValueError:
@@ -297,7 +297,7 @@ def _row_name(group: Mapping[str, RunRecord]) -> str:
 
 
 def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
-    """Return the settings of a run in which the others differ among themselves."""
+    """Return those of a run's settings that are not equal in all runs."""
     names = {name for other in others for name in other.settings} - INCIDENTAL
     return {
         name: str(run.settings.get(name, "unset"))

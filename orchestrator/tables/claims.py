@@ -77,7 +77,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on a claim, with its improvement: positive where the row is better in the claimed direction."""
+    """The verdict on a claim, with its improvement: positive if the difference has the claimed direction."""
 
     claim: Claim
     verdict: Verdict
@@ -103,10 +103,10 @@ def read() -> tuple[dict[str, str], tuple[Claim, ...]]:
 
 
 def chosen(names: Sequence[str], images: bool = False) -> list[Claim]:
-    """Return the claims with these names (none: all) that streams of captions, or of images, can test.
+    """Return the claims with these names (default: all) that a stream of captions, or of images, can test.
 
     Raises:
-        ConfigError: for an unknown name, or one of the other kind of stream.
+        ConfigError: for an unknown name, or a claim for the other kind of stream.
     """
     claims = {claim.claim: claim for claim in read()[1]}
     for name in names:
@@ -132,7 +132,7 @@ def needs_images(claim: Claim) -> bool:
 
 
 def preset_of(claims: Sequence[Claim], stream: str = STREAM) -> TablePreset:
-    """Return one table with each row that the claims compare, once; rows keep the settings of their own tables."""
+    """Return one table with all rows that the claims compare; each row keeps the settings of its original table."""
     rows: dict[str, TableRow] = {}
     for claim in claims:
         for name in (claim.row, claim.than):
@@ -160,7 +160,7 @@ def names_in(preset: TablePreset, claim: Claim) -> tuple[str, str]:
 
 
 def _row(table: str, name: str) -> TableRow:
-    """Return a row of a table with the table's settings in its own, which take precedence; it is not searched."""
+    """Return a row, without search, with its table's settings merged into its own, which take precedence."""
     preset = load_preset(table)
     row = next(row for row in preset.rows if row.name == name)
     on = {key: {k: v for k, v in values.items() if k not in row.settings} for key, values in preset.on.items()}
@@ -170,7 +170,7 @@ def _row(table: str, name: str) -> TableRow:
 
 
 def _runs(row: TableRow) -> str:
-    """Return what is run for a row, without its name and its notes."""
+    """Return the part of a row that determines its runs, without name and notes."""
     parts = dataclasses.asdict(row)
     return json.dumps([parts[key] for key in ("method", "presets", "settings", "on", "only")], sort_keys=True)
 
@@ -187,7 +187,7 @@ def metric_of(column: str, protocol: str) -> str:
 
 
 def judge(claim: Claim, difference: Difference, detectable: float, means: tuple[float, float], seeds: int) -> Result:
-    """Return the verdict on a difference: the row's metric less the other's.
+    """Return the verdict on a difference, the metric of `row` minus that of `than`.
 
     A claim holds if the 95 % interval of the improvement lies above 0 (with a margin: above minus the margin). It does
     not hold if the interval lies at or below that, or below the smallest effect that the paper asserts. Otherwise these

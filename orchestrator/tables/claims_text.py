@@ -42,7 +42,7 @@ def counts(results: Sequence[Result]) -> str:
 
 
 def to_text(results: Sequence[Result], stream: str) -> str:
-    """Return the verdicts as text for a terminal, those of one kind together."""
+    """Format the verdicts for a terminal, grouped by their kind."""
     lines = [f"claims on {stream}", ""]
     for result in sorted(results, key=lambda result: ORDER.index(result.verdict)):
         line = f"{_verdict(result):<28}  {result.claim.claim:<32}  {_size(result)}"

@@ -35,7 +35,7 @@ def curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]
 
 
 def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, float, float]]:
-    """Return the curve of a sum whose number of terms may differ between tasks."""
+    """Return the curve of a sum of metrics, not all of which exist in every task."""
     wholes: list[dict[int, float]] = [{} for _ in runs]
     for whole, run in zip(wholes, runs):
         for step, value in (point for key in keys for point in run.metrics[key]):
@@ -49,8 +49,8 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
     """Return the training curves of figures over all epochs of the stream, from 1; empty if a method logs none.
 
     Runs of version 0.2 and before also logged finished tasks under the same keys, at steps that are not the end of an
-    epoch. Losses have no value there, so these steps are skipped. Empty too where boundaries are hidden: figures draw
-    tasks of equally many epochs.
+    epoch. Losses have no value there, so these steps are skipped. Also empty if task boundaries are hidden, since
+    figures need equally many epochs per task.
     """
     if any(cut in runs[0].tags.get("ctvr.stream", "") for cut in ("_chunks", "_drift")):
         return {}
@@ -72,7 +72,7 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
 
 
 def changes(table: Table) -> dict[str, list[list[float]]]:
-    """Return, per row, R@1 of every task after every task less zero-shot's of that task (fig. 2 of CTVR).
+    """Return, per row, R@1 of every task after every task minus zero-shot CLIP's R@1 of that task (fig. 2 of CTVR).
 
     Both are R@1 in the task's own gallery, in points, as lower-triangular lists. Empty without a zero-shot row.
     """

@@ -81,7 +81,7 @@ def trains_on_searched(run: RunRecord) -> bool:
 
 
 def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = False) -> bool:
-    """Return the method's answer for the settings of `group`; for its defaults if this version cannot read them."""
+    """Return the method's capability under the settings of `group`, or under defaults if these cannot be read."""
     cls = find_method(name)
     try:
         config: Any = build(cls.Config, known_settings(cls.Config, select_prefix(run.settings, group)), group)

@@ -1,4 +1,4 @@
-"""Columns of the age of the stored index: R@1 after re-encoding, its gap with intervals, and its cost.
+"""Columns on the age of the stored index: R@1 after re-encoding, the gap to it with intervals, and the cost.
 
 The metrics are those of `evaluation.reencode` and `evaluation.unlearned_tasks` (learning/index_age.py,
 docs/protocol.md). A table shows these columns if a run measured them; none is bold and none is compared.
@@ -120,7 +120,7 @@ def reencoding_curve(means: Mapping[str, Value]) -> list[tuple[float, float, flo
 
 
 def with_gap_intervals(rows: Sequence[Row], ranks: Mapping[str, Ranks]) -> list[Row]:
-    """Return the rows with an interval of each gap, where the ranks of all runs by age are stored.
+    """Add an interval to each gap of those rows whose aged ranks are stored for all runs.
 
     Args:
         ranks: run id -> ranks.

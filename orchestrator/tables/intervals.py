@@ -1,14 +1,15 @@
 """Confidence intervals and p values of differences between rows, over test videos, seeds and task orders.
 
-A difference of R@1 varies with the test videos (captions of one video are one draw) and with the replicates: the seeds
-of each row, or, for rows over several orders of tasks, the orders. Seeds are averaged within an order and rows are
-paired by order. Videos and replicates are crossed, so the variance is
+A difference of R@1 varies with the test videos (captions of one video are one sample) and with the replicates: the
+seeds of each row, or, for rows over several orders of tasks, the orders. Seeds are averaged within an order and rows
+are paired by order. Videos and replicates are crossed, so the variance is
 
     V = V_videos + max(0, V_replicates - V_both)
 
 where V_both is the part that is new for each pair of a video and a replicate; both other estimates contain it.
 V_replicates of few seeds is moderated toward the mean of all rows of the table (prior df of up to `PRIOR`).
-p and interval are of one quantile: Student's t for two rows; for the rows of a table, whose best row the data choose,
+p and interval use the same distribution: Student's t for two rows; for the rows of a table, whose best row the data
+    choose,
 Tukey's studentized range in the form of Games and Howell. Measured levels: docs/statistics.md, `make null-simulation`.
 
 Shapes: S seeds, O orders, R replicates (S or O), Q queries, K rows, J variances that are estimated independently.
@@ -176,7 +177,7 @@ def _over_videos(d: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]
 
 
 def _over_replicates(runs: np.ndarray, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the variance of R@1 between replicates (R, Q), and the part of it that is new with each video."""
+    """Return the variance of R@1 between replicates (R, Q), and its part due to the interaction with videos."""
     if len(runs) < 2:
         return 0.0, 0.0
     means = np.mean([runs[:, part].mean(axis=1) for part in parts], axis=0)  # (R,)
@@ -236,7 +237,7 @@ def _prior(rows: int) -> float:
 class Family:
     """The comparisons of `rows` - 1 rows with one that is the best by the same data, or was selected in advance.
 
-    In the latter case, p and interval hold for the best of the other rows.
+    In the latter case, p and interval refer to the best of the other rows.
     """
 
     rows: int = 2
@@ -245,11 +246,11 @@ class Family:
     def judge(
         self, value: float, of_videos: float, freedom: float, seen: float = 0.0, both: float = 0.0, few: float = 1.0
     ) -> Difference:
-        """Return a difference with its interval and p, both of one quantile.
+        """Return a difference with its interval and p, both from the same distribution.
 
         Args:
             of_videos, freedom: variance over test videos and its degrees of freedom.
-            seen, both, few: variance over replicates, its part that is also in the first, degrees of freedom.
+            seen, both, few: variance over replicates, its part due to the interaction, degrees of freedom.
         """
         of_replicates = max(0.0, seen - SHARED * both)
         variance, df = of_videos + of_replicates, float(freedom)
@@ -286,7 +287,7 @@ class Family:
 def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return points and weights of the largest difference of `rows` standard normal numbers, over sqrt(2).
 
-    From the best one that is their range; from one selected in advance, the difference of the best other, either side.
+    Relative to the best one, this is their range; relative to one selected in advance, the largest absolute difference.
     """
     edges, x = np.linspace(0, 12, 601), np.linspace(-8, 8, 401)
     above, below = special.ndtr(x[:, None] + edges), special.ndtr(x[:, None] - edges)

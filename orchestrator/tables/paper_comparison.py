@@ -41,10 +41,10 @@ PapersOf = Callable[["RunRecord"], Sequence[PaperRun]]
 
 
 def beside_paper(row: Row, run: RunRecord, papers: Sequence[PaperRun]) -> Row:
-    """Return the row with the numbers of a paper that has all its settings, else with the differences from the first.
+    """Return the row with the numbers of a paper run with equal settings, else with its differences from the first.
 
     Args:
-        row: of `run` and its other seeds.
+        row: the row of `run` and its other seeds.
         papers: the runs to compare with, in this order; if there are none, the main table's numbers are used.
     """
     if not papers:
@@ -59,7 +59,7 @@ def beside_paper(row: Row, run: RunRecord, papers: Sequence[PaperRun]) -> Row:
 
 
 def _with_row(row: Row, run: RunRecord, printed: PublishedRow) -> Row:
-    """Return the row with the numbers of an ablation table, if it ran on that benchmark and its test videos."""
+    """Return the row with the numbers of an ablation table, if it ran on the same benchmark and test videos."""
     if run.tags.get("ctvr.paper") != printed.stream or str(run.settings.get("evaluation.split", "test")) != "test":
         return row
     values = {column: Value(value) for column, value in printed.values.items()}
@@ -75,7 +75,7 @@ def _backbone(run: RunRecord) -> list[str]:
 
 
 def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Return the rows with a footnote of each one's differences from its paper, and notes of what all rows share."""
+    """Add a footnote to each row with its differences from its paper; return also notes on differences of all rows."""
     shared: dict[str, tuple[str, str]] = {}
     if len(rows) > 1:
         shared = {
@@ -92,7 +92,7 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
-    """Return the columns that a paper's table has in addition to the usual ones, if runs measured them."""
+    """Return the additional columns of a paper's table that the runs measured."""
     wanted = {*printed, *ORACLE, *(key for row in rows for key in row.paper)}
     columns = [
         column for key, (column, _) in PRINTED.items() if key in wanted and any(key in row.values for row in rows)
@@ -102,18 +102,18 @@ def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
 
 
 def requested_columns(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the keys of the columns that runs ask for."""
+    """Return the keys of the columns that the runs' tags request."""
     return [key for run in runs for key in run.tags.get(EXTRA_COLUMNS, "").split(",") if key]
 
 
 def _digits(column: Column, means: Sequence[float]) -> int:
-    """Return the column's digits, or as many as show two figures of its smallest value (GMACs of a small backbone)."""
+    """Return the column's decimals, or more if its smallest value (GMACs of a small backbone) needs them."""
     smallest = min((abs(mean) for mean in means if mean and math.isfinite(mean)), default=1.0)
     return max(column.digits, 1 - math.floor(math.log10(smallest))) if column.digits else 0  # counts are integers
 
 
 def more_values(means: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a row's values for `more_columns`; the costs of a video get no spread if no seed changes them."""
+    """Return a row's values for `more_columns`; the cost of a video has no spread if it is equal for all seeds."""
     found = {key: means[metric] for key, (_, metric) in PRINTED.items() if metric in means}
     found |= {key: Value(found[key].mean * by, found[key].std * by) for key, by in SCALE.items() if key in found}
     found |= age_values(means)

@@ -50,7 +50,7 @@ class Item:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what the command does not reproduce."""
+        """Return notes on the parts that the command does not reproduce."""
         rows = not_implemented(self.preset) if self.preset else ()
         missing = (f"rows without a method here: {'; '.join(rows)}",) if rows else ()
         return (*missing, *([self.note] if self.note else []))

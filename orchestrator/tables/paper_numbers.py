@@ -58,7 +58,7 @@ class PublishedRow:
 
     @property
     def mark(self) -> str:
-        """Return the footnote of a row without a method here."""
+        """Return the footnote of a row whose method is not implemented here."""
         return "" if self.method else "not implemented here"
 
 
@@ -87,7 +87,7 @@ def printed_columns(table: str) -> tuple[str, ...]:
 
 
 def row_of(table: str, row: str, stream: str) -> PublishedRow | None:
-    """Return a table preset's row as its paper prints it: on `stream`, else on the first benchmark that has it."""
+    """Return the printed row for a table preset's row: on `stream`, else on the first benchmark that has it."""
     found = [each for each in _table(table) if each.row == row] if table in published_tables() else []
     return next((each for each in found if each.stream == stream), found[0] if found else None)
 

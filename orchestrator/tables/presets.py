@@ -47,7 +47,7 @@ OnStreams = dict[str, dict[str, Any]]  # pattern of a stream's name -> settings
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One row: what is run, and whether its settings are searched first."""
+    """A row: the method and settings to run, and whether settings are searched first."""
 
     name: str
     method: str = ""  # if the name is not the method
@@ -82,7 +82,7 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePreset:
-    """A whole table."""
+    """The preset of a whole table."""
 
     title: str
     protocol: Literal["ctvr", "cvlm", "ucl", "qa", "any"]
@@ -106,7 +106,7 @@ class TablePreset:
                 raise ValueError(f"rows: {name} is listed {names.count(name)} times. Keep one, or rename the others.")
 
     def only(self, wanted: Sequence[str]) -> TablePreset:
-        """Return the table with some of its rows, in its order; all of them if none is named.
+        """Return the table with only the wanted rows, in the table's order; all rows if none is named.
 
         Args:
             wanted: names of rows, possibly split at their commas.
@@ -146,7 +146,7 @@ def _on(settings: OnStreams, streams: Sequence[str]) -> Settings:
 
 
 def _joined(words: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Rejoin names that were split at their own commas: as many neighbours as form a known name."""
+    """Rejoin names that contain commas and were split at them: the longest sequence that is a known name."""
     names, start = [], 0
     while start < len(words):
         ends = range(len(words), start, -1)
@@ -189,7 +189,7 @@ def load_preset(word: str) -> TablePreset:
 
 
 def known_tables(word: str) -> str:
-    """Return a list of the available tables, with a suggestion for `word` first."""
+    """Format the list of available tables, preceded by a suggestion for `word`."""
     return f"{suggest(word, preset_names())} Tables: {', '.join(preset_names())}, or a .json file.".strip()
 
 
@@ -228,7 +228,7 @@ def vary(preset: TablePreset, values: Any) -> TablePreset:
 
 
 def _as_typed(value: Any) -> Any:
-    """Return a value of a list; a value that is a list itself in command-line syntax."""
+    """Return a value as typed; a value that is a list is converted to command-line syntax."""
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 

@@ -1,4 +1,4 @@
-"""Selection of a table's runs: of one split and one set of videos, without runs that were used to choose a row."""
+"""Selection of a table's runs: one split, one set of videos, and no runs that were used to select a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_of(run: RunRecord) -> str:
 
 
 def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = False) -> tuple[list[RunRecord], list[str]]:
-    """Leave out runs that cannot be in one table with the rest.
+    """Exclude runs that cannot be in the same table as the others.
 
     Args:
         records: runs of one stream.

@@ -1,6 +1,6 @@
 """Differences between the settings of a run and those of its method's paper, and between the seeds of a row.
 
-They are computed from the settings that ran and the settings of the paper, never written by hand.
+They are computed from the settings of the run and of the paper.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def listed(found: Mapping[str, tuple[str, str]]) -> list[str]:
 def footnote(found: Mapping[str, tuple[str, str]], what: str = "its paper", is_rest: bool = False) -> str:
     """Return `differs from its paper in: optim.lr 1e-05 (paper 1e-06), ...`; empty if nothing differs.
 
-    `is_rest`: another note of the table lists the differences that all rows share.
+    `is_rest`: whether another note lists the differences that all rows share.
     """
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""Comparison of the rows of a table with the best one: which rows are comparable, and by which runs.
+"""Comparison of a table's rows with the best one: selects the comparable rows and the runs to compare.
 
 The arithmetic is in intervals.py.
 """
@@ -97,17 +97,17 @@ def _against(
 
 
 def _order(seed: str) -> str:
-    """Return a run's task order from the name of its seed, `1@2`; "" if a row has one order."""
+    """Return a run's task order from its seed's name (`1@2`); "" if the row has only one order."""
     return seed.partition("@")[2]
 
 
 def _is_fixed(row: Row) -> bool:
-    """Return whether a row trains nothing, so that each seed gives the same numbers."""
+    """Return whether a row trains nothing, in which case all seeds give the same numbers."""
     return row.values["params_m"].mean == 0 if "params_m" in row.values else False
 
 
 def _unlike(row: Row, best: Row, able: Sequence[Row]) -> str:
-    """Return why a row's spread over seeds or orders cannot be compared with the best row's; empty if it can."""
+    """Return the reason why a row's spread cannot be compared with the best row's, or ""."""
     orders = set(map(_order, best.seeds))
     if set(map(_order, row.seeds)) != orders:
         return OTHER_ORDERS

@@ -59,7 +59,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One method in one configuration over its seeds, and what the paper prints for it."""
+    """One method in one configuration, averaged over its seeds, with the paper's numbers."""
 
     label: str
     method: str

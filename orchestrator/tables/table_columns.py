@@ -89,7 +89,7 @@ ANSWER_NOTE = (
 
 @dataclass(frozen=True)
 class Measures:
-    """The metrics in a protocol's tables."""
+    """The columns of a protocol's tables, and the metrics that they show."""
 
     names: dict[str, str]  # column -> metric
     curve: str  # metric over tasks

@@ -29,7 +29,7 @@ GEOMETRY = {
 
 
 def looks(rows: Sequence[Row]) -> list[tuple[int, LineName]]:
-    """Return hue and line style of each row, as in the figures."""
+    """Return the colour and line style of each row in the figures."""
     styles = styles_of([(row.label, row.method) for row in rows])
     found = [styles[row.label, row.method] for row in rows]
     return [(style.hue, style.line) for style in found]
@@ -45,7 +45,7 @@ def drawings(table: Table) -> list[Drawing]:
 
 
 def curved(table: Table) -> list[Row]:
-    """Return the rows of the figure of R@1 after each task; empty if no row has several tasks."""
+    """Return the rows to plot as R@1 after each task; empty if no row has several tasks."""
     rows = [row for row in table.rows if row.curve]
     return rows if any(len(row.curve) > 1 for row in rows) else []
 
@@ -221,7 +221,7 @@ def _experts(table: Table) -> list[Panel]:
 def expert_shares(row: Row) -> np.ndarray:
     """Return each expert's share in percent of the gates of each task's last epoch, (E, T); 0 rows if none were logged.
 
-    The logged numbers are sums over captions, so that seeds or workers with more captions weigh more.
+    The logged numbers are sums over captions, so seeds or workers with more captions have more weight.
     """
     keys = sorted(key for key in row.training if key.startswith("expert/"))
     counted = np.zeros((len(keys), len(row.curve)))

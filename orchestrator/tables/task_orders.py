@@ -19,7 +19,7 @@ def order_of(run: RunRecord) -> int:
 
 
 def in_any_order(name: str, value: object) -> str:
-    """Return a setting's value in the form that runs of all orders share."""
+    """Return a setting's value without the task order, so that it is equal for all orders."""
     return split_order(str(value))[0] if name == "stream" else str(value)
 
 

@@ -34,7 +34,7 @@ def at_most(method: str) -> dict[str, str]:
 
 @cache
 def _facts(method: str) -> dict[str, Any]:
-    """Return the facts that a method's Config declares, by their kind; none for a plug-in."""
+    """Return, by kind, the facts about settings that a method's Config declares; none for a plug-in."""
     owner = CONFIGURATIONS.get(method, (method, ""))[0]
     if owner not in EVERY_METHOD:
         return {"unpublished": (), "paper": {}, "at_most": {}}

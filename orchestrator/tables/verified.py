@@ -1,9 +1,10 @@
 """Comparisons with the authors' own code, as data: verified.json in this folder.
 
 An entry is one method under one preset, with the release that was run (unmodified, on small seeded weights) and its
-checks: what was compared, how many tensors, tables or numbers, to which tolerance, by which test. A check `in_clone`
-has its reference among the fixtures of the repository; another one runs only with the complete reference files
-(folder `reference/` of CTVR_SHARED) and is skipped elsewhere. `open` gives what could not be compared, and why.
+checks: what was compared, how many tensors, tables or numbers, within what tolerance, by which test. The reference of a
+    check `in_clone` is among the repository's fixtures; other checks need the complete reference files (folder
+    `reference/` of CTVR_SHARED) and are skipped elsewhere. `open` lists the parts that could not be compared, with
+    reasons.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def of_method(method: str) -> tuple[Verified, ...]:
 
 
 def checks_of(test: str) -> dict[tuple[str, str], Check]:
-    """Return (method, what) -> the check that this test makes."""
+    """Return the checks of a test by (method, what)."""
     return {(entry.method, check.what): check for entry in read()[1] for check in entry.checks if check.test == test}
 
 
@@ -94,7 +95,7 @@ def equals(entry: Verified) -> str:
 
 
 def grade_of(row: VerificationRow) -> str:
-    """Return `code` if features, losses or gradients are compared with a release in every clone, else its grade."""
+    """Return `code` if a check in every clone compares features, losses or gradients with a release, else `grade`."""
     checks = [check for entry in of_method(row.method) for check in entry.checks]
     return "code" if any(check.in_clone and check.what in PROVES_CODE for check in checks) else row.grade
 

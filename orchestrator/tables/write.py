@@ -28,12 +28,12 @@ def write(made: Table | Sequence[Table], folder: Path, figures: bool = True) -> 
     Args:
         made: tables.
         folder: folder of the files, created if it does not exist.
-        figures: draw all figures; else only those whose files exist, so that no file shows former numbers.
+        figures: draw all figures; otherwise update only those whose files exist.
 
     Returns:
         The paths: the tables first, then each figure of table_figures.py as PNG and PDF, then two matrices of each row;
         last, of several tables, the figure of means over their streams.
-        A figure that shows what its files show already is not drawn again.
+        A figure whose data have not changed is not drawn again.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def _figures(table: Table, name: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a figure's arguments that JSON cannot encode as one that it can."""
+    """Convert an argument of a figure that JSON cannot encode."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.tolist()  # else numpy's
 
 
