@@ -1,4 +1,4 @@
-"""The SQLite database of a runs folder: atomic creation, repair of an incomplete one, and waiting for its lock."""
+"""The SQLite database of a runs folder: atomic creation, repair of an incomplete file, and waiting for its lock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HELD = ("experiments", "runs", "registered_models")  # one of them has a row in
 
 
 def ensure_whole(file: Path, fill: Callable[[str], object]) -> None:
-    """Create `file` if it is missing, empty or incomplete; if the process is killed, the former file stays.
+    """Create `file` if it is missing, empty or incomplete; if the process is killed, the old file is kept.
 
     MLflow creates about 60 tables in a few hundred steps, each of which SQLite commits, and cannot resume half-way.
     So `fill` creates them in another file, which is renamed when it is on disk. The caller must hold the lock.
@@ -70,7 +70,7 @@ def _remove(new: Path) -> None:
 def is_half_made(file: Path) -> bool:
     """Return whether MLflow was stopped while it created its tables; it adds a first experiment when it has finished.
 
-    A file with any other content, or an unreadable one, is not incomplete: it stays unchanged.
+    False for an unreadable file or one with other content, which is left unchanged.
     """
     if not file.is_file() or not file.stat().st_size:
         return False

@@ -2,7 +2,7 @@
 
 `ctvr rebuild` restores a lost MLflow from it (rebuild_tracking.py). It is a file per run in the folder `EVENTS`, with
 one JSON line per message in the outbox's form, written before MLflow gets the message. Lines are not synced to disk
-one by one: metrics that a power failure loses are in the commits. Files (models) are omitted: the commits hold them.
+individually, since the commits also hold the metrics. Files (models) are omitted, since the commits hold them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EventLog:
 
     @contextmanager
     def hold_lock(self, run_id: str) -> Iterator[None]:
-        """Lock a run's log against other processes, if it is writable, so that two do not open one run twice."""
+        """Lock a run's log, if it is writable, so that no two processes open the run."""
         with ExitStack() as stack:
             with suppress(OSError):
                 stack.enter_context(locked(self.folder / f"{file_name(run_id)}.jsonl"))
@@ -67,7 +67,7 @@ class EventLog:
             self.add(name, {"op": IS, "run_id": run_id})
 
     def runs(self) -> Runs:
-        """Return the names and messages of each run, ordered by their start: a sweep before its trials.
+        """Return the names and messages of each run, ordered by start, so that a sweep precedes its trials.
 
         Invalid lines are skipped but stay in the file; `bad` lists them with their reasons.
         """
@@ -125,7 +125,7 @@ def replay(
         runs: `EventLog.runs`.
         send: `Sender.send`.
         opened: `Sender.opened`, which has the id of an opened run.
-        refused: called with run, message and error where `send` fails; it raises errors that must end the replay.
+        refused: called with run, message and error if `send` fails; it may raise the error to end the replay.
     """
     ids: dict[str, tuple[str, dict[str, Any]]] = {}
     for names, messages in runs:

@@ -1,4 +1,4 @@
-"""Figures without a window, and the T x T matrices of a run. Line and scatter plots: plots.py.
+"""Figures without a GUI, and plots of the T x T matrices of a run. Line and scatter plots: plots.py.
 
 Shapes: T tasks. A matrix holds R@1 in percent of task i (column) after task t (row); the rest is NaN or None.
 """
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def by_defaults(draw: Callable[P, R]) -> Callable[P, R]:
-    """Let a function draw by matplotlib's default settings, whatever a matplotlibrc says.
+    """Decorate a function to draw with matplotlib's default settings, ignoring any matplotlibrc.
 
     matplotlib reads that file from the current folder first. It can change every figure, and with text.usetex it
     starts LaTeX on a preamble of its own.
@@ -100,7 +100,7 @@ def draw_changes(changes: Mapping[str, Matrix], title: str, counted: str = "R@1"
 def draw_similarities(matrices: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
     """Draw one panel per square matrix of cosines (n, n), with numbers in the cells if they fit.
 
-    The scale ends at the largest off-diagonal value: the diagonal is 1, which would make all others pale.
+    The scale ends at the largest off-diagonal value, because the diagonal is always 1.
     """
     arrays = {name: np.asarray(matrix, dtype=float) for name, matrix in matrices.items()}
     largest = max(map(len, arrays.values()))
@@ -217,7 +217,7 @@ def _matrix(
 ) -> Any:
     """Draw cells with numbers of `digits` decimals (-1: as many as fit; None: without numbers).
 
-    `signed`: numbers have a sign, losses are red and gains blue; `low` is then `-high`.
+    If `signed`, numbers have a sign, losses are red, gains blue, and `low` is `-high`.
     """
     rows, columns = array.shape
     palest = low if signed else low - 0.15 * (high - low)

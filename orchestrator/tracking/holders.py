@@ -52,7 +52,7 @@ def holder_tags() -> dict[str, str]:
 
 
 def is_gone(tags: Mapping[str, str]) -> bool:
-    """Return whether the process in a run's tags has certainly ended.
+    """Return whether the process in a run's tags is known to have ended.
 
     False for a process on another machine or in another container, and for a run without this tag.
     """

@@ -1,7 +1,7 @@
 """Private names and message texts of MLflow that we depend on, in one place.
 
-tests/orchestrator/tracking/test_internals.py finds every one of them in the installed MLflow; this justifies the upper
-bound of `mlflow` in pyproject.toml. To raise the bound, install that version and run that test.
+tests/orchestrator/tracking/test_internals.py checks that the installed MLflow has all of them, hence the upper bound of
+`mlflow` in pyproject.toml. To raise the bound, install that version and run that test.
 """
 
 from __future__ import annotations

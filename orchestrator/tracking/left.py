@@ -1,7 +1,7 @@
-"""Runs that a dead process left open: the next start of the same run continues such a run, others are closed.
+"""Handling of runs that a dead process left open: they are continued by the next start of the same run, or closed.
 
-A run is left open if its process has certainly ended (holders.py); for a trial, its sweep's process must have ended,
-too, because a sweep restarts its trials. Where this is unknown, runs stay open.
+A run counts as left open if its process is known to have ended (holders.py). For a trial the sweep's process must have
+ended, too, because a sweep restarts its trials. Otherwise runs are not touched.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_or_take_up(
 
 
 def is_left(tracker: Tracker, run: RunRecord) -> bool:
-    """Return whether a run is open although its process, and that of its sweep, has ended."""
+    """Return whether a run is open although its process and its sweep's have ended."""
     if run.status != "RUNNING" or not is_gone(run.tags):
         return False
     parent = run.tags.get(PARENT)
@@ -49,7 +49,7 @@ def is_left(tracker: Tracker, run: RunRecord) -> bool:
 
 
 def close_left(tracker: Tracker, stream: str) -> None:
-    """Close the runs and sweeps of a stream that were left open as KILLED."""
+    """Mark the runs and sweeps of a stream that were left open as KILLED."""
     try:
         for run in [run for run in tracker.find_open(stream) if is_left(tracker, run)]:
             tracker.close(run.run_id, "KILLED")

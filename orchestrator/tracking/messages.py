@@ -59,7 +59,7 @@ def check(message: Message) -> None:
     """Check that a record has the fields of its operation.
 
     Raises:
-        BadRecord: with one sentence.
+        BadRecord: if a field is missing or invalid.
     """
     fields = _FIELDS.get(message["op"])
     if fields is None:
@@ -85,7 +85,7 @@ def files_below(path: Path) -> Iterator[Path]:
     """Yield a file, or every file below a folder.
 
     Raises:
-        BadRecord: for anything else, such as a link or a pipe.
+        BadRecord: for other objects, such as a link or a pipe.
     """
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
         raise BadRecord(f"names {path.name!r}, which is not a file stored for it")

@@ -30,7 +30,7 @@ def check_mirror(name: str) -> None:
     """Check that the package of a mirror is installed, before anything is trained.
 
     Raises:
-        ConfigError: naming the missing package.
+        ConfigError: if it is not; the message names the package.
     """
     if name != "none" and find_spec(PACKAGES[name]) is None:
         raise ConfigError(
@@ -39,13 +39,13 @@ def check_mirror(name: str) -> None:
 
 
 class Mirror:
-    """Queues rows from the run's thread and writes them in its own.
+    """Queues rows of a run and writes them in a separate thread.
 
     Args:
         kind: a key of PACKAGES, or none.
         folder: parent of its files.
         name: name of the run.
-        project: the stream.
+        project: name of the stream.
         settings: flat and dotted.
     """
 

@@ -49,7 +49,7 @@ def code(text: str) -> str:
 
 
 def our_view() -> str:
-    """Return the view of MLflow's table of runs (name, then R@1, gain and forgetting), in the format of its pages."""
+    """Return the view state (JSON) of MLflow's table of runs with our columns: name, R@1, gain and forgetting."""
     name, begun = "attributes.`Run Name`", "runDateAndNestInfo"  # column names of MLflow's pages
     columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # empty ones are hidden
     state = {
@@ -87,9 +87,9 @@ def short_name(number: int | None, stopped: str, gain: float | None, differing: 
     """Return a trial's name for a narrow column: number, stop, gain over zero-shot in points, and its settings.
 
     Args:
-        number: from 0; None where trials are not numbered.
+        number: number of the trial, from 0; None if trials are not numbered.
         stopped: tag `ctvr.stopped`, for example "halving after task 2".
-        gain: after its last finished task.
+        gain: gain after its last finished task.
         differing: searched setting -> value, for settings that differ between trials.
     """
     words = [f"#{number}" if number is not None else "", f"stop@{stopped.rpartition(' ')[2]}" if stopped else ""]
@@ -109,7 +109,7 @@ def _brief(value: Any) -> str:
 def write_mlmodel(folder: Path, experiment: Experiment) -> None:
     """Write MLmodel of a saved model; a retriever of videos is a `pyfunc` that `ctvr/pyfunc.py` loads.
 
-    Its signature: texts in; out, the best videos of each text, a row for each. Parameters: `k`, `folder` of videos.
+    Signature: the input is texts, the output a row for each retrieved video. Parameters: `k`, `folder` of videos.
     """
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, ParamSchema, ParamSpec, Schema

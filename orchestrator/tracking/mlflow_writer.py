@@ -80,7 +80,7 @@ class Sender:
 
         Raises:
             LookupError: if the run was opened offline and has not been sent yet.
-            BadRecord: if it never will be: the record that opens it is lost, damaged or refused.
+            BadRecord: if it cannot be sent, because the record that opens it is lost, damaged or refused.
         """
         real = self.opened.get(run_id) or self.outbox.server_id(run_id)
         if real is None:
@@ -105,7 +105,7 @@ class Sender:
         return self._experiments[stream]
 
     def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> list[StoredRun]:
-        """Return runs with these tags and, if given, this status, oldest first; a local file is read without MLflow."""
+        """Return runs with these tags and, if given, this status, oldest first. Reads a local file without MLflow."""
         if (records := SqliteRecords.of(self.uri)) is not None:
             with suppress(sqlite3.Error):  # MLflow's client reports the reason
                 return records.search(stream, tags, status)
@@ -135,7 +135,7 @@ class Sender:
                 return runs
 
     def histories(self, run_id: str, key: str) -> dict[str, list[Point]]:
-        """Return (step, value) of every value of a metric, ordered by time; a local file returns all metrics."""
+        """Return (step, value) of every value of a metric, ordered by time; with a local database, of all metrics."""
         if (records := SqliteRecords.of(self.uri)) is not None:
             with suppress(sqlite3.Error):
                 return records.histories(run_id)

@@ -36,7 +36,7 @@ def locked(path: Path, mode: str = "ab", wait: bool = True) -> Iterator[IO[bytes
 
     Raises:
         BlockingIOError: if another process holds the lock and `wait` is false.
-        OSError: if it cannot be opened, or is not a regular file: opening a pipe does not block.
+        OSError: if it cannot be opened, or is not a regular file (a pipe does not block).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, mode, opener=_at_once) as file:
@@ -154,7 +154,7 @@ class Outbox:
 
 
 class OutboxSender:
-    """Sends records, and stores unsent ones in the outbox. Its methods never raise.
+    """Sends records to MLflow, and stores unsent ones in the outbox. Its methods never raise.
 
     Args:
         outbox: holds unsent records.
@@ -179,7 +179,7 @@ class OutboxSender:
     def deliver(self, run_id: str, record: Message, now: bool = False) -> bool:
         """Send a record, after unsent ones of its run; return whether none is left unsent.
 
-        `now` tries even during the pause after a failure; for the last records of a run.
+        `now` sends even during the pause after a failure, for the last records of a run.
         """
         quiet = time.monotonic() < self._quiet_until and not now
         if not quiet and not self.outbox.has(run_id) and (record["op"] == "open" or self.outbox.server_id(run_id)):
@@ -207,7 +207,7 @@ class OutboxSender:
         return sent, left
 
     def _flush_one(self, name: str, children: tuple[str, ...] = ()) -> tuple[int, int]:
-        """Send a run's records, after those of its sweep; `children`: the runs that are sent after it."""
+        """Send a run's records, after those of its sweep; `children` are the runs to send after it."""
         records, bad, size = self.outbox.read_all(name)
         parent = records[0].get("parent") if records and records[0]["op"] == "open" else None
         before = 0

@@ -1,4 +1,4 @@
-"""Records that are only read: a folder that takes no files (read-only, or a full disk) is read in a temporary copy."""
+"""Read access to records in a folder that cannot be written (read-only, or a full disk), by a temporary copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOGS = ("-journal", "-wal", "-shm")  # files of a writer that was stopped, with
 
 
 def readable_uri(uri: str) -> str:
-    """Return the URI at which existing records are read: `uri`, or that of a copy where their folder takes no files.
+    """Return the URI for reading existing records: `uri`, or that of a copy if their folder cannot be written.
 
     A local database is upgraded, and its addresses follow a moved folder: in place, or in the copy, which disappears
     with this process.
@@ -49,7 +49,7 @@ def readable_uri(uri: str) -> str:
 
 
 def _bring_up_to_date(file: Path, folder: Path | None = None) -> None:
-    """Prepare a database, or the copy of one in `folder`; MLflow is not asked about one that is read without it."""
+    """Upgrade a database, or the copy of one in `folder`, unless it can be read without MLflow."""
     if SqliteRecords.of(f"sqlite:///{file}") is None:
         create_database(f"sqlite:///{file}")
     follow_move(file, folder)
@@ -57,7 +57,7 @@ def _bring_up_to_date(file: Path, folder: Path | None = None) -> None:
 
 @cache
 def _copied(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder with a copy of a database of that time and size, which is ready to be read."""
+    """Return a folder with a prepared copy of a database, identified by its time and size."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="ctvr-records-")
         copy = Path(folder.name) / file.name

@@ -48,7 +48,7 @@ class Recorder:
     _is_closed: bool = False
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
-        """Open the MLflow run, and add the results that an earlier process committed."""
+        """Open the MLflow run, and record the results that an earlier process committed."""
         stream = data.stream
         done = commits.finished(len(stream.tasks))
         self._context, self._commits = (method, data), commits

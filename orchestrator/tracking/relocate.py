@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def follow_move(database: Path, folder: Path | None = None) -> int:
-    """Make the artifact addresses in a database start with its folder, or with `folder`; return how many changed.
+    """Update the artifact addresses in a database to its folder, or to `folder`; return the number of changes.
 
     Only addresses below our artifact folder (`<runs>/artifacts`, mlflow_writer.py) change; those of a server or of
     third-party experiments stay. No other process may write, or the caller must hold the lock.

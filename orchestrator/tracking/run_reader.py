@@ -1,4 +1,4 @@
-"""Recorded runs as read from MLflow: damaged ones are named and left out, errors are one line."""
+"""Reading of recorded runs from MLflow. Damaged runs are skipped with a warning; errors are one line."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Histories(Mapping[str, list[tuple[int, float]]]):
 
 
 class Texts(dict[str, Any]):
-    """Recorded texts of a run by name. A missing one is reported in one line, not as a KeyError."""
+    """Recorded texts of a run by name. A missing text raises a one-line error instead of KeyError."""
 
     def __init__(self, found: Mapping[str, Any], run: str, kind: str) -> None:
         super().__init__(found)
@@ -85,9 +85,9 @@ def metric_name(name: str) -> str:
 
 
 def artifact_folder(run_id: str, address: str) -> Path | None:
-    """Return the local folder at a run's artifact address; None for a server's, and for one that is not the run's.
+    """Return the local folder at a run's artifact address; None on a server, or if the folder is not the run's.
 
-    An address in a file from elsewhere may be any folder of the user.
+    An address in a third-party file may be any folder of the user.
     """
     place = urlsplit(address)
     path = Path(unquote(place.path) if place.scheme == "file" else address)

@@ -56,7 +56,7 @@ def _move_password() -> None:
 
 
 def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
-    """Check with one request whether `uri` is usable, to read alone if `writes` is false, without long retries.
+    """Check with one request whether `uri` is usable, only for reading if `writes` is false, without long retries.
 
     Raises:
         ConfigError: one line with the URI, the reason and the remedy; `TrackingUnavailable` if a

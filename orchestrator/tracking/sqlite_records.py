@@ -43,10 +43,10 @@ class StoredRun:
     latest: dict[str, Point]  # of each metric, at its last step
 
     def check(self) -> None:
-        """Check the types of all values: an edited or damaged file may hold others than those recorded.
+        """Check the types of all values: a file may have been edited or damaged.
 
         Raises:
-            ConfigError: with the first wrong value.
+            ConfigError: if one is wrong; the message gives the first.
         """
         own = {"run_uuid": self.run_id, "name": self.name, "status": self.status, "artifact_uri": self.artifacts}
         for table, texts in (("runs", own), ("params", self.params), ("tags", self.tags)):

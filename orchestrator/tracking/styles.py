@@ -65,7 +65,7 @@ def style_of(method: str, variant: int = 0) -> Style:
 
 
 def styles_of(rows: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Style]:
-    """Return row (label, method) -> style, for one figure; rows of one method differ in shade, line and marker.
+    """Return the style of each row (label, method) of a figure; rows of one method differ in shade, line and marker.
 
     The row whose label is the method's name has the method's own style; if there is none, the method's first row has.
     """

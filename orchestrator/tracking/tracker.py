@@ -239,7 +239,7 @@ class Tracker:
     ) -> list[RunRecord]:
         """Return trials, oldest first: of a stream, of a sweep (name or run id), with these tags; by default all.
 
-        A run with a damaged record is named in a warning and left out; with `strict`, for what deletes, it is an error.
+        A run with a damaged record is skipped with a warning; with `strict`, for deletions, it is an error.
         """
         wanted = dict(tags or {})
         if sweep is not None:
@@ -276,7 +276,7 @@ class Tracker:
         return dict(self.client.get_run(self._sender.real(run_id)).data.tags)
 
     def download(self, run_id: str, artifact: str) -> Path:
-        """Return an artifact (file or folder) on this machine, copied unless it is here.
+        """Return the local path of an artifact (file or folder), downloaded if necessary.
 
         Raises:
             FileNotFoundError: if the run does not have the artifact or it cannot be read.
