@@ -35,17 +35,17 @@ def build_cache(
 ) -> str:
     """Decode every video of a stream into the store, for runs with these settings.
 
-    Videos in the store are not decoded again, so that an interrupted job resumes.
+    Videos in the store are not decoded again, so an interrupted job resumes.
 
     Args:
         stream_name: name of a stream, or a manifest file.
-        overrides: flat settings, as of `ctvr run`.
-        execution: with `address`, or if `on_cluster`, all nodes of that Ray cluster decode; else this machine does.
+        overrides: flat settings, as for `ctvr run`.
+        execution: execution settings; if it has an `address`, all nodes of that Ray cluster decode.
         on_cluster: whether to use the nodes of the Ray cluster.
         features: whether to store the features of the method's frozen vision blocks, too.
 
     Raises:
-        ConfigError: at the end, with all broken videos and their reasons, unless `data.skip_missing` is set.
+        ConfigError: if videos are broken, after all others are decoded, unless `data.skip_missing` is set.
     """
     execution.check()
     places = execution.places()
@@ -96,7 +96,7 @@ def _report(
     """Report decoded and unusable videos, then `made`, the text on features.
 
     Raises:
-        ConfigError: with the same text, if videos are unusable and `skip_missing` is false.
+        ConfigError: with this report, if videos are unusable and `skip_missing` is false.
     """
     text = f"stream {stream.name}: {done.decoded} videos decoded, {done.known} were in the store"
     if lost:

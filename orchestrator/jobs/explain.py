@@ -92,7 +92,7 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
 
 
 def _key_of(name: str, tracker: Tracker | None) -> str:
-    """Return the key of the run with a name or an id, or of a method's newest run; else the word is taken for a key."""
+    """Return the key of a run (by name or ID) or of a method's newest run; else `word`, which may be a key."""
     runs = [] if tracker is None else tracker.find_runs()
     found = [run for run in runs if run.name == name or (len(name) >= 6 and run.run_id.startswith(name.lower()))]
     if not found:
@@ -182,7 +182,7 @@ def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _split(settings: Mapping[str, Any]) -> tuple[Settings, Settings]:
-    """Split settings into those that are part of a key, and those that change no result."""
+    """Split settings into those that are part of a key, and those that do not affect results."""
     from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS  # torch takes seconds to import
 
     idle = {name: value for name, value in settings.items() if name in NON_IDENTITY_SETTINGS}
@@ -209,7 +209,7 @@ def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> lis
 
 
 def _today(key: str, run: RunRecord) -> str:
-    """Describe whether the code, weights and versions here give the same key for the run's settings and stream."""
+    """Describe whether the current code, weights and versions give the run's settings and stream the same key."""
     from ctvr.orchestrator.learning.run_key import OF_PROTOCOL  # torch takes seconds to import
     from ctvr.orchestrator.sweeps.comparison import experiment_of
 

@@ -112,7 +112,7 @@ def _write_features(data: StreamData, items: list[Item], clip: Any, out: Path, f
 
 
 def _write_table(stream: Stream, out: Path, names: Sequence[str]) -> int:
-    """Write `table.csv` and `manifest.json`; return the number of captions. `names` are those of exported files."""
+    """Write `table.csv` and `manifest.json`; return the number of captions. `names` are the names of exported files."""
     lines = 0
     with (out / "table.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

@@ -81,10 +81,10 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
 
 
 def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) -> Iterator[dict[str, Any]]:
-    """Link or copy each item's video to a folder; yield its line of the metadata, with the name of the file.
+    """Link or copy each item's video to a folder; yield its metadata, including the file's name.
 
     Raises:
-        ConfigError: for a folder of frames instead of a video; `option` is the one to omit.
+        ConfigError: for a folder of frames instead of a video; the message says to omit `option`.
     """
     if items:
         folder.mkdir()

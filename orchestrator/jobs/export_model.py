@@ -90,7 +90,7 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
 
 
 def _seeds(run: RunRecord, execution: ExecutionConfig) -> dict[int, float]:
-    """Return seed -> R@1 of the complete runs that differ from this one only in the seed."""
+    """Return the R@1 of this run and of those that differ from it only in the seed, by seed."""
     alike = {key: run.tags.get(key) for key in ("ctvr.method", "ctvr.stream_digest", "ctvr.split", "ctvr.provenance")}
     found = execution.existing_tracker().find_runs(tags={"ctvr.complete": "true"})
     plain = _plain(run)

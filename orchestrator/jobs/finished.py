@@ -1,4 +1,4 @@
-"""Recognition of a finished run by its command, without torch and MLflow, whose imports take longer than the answer."""
+"""Fast lookup of a finished run by its command, without the slow imports of torch and MLflow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINISHED = "all tasks were already finished; nothing was trained (--fresh trains
 
 
 def finished_run(settings: Settings, presets: Sequence[str], execution: ExecutionConfig) -> str | None:
-    """Return the result of a run that is finished and recorded as text; None if the run must be resolved, or trained.
+    """Return the results of a finished run as text; None if this cannot be decided here, or the run is not finished.
 
     Args:
         settings: flat dotted settings, including `method` and `stream`.
@@ -59,9 +59,9 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
 
 
 def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> list[Any] | None:
-    """Return what decides the key of a run, besides our sources and the libraries; None if it cannot be listed.
+    """Return everything besides sources and libraries that determines a run's key; None if it cannot be listed.
 
-    Files count by size and times. The key of a class of another package or a user's file is not kept.
+    Files count by size and times. Keys of runs with third-party classes or users' files are not cached.
     """
     values = [value for given in (settings, stream.settings) for name, value in given.items() if name != "stream"]
     methods = {str(given[name]) for given in (settings, stream.settings) for name in METHODS if name in given}
@@ -90,7 +90,7 @@ OTHER_STREAMS = ("evaluation.also", "evaluation.distractors")  # whose files are
 
 
 def _machine() -> list[Any]:
-    """Return what decides the device and the vector instructions that torch uses."""
+    """Return the facts that determine which device and vector instructions torch uses."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

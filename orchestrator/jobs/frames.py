@@ -1,4 +1,4 @@
-"""Frames of a video as training reads them, and the readable videos of a folder (`ctvr frames`).
+"""Extraction of a video's frames as training sees them, and a check of a folder's videos (`ctvr frames`).
 
 Shapes: T frames of height H and width W.
 """

@@ -84,7 +84,7 @@ class Measured:
 
     @property
     def bound(self) -> str:
-        """Return what takes longest in a run of EPOCHS epochs: steps, store or decoding, which happens once."""
+        """Return the bottleneck of a run of EPOCHS epochs: steps, store or (once) decoding."""
         seconds = {  # for each clip of an epoch
             "steps": 1 / self.fastest.clips_per_second,
             "store": 1 / self.store,
@@ -136,7 +136,7 @@ def _step_seconds(backbone: Clip, precision: Precision, device: torch.device, pa
 
 
 class _Stored:
-    """Frames of any item, from a store; in place of a FrameSource."""
+    """Replacement of FrameSource that returns stored frames for any item."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -170,7 +170,7 @@ def _store_rate(place: str, backbone: Clip, device: torch.device, megabytes: int
 
 @contextlib.contextmanager
 def _beside(place: str) -> Iterator[str]:
-    """Yield the address of a temporary store within the user's; it is removed."""
+    """Yield the address of a temporary store inside the user's; remove it at the end."""
     folder = join_uri(place, f"probe-{secrets.token_hex(4)}")
     try:
         yield folder
@@ -227,7 +227,7 @@ def report(found: Measured, place: str) -> str:
 
 
 def remedies(found: Measured) -> list[str]:
-    """Return the settings that make the bound faster."""
+    """Return the settings that relieve the bottleneck."""
     if found.bound == "store":
         threads = num_prefetch_threads(None, torch.device("cuda" if found.gpu else "cpu"))
         return [

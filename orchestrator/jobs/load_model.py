@@ -1,4 +1,4 @@
-"""Trained models by name: a folder, an MLflow run, a sweep, a method, or `best-STREAM`."""
+"""Loading of trained models by name: a folder, an MLflow run, a sweep, a method, or `best-STREAM`."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _read(folder: Path) -> TrainedModel:
 
 
 def _with_gallery(model: Model, folder: Path) -> Model:
-    """Give a model the features that were saved with it, next to the paths of its stream if that is here."""
+    """Attach to a model its saved features and, if its stream is available here, the videos' paths."""
     if blocks := read_gallery(folder):
         split, stream = model.trained.experiment.evaluation.split, model.stream
         here = [] if stream is None else [stream.items(index, split) for index in range(len(stream.tasks))]

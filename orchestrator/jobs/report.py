@@ -37,7 +37,7 @@ def make_report(name: str, execution: ExecutionConfig, html: Path | None = None)
 
 
 def open_line(name: str, execution: ExecutionConfig) -> str:
-    """Write a report; return the line that names its address, at the forgetting explorer."""
+    """Write a report; return the line with its address, which opens at the forgetting explorer."""
     return f"open: {write_report(name, execution).as_uri()}#{ANCHOR}"
 
 
@@ -132,7 +132,7 @@ def _state(run: RunRecord) -> str:
 
 
 def _space(sweep: RunRecord, trials: Sequence[Trial]) -> tuple[SearchedSetting, ...]:
-    """Return the recorded space; of a sweep before 0.3, the settings in which trials differ, as far as tried."""
+    """Return the recorded space; for a sweep before 0.3, the values tried of the settings in which trials differ."""
     try:
         known = dict(json.loads(sweep.tags[SPACE]))
         return tuple(
@@ -198,7 +198,7 @@ def _memories(
 
 
 def _memory(label: str, run: RunRecord, stream: Stream | None, execution: ExecutionConfig) -> ModelHistory:
-    """Return the forgotten queries of a run. Its model is loaded only if no earlier page of it has loaded it."""
+    """Return the forgotten queries of a run. Its model is loaded only if the result is not cached."""
     if stream is None:
         raise ConfigError(f"its stream {run.settings.get('stream')} does not exist here, or has changed")
     if stream.domain != "videos":
@@ -234,7 +234,7 @@ def _memory(label: str, run: RunRecord, stream: Stream | None, execution: Execut
 def _winners(
     run: RunRecord, execution: ExecutionConfig, stream: Stream, queries: Sequence[tuple[int, str]], lost: Sequence[int]
 ) -> list[int]:
-    """Return the number of the video that the model ranks first for each lost query; `queries`: (task, text)."""
+    """Return the index of the video that the model ranks first for each of `queries`, pairs (task, text)."""
     if not lost:
         return []
     from ctvr.orchestrator.jobs.load_model import load_task  # imports torch

@@ -1,4 +1,4 @@
-"""Requirements of a paper's table or figure: rows, runs, videos and weights, and which are available."""
+"""Requirements of a paper's table or figure (rows, runs, videos, weights), and their availability."""
 
 from __future__ import annotations
 

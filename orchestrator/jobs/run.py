@@ -131,7 +131,7 @@ def train(
 
 
 def _prepare_table(tracker: Tracker, key: str) -> None:
-    """Compute what a table says of this run by importing torch, which this process has done; commands remember it."""
+    """Compute and cache the parts of this run's table that need torch, which this process has already imported."""
     with suppress(CtvrError):  # MLflow's server may be away
         for run in tracker.find_runs(tags={"ctvr.result": key})[-1:]:
             marks_of(run)

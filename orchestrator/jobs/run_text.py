@@ -27,11 +27,11 @@ TITLES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "Mea
 def start_text(
     experiment: Experiment, stream: Stream, given: Settings, presets: Sequence[str], device: str, place: str
 ) -> str:
-    """Describe a run before it starts: method, stream, device, changed settings with who set them, learning rates.
+    """Describe a run before it starts: method, stream, device, changed settings with their sources, learning rates.
 
     Args:
         given: the user's settings.
-        presets: those that apply, in order.
+        presets: the presets in use, in order.
         device: `cpu` or `cuda`.
         place: where the run is recorded.
     """
@@ -49,7 +49,7 @@ def start_text(
 
 
 def slow_precision(device: str, precision: str) -> list[str]:
-    """Say that a GPU with TF32 and bf16 computes in full float32, else nothing."""
+    """Return a warning if a GPU with TF32 and bf16 computes in full float32, else nothing."""
     import torch
 
     if device != "cuda" or precision != "fp32" or torch.cuda.get_device_capability()[0] < FIRST_WITH_BF16:
@@ -76,7 +76,7 @@ def _wrapped(name: str, parts: Sequence[str]) -> list[str]:
 
 
 def changed_settings(experiment: Experiment, stream: Stream, given: Settings, presets: Sequence[str]) -> list[str]:
-    """List the settings that differ from the method's defaults, with who set them: you, a preset, or the stream."""
+    """List the settings that differ from the method's defaults, with their source: user, preset or stream."""
     from ctvr.orchestrator.learning.resolve import preset_settings, resolve  # imports torch
 
     run = experiment.run
@@ -109,7 +109,7 @@ def learning_rates(experiment: Experiment) -> list[str]:
 
 
 def time_left(seconds: Sequence[float], left: int) -> str:
-    """Return the time that the remaining tasks take if they are like those of this process; empty after the last."""
+    """Estimate the remaining time from the tasks of this process, as text; empty after the last task."""
     return f", about {format_duration(sum(seconds) / len(seconds) * left)} left" if left and seconds else ""
 
 
@@ -145,7 +145,7 @@ def result_text(name: str, split: str, stream: Stream, metrics: Mapping[str, flo
 
 
 def runs_option(execution: ExecutionConfig) -> str:
-    """Return the option that the next commands need if the runs folder is not the default one."""
+    """Return the option that the next commands need if the runs folder is not the default."""
     return "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
 
 
@@ -153,7 +153,7 @@ def next_text(stream: Stream, run_id: str, more: str) -> str:
     """Return the next commands: the table of the stream's runs, a query with one of its captions, and this run again.
 
     Args:
-        run_id: of MLflow.
+        run_id: MLflow's ID of the run.
         more: options that every command needs.
     """
     commands = [f"ctvr table {stream.name}{more}"]

@@ -1,4 +1,4 @@
-"""Recorded runs as things: a list, one of them in full, and their removal (`ctvr runs`)."""
+"""Listing, inspection and removal of recorded runs (`ctvr runs`)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _size(folder: Path | None) -> str:
 
 
 def find_record(name: str, tracker: Tracker, methods: bool = False) -> RunRecord:
-    """Return the run with an id (6 or more characters of it) or a name; the newest of a name.
+    """Return the run with an ID (or at least 6 leading characters) or, if there are several, the newest with a name.
 
     With `methods`, the name of a method refers to its newest complete run.
 
@@ -103,7 +103,7 @@ def find_record(name: str, tracker: Tracker, methods: bool = False) -> RunRecord
 
 
 def what_it_names(name: str, runs: Sequence[RunRecord]) -> str:
-    """Return what a name that no run has stands for, or the closest one, and where the runs are listed."""
+    """Explain a name that is not a run's: what else it names or resembles, and how to list the runs."""
     if name in {run.tags.get("ctvr.stream") for run in runs}:
         return (
             f" It is a stream; its runs: ctvr runs --stream {name}. A number of its table: ctvr explain {name} ROW R@1"
@@ -152,7 +152,7 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
     MLflow marks a deleted run, which `mlflow runs restore` brings back. Weights that another run adopted stay.
 
     Raises:
-        ConfigError: for a run that runs, that is the best of a stream, or that a sweep compares, unless `force`.
+        ConfigError: unless `force`, for a run that is running, is the best of a stream, or is part of a sweep.
     """
     reader = execution.existing_tracker()  # a wrong name is refused before MLflow is imported
     found = [find_record(name, reader) for name in names]
@@ -182,7 +182,7 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
 
 
 def _held_by(run: RunRecord) -> str:
-    """Return why a run should stay; empty if nothing holds it."""
+    """Return the reason to keep a run, or ""."""
     if run.status == "RUNNING":
         return RUNS
     if run.tags.get("ctvr.best"):

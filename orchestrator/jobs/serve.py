@@ -36,8 +36,8 @@ def serve(
     Args:
         name: name of a model, as for `load`, or the id or name of a run that is still trained.
         among: a folder of videos to search; None: the videos of the model's stream.
-        host: address to listen on; one that others can reach needs a token.
-        port: to listen on; 0: a free one, which is printed.
+        host: address to listen on; any other than loopback needs a token.
+        port: port to listen on; 0 selects a free one, which is printed.
         token_file: holds the token; None: `serving.gate.TOKEN` of the environment.
 
     Raises:

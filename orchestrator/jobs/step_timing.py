@@ -24,7 +24,7 @@ from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 
 
 class Noise:
-    """Frames of any item: the same noise for all."""
+    """Frame source that returns the same noise for every item."""
 
     def __init__(self, frames: int, size: int) -> None:
         self.frames = np.random.default_rng(0).integers(0, 256, (frames, size, size, 3), dtype=np.uint8)
@@ -53,7 +53,7 @@ def noise_stream(pairs: int, videos: int) -> Stream:
 
 
 class TimedLoop(Loop):
-    """A loop that times its epochs: the first allocates memory and selects kernels."""
+    """A loop that times its epochs, so that the first one (allocation, kernel selection) can be excluded."""
 
     seconds: list[float]
 
@@ -86,7 +86,7 @@ def train_on_noise(
 
     Args:
         kind: class of the loop.
-        method: whose second task has begun.
+        method: the method, whose second task has begun.
         backbone: backbone of the method.
         precision: precision of the steps.
         workers: this process and the number of processes.
