@@ -117,7 +117,7 @@ class Retrieval(Protocol):
 
 
 class CTVR(Retrieval):
-    """Videos are encoded once, after their task; all captions so far search all videos (arXiv:2503.10111, section 3)."""
+    """Videos are encoded once, after their task; all captions so far search them all (arXiv:2503.10111, section 3)."""
 
     name = kind = "ctvr"
 

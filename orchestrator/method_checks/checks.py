@@ -118,7 +118,7 @@ def check_frozen(subject: Subject) -> None:
 
 
 def check_resume(subject: Subject) -> None:
-    """Check that a run that resumes from its saved state after every task equals an uninterrupted one, bit for bit."""
+    """Check that resuming from the saved state after every task gives bit-identical results."""
     unbroken = subject.make()
     pretrained = PretrainedSnapshot(unbroken)
     learn(unbroken, 0)
@@ -151,7 +151,7 @@ _LOST = "a state that decides them is neither a parameter nor a buffer, nor set 
 
 
 def _same_step(unbroken: Method, resumed: Method, index: int) -> Tensor:
-    """Train task `index` with both and check that they are equal afterwards; return the stored gallery."""
+    """Train task `index` with both methods and check that they are equal afterwards; return the stored gallery."""
     where = f"resumed after task {index}, task {index + 1}"
     if learn(resumed, index) != learn(unbroken, index):
         raise ContractViolation(f"{where} has other losses: {_LOST}")

@@ -36,7 +36,7 @@ def check_forgetting(subject: Subject) -> str | None:
 
 @torch.no_grad()
 def first_moved(method: Method, config: EvaluationConfig, protocol: str) -> int | None:
-    """Return the first task after which an earlier task's own ranks differ in either direction; None if none does."""
+    """Return the first task after which an earlier task's own ranks differ in either direction, or None."""
     own, stored = list[tuple[Tensor, Tensor]](), list[Tensor]()
     for index in range(TASKS):
         method.eval()

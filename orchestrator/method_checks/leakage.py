@@ -1,8 +1,8 @@
 """Checks that an evaluation uses only the videos, the captions and the tasks learned so far.
 
-The loop passes a method no id, label or order of the searched items, and no pair of a later task. These checks refuse
-other sources of information: the order of videos and captions, the index of the task, pairs that no task has shown so
-far, and state that outlives the method (variables of its class or module).
+The loop passes a method no id, label or order of the searched items, and no pair of a later task. These checks detect
+    the use of other information: the order of videos and captions, the index of the task, unseen pairs, and state
+        outside the instance (variables of its class or module).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_leakage(subject: Subject) -> None:
 
 @torch.no_grad()
 def check_evaluation(subject: Subject) -> None:
-    """Check that encoding and scoring use the videos, the captions and the tasks learned so far, and nothing else."""
+    """Check that encoding and scoring use the videos, the captions and the tasks learned so far, only."""
     method = subject.make()
     shown, stored = SeenPairs(), list[Tensor]()
     before = _after(method, 0, shown, stored)
@@ -121,7 +121,7 @@ def _is_idle(method: Method) -> None:
 
 
 def _knows_no_order(method: Method) -> None:
-    """Check that scores follow the order of their inputs: caption i often belongs to video i."""
+    """Check that permuted inputs give permuted scores, since caption i often belongs to video i."""
     videos, texts = features(method, 0)
     scores = method.normalize_scores(method.score(texts, videos))
     for what, found in (

@@ -27,7 +27,7 @@ PAIRS = 16
 def own_scores(experiment: Experiment) -> Tensor | None:
     """Return the scores (Q, V) of noise by the untrained method, standardised.
 
-    None if they equal those of zero-shot CLIP, or if the method has nothing to train: its row is its starting point.
+    None if they equal those of zero-shot CLIP, or if the method trains nothing.
     Empty if the small backbone does not fit the settings; the scores then count as different.
     """
     batch = make_batch(PAIRS, experiment.data.num_frames)

@@ -2,8 +2,8 @@
 
 A number may matter only under other settings (the rate of a reducer that is off). It is tried under the method's
 defaults, then under its presets and each other choice of its switches, and together with values of numbers that are
-unset by default. A number that the defaults refuse must matter under every choice that accepts it: three reducers have
-`stages`, and one that ignored it would be found. A number that no settings accept is not an error; it is listed.
+unset by default. A number that the defaults refuse must matter under every choice that accepts it, for example `stages`
+under each of the three reducers that have it. A number that no settings accept is not an error; it is listed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_settings_matter(subject: Subject) -> str:
     """Check that every number of `method.*` changes a loss, a weight, a feature or a score; return their names.
 
     Raises:
-        ContractViolation: naming those that change nothing.
+        ContractViolation: if some change nothing; the message names them.
         Exception: raised by the method itself under its defaults.
     """
     numbers = list(numbers_of(type(subject.experiment.method)))
@@ -93,7 +93,7 @@ class SettingProbe:
     """Probe of one numeric setting of a method."""
 
     def __init__(self, subject: Subject, name: str, seen: dict[str, Trace | None]) -> None:
-        """`seen` caches the traces of settings."""
+        """Prepare a probe; `seen` caches the traces of settings."""
         self.subject, self.name, self.seen = subject, name, seen
 
     def probe(self) -> tuple[str, Mapping[str, Any]]:
@@ -172,7 +172,7 @@ class SettingProbe:
         return IDLE if several else REFUSED
 
     def _default(self, setting: str, context: Mapping[str, Any]) -> Any:
-        """Return a setting's value in this context, which does not give it, or ABSENT if its group lacks it there."""
+        """Return a setting's default in this context, or ABSENT if the selected variant lacks the setting."""
         own = self.subject.experiment.method
         group, _, name = setting.rpartition(".")
         if not group:

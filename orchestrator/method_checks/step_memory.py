@@ -60,7 +60,7 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        """Return the most bytes at a time: gradients grow while the backward pass releases activations."""
+        """Return the peak in bytes; gradients are allocated while the backward pass releases activations."""
         both = self.activations + self.gradients
         grown = both if self.accumulates else max(self.activations, self.gradients)
         return self.weights + self.moments + self.frames + grown
@@ -128,7 +128,7 @@ def _remedy(experiment: Experiment, workers: int, room: float) -> str:
 
 
 def _smaller(experiment: Experiment, workers: int) -> Iterator[tuple[str, Experiment]]:
-    """Yield settings that take less memory, those first that change results least."""
+    """Yield settings that take less memory, in increasing order of their effect on results."""
     again = replace(experiment, optim=replace(experiment.optim, activation_checkpointing=True))
     yield "optim.activation_checkpointing=true (same results)", again
     yield "precision=bf16", replace(experiment, run=replace(experiment.run, precision="bf16"))
@@ -271,7 +271,7 @@ class _Lowered(TorchFunctionMode):
 
     @staticmethod
     def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Attend by a fused kernel, as a GPU does: one without it would keep the similarities."""
+        """Emulate a GPU's fused attention, which does not save the similarities for the backward pass."""
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)

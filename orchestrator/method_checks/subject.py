@@ -46,7 +46,7 @@ class Subject:
         """Build a subject from a method's name (or `module:Class`), with `method.*` and `base.*` settings.
 
         Raises:
-            ConfigError: as for a run, and for a method over images or questions.
+            ConfigError: for invalid settings, and for a method over images or questions.
         """
         learned = {"images": "labelled images", "questions": "questions"}
         if what := learned.get(get_method(name).domain):
@@ -90,7 +90,7 @@ def learn(
     """Learn one task as the loop does, up to `end_task`.
 
     Args:
-        method: has learned the tasks before.
+        method: the method, which has learned the earlier tasks.
         index: index of the task.
         steps: number of optimizer steps.
         source: source of former pairs.

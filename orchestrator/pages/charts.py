@@ -1,4 +1,4 @@
-"""Charts as inline SVG: R@1 after each task, and what charts of a page share."""
+"""Charts as inline SVG: R@1 after each task, and shared helpers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def contact_sheet(found: Sequence[tuple[str, Sequence[Hit]]], model: str) -> str
 
 
 def card(hit: Hit, picture: str) -> str:
-    """Return a hit with its picture, which is HTML."""
+    """Format a hit with its picture (HTML) as HTML."""
     said = hit.captions[0] if hit.captions else ""
     task = f" · {hit.task}" if hit.task else ""
     return (

@@ -1,7 +1,7 @@
-"""The forgetting explorer: queries found when their task was learned and lost now, and the videos found instead.
+"""The forgetting explorer: queries that were found after their task but not at the end, and the videos found instead.
 
-A rank can fall because the gallery has grown or because the model has changed. The video that is now first decides: if
-it was in the gallery before, the query was *forgotten*; if it came with a later task, *outnumbered*.
+A rank can fall because the gallery has grown or because the model has changed. If the video that is now first was in
+the gallery before, the query is *forgotten*; if it came with a later task, *outnumbered*.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LostQuery:
 
     @property
     def is_forgotten(self) -> bool:
-        """Report whether the video that is first now was in the gallery before, so that only the model has changed."""
+        """Report whether the video that is now first was in the gallery before, so that the model is the cause."""
         return self.winner_task <= self.task
 
 

@@ -1,4 +1,4 @@
-"""The template of every page: one file, no script, no network access, light and dark mode as the system's."""
+"""The template of every page: one file, no script, no network access, the system's light or dark mode."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def page(title: str, body: str, style: str = "", heading: str = "") -> str:
 
 
 def check_page(path: Path) -> None:
-    """Reject a file that cannot be written before its page is computed; creates nothing.
+    """Check that a file can be written, before its page is computed. Creates nothing.
 
     Raises:
-        ConfigError: with the reason.
+        ConfigError: if it cannot; the message gives the reason.
     """
     path = path.expanduser().absolute()
     above = next(folder for folder in path.parents if folder.exists())

@@ -27,7 +27,7 @@ def report(title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]
     """Return a complete document.
 
     Args:
-        title: what was run.
+        title: name of the sweep, rerun or stream.
         facts: (heading, text): the question, the budget, the winner and its confirmation.
         tables: tables of the complete runs.
         memories: model histories of the rows' first runs.

@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchedSpace:
-    """The searched settings and all trials; `metric` names the values, with their unit."""
+    """The searched settings and all trials; `metric` is the name and unit of the trials' values."""
 
     settings: tuple[SearchedSetting, ...]
     trials: tuple[Trial, ...]
@@ -72,7 +72,7 @@ class SearchedSpace:
 
 
 def shortened(value: str) -> str:
-    """Return a number with three digits; other values as they are."""
+    """Round a number to three digits; return other values unchanged."""
     try:
         return f"{float(value):.3g}"
     except ValueError:

@@ -37,7 +37,7 @@ def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
 
 
 def image(clip: Clip, pictures: dict[Clip, str], said: str) -> str:
-    """Return the picture of a clip as HTML, with the text `said`; a note if there is no picture."""
+    """Return the picture of a clip as HTML, with `said` as alternative text; a note if there is no picture."""
     from html import escape
 
     address = pictures.get(clip)
@@ -47,7 +47,7 @@ def image(clip: Clip, pictures: dict[Clip, str], said: str) -> str:
 
 
 class Thumbnails:
-    """Pictures of videos on request, for a server: one decoding child that stays, and the last `KEPT` pictures."""
+    """Pictures of videos on request, for a server: one permanent decoding child, and a cache of `KEPT` pictures."""
 
     def __init__(self) -> None:
         self._pool, self._kept = Decoder(workers=1), OrderedDict[Clip, bytes | None]()

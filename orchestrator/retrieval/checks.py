@@ -8,7 +8,7 @@ from ctvr.orchestrator.errors import ConfigError
 
 
 def check_query(texts: Sequence[str], k: int = 1) -> None:
-    """Refuse a query that finds nothing.
+    """Refuse a query that cannot have results.
 
     Raises:
         ConfigError: for an empty text, or k < 1.

@@ -65,7 +65,7 @@ class Block:
 
 @dataclass
 class Model:
-    """A trained method with what is needed to query it: `model.search("a red square moves left")`.
+    """A trained method that can be queried: `model.search("a red square moves left")`.
 
     Without `videos`, the videos of its stream are searched. Their features are those that were stored when their task
     was learned, if the run still has them, else the model encodes them now.
@@ -96,12 +96,12 @@ class Model:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return every setting of its run, flat and dotted."""
+        """Return all settings of the model's run, flat and dotted."""
         return dict(self.trained.experiment.settings)
 
     @property
     def method(self) -> str:
-        """Return the name of its method, as in `ctvr methods`."""
+        """Return the name of the model's method, as in `ctvr methods`."""
         return self.trained.experiment.name
 
     def encode_text(self, texts: str | Sequence[str], task: int | None = None) -> Tensor:
@@ -233,7 +233,7 @@ class Model:
             return self.trained.method.encode_video(frames).float().cpu()
 
     def frames_of(self, items: Sequence[Item]) -> Iterator[Tensor]:
-        """Yield normalised frames (B, T, 3, H, W) of videos in evaluation batches; decodes what the store lacks.
+        """Yield normalised frames (B, T, 3, H, W) of videos in evaluation batches; missing ones are decoded.
 
         Raises:
             VideoError: if a file is not a readable video.
@@ -247,11 +247,11 @@ class Model:
         return torch.cat([self.encode_frames(frames) for frames in self.frames_of(items)])
 
     def encode_gallery(self, videos: Videos) -> Block:
-        """Return videos of the user with their features, which are kept; a folder without what cannot be read.
+        """Encode the user's videos, and cache their features; unreadable files of a folder are skipped.
 
         Raises:
             ConfigError: if a file does not exist, or the folder contains no readable video.
-            VideoError: if a file that is named is not a readable video.
+            VideoError: if an explicitly named file is not a readable video.
         """
         items = videos_of(videos)
         names = tuple(item.path for item in items)
@@ -283,7 +283,7 @@ class Model:
         return [*unreadable, *frames.decode_missing(missing)[1]]
 
     def data(self, items: Sequence[Item]) -> StreamData:
-        """Return items as tensors, prepared from their files as for the run."""
+        """Return items as tensors, prepared as in the model's run."""
         config: DataConfig = self.trained.experiment.data
         clip = self.trained.clip
         if not isinstance(clip, Clip):
@@ -339,7 +339,7 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
 
 
 def find_video(path: str) -> str:
-    """Return the location of a video's absolute path, also with another extension; "" stays: it is not here."""
+    """Return a video's file, which may have another extension than its absolute path; "" (not available) stays ""."""
     return path if not path or os.path.exists(path) else VideoPlaces(Path("/")).find(path)
 
 

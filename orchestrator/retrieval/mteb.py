@@ -30,11 +30,11 @@ from ctvr.orchestrator.retrieval.model import Model
 
 
 class MtebEncoder:
-    """A model with `encode` and `similarity` as MTEB calls them.
+    """A model with MTEB's encoder interface (`encode`, `similarity`).
 
     Args:
         model: from `ctvr.load`.
-        name: OWNER/NAME in MTEB's results; default: that of the run. MTEB stores results by it and `revision`.
+        name: OWNER/NAME in MTEB's results; default: the name of the run. MTEB stores results by it and `revision`.
     """
 
     def __init__(self, model: Model, name: str = "") -> None:

@@ -1,6 +1,6 @@
 """The HTTP service: /search, /health, /thumbnail/ID and a page at /. It only reads.
 
-Queries run one after another in one thread, and so do thumbnails in another: a slow video delays no query.
+Queries run sequentially in one thread and thumbnails in another, so that a slow video does not delay queries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Service:
     """The application and its two threads.
 
     Args:
-        current: returns the snapshot that answers a query from now on.
+        current: returns the snapshot that answers the next query.
         token: required of every request; empty: requests must name this machine as their host.
     """
 
@@ -112,7 +112,7 @@ def _address(hit: Hit) -> str:
 
 
 def _fields(hit: Hit) -> dict[str, Any]:
-    """Return a hit as JSON; no path of the file system."""
+    """Return a hit's fields for JSON, without file paths."""
     return {
         "rank": hit.rank,
         "video": hit.video,

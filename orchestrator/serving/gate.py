@@ -29,7 +29,7 @@ HEADERS = {  # of every answer; the page adds its Content-Security-Policy
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address or name means this machine alone."""
+    """Return whether an address or name refers to this machine only."""
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -68,7 +68,7 @@ def read_token(host: str, file: Path | None) -> str:
 
 
 class Gate:
-    """Refuse requests without the token (401) or, without one, for another host (400: DNS rebinding); add `HEADERS`."""
+    """Refuses requests without the token (401) or, if none is set, for other hosts (400: DNS rebinding)."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, hashlib.sha256(token.encode()).digest() if token else b""

@@ -1,7 +1,6 @@
 """A trained model with the gallery that it encoded, as one immutable pair, and its replacement by a newer one.
 
-A query reads the pair once and is answered by it alone. A text of one model is therefore never compared with features
-of another, whenever the newer pair arrives.
+A query reads the pair once and uses no other, so features of two models are never compared.
 """
 
 from __future__ import annotations

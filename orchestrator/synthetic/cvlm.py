@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class CameraStyle:
-    """The effect of a data set's cameras on every clip."""
+    """The camera effects of a data set, applied to every clip."""
 
     gain: tuple[float, float, float] = (1.0, 1.0, 1.0)
     gamma: float = 1.0
@@ -72,7 +72,7 @@ class CameraStyle:
 
 @dataclass(frozen=True)
 class Action:
-    """A category of a data set. A is the main thing, B the other one, C a colour and D a shape that A turns into."""
+    """A category of a data set. A is the main object, B the other one; C and D are A's new colour and shape."""
 
     name: str
     motion: str
@@ -94,7 +94,7 @@ class DataSet:
     look: CameraStyle = field(default_factory=CameraStyle)
 
     def colours(self) -> list[str]:
-        """Return the six colours that it prefers."""
+        """Return the six colours that the data set prefers."""
         return [str(c) for c in np.random.default_rng([4000, *map(ord, self.name)]).permutation(list(COLOURS))[:6]]
 
 
@@ -174,7 +174,7 @@ DATA_SETS: tuple[DataSet, ...] = (
 
 @dataclass(frozen=True)
 class Shot:
-    """One clip of a data set: everything that decides its pixels."""
+    """One clip of a data set: all parameters that determine its pixels."""
 
     data_set: int
     action: int
@@ -185,7 +185,7 @@ class Shot:
     seed: int
 
     def render(self, backward: bool, frames: int, size: int) -> Pixels:
-        """Return (frames, size, size, 3) uint8."""
+        """Render the clip, (frames, size, size, 3) uint8."""
         source = DATA_SETS[self.data_set]
         clip = render_clip(
             source.actions[self.action].motion, self.place, (self.main, self.other), self.turns_into,
@@ -270,7 +270,7 @@ def _plan(seed: int) -> tuple[tuple[int, str, Clip, dict[str, Any]], ...]:
 
 
 def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str, Clip, dict[str, Any]]]:
-    """Yield the clips of one category; no caption occurs twice in it, in any split."""
+    """Yield the clips of one category; captions are unique in the category, over all splits."""
     source, used = DATA_SETS[data_set], set[str]()
     category = _category(source, source.actions[action])
     for split, (key, count) in SPLITS.items():

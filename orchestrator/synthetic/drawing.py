@@ -1,8 +1,8 @@
 """Drawing for the embedded streams: colours, shapes, backgrounds, cameras and sprites.
 
 Coordinates: x to the right and y down, both in [0, 1] of the frame; radii in the same unit; angles in
-radians. Frames are (T, S, S, 3) uint8. Everything is computed in float64 and rounded to uint8 at one
-place per layer, so that the last bit of a sine, which differs between processors, does not reach a pixel.
+radians. Frames are (T, S, S, 3) uint8. Everything is computed in float64 and rounded to uint8 once per layer, so that
+differences of processors in the last bit do not affect pixels.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _lava(x: Array, y: Array, rng: Generator) -> Array:
 
 @dataclass(frozen=True)
 class Background:
-    """A place: its words in a caption and the function that paints it."""
+    """A background: its name in captions and the function that paints it."""
 
     words: str
     paint: Callable[[Array, Array, Generator], Array]
@@ -250,7 +250,7 @@ def background(name: str, rng: Generator, size: int) -> Pixels:
 
 
 def shade(rng: Generator, colour: str, spread: float = 14.0) -> Array:
-    """Return a colour of that name, (3,) in 0..255: normal noise around its reference."""
+    """Draw a shade of a named colour, (3,) in 0..255: its reference value with normal noise."""
     return np.clip(np.asarray(COLOURS[colour], np.float64) + rng.normal(0, spread, 3), 0, 255)
 
 

@@ -1,9 +1,9 @@
 """The embedded image stream: ten painted patterns as classes, in five tasks of two, without captions.
 
-A class is the arrangement of two tints: rows, columns, spots and so on. Crops, flips, jitter and conversion to gray
-preserve it. Tints, their order, number and place of repetitions, a small tilt and grain are drawn for each image, so
-that no colour identifies the class and neighbouring pixels identify it only in part. The images of a class in a split
-are one array.
+A class is a pattern of two tints: rows, columns, spots and so on. Crops, flips, jitter and conversion to gray
+preserve it. Tints, their order, the number and position of repetitions, a small tilt and grain are drawn for each
+image, so that colour and neighbouring pixels do not suffice to identify the class. The images of a class in a split are
+one array.
 
 Shapes: N images of a class, S = 32 pixels of a side.
 """

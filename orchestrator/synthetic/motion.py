@@ -1,7 +1,7 @@
-"""Motions of two things in the embedded stream: one small function per kind of motion.
+"""Motions of two objects in the embedded stream: one small function per kind of motion.
 
-A motion is a pure function of a clock u (T,), 0 at the start and 1 at the end of the event. A reversed clock shows the
-event backwards, which gives the twin of a clip.
+A motion is a pure function of the time u (T,), 0 at the start and 1 at the end of the event. Reversed time gives the
+time-reversed clip (its twin).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Track:
 
 @dataclass
 class Stage:
-    """Everything that a motion can change: the main thing, the other thing, the light and the zoom."""
+    """The state that a motion can change: the main object, the other object, the light and the zoom."""
 
     main: Track
     other: Track
@@ -68,7 +68,7 @@ class Stage:
         return float(self.rng.uniform(-amount, amount))
 
     def place(self, axis: str, main: float, other: float) -> None:
-        """Put the two things on either side of the middle; `high` decides which."""
+        """Put the two objects on opposite sides of the centre; `high` selects the sides."""
         first, second = (main, other) if self.high else (1 - main, 1 - other)
         setattr(self.main, axis, np.full_like(self.light, first + self.off()))
         setattr(self.other, axis, np.full_like(self.light, second + self.off()))

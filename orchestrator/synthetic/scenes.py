@@ -29,7 +29,7 @@ FLAT_SPIN = ("circle", "ring")  # shapes whose rotation is invisible
 
 @dataclass(frozen=True)
 class Category:
-    """A: the main thing, B: the other one, C and D: the colour and the shape into which the main thing turns."""
+    """A category. A is the main object, B the other one; C and D are A's new colour and shape."""
 
     name: str
     place: str
@@ -85,7 +85,7 @@ CATEGORIES: tuple[Category, ...] = (
 
 @dataclass(frozen=True)
 class Scene:
-    """One event that can be shown in both directions: everything that decides its pixels and captions."""
+    """One event, forward or backward: all parameters that determine its pixels and captions."""
 
     category: int
     main: Thing
@@ -96,7 +96,7 @@ class Scene:
     captions: tuple[str, str]  # forward, backward
 
     def render(self, backward: bool, frames: int = 24, size: int = 96) -> Pixels:
-        """Return (frames, size, size, 3) uint8."""
+        """Render the scene, (frames, size, size, 3) uint8."""
         category, things = CATEGORIES[self.category], (self.main, self.other)
         return render_clip(
             category.motion, category.place, things, self.turns_into, camera_of(self.category, self.camera_seed),
@@ -118,7 +118,7 @@ def palette(category: int) -> tuple[list[str], list[str]]:
 
 
 def vocabulary(category: int) -> dict[str, str]:
-    """Return shape -> this category's noun for it: two of its own, three of the shared ones."""
+    """Return shape -> this category's noun for it: two unique ones and three shared ones."""
     nouns = {shape: noun for noun, shape in CATEGORIES[category].nouns.items()}
     shared = np.random.default_rng(3000 + category).permutation(list(SHARED_NOUNS))
     unnamed = [shape for shape in palette(category)[1] if shape not in nouns]

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Share:
-    """A split's share of each category: scenes in both directions, and in one."""
+    """A split's number of scenes per category: those shown in both directions, and those in one."""
 
     key: int  # in the seed of its scenes
     twins: int
@@ -56,7 +56,7 @@ def render_stream(root: Path, num_tasks: int = 10, seed: int = 0, videos: bool =
     Args:
         root: the data folder.
         num_tasks: 5, 10 or 20.
-        seed: of scenes and captions. The categories and their order are the same for every seed.
+        seed: seed of scenes and captions. The categories and their order are the same for every seed.
         videos: False returns the manifest without rendering.
 
     Raises:
@@ -98,7 +98,7 @@ def plan(seed: int) -> tuple[tuple[Clip, dict[str, Any]], ...]:
 def _plan_split(
     seed: int, category: int, split: str, share: Share, captions: set[str]
 ) -> Iterator[tuple[Clip, dict[str, Any]]]:
-    """Yield the clips of one category in one split; adds their captions to the set and repeats none of it."""
+    """Yield the clips of one category in one split; their captions are not in the set, to which they are added."""
     seen: set[tuple[str, ...]] = set()
     name = CATEGORIES[category].name
     for number in range(share.twins + share.singles):
@@ -118,7 +118,7 @@ def _plan_split(
 def _new_scene(
     key: list[int], category: int, directions: tuple[bool, ...], captions: set[str], seen: set[tuple[str, ...]]
 ) -> Scene:
-    """Draw the first scene of this key whose captions and whose pair of things are new, and record both."""
+    """Draw scenes from this key until captions and pair of objects are new; record both."""
     for attempt in range(1000):
         scene = draw_scene(category, np.random.default_rng([*key, attempt]))
         things = (scene.main.colour, scene.main.shape, scene.other.colour, scene.other.shape)

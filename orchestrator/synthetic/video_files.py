@@ -1,4 +1,4 @@
-"""Rendered clips as files: encoded once, verified on every later use, repaired when damaged.
+"""Files of rendered clips: encoded once, verified at every later use, rendered again if damaged.
 
 The folder of the clips contains `digest.json`: for every clip the sha256 of its file and of its pixels before encoding.
 Files are written under another name and renamed, `digest.json` last. Concurrent processes wait for each other if the
@@ -62,7 +62,7 @@ class VideoFormat:
 
 
 class Renderable(Protocol):
-    """A scene: plain data whose repr is complete, and its renderer."""
+    """A scene: plain data with a complete repr, and a method that renders it."""
 
     def render(self, backward: bool, frames: int, size: int) -> Pixels: ...
 
@@ -101,7 +101,7 @@ def encode(frames: Pixels, rate: int = FPS, options: Mapping[str, str] = X264) -
 
 
 def write_textured(file: Path, seconds: int, rate: int = 25) -> Path:
-    """Write a video of 320 x 240 in H.264 with x264's own defaults: a textured, moving picture.
+    """Write a textured, moving test video (320 x 240, H.264, x264's defaults).
 
     It has B-frames and distant key frames, as the benchmarks' files do and the embedded videos do not.
     """
@@ -124,7 +124,7 @@ def render_files(
 
     Args:
         folder: created if it does not exist.
-        clips: its clips.
+        clips: all clips of the folder.
         workers: rendering processes; default: the cores available to this process, at most 8. 1: only this process.
         progress: show a progress bar on stderr while rendering.
         video_format: format of the files; default: `VideoFormat()`.
@@ -169,7 +169,7 @@ def _render_files(
 
 
 def _read_records(path: Path, plan: str) -> dict[str, Rendered]:
-    """Return the records in digest.json; empty if it is missing, damaged or of other clips."""
+    """Return the records in digest.json; empty if it is missing, damaged or for other clips."""
     if not os.path.lexists(path):
         return {}
     try:

@@ -1,9 +1,9 @@
 """Scenes and captions of the embedded stream of worlds: every task is a domain with its own appearance and vocabulary.
 
-A world is three places, five colours, a camera, a name, a verb for each axis of motion and a meaning for each noun.
-The nouns and the call signs of places are the same words in all worlds. With `conflict` they name another shape and
-another place in each world, so that a later task contradicts an earlier one. A clip and its reversal hold the same
-frames; their captions differ in the direction only.
+A world consists of three places, five colours, a camera, a name, a verb for each axis of motion and a meaning for each
+noun. The nouns and the words for places are the same in all worlds. With `conflict` they name another shape and another
+place in each world, so that a later task contradicts an earlier one. A clip and its reversal hold the same frames;
+their captions differ in the direction only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RADIUS, BESIDE = 0.19, 0.13  # of the main thing when large, of the other one
 
 @dataclass(frozen=True)
 class Dials:
-    """Settings of the stream; a name such as `worlds-5_conflict0_motion0.2` changes them."""
+    """Parameters of the stream, as in the name `worlds-5_conflict0_motion0.2`."""
 
     shift: float = 1.0  # strength of the cameras, 0 (one camera for all worlds) to 1
     conflict: float = 1.0  # share of nouns and call signs with another meaning in each world
@@ -81,7 +81,7 @@ class World:
 
 
 def world(index: int, shift: float = 1.0, conflict: float = 1.0) -> World:
-    """Return a domain. It depends on its index and on two dials, not on the seed of the stream."""
+    """Return a world. It depends on its index and on two parameters, not on the seed of the stream."""
     rng = np.random.default_rng([5000, index])
     places = tuple(str(p) for p in rng.permutation(list(BACKGROUNDS))[:3])
     colours = tuple(str(c) for c in rng.permutation(list(COLOURS))[:5])
@@ -105,7 +105,7 @@ def world(index: int, shift: float = 1.0, conflict: float = 1.0) -> World:
 
 
 def _turned(words: tuple[str, ...], index: int, conflict: float) -> list[str]:
-    """Return the words rotated by the world's index; of each `conflict` of 0 keeps all in place."""
+    """Rotate a share `conflict` of the words by the world's index; 0 keeps all in place."""
     count = round(conflict * len(words))
     if count < 2:
         return list(words)
@@ -116,7 +116,7 @@ def _turned(words: tuple[str, ...], index: int, conflict: float) -> list[str]:
 
 @dataclass(frozen=True)
 class Scene:
-    """One event that can be shown in both directions: everything that decides its pixels."""
+    """One event, forward or backward: all parameters that determine its pixels."""
 
     world: int
     place: str
@@ -131,7 +131,7 @@ class Scene:
     seed: int  # positions, shades, background
 
     def render(self, backward: bool, frames: int, size: int) -> Pixels:
-        """Return (frames, size, size, 3) uint8; backward has the same frames in reversed order."""
+        """Render the scene, (frames, size, size, 3) uint8; backward reverses the order of the frames."""
         rng = np.random.default_rng(self.seed)
         scenery = background(self.place, np.random.default_rng([self.seed, size]), size)
         path, sprite = self._path(rng, frames), self._sprite(rng, self.shape, self.colour)
@@ -158,7 +158,7 @@ class Scene:
         return np.stack([still, middle, radius * (0.45 + u)], axis=1)
 
     def _beside(self, rng: Generator, across: float) -> list[Sprite]:
-        """Return the distractors and the other thing, none of which moves; the latter is away from the main one."""
+        """Return the static sprites: the distractors and the other object, away from the main one."""
         colours = world(self.world).colours
         things = [self._sprite(rng, pick(rng, SHAPES), pick(rng, colours)) for _ in range(self.distractors)]
         other = self._sprite(rng, self.other_shape, self.other_colour)
@@ -195,7 +195,7 @@ def draw_scene(index: int, dials: Dials, rng: Generator) -> Scene:
 
 
 def caption(scene: Scene, backward: bool, dials: Dials, rng: Generator) -> str:
-    """Describe a scene in the words of its world; rng decides what it has besides noun, verb and direction."""
+    """Describe a scene in the words of its world; rng selects the parts besides noun, verb and direction."""
     here = world(scene.world, dials.shift, dials.conflict)
     size, colour, other = (
         f"{word} " if rng.random() < rate else ""

@@ -1,4 +1,4 @@
-"""The embedded stream of worlds: domains that differ in look and words, with dials for what makes a stream hard.
+"""The embedded stream of worlds: domains that differ in appearance and vocabulary, of adjustable difficulty.
 
 A task is one world (worlds.py): 480 training, 40 validation and 80 test clips of four frames. The dials change one
 property of the stream each; they are part of its name, `worlds-5_conflict0_motion0.2`. `worlds-quick` has fewer pairs
@@ -111,7 +111,7 @@ def render_quick(root: Path, videos: bool = True) -> dict[str, Any]:
 
 
 def _part(index: int) -> str:
-    """Return the folder of a world: five worlds are rendered by one set of processes, whose start takes seconds."""
+    """Return the folder of a world. Five worlds are rendered together, because processes take seconds to start."""
     first = index - index % TOGETHER + 1
     return f"worlds-{first:02d}-{first + TOGETHER - 1:02d}"
 
@@ -126,7 +126,7 @@ def plan(index: int, dials: Dials, seed: int) -> tuple[tuple[str, Clip, dict[str
 def _plan_split(
     index: int, split: str, dials: Dials, seed: int, used: set[str]
 ) -> Iterator[tuple[Clip, dict[str, Any]]]:
-    """Yield the clips of a split; adds their captions to the set and repeats none of it."""
+    """Yield the clips of a split; their captions are not in the set, to which they are added."""
     key, count = DRAWN[split]
     count = dials.pairs if split == "train" else count
     twins = round(dials.motion * count / 2)
