@@ -51,7 +51,7 @@ def load(name: str, execution: ExecutionConfig) -> Model:
 def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Model]:
     """Yield the model of a run after each task, loaded lazily.
 
-    `name`, `execution`: as for `load`, except that a folder is refused, which has only the model after the last task.
+    Arguments as for `load`, but `name` must not be a folder, because a folder holds only the final model.
 
     Raises:
         ConfigError: if no run has this name, or its commits are missing.

@@ -154,12 +154,11 @@ def _parts(mine: Tensor | None, size: int, group: Any = None, rank: int | None =
     Type and shape are sent first, then the raw memory; nothing is pickled.
 
     Args:
-        mine: (N, ...) on the CPU; N may differ, and so may the second of three dimensions (words), which is padded with
-            zeros to the longest. None: no rows; at least one worker must have some.
+        mine: rows (N, ...) of this worker on the CPU, or None. N may differ between workers. The second of three
+            dimensions (words) may differ, too, and is padded with zeros.
         size: number of workers.
         group: process group on the CPU.
-        rank: rank of this worker, if rank 0 alone gets the rows and the others get a part without rows. None: all get
-            them.
+        rank: rank of this worker, if only rank 0 receives the rows; None: every worker receives them.
     """
     head = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64, device="cpu")  # dimensions, type, shape
     if mine is not None:

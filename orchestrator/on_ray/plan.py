@@ -282,7 +282,7 @@ def still_note(name: str) -> str:
 
 
 def label_of(settings: Mapping[str, Any], name: str = "") -> str:
-    """Return a listed run's name, equal in every execution; `name` replaces the method's."""
+    """Return a deterministic name for a listed run; `name` replaces the name of its method."""
     return f"{name or settings.get('method')}-seed{settings.get('seed', 0)}-{digest_of(dict(settings))[:6]}"
 
 

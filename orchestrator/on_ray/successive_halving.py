@@ -88,7 +88,7 @@ class SuccessiveHalving:
         searcher: suggests points.
         search: settings of the search: number of trials, brackets.
         num_tasks: number of tasks of the stream.
-        epochs: epochs of a trial, where rungs are after epochs; 0: after tasks.
+        epochs: number of epochs of a trial if rungs are after epochs; 0 if they are after tasks.
         resolve: function from a point to all settings that affect the result.
         journal: known results; `row` is this search's name in it.
         later: settings that no task before the second reads, where trials run in groups.

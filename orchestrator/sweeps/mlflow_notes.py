@@ -103,7 +103,7 @@ def _item(text: str) -> list[str]:
 def annotate_confirmation_runs(
     tracker: Tracker, parent: str, name: str, sweeps: Sequence[str], texts: Sequence[str], kept: Sequence[str] = ()
 ) -> None:
-    """Annotate a finished confirmation: short names of its runs; its results on its parent run.
+    """Annotate a finished confirmation: give its runs short names, and add its results to its parent run.
 
     `kept` are the chosen candidates, "" for a front. The metrics of the first seed of a single one become the parent's.
     """

@@ -36,7 +36,7 @@ def render_questions(root: Path, videos: bool = True) -> dict[str, Any]:
 
 
 def asked(scene: Scene) -> dict[str, str]:
-    """Return the questions of a scene with their answers; an attribute of the main object that changes is asked of the other."""
+    """Return the questions of a scene with their answers; if an attribute changes, ask about the other object."""
     category = CATEGORIES[scene.category]
     of_colour = scene.other if category.motion == "recolour" else scene.main
     of_shape = scene.other if category.motion == "morph" else scene.main

@@ -291,7 +291,7 @@ def _brief(value: str) -> str:
 
 
 def _row_name(group: Mapping[str, RunRecord]) -> str:
-    """Return the name of a row in its table, the latest if tables disagree; empty for runs of no table."""
+    """Return the row name that the runs' table recorded, the latest if there are several; empty without a table."""
     names = [run.tags[ROW] for run in group.values() if run.tags.get(ROW)]
     return names[-1] if names else ""
 
