@@ -1,6 +1,6 @@
 """Creates what an AWS account needs before `ray up`, and writes the resulting names into cluster/a100.yaml.
 
-    python cluster/account.py create --ssh-from 203.0.113.7/32     once; again when your address has changed
+    python cluster/account.py create --ssh-from 203.0.113.7/32     once, and again if your address changes
     python cluster/account.py fill --into cluster/other.yaml       write the names of an existing stack into a file
     python cluster/account.py delete                               bucket and file system stay: they hold results
 
@@ -142,7 +142,7 @@ def _outputs(session: Any, stack: str) -> dict[str, str]:
 
 
 def _image(session: Any) -> str:
-    """Return the current image by its own name: with `latest` machines of one cluster could get different drivers."""
+    """Return the ID of the current image: with `latest`, machines of one cluster could get different drivers."""
     return str(session.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"])
 
 
@@ -159,7 +159,7 @@ def fill(text: str, names: Mapping[str, str]) -> str:
     """Write the names of a stack into a cluster file.
 
     Raises:
-        ValueError: if the file has no place for one of them.
+        ValueError: if the file lacks a line for one of them.
     """
     subnets = ", ".join(names["Subnets"].split(","))
     for pattern, value in (

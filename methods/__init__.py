@@ -114,7 +114,7 @@ def plugins() -> dict[str, str]:
 
 
 def place_of(name: str) -> str:
-    """Return `module:Class` of a method: of ours, of another package, or `name` itself if it has this form.
+    """Return the `module:Class` of a method of ours or of another package; `name` itself if it has this form.
 
     Raises:
         ValueError: for an unknown name; the message suggests a known one.
@@ -133,7 +133,7 @@ def place_of(name: str) -> str:
 
 
 def unknown_method(name: str) -> ValueError:
-    """Return the error of a name that no method has, with the method or the class of a file that was meant."""
+    """Return the error for an unknown method name; it suggests a known method, or a class of a file, that was meant."""
     folded = re.sub(r"[- ]", "_", name.partition(":")[0].lower())
     close = difflib.get_close_matches(folded, [*EVERY_METHOD, *CONFIGURATIONS, *plugins()], n=1)
     meant = _class_in_file(name) or (close[0] if close else "")
@@ -142,7 +142,7 @@ def unknown_method(name: str) -> ValueError:
 
 
 def _class_in_file(name: str) -> str:
-    """Return `module:Class` for a name such as `mine`, `mine.py`, `mine.Norms`, `mine:norms` whose file is here."""
+    """Return `module:Class` for a name such as `mine`, `mine.py`, `mine.Norms`, `mine:norms` of a file here."""
     parts = re.fullmatch(r"(?:\./)?(\w+)(?:\.py)?(?:[:.](\w*))?", name)
     file = Path(f"{parts[1]}.py") if parts else Path()
     if parts is None or not file.is_file():
@@ -153,7 +153,7 @@ def _class_in_file(name: str) -> str:
 
 
 def _is_former(name: str) -> bool:
-    """Report if a name is a class of ours before 0.3 that no module of the user shadows."""
+    """Return whether a name is the path of a class of ours before 0.3 and no module of the user shadows it."""
     if f"ctvr.{name}" not in EVERY_METHOD.values():
         return False
     theirs = _find_in_method_folders("methods") or importlib.util.find_spec("methods")
@@ -194,7 +194,7 @@ def trusted() -> tuple[str, ...]:
 
 
 def is_place(word: str) -> bool:
-    """Report if a word is `module:Class` and not `method:preset`: classes have a capital letter, presets do not."""
+    """Return whether a word is `module:Class` and not `method:preset`: only classes have a capital letter."""
     module, _, cls = word.partition(":")
     return bool(cls) and ("." in module or cls[0].isupper())
 
@@ -226,13 +226,13 @@ def find_method(name: str) -> type[Method]:
 
 
 def _named_by(cls: type[Method]) -> list[object]:
-    """Return the settings by which a class may name other classes: its default settings, presets and controls."""
+    """Return the settings in which a class may name other classes: its defaults, presets and controls."""
     defaults = [field.default for field in dataclasses.fields(cls.Config)]
     return [*defaults, *(value for preset in cls.PRESETS.values() for value in preset.values()), *cls.controls]
 
 
 class _MethodFolders:
-    """Finds the modules of the user's own methods: those that the user has named, and those that these import.
+    """Finder of the user's own modules: those that the user has named, and those that these import.
 
     A named module is found with its search space, `<module>_space`. An installed module that probes for an optional
     package finds no file of the current folder.
@@ -313,7 +313,7 @@ def _of_others(name: str, module: str, cls: str) -> type[Method]:
 
 
 class _FormerFunction(types.ModuleType):
-    """The package, which can be called: `ctvr.methods()` was a function, and its name is read until 0.4."""
+    """The package as a callable: `ctvr.methods()` was a function, and code may call it until 0.4."""
 
     def __call__(self) -> Any:
         text = "`ctvr.methods()` is now `ctvr.list_methods()`; the old name is read until 0.4."

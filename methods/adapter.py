@@ -37,7 +37,7 @@ class AdapterConfig(AdaptedConfig):
 
 
 class Bottleneck(nn.Module):
-    """x -> W_up GELU(W_down x), 0 at first."""
+    """x -> W_up GELU(W_down x); W_up is zero at first."""
 
     def __init__(self, width: int, bottleneck: int) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ class BMUEnsemble(MomentumRetriever):
         self.enqueue()
 
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Set theta <- w_0 theta + w_1 theta_m + w_2 theta~_m, before anything of this task is encoded."""
+        """Set theta <- w_0 theta + w_1 theta_m + w_2 theta~_m, before any video of this task is encoded."""
         if not self._has_started:
             return
         first, second, third = self.config.ensemble_weights

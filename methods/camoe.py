@@ -1,4 +1,4 @@
-"""CAMoE: splits captions into sentence, nouns and verbs; experts on the frames match each, with one gate.
+"""CAMoE: matches a caption, its nouns and its verbs with three gated expert features of the frames.
 
 Cheng et al., "Improving Video-Text Retrieval by Multi-Stream Corpus Alignment and Dual Softmax Loss",
 arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned with three experts:
@@ -9,9 +9,9 @@ arXiv:2109.04290. Equation numbers are the paper's. All of CLIP is fine-tuned wi
 
 A caption without nouns (or verbs) is left out of that matching. The search uses v_F and s_F alone: table 7's
 fusion row is the full model's, so only training needs the tagger. The authors published the Dual Softmax
-and no model; batch, epochs, temperature and the widths of the experts are not printed, see "silent" in the
-config. The paper uses a trained tagger, this code rules (accuracy: layers/language/tagger.py). CAMoE is not a
-continual method: on a stream it is fine-tuned on one task after the other.
+and no model; batch, epochs, temperature and the widths of the experts are not printed (`unpublished` in the config).
+The paper uses a trained tagger; this code uses rules (accuracy: layers/language/tagger.py). CAMoE is not a continual
+method: on a stream it is fine-tuned on one task after the other.
 
 Shapes: B pairs, T frames, L tokens, d joint embedding, E = 3 experts.
 """
@@ -145,7 +145,7 @@ class FrameAttention(nn.Module):
 
 
 class Gate(nn.Module):
-    """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p starts at zero (silent): equal weights."""
+    """Eq. 10: weights (B, E) of the experts, which sum to 1. W_p is not specified and starts at zero: equal weights."""
 
     used: Tensor | None = None  # (B, E) of the last training videos
 
@@ -250,7 +250,7 @@ class CAMoE(Method):
         return self.backbone.vision(frames).float()
 
     def mix(self, x: Tensor, experts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Mix x (B, T, d) and e_F, e_E, e_A (B, d) into v_F, v_E, v_A: each one with a gate is a mixture."""
+        """Mix x (B, T, d) and e_F, e_E, e_A (B, d) into v_F, v_E, v_A; each of these that has a gate is a mixture."""
         stacked = torch.stack([experts[name] for name in STREAMS], dim=1)  # (B, E, d)
         gated = {name: (gate(x)[..., None] * stacked).sum(dim=1) for name, gate in self.gates.items()}
         return {**experts, **gated}
@@ -295,7 +295,7 @@ class CAMoE(Method):
     # ------------------------------------------------------------------------------------------- loss
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute one term for each matching: eq. 13's summands."""
+        """Compute one term for each matching, the summands of eq. 13."""
         views, texts = self.views(batch.frames), self.texts(batch.tokens)
         videos = gather(batch.video_ids)
         self._share = world_size() / len(videos)  # weight of a row in a mean over workers with different row counts

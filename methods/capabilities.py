@@ -85,7 +85,7 @@ def is_overridden(cls: type, *names: str) -> bool:
 
 
 def capabilities_of(cls: Any, config: Any, base: Capabilities | None = None) -> Capabilities:
-    """Return the facts about a method under its settings, without a None that stands for overridden hooks.
+    """Return the facts about a method under its settings; a None is replaced by what overridden hooks imply.
 
     Args:
         cls: subclass of `Method`, a retriever or a strategy.

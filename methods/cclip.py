@@ -1,4 +1,4 @@
-"""C-CLIP: low-rank adapters merged at half strength after every task, and a contrastive tie to the former model.
+"""C-CLIP: low-rank adapters merged at half strength after every task, and a contrastive loss to the former model.
 
 Liu, Zhu, Wei, Tian, "C-CLIP: Multimodal Continual Learning for Vision-Language Model", ICLR 2025. For a batch with
 pooled features v of videos and c of captions, h the projector and * the model before the task:
@@ -8,17 +8,18 @@ pooled features v of videos and c of captions, h the projector and * the model b
     L_CKC  = InfoNCE(H Z^T / T),  H = unit[h(v); h(c)],  Z = unit[v*; c*]     eq. 5, 2B rows against 2B
     after a task:  W <- W + merge (alpha / r) B A                     eq. 2, and new adapters for the next task
 
-Neither the authors' code nor the paper's text could be read. Equations and recipe are those of two re-implementations,
+Neither the authors' code nor the paper's text was available. Equations and recipe are those of two re-implementations,
 KoyoImai/C-CLIP and ryder2003/C-CLIP_DynamicRank, and of summaries. Our reading, where these differ or are silent:
 
 - Eq. 5 stacks images and captions as rows (three of five sources). `rows="joined"` concatenates their features instead.
 - The projector is two layers without batch normalization, whose statistics would differ between workers.
 - The token embedding learns: the paper's table 6 prints 29.1 M trained parameters, adapters and embedding have 29.2 M.
   It does not decay: words that a task lacks have no gradient, and decay alone would move every caption.
-- An evaluation before the end of a task (`evaluation.select=best`) has the strength of the merge: that model is stored.
+- An evaluation before the end of a task (`evaluation.select=best`) applies the adapters at the strength of the merge,
+- as in the model that is stored.
 
 The paper encodes all images again after each task. Here stored videos stay, and nothing forces h to be the identity:
-old videos are only kept by small steps and the half merge.
+only small steps and the half merge preserve old videos.
 
 Shapes: B pairs, T frames, L text length, d joint embedding.
 """
@@ -141,7 +142,7 @@ def consolidation(
 
 
 class CCLIP(Method):
-    """CLIP that learns each task by adapters and takes over half of what they learned."""
+    """CLIP that learns each task by adapters and merges them into its weights at half strength."""
 
     Config = CCLIPConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

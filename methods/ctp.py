@@ -1,4 +1,4 @@
-"""CTP: a momentum model half-way between the old and the new one, and the topology of a batch kept.
+"""CTP: contrasts with a momentum model halfway between the old and the new one, and preserves a batch's topology.
 
 Zhu et al., "CTP: Towards Vision-Language Continual Pretraining via Compatible Momentum Contrast and Topology
 Preservation", ICCV 2023, arXiv:2308.07146, as its code (KevinLight831/CTP@7baab57) computes it, around any retriever
@@ -12,10 +12,10 @@ the model before the task, K' queues of former v', c', and D(a -> b) = mean_rows
     after a step:  theta' <- m theta' + (1 - m) (theta + theta*) / 2;  in the first task theta* = theta, and m_first
 
 Differences: the released model also predicts masked words, which a dual encoder does not. The retriever has its own
-temperature, where the release has 0.07 in every term. The release moves theta' inside of the forward pass and before
-its use, so that a loss that is only looked at moves it, too; here it follows after the step.
+temperature, where the release has 0.07 in every term. The release moves theta' inside the forward pass, before its use,
+so that evaluating the loss moves it, too; here it moves after the step.
 
-L_x and L_s are unchanged if both towers turn together: they do not keep an index. L_CMC does a little.
+L_x and L_s are unchanged if both towers turn together: they do not preserve an index. L_CMC preserves it slightly.
 
 Shapes: B pairs of all workers, K keys in a queue, d joint embedding.
 """
@@ -129,7 +129,9 @@ def same_topology(new: Pair, old: Pair, temperature: float) -> Tensor:
 
 @torch.no_grad()
 def follow(momentum: Iterable[Tensor], present: Iterable[Tensor], former: Iterable[Tensor], m: float) -> None:
-    """Set theta' <- m theta' + (1 - m) (theta + theta*) / 2 in place; three equal values stay, bit for bit."""
+    """Set theta' <- m theta' + (1 - m) (theta + theta*) / 2 in place; if all three are equal, no bit of theta'
+    changes.
+    """
     for kept, now, old in zip(momentum, present, former, strict=True):
         kept.lerp_(torch.lerp(old, now, 0.5), 1 - m)
 

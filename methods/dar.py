@@ -8,9 +8,9 @@ frozen backbone, prototypes p of each task (unit means of its training videos, a
     M >= margin: A of the best task;  M < margin: w_1 A_(1) + w_2 A_(2),  w = softmax(S / tau)     eq. 5
     L = InfoNCE of the current task's pairs by its own set, CLIP's temperature
 
-The paper routes a pair: S_t is the mean of its image's and its caption's similarity. So the route of a query has seen
-its own answer, which no search can know; the contract of a method does not allow it, either. Here a caption is routed
-by the prototypes of captions and a video by those of videos. In the paper's table 6 that costs text -> image 4 points.
+The paper routes a pair: S_t is the mean of its image's and its caption's similarity. So the route of a query depends on
+its own answer, which a search does not know; the contract of a method forbids it. Here a caption is routed by the
+prototypes of captions and a video by those of videos. In the paper's table 6 that costs text -> image 4 points.
 
 Our reading:
 - `route="block"` encodes a caption for each task whose videos it searches, by that task's set: features of learned
@@ -154,7 +154,7 @@ class DAR(Method):
 
     @torch.no_grad()
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Store the prototypes of the task, if anything reads them; every worker sees all of its pairs."""
+        """Store the prototypes of the task, if a setting needs them; every worker sees all of its pairs."""
         if self.config.route == "block" and self.config.reuse_above is None:
             return
         found = [(self._frozen_videos(batch.frames), self._frozen_texts(batch.tokens)) for batch in loader]
@@ -172,7 +172,7 @@ class DAR(Method):
         return self._video(frames, self._routed(0, lambda: self._frozen_videos(frames)))
 
     def encode_video_for_task(self, frames: Tensor, task: int) -> Tensor:
-        """Encode videos of `task` by its set, or by what their own features choose."""
+        """Encode videos of `task` by its set, or by the sets that their own features choose."""
         return self.encode_video(frames) if self.config.route == "query" else self._video(frames, task)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
@@ -184,7 +184,9 @@ class DAR(Method):
         return mean_pool(self.backbone.vision(frames, self._seams("vision", route)))
 
     def _seams(self, tower: Tower, route: int | Tensor) -> list[BlockSeams]:
-        """Build the seams of one set, the newest if it is later, or of the sets with a weight (n, t) in some row."""
+        """Build the seams of one set (for a task without one, the newest), or of all sets with a weight (n, t) in some
+        row.
+        """
         if not isinstance(route, Tensor):
             return self._set(min(route, len(self.sets) - 1), tower).seams()
         chosen = route.any(dim=0).nonzero()[:, 0].tolist()

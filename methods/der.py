@@ -8,12 +8,12 @@ task ended, of video and caption:
 
 summed over all numbers of a feature. `target=similarities` keeps S(q, v) among the memory pairs of a step
 instead. There is no retrieval loss on memory pairs. What we changed: DER writes its memory while it
-trains; here pairs enter the reservoir when their task ends. Its code takes the mean over the numbers of an answer
-where this is half of their sum, so a published alpha is alpha d / 2 of this one, d the width of a feature: 0.3
-there is 0.0012 here with d = 512.
+trains; here pairs enter the reservoir when their task ends. Its code averages over the numbers of an answer, where this
+takes half of their sum, so a published alpha is alpha d / 2 of this one, d the width of a feature: 0.3 there is 0.0012
+here with d = 512.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
-apart from those of methods that keep features only.
+It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Its rows are therefore not
+comparable with those of methods that keep features only.
 """
 
 from __future__ import annotations

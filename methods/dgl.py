@@ -14,7 +14,7 @@ A p_k + a and B p_k + b. `transformer` learns 2P + P T vectors of each layer tha
 layer. An MLP maps the first 2P to text prompts, and the others are the local prompts of exactly T frames.
 
 Postfix prompts follow the end of text, which is read, and attention is causal, so they have no effect. A and B of
-`linear` are the larger part of its 827,392 weights, and B (393,728) always has gradient 0. That is as released.
+`linear` are the larger part of its 827,392 weights, and B (393,728) always has gradient 0, as in the release.
 Differences: keys and values are projected once, not once for each frame and again for the global prompts (TempMe
 prints 67.4 GFLOPs of that; the features are the same); every worker gets the whole gradient of the loss.
 

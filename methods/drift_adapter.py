@@ -11,10 +11,10 @@ features of a task's training captions by the model after and before the task:
     diagonal    g(x) * s,                                s by least squares after the fit
     center      g(x - mean X) + mean Y
 
-Low rank and MLP minimise mean |g(x) - y|^2 and begin as the identity. Our reading: the paper was seen as its abstract;
-maps, counts and the share of pairs come from an independent reproduction (batuhanzorbeyzengin/rebasis), which did not
-reach the printed recall. Optimizer, rate, steps and decay are ours. So are the ridge, since a task has fewer captions
-than a feature has numbers, and the identity in `low_rank`. No authors' code was found.
+Low rank and MLP minimise mean |g(x) - y|^2 and begin as the identity. Our reading: only the paper's abstract was
+available; maps, counts and the share of pairs come from an independent reproduction (batuhanzorbeyzengin/rebasis),
+which did not reach the printed recall. Optimizer, rate, steps and decay are ours. So are the ridge, since a task has
+fewer captions than a feature has numbers, and the identity in `low_rank`. No authors' code was found.
 """
 
 from __future__ import annotations

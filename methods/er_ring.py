@@ -4,8 +4,8 @@ Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", arXiv:1902.1
 preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". Without classes, the ring has one partition for
 each task. Every step of a later task draws memory pairs; the retriever's loss sees both.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
-apart from those of methods that keep features only.
+It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Its rows are therefore not
+comparable with those of methods that keep features only.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class ERRing(ReplayStrategy):
             return self.base.losses(both)
 
     def replayed(self, pairs: int) -> list[int]:
-        """Return the memory pairs of every worker, for `pairs` new ones of each: in sum as with a single worker.
+        """Return the memory pairs of every worker, for `pairs` new ones of each; their sum is that of a single worker.
 
-        At least one in all, if `ratio` is above 0.
+        If `ratio` is above 0, at least one pair is drawn.
         """
         workers = world_size()
         count = max(round(self.config.ratio * pairs * workers), int(self.config.ratio > 0))

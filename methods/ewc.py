@@ -8,7 +8,7 @@ retriever, in the form that keeps one Fisher matrix for all tasks (Schwarz et al
 
 theta* are the weights after the previous task. L_match is the cross-entropy of matching a batch's captions and videos
 in both directions. It replaces the papers' log-likelihood of a class: the "classes" of a video are the captions of its
-batch. Only F and theta* are kept of a former task, twice the size of the trained weights.
+batch. Of former tasks only F and theta* are kept, twice the size of the trained weights.
 """
 
 from __future__ import annotations

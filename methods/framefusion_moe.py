@@ -8,10 +8,10 @@ the stored videos of former tasks. Equation numbers are the paper's.
 The defaults are the paper's text and equations. Where it does not specify a setting of the method, the released code's
 value is used. Where the two differ, the difference is a setting (see the config); preset `released` is the code.
 All other settings are the same for all methods by default. In six of them the code differs, and the paper does not
-mention it: it warms up in the first task alone and from a rate of 0, decays every tensor, runs a
-whole wave of the cosine, uses the older AdamW, crops and flips, and keeps the epoch that is best on test videos.
-Not imitated: the code clips the gradient norm together with never-cleared gradients of CLIP's two projections and
-temperature, which no optimizer owns.
+mention it: it warms up in the first task alone and from a rate of 0, decays every tensor, runs a full period of the
+cosine, uses the older AdamW, crops and flips, and keeps the epoch that is best on test videos. Not imitated: the code
+clips the gradient norm together with never-cleared gradients of CLIP's two projections and temperature, which no
+optimizer owns.
 
 Shapes: B pairs, T frames, L text length, d joint embedding, R stored videos of former tasks.
 """
@@ -208,7 +208,9 @@ class FrameFusionMoE(Method):
         return TaskAwareExperts(width, width, c.rank, c.lora_alpha / c.rank, c.dropout)  # alpha / r: lambda of eq. 6
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Report the usage of TAME's experts in the last batch; in a task 1 without router only of the first."""
+        """Report the usage of TAME's experts in the last batch; for a task 1 without a router, only that of the first
+        expert.
+        """
         return usage(self.tame)
 
     def counted_parameters(self) -> dict[str, int]:

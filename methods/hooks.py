@@ -93,7 +93,7 @@ class Hooks(nn.Module):
         return by_task(encode or self.encode_text, batch.tokens, tasks)
 
     def encode_text_once(self, tokens: Tensor) -> Any:
-        """Encode captions (B, L) for all tasks: what `move_text` takes, with row i of caption i."""
+        """Encode captions (B, L) for all tasks as input of `move_text`; row i belongs to caption i."""
         raise NotImplementedError(f"{type(self).__name__} must define encode_text_once(tokens), or text_passes = 0.")
 
     def move_text(self, features: Any, task: int) -> Tensor:

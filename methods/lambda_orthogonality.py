@@ -8,11 +8,12 @@ backward map B takes x to the old space, free enough to adapt and stiff enough t
     relaxed  B(x) = x W + b,   plus sigmoid(sharpness (e - threshold)) e,  e = |W W' - I|_F      (eq. 6)
     L = distance_weight mean |B(x) - y|^2 + contrastive_weight contr(B(x), y) + the penalty      (eq. 2)
 
-The maps of tasks are chained (methods/families/compensation.py). Our reading: the text was read in a stored translation
-and the authors' code could not be had. The paper trains one upgrade of image models with Adam at 0.001; its sharpness
-(alpha) and weights were not seen. Its contrastive loss is supervised by classes and also trains a forward map F, which
-rewrites stored features; without labels, the loss of pairs is used here. F is not built, since nothing may
-rewrite a stored gallery here. Its order of re-encoding (by the distance to the mean of a class) is not built either.
+The maps of tasks are chained (methods/families/compensation.py). Our reading: the paper was read in a stored
+translation, and the authors' code was not available. The paper trains one upgrade of image models with Adam at 0.001;
+its sharpness (alpha) and weights are not known to us. Its contrastive loss is supervised by classes and also trains a
+forward map F, which rewrites stored features; without labels, the loss of pairs is used here. F is omitted, since
+nothing may rewrite a stored gallery here. Its order of re-encoding (by the distance to the mean of a class) is omitted,
+too.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class BackwardConfig:
         return x @ w["matrix"] + w["shift"]
 
     def penalty(self, w: Weights) -> Tensor | float:
-        """Return what the map's own form costs."""
+        """Return the penalty on the form of the map."""
         return 0.0
 
     def fit(self, x: Tensor, y: Tensor) -> Weights:

@@ -2,15 +2,15 @@
 
     [q; k; v] = W y + b + B A y     in every block of both towers, A (r, D), B (3D, r) zero at first
 
-The rest of the retriever is in methods/families/tempme_family.py. With reducer.name=tempme it is the row of that name;
+The rest of the retriever is in methods/families/tempme_family.py. With reducer.name=tempme it is the row "TempMe";
 preset `tome` is the row "ToMe": every block merges r patches of each frame, between attention and MLP, by the
 similarity of their keys, and a merged token counts in attention once for each of its patches (Bolya et al.,
 arXiv:2210.09461, section 3). It is TempMe's "+ImgMe" row (table 8). `reducer.name=tome_shared` is ours: one choice for
-all frames of a video, so that token i stays the same place in all. Preset `evit` is the row "EVIT": in blocks 3, 6, 9
+all frames of a video, so that token i has the same position in all. Preset `evit` is the row "EVIT": in blocks 3, 6, 9
 of 12 the class token keeps 70 % of the patches and the others are fused (layers/reduction/evit.py). Presets `sta`,
-`diffrate` and `testa` are the rows of these names (sta.py, diffrate.py, testa.py). The paper prints no
-rate for any of them; the defaults reproduce its multiply-adds, and its numbers of tokens where it prints them.
-TESTA's 0.59 M parameters are LoRA on four more attentions, over time, and four gates.
+`diffrate` and `testa` are the rows of these names (sta.py, diffrate.py, testa.py). The paper prints no rate for any of
+them; the defaults reproduce its multiply-adds, and its numbers of tokens where it prints them. TESTA's 0.59 M
+parameters are LoRA on four more attentions, over time, and four gates.
 """
 
 from __future__ import annotations

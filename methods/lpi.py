@@ -1,8 +1,8 @@
 """LPI: one small low-rank prompt for each task, in both towers of frozen CLIP.
 
 Yan et al., "Low-rank Prompt Interaction for Continual Vision-Language Retrieval", ACM MM 2024, arXiv:2501.14369, as its
-code (Kelvin-ywc/LPI@92e5800, folder retrieval) computes it; the paper was read as its abstract. With the prompts
-P[l] (m, D) of layers l = 0, 1, .. (methods/layers/low_rank_prompts.py):
+code (Kelvin-ywc/LPI@92e5800, folder retrieval) computes it; of the paper only the abstract was available. With the
+prompts P[l] (m, D) of layers l = 0, 1, .. (methods/layers/low_rank_prompts.py):
 
     video:    [class, P[0], patches] of every frame, then the mean over frames
     caption:  [start, P[0], words, ".", end]; the prompts take the places, and the positions, of m words "X"
@@ -209,7 +209,7 @@ class LPI(Method):
         return mean_pool(self.backbone.vision(frames, self._seams(prompts, first, len(self.backbone.vision.blocks))))
 
     def _chosen(self, tower: Literal["vision", "text"], task: int | Tensor) -> Tensor:
-        """Return the prompts (K, m, D) of a task, or (B, K, m, D) of each item's; the newest for a later task."""
+        """Return the prompts (K, m, D) of a task (the newest for a later task), or (B, K, m, D), those of each item."""
         if isinstance(task, Tensor):
             return torch.stack([getattr(prompts, tower)() for prompts in self.prompts])[task]
         found: Tensor = getattr(self.prompts[min(task, len(self.prompts) - 1)], tower)()

@@ -7,13 +7,13 @@ for each batch:
     V~ = lambda V + (1 - lambda) V^M  on pixels,   T~ = lambda T + (1 - lambda) T^M  on token embeddings
     L = L_retriever(V~, T~) alone; the unmixed batch has no loss
 
-A mixed pair counts as the one with the larger share: as that one's video, category and number of words.
+A mixed pair has the video, category and number of words of the pair with the larger share.
 Difference: LUMP writes its memory during training; here pairs enter the reservoir when their task ends, so mixing
 starts with the second task. A mixed caption is encoded for the current task. Retrievers that rewrite captions before
 they read them (methods/lpi.py, and methods/camoe.py with sentences=rkw) need mix_level=feature.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids: its rows belong
-apart from those of methods that keep features only.
+It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Its rows are therefore not
+comparable with those of methods that keep features only.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LUMP(ReplayStrategy):
         rows = self.memory.sample(len(batch.video_ids))
         if not len(rows):
             return self.base.losses(batch)
-        memory = replace(self.memory.batch(rows), task_ids=None)  # half a caption has no task of its own
+        memory = replace(self.memory.batch(rows), task_ids=None)  # a mixed caption does not belong to a single task
         return self.mixed(batch, memory, sample_lambda(self.config.alpha))
 
     def mixed(self, batch: Batch, memory: Batch, lam: float) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ Li & Hoiem, "Learning without Forgetting", arXiv:1606.09282, eq. 1-3, as a basel
 So the student's caption encoder is not distilled, as in CTVR's figure 3a; `student` offers more.
 The teacher is the model at the end of the previous task, as in CTVR's text (its released loop never
 renews it). D is a cross-entropy in the papers; the gradient is the same. s, CLIP's factor, learns
-only through Z: in the released code it also learns through Z*, and drifts while nothing else does.
+only through Z: in the released code it also learns through Z*, and drifts while all other weights are unchanged.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ In every block of both towers, with h the tokens after attention and c one token
 
 c is the mean of the frames' class tokens; for captions it is the start-of-text token, as in both released
 codes. That token does not depend on the caption: all captions share their gates (`text_gate=eot`
-reads the caption). After a task the two experts used most, of each block, are never trained again.
+reads the caption). After a task the two most used experts of each block are frozen.
 
 CTVR's trainer was not released. It needs the task of a query, and does not specify its source: here a caption
 that searches the videos of task i takes router i (`query_router=block`), which needs no task label of

@@ -155,7 +155,9 @@ class PLEVU(Method):
         return torch.where(is_word[..., None], words.gather(1, index), own) + table[: len(place)].to(x.dtype)
 
     def end(self, end: Tensor) -> Tensor:
-        """Return the place of the end of text among the vectors: the last place, if the caption leaves no other."""
+        """Return the position of the end of text after the insertion; the last position, if the caption fills all
+        others.
+        """
         return (end + sum(self.around)).clamp(max=self.backbone.text.context_length - 1)
 
     def taken_back(self, length: int, x: Tensor, state: TokenState) -> Tensor:

@@ -9,7 +9,7 @@ features of captions, v of videos; j is a task, k the task whose videos are sear
     L = L_retriever + query_weight mean (1 - cos(q_t, q_{t-1})) + video_weight mean (1 - cos(v_t, v_{t-1}))
 
 from the second task on. `links.*.drift` keeps D, d numbers a task. With weights of 0 the method is the paper's
-"FT + QDC". The paper's text was read as its abstract only; the code (dipamgoswami/QDC@7491b19) was run.
+"FT + QDC". Of the paper only the abstract was available; the code (dipamgoswami/QDC@7491b19) was run.
 
 The released program subtracts the drifts of all tasks from the queries of every task, the newest one too, and searches
 a corpus of one old model, for which that is right only if it is the first one (`subtract=all`). It leaves the length of

@@ -1,4 +1,4 @@
-"""The two kinds of presets that a method may have: a whole recipe, and a change of some of its settings."""
+"""The two kinds of presets of a method: a whole recipe, and a change of some settings."""
 
 from __future__ import annotations
 

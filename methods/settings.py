@@ -45,13 +45,13 @@ def setting(
     """Declare a field of a Config dataclass.
 
     Args:
-        default: value without a word of the user; a setting without one is required.
+        default: value if the user gives none; a setting without a default is required.
         doc: noun phrase with its unit, for `ctvr methods`, the schema and the page of settings.
         unpublished: no paper prints the value for the method's row, so tables name it in a footnote. It is then that of
             a released code, or ours.
         later: no task before the second reads it, by the method's default settings; a grouped search draws it in a
             group of trials that share their first task.
-        at_most: field that it must not exceed; points of a search above it are the same trial as its value.
+        at_most: field that it must not exceed; a search treats larger values as equal to that field's value.
         depth: number of blocks of the vision tower; a search of a smaller tower has as many values as blocks.
         exact: exists for exact reproduction of a release; listed under that heading.
         paper: value in the paper's words, where `default` departs from it; tables name it in a footnote.
@@ -91,7 +91,7 @@ def group(variants: Mapping[str, type], default: str, *, doc: str, later: bool =
 
     Args:
         variants: value of `name` -> dataclass, which has a field `name` and the settings that exist with it.
-        default: value of `name` without a word of the user.
+        default: value of `name` if the user gives none.
         doc: noun phrase about `name`.
         later: see `setting`, about `name`.
     """

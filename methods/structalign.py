@@ -1,18 +1,18 @@
 """StructAlign: frozen CLIP with low-rank adapters, aligned with a simplex of categories.
 
 Wang et al., "StructAlign: Structured Cross-Modal Alignment for Continual Text-to-Video Retrieval",
-SIGIR 2026. Equation numbers are the paper's. Where it does not specify or contradicts itself:
+SIGIR 2026. Equation numbers are the paper's. Where it leaves something open or contradicts itself:
 
-- eq. 2 does not specify the token that the router reads: the end-of-text token (one row of gates a caption).
+- eq. 2 does not specify the token that the router reads: here the end-of-text token (one row of gates a caption).
 - eq. 7's prototypes are "regularised to remain close to the reference": they are P* itself and fixed, or
   learned with the penalty omega ||P - P*||^2 (`prototypes="learned"`).
-- eq. 14's sigma is unpublished: each category's own spread, as measured.
+- eq. 14's sigma is unpublished: here each category's own measured spread.
 - eq. 14 draws pseudo features "in the same feature space after g_t and g_v" and says that eq. 13 on them keeps old
-  categories in place. But constants after the heads do not train the heads, nor fixed prototypes. So we
+  categories in place. But constants drawn after the heads train neither the heads nor fixed prototypes. So we
   draw them at the inputs of the heads (means of the pooled words and frames, not normalised) and map them by the
   current heads to the shared space. `pseudo="shared"` is the literal sentence: a term without a gradient.
   `pseudo="clip"`, the released code: before the heads too, but of unit length, unlike the heads' inputs.
-- eq. 17 sums over captions, fig. 3 is "symmetric across modalities": both directions, averaged.
+- eq. 17 sums over captions, fig. 3 is "symmetric across modalities": here both directions are averaged.
 - Ranks, temperatures, dropout: as in the released code. Ranks 64 and 32 give the printed 33.9 M.
 
 The released code differs in most modules; the preset `released` follows it (except its defects).

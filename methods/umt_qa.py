@@ -7,8 +7,8 @@ Li et al., arXiv:2303.16058, as its authors' code answers MSRVTT-QA; the three r
     loss = (sum over the pieces of each answer of cross-entropy) / questions
     of the list of answers the `k` with the most probable first pieces are scored: log p(first piece) - loss
 
-All weights except the retrieval heads are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens (ours is
-the schedule of TempMe's other B/16 towers, as in methods/umt.py: the one of 111.5 GMACs is not published).
+All weights except the retrieval heads are trained. `attends=frame` is UMT4Clip; `reducer` merges its tokens (by the
+schedule of TempMe's other B/16 towers, as in methods/umt.py; the one of 111.5 GMACs is not published).
 
 Differences: the list is that of the training answers, most frequent first, of the tasks so far; the authors' file of
 answers is not public. Every question has one answer. The authors' forward pass gives its encoder one argument too many;

@@ -98,7 +98,7 @@ class VoP(Method):
     Config = VoPConfig
     PRESETS = {
         "paper": PAPER,  # the training of TempMe's tables
-        "released": Override({"method.readout": "past_end"}),  # modelscope's: a search alone, so nothing of training
+        "released": Override({"method.readout": "past_end"}),  # modelscope's code: without training
         "shapes": {"method.lr": 2e-5},  # with optim.lr_scale=50: 1e-3
         "fc": Override(
             {"method.prompts": "context", "method.num_prompts": 4, "method.suffix": 0, "method.video_blocks": 4}

@@ -8,14 +8,14 @@ and before a task:
     L = mean (1 - cos(p(h'), y)),   or mean |p(h') - y|^2
     linear  p(h) = h W + b        mlp  p(h) = h + GELU(h W1 + b1) W2 + b2, with as many numbers between
 
-No frame is read. The noise makes p hold off the exact set of captions, where the features of videos lie. The
+No frame is read. The noise makes p valid near the set of captions too, where the features of videos are. The
 projections of tasks are chained (methods/families/compensation.py). `sentences` adds random sentences to the captions
 of the task, since texts alone need no data of a former task.
 
-Our reading of the abstract, and of what a later paper says of XBT (noise, text alone, LoRA on pairs afterwards). The
-paper exchanges one CLIP for another; here each task is such an exchange. Kind of p, loss, size of the noise, optimizer
-and steps are ours. Its second stage, LoRA of the new model on pairs of captions and videos, is not built: in a stream
-the next task trains the model itself. No code was found.
+This is our reading of the abstract and of a later paper's description (noise, text alone, LoRA on pairs afterwards).
+The paper exchanges one CLIP for another; here each task is such an exchange. Kind of p, loss, size of the noise,
+optimizer and steps are ours. Its second stage, LoRA of the new model on pairs of captions and videos, is omitted: in a
+stream the next task trains the model itself. No code was found.
 """
 
 from __future__ import annotations

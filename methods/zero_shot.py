@@ -19,7 +19,7 @@ from ctvr.methods.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotConfig:
-    """One choice, on which published tables differ in the second decimal."""
+    """The one choice in which published tables differ; it changes their second decimal."""
 
     frame_norm: Literal["none", "l2"] = setting(
         "none", doc="normalization of each frame's feature before the mean; CTVR: none, CLIP4Clip: l2"

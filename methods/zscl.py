@@ -8,15 +8,15 @@ and texts y that belong to no task (methods/layers/replay/reference.py), s CLIP'
     L = L_retriever + weight (D(Z*^T -> Z^T) + D(Z* -> Z)) + l2 |theta - theta_start|^2,   D as in methods/lwf.py
     theta^ <- (n theta^ + theta) / (n + 1) after every `average_every` steps, section 3.2; n = 1 at theta_start
 
-The teacher is never renewed (that would be LwF). After a task theta^ replaces theta, and so it does whenever
-the method is in evaluation mode.
+The teacher is never renewed (that would be LwF). theta^ replaces theta after a task, and whenever the method is in
+evaluation mode.
 
 Differences: an image is a video of one frame. The paper takes ImageNet images and CC3M captions;
 without them the reference set is a small drawn one, and results are not comparable with the paper's. It
-trains 1000 steps for each task and averages every 100; CTVR's tasks have 200 to 1600 steps and its
-interval is unpublished: 10 gives nearly the same mean and suits short tasks too. Preset `original` is the
-released command, where l2 and the average act together (the paper's ablation treats them as alternatives),
-the factor is fixed (base.train_scale=false) and snapshots are those after 1, 1 + I, 1 + 2I, ... steps.
+trains 1000 steps for each task and averages every 100; CTVR's tasks have 200 to 1600 steps and its interval is
+unpublished. An interval of 10 gives nearly the same mean and suits short tasks too. Preset `original` is the released
+command, where l2 and the average act together (the paper's ablation treats them as alternatives), the factor is fixed
+(base.train_scale=false) and snapshots are those after 1, 1 + I, 1 + 2I, ... steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Search spaces of the methods, one file per method.
 
-FIXED: settings of every trial, if any. SPACE: setting -> Ray Tune domain. PAPER: values of SPACE's settings where a
-search begins, as far as they differ from the settings' defaults. CONFIGURATIONS: for rows of tables that are the method
-with a preset (methods.CONFIGURATIONS), replacements of the above. METRIC, MODE: objective of a search without
-`search.metric` (default: the gain over zero-shot in the union of all galleries, in the CVLM protocol the mean R@1).
+FIXED: settings of every trial, if any. SPACE: setting -> Ray Tune domain. PAPER: values of SPACE's settings with which
+a search begins, where they differ from the defaults. CONFIGURATIONS: replacements of the above for rows of tables that
+are the method with a preset (methods.CONFIGURATIONS). METRIC, MODE: objective of a search without `search.metric`
+(default: the gain over zero-shot in the union of all galleries, in the CVLM protocol the mean R@1).
 
 Facts about a setting (not published, read by later tasks only, bounded by another setting, number of blocks) are in
 the method's Config: methods/settings.py.

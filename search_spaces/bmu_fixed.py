@@ -6,7 +6,7 @@ from ctvr.search_spaces import MOCO
 
 FIXED = MOCO
 SPACE = {
-    "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may want less
+    "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may need less
     "method.m_hat": tune.choice(
         [0.9, 0.95, 0.99, 0.995, 0.999, 1.0]
     ),  # eq. 12, fig. 4; the paper uses 0.99, and 1 reviews nothing

@@ -6,7 +6,7 @@ from ctvr.search_spaces import MOCO
 
 FIXED = MOCO
 SPACE = {
-    "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may want less
+    "method.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; the paper uses 5e-5, CLIP may need less
     "method.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999, 1.0]),  # eq. 8; the paper uses 0.99
     "method.m_hat": tune.choice(
         [0.9, 0.95, 0.99, 0.995, 0.999, 1.0]
@@ -16,7 +16,7 @@ SPACE = {
     "method.method_start_task": tune.choice([1, 2]),  # the paper's tables imply 2, its text says 1
     "method.order": tune.choice(
         ["enc_first", "mom_first", "simultaneous"]
-    ),  # the paper says simultaneous, its equations are listed encoders first
+    ),  # the paper says simultaneous; its equations list the encoders first
 }
 CONFIGURATIONS = {
     "bmu_moco_local": {"SPACE": {name: domain for name, domain in SPACE.items() if name != "method.order"}},

@@ -1,4 +1,4 @@
-"""Search space of methods/camoe.py. The paper prints rates and schemes; temperature and widths it does not."""
+"""Search space of methods/camoe.py. The paper prints rates and schemes, but neither temperature nor widths."""
 
 from ray import tune
 

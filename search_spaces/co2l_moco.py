@@ -1,4 +1,4 @@
-"""Search space of methods/co2l_moco.py. Co2L's code for the strategy, BMU-MoCo's paper for the rest."""
+"""Search space of methods/co2l_moco.py. The strategy's values are those of Co2L's code, the others BMU-MoCo's."""
 
 from ray import tune
 

@@ -9,6 +9,6 @@ SPACE = {
     "method.same_weight": tune.loguniform(0.1, 10.0),  # 1
     "method.m": tune.choice([0.9, 0.99, 0.995]),  # 0.9
     "method.queue_size": tune.choice([32, 256, 1024]),  # 1024
-    "base.lr": tune.loguniform(1e-7, 1e-4),  # 1e-4 from DeiT and BERT; CLIP may want less
+    "base.lr": tune.loguniform(1e-7, 1e-4),  # 1e-4 from DeiT and BERT; CLIP may need less
 }
 PAPER = {"base.lr": 1e-5}

@@ -1,4 +1,4 @@
-"""Search space of methods/drift_adapter.py. The paper has three kinds of maps; the other values are ours."""
+"""Search space of methods/drift_adapter.py. The paper defines three kinds of maps; the other values are ours."""
 
 from ray import tune
 

@@ -1,7 +1,8 @@
-"""Search space of methods/framefusion_moe.py. Frames per video stay with the stream: another number is other data.
+"""Search space of methods/framefusion_moe.py.
 
-A search begins with the defaults, which are the paper's for MSRVTT. Imported ACTNET streams choose the preset
-`paper-actnet`, whose values are tried before them.
+The number of frames per video is the stream's and is not searched, since it changes the data. A search begins with the
+defaults, which are the paper's for MSRVTT. Imported ACTNET streams choose the preset `paper-actnet`, whose values are
+tried before them.
 """
 
 from ray import tune

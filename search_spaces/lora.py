@@ -31,11 +31,11 @@ CONFIGURATIONS = {
             "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8
             "method.reducer.r": tune.choice(
                 [6, 8, 9, 10, 12]
-            ),  # of a ViT-B/32; printed nowhere, 9 and 10 cost what the table has
+            ),  # of a ViT-B/32; printed nowhere; 9 and 10 have the cost of the table
         },
         "PAPER": {"method.reducer.r": 9},
     },
-    "diffrate": {  # its rates are a schedule, which is not searched
+    "diffrate": {  # its rates form a schedule, which is not searched
         "SPACE": {
             "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
             "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8
@@ -45,7 +45,7 @@ CONFIGURATIONS = {
         "SPACE": {
             "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe's section 4.1 uses 6e-4
             "method.rank": tune.choice([4, 8, 16]),  # the paper uses 8
-            "method.reducer.temporal_rank": tune.choice([4, 8, 16]),  # 8 has the parameters that its table prints
+            "method.reducer.temporal_rank": tune.choice([4, 8, 16]),  # 8 gives the table's number of parameters
         },
     },
 }

@@ -1,4 +1,4 @@
-"""Search space of methods/lpi.py. Values are those of the released code, which descends by SGD."""
+"""Search space of methods/lpi.py. Values are those of the released code, which trains with SGD."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search space of methods/lump.py. No values are published for retrieval; alpha's are those of LUMP's code."""
+"""Search space of methods/lump.py. No values are published for retrieval; those of alpha are from LUMP's code."""
 
 from ray import tune
 

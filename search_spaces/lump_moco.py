@@ -1,4 +1,4 @@
-"""Search space of methods/lump_moco.py. LUMP's code for the strategy, BMU-MoCo's paper for the rest."""
+"""Search space of methods/lump_moco.py. The strategy's values are those of LUMP's code, the others BMU-MoCo's."""
 
 from ray import tune
 

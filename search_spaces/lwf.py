@@ -1,4 +1,4 @@
-"""Search space of methods/lwf.py. CTVR publishes T = 2; weight and rate are published nowhere (LwF itself uses 1)."""
+"""Search space of methods/lwf.py. CTVR publishes T = 2, but neither weight nor rate (LwF itself uses a weight of 1)."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search space of methods/lwf_moco.py. BMU-MoCo publishes nothing of the strategy; 1 weighs both losses alike."""
+"""Search space of methods/lwf_moco.py. BMU-MoCo publishes no values for it; weight 1 weighs both losses equally."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search space of methods/qdc.py. Weights are those of the released code, whose loss has another scale than ours."""
+"""Search space of methods/qdc.py. Weights are those of the released code, whose loss is scaled differently."""
 
 from ray import tune
 

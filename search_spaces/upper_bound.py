@@ -1,4 +1,4 @@
-"""Search space of methods/upper_bound.py: that of the retriever it trains jointly."""
+"""Search space of methods/upper_bound.py: that of the retriever that it trains jointly."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search space of methods/vop.py. No recipe of its training is public; the values are those of its row in TempMe."""
+"""Search space of methods/vop.py. No training recipe is public; the values are those of its row in TempMe."""
 
 from ray import tune
 
@@ -9,7 +9,7 @@ SPACE = {
     "optim.weight_decay": tune.choice([0.0, 0.05, 0.2]),  # TempMe: 0.2
 }
 CONFIGURATIONS = {
-    "vop_fc": {  # of which no code is public: how its prompts are made and where is our reading
+    "vop_fc": {  # no code of it is public: the form and places of its prompts are our interpretation
         "SPACE": {
             "method.lr": tune.loguniform(6e-5, 6e-3),  # TempMe: 6e-4
             "method.num_prompts": tune.choice([2, 4, 8]),  # TempMe's count of tokens: 4

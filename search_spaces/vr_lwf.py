@@ -1,4 +1,4 @@
-"""Search space of methods/vr_lwf.py. CTVR publishes only T = 2; the paper's sizes were not available.
+"""Search space of methods/vr_lwf.py. Of the values CTVR publishes only T = 2; the paper's were not available.
 
 Sentences, length and weight are those of LwF-VR in ZSCL's repository.
 """

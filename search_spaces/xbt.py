@@ -1,4 +1,4 @@
-"""Search space of methods/xbt.py. All values are ours: the paper was read as its abstract."""
+"""Search space of methods/xbt.py. All values are ours, since only the paper's abstract was available."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search space of methods/xpool.py. CTVR publishes no rates of it; the paper's are X-Pool's own."""
+"""Search space of methods/xpool.py. CTVR publishes no rates for it; the initial values are X-Pool's own."""
 
 from ray import tune
 

@@ -1,4 +1,4 @@
-"""Search space of methods/zero_shot.py: the one choice that a model without training leaves."""
+"""Search space of methods/zero_shot.py: its only setting, the normalization of frames."""
 
 from ray import tune
 

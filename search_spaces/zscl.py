@@ -1,4 +1,4 @@
-"""Search space of methods/zscl.py. CTVR publishes T = 2 alone; the other values are ZSCL's own."""
+"""Search space of methods/zscl.py. CTVR publishes only T = 2; the other values are ZSCL's own."""
 
 from ray import tune
 

@@ -125,7 +125,9 @@ def draw(situation: Situation, rng: np.random.Generator) -> tuple[list[np.ndarra
 
 
 def is_called_different(situation: Situation, rng: np.random.Generator) -> bool:
-    """Return whether one draw shows a difference at 5 %: any in a table, or the one that a confirmation prints."""
+    """Return whether one draw shows a difference at 5 %: any difference in a table, or the one that a confirmation
+    prints.
+    """
     counts = situation.seeds
     if situation.videos:
         rows, videos = draw(situation, rng)

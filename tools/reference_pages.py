@@ -120,7 +120,7 @@ def _method(name: str) -> list[str]:
 
 
 def _searched(name: str) -> dict[str, str]:
-    """Return SPACE of search_spaces/<name>.py as it is written there, without importing Ray."""
+    """Return SPACE of search_spaces/<name>.py as source text, without importing Ray."""
     spec = find_spec(f"ctvr.search_spaces.{name}")
     if spec is None or spec.origin is None:
         return {}

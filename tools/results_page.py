@@ -57,7 +57,7 @@ MARK = "**Measured on an older commit**, before these changes: "
 
 @dataclass(frozen=True)
 class Rule:
-    """A commit after which tables print other numbers."""
+    """A commit that changes the numbers of tables."""
 
     date: str
     commit: str
@@ -133,7 +133,7 @@ def older(name: str, text: str) -> list[Rule]:
 
 
 def marked(name: str, text: str) -> str:
-    """Return a page with the line that marks an old table, or without it."""
+    """Return a page with the line that marks an old table, or without it if the table is current."""
     text = re.sub(rf"^{re.escape(MARK)}.*\n\n", "", text, flags=re.MULTILINE)
     if not (rules := older(name, text)):
         return text
@@ -192,7 +192,7 @@ def printed(name: str, runs: Path, sweep_name: str = "") -> str:
 
 
 def source_commit(commit: str) -> str:
-    """Return the last commit up to `commit` that changed what runs: one of documents or tests changes no result."""
+    """Return the last commit up to `commit` that can change a result; changes of documents and tests cannot."""
     words = ["git", "log", "-1", "--format=%h", "--abbrev=8", commit, "--", *SOURCES]
     return subprocess.run(words, cwd=ROOT, capture_output=True, check=True, text=True).stdout.strip()
 

@@ -1,4 +1,4 @@
-"""Simulation of the makespan of a search and the share of busy places: `python -m tools.search_simulation`.
+"""Simulation of the makespan of a search and the share of busy slots: `python -m tools.search_simulation`.
 
 The search is that of `ctvr sweep` (`on_ray.halving_searcher`, `on_ray.successive_halving`), with random results. Tasks
 take a drawn time, and a process takes `--start` seconds until it can train its first segment.
@@ -59,7 +59,7 @@ def simulate(
     keeps: bool = True,
     seed: int = 0,
 ) -> Simulated:
-    """Run a search on so many places.
+    """Simulate a search on `places` slots.
 
     Args:
         search: settings of the search of every row.
@@ -109,7 +109,7 @@ def simulate(
         for finished in range(1, segment.until + 1):
             searcher.on_trial_result(name, {"task": finished, GAIN: value})
         searcher.on_trial_complete(name)
-        # Ray Tune decides before it asks for the next segments; it keeps one process without a waiting segment
+        # Ray Tune decides before it requests the next segments; it keeps one process without a waiting segment
         most = max(searcher.segments_ahead() - in_use + 1, len(waiting)) if keeps else max(1, len(waiting))
         free = min(free, most)
 

@@ -1,4 +1,4 @@
-"""Page of all settings, generated from the dataclasses that validate them; a part of tools/reference_pages.py."""
+"""Page of all settings, generated from the dataclasses that validate them, for tools/reference_pages.py."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def _fields(config: type) -> Iterator[tuple[str, ...]]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as it is typed."""
+    """Return a value as the user types it."""
     if isinstance(value, tuple):
         return ",".join(map(value_text, value)) or "()"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _kind(hint: Any) -> str:
-    """Return a type in the words of the command line."""
+    """Return a type as the command line names it."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         kinds = [_kind(kind) for kind in typing.get_args(hint) if kind is not type(None)]
         return " or ".join([*kinds, *(["none"] if type(None) in typing.get_args(hint) else [])])
@@ -123,7 +123,7 @@ def _kind(hint: Any) -> str:
 
 
 def _allowed(config: type, name: str) -> str:
-    """Return the values of a Literal; for a number, the limits of its class, found by trying values."""
+    """Return the values of a Literal; for a number, its limits, which are found by trying values."""
     hint = typing.get_type_hints(config)[name]
     if words := [word for kind in (hint, *typing.get_args(hint)) for word in _words(kind)]:
         return ", ".join(f"`{word}`" for word in dict.fromkeys(words))

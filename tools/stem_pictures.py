@@ -1,4 +1,4 @@
-"""Pictures and clips that teach a tiny CLIP shapes and positions, with captions that need them to be distinguished.
+"""Pictures and clips that teach a tiny CLIP shapes and positions, with captions that require distinguishing them.
 
 Shapes: N pictures, G groups, S side of a picture in pixels, T frames, L tokens.
 """
@@ -47,7 +47,7 @@ CLASSES: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class Thing:
-    """One thing on a background: the index of its value in each class of words."""
+    """One thing on a background, as the index of its value in each class of words."""
 
     shape: int
     colour: int
@@ -60,7 +60,7 @@ class Thing:
         return Thing(**{name: int(rng.integers(len(values))) for name, values in CLASSES.items()} | fixed)
 
     def words(self, named: set[str]) -> str:
-        """Describe it by words of these classes, in a fixed order."""
+        """Describe the thing by words of these classes, in a fixed order."""
         said = {name: CLASSES[name][getattr(self, name)] if name in named else "" for name in CLASSES}
         shape, place = said["shape"] or "thing", f"on {said['place']}" if said["place"] else ""
         return " ".join(f"a {said['size']} {said['colour']} {shape} {said['position']} {place}".split())
@@ -75,7 +75,7 @@ class Thing:
 
 
 def paint(thing: Thing, rng: Generator, radius: float = 0.2, plain: float = 0.0, other: Thing | None = None) -> Pixels:
-    """Draw a picture (S, S, 3); `plain`: how often the background is one grey; `other`: a second thing, below."""
+    """Draw a picture (S, S, 3); `plain`: probability of a grey background; `other`: a second thing, below."""
     if rng.random() < plain:
         picture = np.full((IMAGE_SIZE, IMAGE_SIZE, 3), rng.integers(60, 200), np.uint8)
     else:
@@ -112,7 +112,7 @@ class Groups:
 
 @dataclass
 class Clips:
-    """Clips in both directions for the second stage: three motions of one thing."""
+    """Clips for the second stage, in both directions: three motions of one thing."""
 
     frames: Tensor  # (G, 3, T, 3, S, S) uint8, forward
     tokens: Tensor  # (G, 6, L), forward and backward of each motion

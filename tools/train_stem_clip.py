@@ -1,7 +1,7 @@
 """Training of the tiny CLIP that sees shapes and positions: `python -m tools.train_stem_clip --out FOLDER`.
 
-Its image tower is that of `tools.train_tiny_clip` with a convolutional stem. Two stages make it see, in about 450 s of
-one core. First linear classifiers on its features name the shape, colour, size, position and place of one thing; the
+Its image tower is that of `tools.train_tiny_clip` with a convolutional stem. Two stages train it to see, in about 450 s
+on one core. First linear classifiers on its features name the shape, colour, size, position and place of one thing; the
 things become smaller and the backgrounds busier during the stage. Then CLIP's contrastive loss trains both towers on
 groups of eight pictures that differ in one class of words only, and on clips that differ in the direction of motion
 only. A temporal layer reads the direction and is discarded: the shipped towers see single frames.
@@ -113,7 +113,7 @@ class Steps:
 
 
 def learn_to_see(model: CLIP, pool: Pictures, steps: int, bar: Iterator[int]) -> None:
-    """First stage: classifiers name each class of words, on ever harder pictures."""
+    """Train the first stage: classifiers name each class of words, on increasingly difficult pictures."""
     width = model.visual.output_dim
     heads = nn.ModuleDict({name: nn.Linear(width, len(values)) for name, values in CLASSES.items()})
     optimizer = Steps([*model.visual.parameters(), *heads.parameters()], 2 * steps, 1e-3)
@@ -133,7 +133,7 @@ def learn_to_see(model: CLIP, pool: Pictures, steps: int, bar: Iterator[int]) ->
 
 
 def learn_words(model: CLIP, groups: Groups, clips: Clips, steps: int, bar: Iterator[int]) -> None:
-    """Second stage: contrast within batches of 16 groups; every fourth batch is of clips."""
+    """Train the second stage: contrast within batches of 16 groups; every fourth batch has clips."""
     time_layer = nn.Linear(FRAMES * model.visual.output_dim, model.visual.output_dim, bias=False)
     nn.init.zeros_(time_layer.weight)
     optimizer = Steps([*model.parameters(), *time_layer.parameters()], steps, 1e-3)
@@ -163,7 +163,7 @@ def learn_words(model: CLIP, groups: Groups, clips: Clips, steps: int, bar: Iter
 def word_accuracy(model: CLIP, tokenizer: SimpleTokenizer, count: int = HELD_OUT, seed: int = 99) -> dict[str, float]:
     """Return the accuracy in percent of each class of words, on pictures of one thing on a background.
 
-    The choice is between captions that tell everything and differ in the words of the class only; chance is 100 / the
+    The choice is between complete captions that differ in the words of the class only. Chance is 100 divided by the
     number of its values: shape 10, colour 10, size 50, position 11.1, place 5.
     """
     rng = np.random.default_rng(seed)
@@ -186,7 +186,9 @@ def word_accuracy(model: CLIP, tokenizer: SimpleTokenizer, count: int = HELD_OUT
 
 
 def lexicon() -> set[str]:
-    """Return every word that captions of the pre-training and of the worlds can contain, and a little English."""
+    """Return every word that captions of the pre-training and of the worlds can contain, and some common English
+    words.
+    """
     phrases = [value for values in CLASSES.values() for value in values]
     phrases += [*worlds.NOUNS, *worlds.SIGNS, *worlds.VERBS, *worlds.NAMES, tiny.ENGLISH, "moves goes moving thing an"]
     phrases += [word for pair in worlds.MOVES for word in pair]

@@ -67,7 +67,7 @@ ENGLISH = (
 
 
 def still(rng: Generator, size: int = IMAGE_SIZE) -> tuple[Pixels, str]:
-    """Draw a random picture (size, size, 3) uint8 of one to three things, and a caption of it."""
+    """Draw a random picture (size, size, 3) uint8 of one to three things, and its caption."""
     place = pick(rng, list(BACKGROUNDS))
     picture = background(place, rng, size)
     things: list[tuple[str, Sprite]] = []
@@ -79,7 +79,9 @@ def still(rng: Generator, size: int = IMAGE_SIZE) -> tuple[Pixels, str]:
 
 
 def _thing(rng: Generator, others: list[Sprite]) -> tuple[str, Sprite]:
-    """Draw a sprite away from the others if twenty tries find room, and its "large red circle" (size in 60 %)."""
+    """Draw a sprite apart from the others if twenty tries find room, and its "large red circle" (with the size in 60
+    %).
+    """
     for _ in range(20):
         x, y = rng.uniform(0.15, 0.85, 2)
         size = pick(rng, list(SIZES))

@@ -19,7 +19,7 @@ from ctvr.methods.layers.pooling import mean_pool
 
 @dataclass(frozen=True, kw_only=True)
 class TextShiftConfig:
-    """Settings, which `ctvr methods text_shift` prints and a word such as method.lr=1e-4 sets."""
+    """Settings: `ctvr methods text_shift` prints them, and arguments such as method.lr=1e-4 set them."""
 
     lr: float = setting(1e-4, doc="learning rate of the shift")
 
@@ -45,5 +45,5 @@ class TextShift(Method):
 
 
 def manifest() -> str:
-    """Where the manifest of the stream `two_colours` lies."""
+    """Return the path of the manifest of the stream `two_colours`."""
     return os.environ["TWO_COLOURS"]

@@ -115,7 +115,7 @@ class BlockSeams:
 
     @property
     def needs_all(self) -> bool:
-        """Report if a seam after the projections may need every token that the block computes.
+        """Return whether a seam after the projections may need every token that the block computes.
 
         A seam that only merges patches does not, where only class tokens are read, unless `record_tokens` is active.
         """

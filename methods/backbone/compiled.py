@@ -53,7 +53,7 @@ def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
     """Compile the blocks of a backbone that have no seams; torch must be able to compile for the device.
 
     Raises:
-        CompileFailed: if it is not.
+        CompileFailed: if it cannot.
     """
     run_compiled(_probe, torch.ones(64, device=device))
     for module in backbone.modules():
@@ -62,7 +62,7 @@ def compile_blocks(backbone: nn.Module, device: torch.device) -> None:
 
 
 def is_compiled(tower: nn.Module) -> bool:
-    """Report whether the blocks of a tower are compiled where no seam acts."""
+    """Return whether the blocks of a tower are compiled where no seam acts."""
     return any(getattr(module, "is_compiled", False) for module in tower.modules())
 
 

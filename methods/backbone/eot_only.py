@@ -16,7 +16,7 @@ from ctvr.methods.backbone.merged_weights import merge
 
 
 def supports_eot_only(block: nn.Module, seams: BlockSeams, state: TokenState) -> TypeGuard[Block]:
-    """Report if `eot_only` gives the same end-of-text tokens as the block itself."""
+    """Return whether `eot_only` gives the same end-of-text tokens as the block itself."""
     if not isinstance(block, Block) or state.rotate is not None or hasattr(block.attn, "norm"):
         return False
     if type(state) is not TokenState:  # seams with a state of their own may read any token, as LUMP's second caption

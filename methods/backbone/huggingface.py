@@ -44,7 +44,7 @@ _TEXT = {
 
 
 def is_theirs(state: Mapping[str, Tensor]) -> bool:
-    """Report if the names are those of transformers."""
+    """Return whether the names are those of transformers."""
     return any(name.startswith((ROOT, "text_model.")) for name in state)
 
 

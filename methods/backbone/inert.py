@@ -159,7 +159,7 @@ def _parts(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _archive(content: bytes) -> Any:
-    """Unpickle the data of an archive; of a TorchScript archive, too, whose code is not read."""
+    """Unpickle the data of an archive. The code in a TorchScript archive is not read."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
         described = next((name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")), None)
@@ -183,7 +183,7 @@ def _archive(content: bytes) -> Any:
 
 
 def _dtype_of(kind: Any) -> torch.dtype:
-    """Return the type of a storage's numbers; the public attribute warns that such classes will go."""
+    """Return the dtype of a storage; its public attribute emits a deprecation warning."""
     found: torch.dtype = getattr(kind, "_dtype", torch.uint8)
     return found
 
@@ -193,7 +193,7 @@ def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.T
 
 
 def _before_archives(content: bytes) -> Any:
-    """Unpickle the format of torch before 1.6: numbers of the format, the object, names of storages, their bytes."""
+    """Unpickle a file of torch before 1.6: the number of the format, the object, names of storages, their bytes."""
     file = io.BytesIO(content)
     try:
         is_torch = Reader(file).load() == _MAGIC and Reader(file).load() == _PROTOCOL

@@ -94,7 +94,7 @@ def _tags(name: str) -> list[str]:
 
 
 def _closest(name: str, known: Sequence[str]) -> str:
-    """Return the known architecture that a name means, also one as Hugging Face writes it, or an empty string."""
+    """Return the closest known architecture, also for a name as Hugging Face writes it; else an empty string."""
     plain = re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()).replace("/", "-").replace("_", "-").replace("patch", "")
     for long, short in (("base", "b"), ("large", "l"), ("huge", "h"), ("clip-vit", "vit")):
         plain = re.sub(rf"\b{long}\b", short, plain)
@@ -183,7 +183,7 @@ def _tokenizer(name: str) -> Callable[[list[str]], Tensor]:
 
 
 def are_here(name: str, weights: str) -> bool:
-    """Report if `load_backbone` would find these weights on this machine; nothing is downloaded."""
+    """Return whether `load_backbone` would find these weights on this machine; nothing is downloaded."""
     if weights in {"shipped", "random"}:
         return True
     if is_path(weights):
@@ -200,7 +200,7 @@ def are_here(name: str, weights: str) -> bool:
 
 
 def is_path(weights: str) -> bool:
-    """Report if the setting is a file or a folder, not a tag of open_clip."""
+    """Return whether the setting is a file or a folder, not a tag of open_clip."""
     return "/" in weights or ENDINGS.search(weights) is not None
 
 

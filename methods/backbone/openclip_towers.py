@@ -94,7 +94,9 @@ class TimmVision(VisionTower):
         return trunk.norm_pre(x), record(state)
 
     def _rotation(self) -> Callable[[Tensor], Tensor] | None:
-        """Return rotary positions (arXiv:2104.09864) of a frame's patches, q or k (G, H, N, D/H) -> the same shape."""
+        """Return the rotation of a frame's patches by rotary positions (arXiv:2104.09864): q or k (G, H, N, D/H) ->
+        same shape.
+        """
         if self.rope is None:
             return None
         from timm.layers import apply_rot_embed_cat

@@ -25,7 +25,7 @@ def checkpointing(is_on: bool = True) -> Iterator[None]:
 
 
 def is_checkpointing() -> bool:
-    """Report whether activations of blocks are computed again instead of kept."""
+    """Return whether activations of blocks are computed again instead of kept."""
     return _CHECKPOINTS.get()
 
 

@@ -104,7 +104,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_apart(c: str) -> bool:
-    """Report if a character is a token by itself: punctuation, other ASCII symbols and Chinese characters."""
+    """Return whether a character is a token by itself: punctuation, other ASCII symbols and Chinese characters."""
     if c.isascii():
         return not c.isalnum() and not c.isspace()
     return unicodedata.category(c).startswith("P") or 0x4E00 <= ord(c) <= 0x9FFF

@@ -61,7 +61,7 @@ class FeatureMap(Protocol):
     """A kind of map with its settings. Its weights are tensors by name, so that a link can keep several."""
 
     def start(self, width: int) -> Weights:
-        """Return weights with which the map of features with `width` numbers is the identity."""
+        """Return weights with which the map is the identity on features of `width` numbers."""
         ...
 
     def apply(self, w: Weights, x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class MapLink(Link):
     """Maps of one kind; their weights are buffers (R, ...)."""
 
     def __init__(self, kind: FeatureMap, width: int, rows: int, pairs: int) -> None:
-        """Args: the kind, d, R, and the most pairs to which a map is fitted."""
+        """Take the kind of map, d, R, and the maximum number of pairs to which a map is fitted."""
         super().__init__(rows)
         self.kind, self.pairs = kind, pairs
         start = kind.start(width)
@@ -213,7 +213,8 @@ class QueryCompensation(Strategy):
     # ------------------------------------------------------------------------------------- losses
 
     def distilled(self, batch: Batch, query_weight: float, video_weight: float) -> dict[str, Tensor]:
-        """Return the retriever's losses, and means of 1 - cos between old and new captions, and videos.
+        """Return the retriever's losses, and the means of 1 - cos between old and new captions and between old and new
+        videos.
 
         Args:
             batch: batch of the current task.

@@ -8,7 +8,7 @@ This file is not a method: base_moco, bmu_moco, bmu_fixed and bmu_ensemble defin
 encoders they keep and how parameters flow between theta, the local theta_m (initialised from theta at
 every task) and the global theta~_m (initialised once). Queries are always encoded by theta, also in evaluation.
 
-Differences and assumptions (no code was published): CLIP for ViT-Base + BERT-Base; unit vectors;
+Differences and assumptions (no code was published): CLIP in place of ViT-Base and BERT-Base; unit vectors;
 AdamW; the queue starts empty. The paper's resolution of 384 needs other position embeddings; here they are the
 backbone's own. Its best epoch is chosen on a validation set, which not all of its datasets have: on the others the
 epoch is chosen on test videos, and tables mark it. Its frames are drawn at random (section 3.2), which preset `paper`

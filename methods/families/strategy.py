@@ -32,7 +32,7 @@ class Strategy(Method):
 
     @classmethod
     def compares(cls, config: Any) -> bool:
-        """Report if the strategy reads similarities within a batch from the retriever's `score`."""
+        """Return whether the strategy reads similarities within a batch from the retriever's `score`."""
         return False
 
     @classmethod

@@ -82,7 +82,7 @@ class Adaptation(nn.Module):
 class JointLoRA(Adaptation):
     """LoRA on the fused q, k, v projection of every block: one A (r, D) for all three, B (3D, r), factor 1.
 
-    The paper's 0.49 M parameters hold for this form only (section 3.1 writes one pair for each projection).
+    The paper's 0.49 M parameters hold for this form only (appendix A writes one pair for each projection).
     It is merged into the weights while they are frozen, so that by the paper's rule it costs no multiply-adds.
     """
 
@@ -114,7 +114,7 @@ def _joint(width: int, blocks: int, rank: int) -> nn.ModuleList:
 
 
 class AdaptedClip(Method):
-    """Frozen CLIP, an adaptation, a reducer. The base of four methods and not a method itself."""
+    """Frozen CLIP, an adaptation and a reducer; the base of four methods and not a method itself."""
 
     @classmethod
     def capabilities(cls, config: AdaptedConfig) -> Capabilities:

@@ -63,7 +63,9 @@ class Upgraded(Strategy):
         kind: Literal["procrustes", "linear"],
         probe: Tensor,
     ) -> None:
-        """Args: new and old model, tasks of the old one, new tokens to old ones (B, L), settings, a caption (1, L)."""
+        """Take the new and the old model, the old one's number of tasks, new tokens -> old ones (B, L), settings, a
+        caption (1, L).
+        """
         super().__init__(None, base)
         self.old = old.requires_grad_(False).eval()
         self.learned, self.translate, self.queries, self.kind = learned, translate, queries, kind
@@ -113,7 +115,7 @@ class Upgraded(Strategy):
         self.scales[OLD] = self._scale(self.old, self.learned - 1, ((b.frames, b.tokens, b.video_ids) for b in loader))
 
     def _read(self, pairs: Tensor, videos: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield frames, tokens and numbers of videos of at most `MOST` of the pairs (n,), from the whole task."""
+        """Yield frames, tokens and numbers of videos of at most `MOST` of the pairs (n,), spread over the task."""
         step = -(-len(pairs) // MOST)
         for some, which in zip(pairs[::step].split(32), videos[::step].split(32)):
             yield *self._source.pairs(some.tolist()), which

@@ -2,10 +2,10 @@
 
 The paper specifies neither how one modality replaces two nor its settings, and no code was published. Here the
 two views of an image replace a video and its caption in eq. 7-18 of methods/bmu_moco.py; one
-encoder (backbone and projector, unit vectors) reads both. Our choices: this; batch size and rate of the release whose
-protocol the table has (divyam3897/UCL@cfaa81d); m, m_hat, tau and the queue of the paper's section 4.1. Keys are
-computed in training mode, normalised by their own batch as MoCo's are. Moving averages run over weights, and each key
-encoder has its own running statistics.
+encoder (backbone and projector, unit vectors) reads both. Our choices: this construction; batch size and rate of the
+release whose protocol the table has (divyam3897/UCL@cfaa81d); m, m_hat, tau and the queue of the paper's section 4.1.
+Keys are computed in training mode, normalised by their own batch as MoCo's are. Moving averages run over weights, and
+each key encoder has its own running statistics.
 
 Shapes: B images of all workers, d projected features.
 """

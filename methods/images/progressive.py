@@ -4,7 +4,7 @@ Rusu et al., arXiv:1606.04671, eq. 2 and section 2.1. A column, the network of a
 columns and is frozen when its task is over: nothing is forgotten, and evaluation needs the task to select its
 column. The wiring is that of the ResNet-18 of aimagelab/mammoth@e75a491; the code in the repository whose protocol
 the table has (divyam3897/UCL@cfaa81d) cannot train. Ours: SimSiam or Barlow Twins in place of classes, and new
-heads for each column. Three things follow the paper and not that code: a former column is as it was trained, with
+heads for each column. Three things follow the paper and not that code: a former column stays as it was trained, with
 the inputs from its own predecessors; it is normalised by its own running statistics, which no longer change; and a
 factor alpha is learned for each channel, as the image size is not known here (the code: for each channel and pixel;
 the paper: for each column).

@@ -104,7 +104,7 @@ class SharedLoRAExperts(RoutingRecorder, UsageCounter):
         """Map (B, L, D) to (B, L, O). `gates` (B, E), or None: expert 0 alone, with gate 1.
 
         Each caption's experts are merged into one matrix sum_i w_i B_i before it is applied to its tokens. An
-        expert that no caption of the step chose has no part in it: its gradient is None, so an
+        expert that no caption of the step chose takes no part: its gradient is None, so an
         optimizer neither updates nor decays it, as in the released code. On a GPU it is None only after
         `drop_unchosen` (see `RoutingRecorder`).
         """
@@ -138,7 +138,7 @@ class SharedLoRAExperts(RoutingRecorder, UsageCounter):
 
 
 def _reads(gates: Tensor) -> bool:
-    """Report if the host may read which experts were chosen: on a CPU, in training, where it costs nothing."""
+    """Return whether the host may read which experts were chosen: on a CPU in training, where reading costs nothing."""
     return torch.is_grad_enabled() and gates.device.type == "cpu"
 
 

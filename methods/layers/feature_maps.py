@@ -22,8 +22,8 @@ def procrustes(x: Tensor, y: Tensor, ridge: float = 0.0) -> Tensor:
 
     For features of two widths, R (d, d') has orthonormal rows or columns.
 
-    X'Y + ridge I = U S V', R = U V' (Schoenemann, 1966). `ridge` > 0 draws R to the identity where the pairs do not
-    determine it, as with n < d.
+    X'Y + ridge I = U S V', R = U V' (Schoenemann, 1966). `ridge` > 0 pulls R towards the identity where the pairs do
+    not determine it, as with n < d.
     """
     cross = (x.double().mT @ y.double()).cpu() + ridge * torch.eye(x.shape[-1], y.shape[-1], dtype=torch.float64)
     u, _, vh = torch.linalg.svd(cross, full_matrices=False)
@@ -82,11 +82,11 @@ def fit_by_gradient(
     Every tenth pair is held out; with fewer than ten, the fitted pairs select.
 
     Args:
-        weights: at the start; they are not changed.
+        weights: initial weights; they are not changed.
         loss: (weights, X, Y) -> scalar.
         x, y: features (n, d).
         lr: learning rate.
-        steps: at most; the start is a candidate, too.
+        steps: maximum number of steps; the initial weights are a candidate, too.
         decay: weight decay.
         select: loss on held-out pairs; None: `loss`.
     """
@@ -114,6 +114,6 @@ def fit_by_gradient(
 
 
 def start_weights(name: str, shape: tuple[int, ...], scale: float) -> Tensor:
-    """Return normal numbers times `scale` on the CPU, the same for a name, whatever was drawn before."""
+    """Return normal random numbers times `scale` on the CPU, which depend on the name and not on earlier draws."""
     generator = torch.Generator().manual_seed(sum(name.encode()))
     return scale * torch.randn(shape, generator=generator)

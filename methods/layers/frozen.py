@@ -12,9 +12,9 @@ Made = TypeVar("Made", bound=nn.Module)
 
 
 def copied(module: Made) -> Made:
-    """Return a deep copy whose LSTMs have their weights in one piece, as cuDNN reads them.
+    """Return a deep copy in which the weights of each LSTM are contiguous, as cuDNN requires.
 
-    `deepcopy` gives every tensor memory of its own. cuDNN would then gather the weights in every call.
+    `deepcopy` gives every tensor separate memory. cuDNN would then gather the weights in every call.
     """
     made = copy.deepcopy(module)
     for part in made.modules():

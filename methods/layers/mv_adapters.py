@@ -54,7 +54,9 @@ class _Adapter(nn.Module):
 
 
 class VideoAdapter(_Adapter):
-    """Attention among class tokens of all frames and means of their patches; patches only pass the projections."""
+    """Attention among the class tokens of all frames and the means of their patches; patches pass the projections
+    only.
+    """
 
     def __init__(self, width: int, bottleneck: int, heads: int, num_frames: int, tying: Tying = "none") -> None:
         super().__init__(width, bottleneck, heads, 2 * num_frames + 1, tying)

@@ -1,4 +1,4 @@
-"""Keeps products that select tokens in float32, whatever precision the towers have: rounded values tie."""
+"""Keeps computations that select tokens in float32 whatever the towers' precision, since rounded values tie."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Turn autocast off inside; on `meta` tensors, which have no values, nothing changes."""
+    """Turn autocast off inside; on `meta` tensors, which have no values, it has no effect."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

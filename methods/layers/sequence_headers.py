@@ -18,7 +18,7 @@ from ctvr.methods.backbone.clip import TextTower, TokenState, run_blocks
 class FrameLSTM(nn.Module):
     """seqLSTM: f + LSTM(f), one layer, one direction. 4 (2 d^2 + 2 d) parameters: 2,101,248 for d = 512.
 
-    The released code also holds a table of positions that its LSTM never reads; it is left out.
+    The released code also has a table of positions that its LSTM never reads; it is omitted here.
     """
 
     def __init__(self, width: int) -> None:

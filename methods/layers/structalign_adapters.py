@@ -104,7 +104,7 @@ class TaskAwareAdapters(nn.Module):
         """Build adapters; frames are fused in the last `fusion_layers` blocks, in alternating directions.
 
         Raises:
-            ValueError: for a reducer under which a token is not the same place in all frames.
+            ValueError: for a reducer under which a token does not have the same position in all frames.
         """
         super().__init__()
         self.reducer = reducer

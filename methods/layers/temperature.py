@@ -1,4 +1,6 @@
-"""CLIP's temperature as a setting: the start value of 1 / temperature = exp(logit_scale), its bounds, its training."""
+"""CLIP's temperature as a setting: the initial value of 1 / temperature = exp(logit_scale), its bounds and its
+training.
+"""
 
 from __future__ import annotations
 

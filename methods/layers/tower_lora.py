@@ -63,7 +63,7 @@ class TowerLoRA(nn.Module):
 
     @torch.no_grad()
     def merge_into(self, tower: VisionTower | TextTower, share: float) -> None:
-        """Add `share` of every adapter's matrix to the tower's weights; the adapters stay as they are."""
+        """Add `share` of every adapter's matrix to the tower's weights; the adapters do not change."""
         for block, adapters in zip(tower.blocks, self.adapters(), strict=True):
             for place, lora in adapters.items():
                 weight_at(block, place).add_(share * lora.merged_delta())

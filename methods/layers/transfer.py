@@ -11,7 +11,7 @@ from torch import Tensor
 def pinned(x: Tensor, device: torch.device) -> Tensor:
     """Return a CPU tensor in memory from which a GPU copies asynchronously; for a CPU, the tensor itself.
 
-    The copy takes time: a thread that reads ahead makes it, not the one that feeds the GPU.
+    The copy takes time, so the prefetching thread makes it and not the one that feeds the GPU.
     """
     return x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
 

@@ -1,4 +1,4 @@
-"""`make bench` and `make bench-gpu`: the command line."""
+"""Command line of `make bench` and `make bench-gpu`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(only: str | None = None, is_quick: bool = False) -> int:
 
 
 def measured(names: Sequence[str], is_toy: bool, root: Path) -> list[Measured]:
-    """Measure each path, at a toy's size or at the papers'."""
+    """Measure each path at a toy size or at the papers' size."""
     rows = []
     for name in names:
         label = f"{name}-toy" if is_toy and name not in ONE_SIZE else name

@@ -1,10 +1,9 @@
 """`make bench-gpu`: the loop's steps and encoding on a GPU at the size of the papers (ViT-B/32, 8 pairs, 12 frames).
 
-Epochs of `Loop` on noise in memory, as in a run: copies to the GPU, AdamW, clipping, reading of flags. Measured are
-step time, peak memory, videos per second, the host's waits and the share of time in which kernels run, in each
-precision, in bfloat16 also at larger batches. Then the same steps with several processes that gather their features, as
-with Ray Train: one process per GPU with NCCL, or two on one GPU with gloo.
-Decoding and the store are not timed.
+The loop trains on noise in memory as a run does: copies to the GPU, AdamW, clipping, reading of flags. It measures step
+time, peak memory, videos per second, the host's waits and the share of time in which kernels run, in each precision, in
+bfloat16 also at larger batches. Then the same steps with several processes that gather their features, as with Ray
+Train: one process per GPU with NCCL, or two on one GPU with gloo. Decoding and the store are not timed.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class _Timed(TimedLoop):
             return super()._epoch(*given, **named)
 
     def _profiled(self, *given: Any, **named: Any) -> dict[str, float]:
-        """Add up the time of kernels and copies; the profiler slows the host, not them."""
+        """Add up the time of kernels and copies; the profiler slows only the host."""
         self.kernel_seconds = 0.0
         if not torch.cuda.is_available():  # a simulated GPU
             return Loop._epoch(self, *given, **named)
@@ -81,7 +80,7 @@ class _Timed(TimedLoop):
 def time_step(
     name: str, backbone: Clip, precision: Precision, device: torch.device, pairs: int, frames: int, steps: int = 20
 ) -> GpuRow:
-    """Time steps of one method on `pairs` videos of `frames` frames, shared by all processes of a group if any."""
+    """Time steps of one method on `pairs` videos of `frames` frames, which the processes of a group share."""
     sys.stderr.write(f"bench: {name}, {precision}, {pairs} pairs ...\n")
     size = dist.get_world_size() if dist.is_initialized() else 1
     workers = Workers(dist.get_rank() if size > 1 else 0, size, device)

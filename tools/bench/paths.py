@@ -1,7 +1,8 @@
 """The hot paths, at the papers' size and at a toy size, each compared with a plain implementation.
 
 Batches repeat videos as the benchmark's real splits do, counted with our own batches (32 videos of 20 captions per
-task): of 8 pairs, 7 videos differ on MSRVTT-10, and of a batch of StructAlign on MSRVTT-20 44 %: 2 of 4.
+task). On MSRVTT-10, 8 pairs have 7 different videos; on MSRVTT-20, 44 % of the pairs of a batch of StructAlign, 2 of 4,
+have different videos.
 
 Shapes: B pairs, T frames, Q captions, V videos, d joint embedding.
 """
@@ -197,7 +198,7 @@ def store(root: Path, is_toy: bool) -> HotPath:
 
 
 def decoding(root: Path, is_toy: bool) -> HotPath:
-    """Decode a clip, rejecting damage."""
+    """Decode a clip, refusing damaged ones."""
     from ctvr.orchestrator.streams.load import load_stream
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
@@ -214,7 +215,7 @@ def decoding(root: Path, is_toy: bool) -> HotPath:
 
 
 def cold(root: Path, is_toy: bool) -> HotPath:
-    """Decode a clip like a benchmark's that is not in the store, rejecting damage."""
+    """Decode a clip like a benchmark's that is not in the store, refusing damaged ones."""
     from ctvr.orchestrator.video.decode import decode
     from ctvr.orchestrator.video.sampling import Sampling
 

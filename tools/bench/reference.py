@@ -1,8 +1,8 @@
-"""Plain implementations of hot paths (paths.py), which compute as the authors' codes do but share no code with them.
+"""Plain implementations of hot paths (paths.py): they compute as the authors' codes do and share no code with them.
 
 JasonCodeMaker/CTVR ranks by sorting twice, encodes every caption once for each prototype in the order of the stream,
 padded to the longest of its batch, and decodes each epoch. StructAlign's code runs the previous model in every step.
-None of them uses that a video repeats in a batch. X-Pool makes a vector for every pair. CLIP's activation is
+None of them encodes a repeated video of a batch only once. X-Pool makes a vector for every pair. CLIP's activation is
 written as x sigmoid(1.702 x), of which the backward pass keeps three tensors, and its last block computes all tokens,
 of which one is used. CTVR (72b7652, model/FrameFusionMoE) has separate matrices for q, k and v, attention by two
 products with a softmax between them, and runs every expert that any caption of the batch has chosen on all captions,
@@ -52,7 +52,7 @@ def with_plain_towers(method: Method) -> Method:
 
 
 def as_released(method: Method) -> Method:
-    """Return a copy with plain towers and with the attention and routed experts of CTVR's code; equal values."""
+    """Return a copy with plain towers and the attention and routed experts of CTVR's code; it computes equal values."""
     made = with_plain_towers(method)
     for module in made.modules():
         if isinstance(module, Attention):
@@ -68,7 +68,7 @@ Made = TypeVar("Made")
 
 
 def with_plain_attention(work: Callable[[], Made]) -> Callable[[], Made]:
-    """Return work during which attention keeps its probabilities: softmax(q k^T / sqrt(d) + mask) v."""
+    """Return work during which attention stores its probabilities: softmax(q k^T / sqrt(d) + mask) v."""
 
     def done() -> Made:
         with patch.object(F, "scaled_dot_product_attention", _attend):
@@ -114,7 +114,7 @@ def _every_token(
 
 
 def nothing_known(batch: Batch) -> Batch:
-    """Return the same pairs without the information that videos are equal: all are encoded, nothing is kept."""
+    """Return the same pairs without the information that videos are equal: all are encoded and none is cached."""
     return replace(batch, unaugmented_video_ids=None)
 
 
@@ -142,7 +142,7 @@ def xpool_scores(method: XPool, queries: Tensor, gallery: Tensor, videos: int = 
 
 
 def captions_like_msrvtt(number: int, longest: int = 40) -> list[str]:
-    """Return captions of about MSRVTT's token count (11.8), which padding in batches of 32 nearly doubles (1.94 x)."""
+    """Return captions of about MSRVTT's length (11.8 tokens); padding in batches of 32 nearly doubles it (1.94 x)."""
     generator = np.random.default_rng(0)
     lengths = np.clip(np.round(generator.lognormal(2.17, 0.42, number)), 3, longest).astype(int)
     return [" ".join(generator.choice(WORDS, length)) for length in lengths]

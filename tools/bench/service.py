@@ -1,7 +1,7 @@
-"""Latency of `ctvr serve`: the time of GET /search on one core, from the request to the end of its answer.
+"""Latency of `ctvr serve`: the time of GET /search on one core, from the request to the end of the answer.
 
-The service and its client share one core, as threads of this process. Features are random, weights too: neither changes
-the time. Every query is another text.
+The service and its client share one core, as threads of this process. Features and weights are random, which does not
+change the time. Every query is a different text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIZES = {480: 60.0, 100_000: 200.0}  # videos -> goal of p99 in ms
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of queries to a gallery."""
+    """Latency of queries to a gallery, in milliseconds."""
 
     backbone: str
     videos: int
@@ -50,7 +50,11 @@ class Latency:
 
 
 def measure_service(root: Path, is_toy: bool, sizes: Sequence[int] = tuple(SIZES)) -> list[Latency]:
-    """Measure queries to galleries of these sizes. Raises RuntimeError if an answer is not the best videos."""
+    """Measure queries to galleries of these sizes.
+
+    Raises:
+        RuntimeError: if an answer does not contain the best videos.
+    """
     backbone, queries = (TINY, 50) if is_toy else (VIT, 500)
     settings = {"method": "clip4clip", "stream": "shapes-5", "backbone.name": backbone, "backbone.weights": "random"}
     experiment = resolve({**settings, **({"backbone.weights": "shipped"} if is_toy else {})})

@@ -1,7 +1,7 @@
-"""Timing of a hot path against a plain implementation of the same, in one process, in CPU seconds.
+"""Timing of a hot path and of a plain implementation of it in one process, in CPU seconds.
 
-Both sides take turns (a b, b a, ...) on the same inputs after one warm-up each, so that other work of the machine falls
-on both. The result is the median of the ratios of the pairs, with the smallest and the largest.
+Both sides take turns (a b, b a, ...) on the same inputs after one warm-up each, so that other load of the machine
+affects both. The result is the median of the ratios of the pairs, with the smallest and the largest.
 """
 
 from __future__ import annotations

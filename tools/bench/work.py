@@ -72,7 +72,7 @@ def training_step(method: Method, batch: Batch) -> Work:
 
 
 def encoding(method: Method, frames: Tensor) -> Work:
-    """Return the video tower's forward pass for one of many batches, so that folded weights stay folded."""
+    """Return the forward pass of the video tower for one of many batches, so that merged weights stay merged."""
     method.eval()
     kept: MergeCache = {}
 

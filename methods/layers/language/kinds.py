@@ -89,7 +89,9 @@ def lists() -> Lists:
 
 
 def stems(word: str, ending: str) -> list[str]:
-    """List base forms from which `word` may be built with `ending` (s, ing or ed): try of tries, make of making."""
+    """List base forms from which `word` may be built with `ending` (s, ing or ed): `try` for `tries`, `make` for
+    `making`.
+    """
     body = word[: -len(ending)]
     if ending == "s":
         found = [body]

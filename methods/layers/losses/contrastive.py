@@ -44,7 +44,7 @@ def cross_task(logits: Tensor, references: Tensor) -> Tensor:
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
-    """Compute T^2 KL(teacher || student) over rows (Hinton et al., arXiv:1503.02531); its gradient is 0 at equality.
+    """Compute T^2 KL(teacher || student) over rows (Hinton et al., arXiv:1503.02531); its gradient is 0 if both agree.
 
     Takes logits (B, C) of both; returns a scalar, averaged over rows.
     """

@@ -64,7 +64,7 @@ def misalignment(text: Tensor, video: Tensor, p: Tensor) -> Tensor:
 
 
 class CategoryPrototypes(nn.Module):
-    """The prototypes of a stream's categories; categories take simplex rows in order of first appearance."""
+    """Prototypes of a stream's categories, which take simplex rows in order of first appearance."""
 
     reference: Tensor  # (C, d) P* of eq. 7; empty before the first task
     learned: nn.Parameter | None  # (C, d), if prototypes are learned

@@ -17,7 +17,7 @@ ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "d
 
 @dataclass(frozen=True, kw_only=True)
 class ReducerConfig:
-    """No token reduction, and the base of the others. None and () are filled in from the backbone and the frames."""
+    """No token reduction; the base of the others. None and () are filled in from the backbone and the frames."""
 
     joins_frames: ClassVar[bool] = False  # needs all frames of a video
 

@@ -9,7 +9,8 @@ After the released code (OpenGVLab/DiffRate, inference): between attention and M
 
 K counts the class token. The rates are numbers here; diffrate_search.py finds them. The release sorts in every block;
 here the order changes only where tokens leave, which does not affect features. A negative cosine can make a size of the
-release zero or negative (log: NaN); here sizes stay positive. Prompts are ours: in front, neither ranked nor joined.
+release zero or negative (log: NaN); here sizes stay positive. Prompts are our addition: they stay in front and are
+neither ranked nor joined.
 
 Shapes: G frames, N tokens, D width.
 """
@@ -58,7 +59,7 @@ def compress(
 
     Args:
         x: (G, N, D).
-        size: (G, N, 1), None for one each.
+        size: (G, N, 1); None: all ones.
         row: (G, N - first) attention of the class token; only its order counts.
         prune: number of ranked tokens that stay.
         merge: number of tokens after merging, at least 1.

@@ -16,7 +16,7 @@ The loss is the task's and 5 (F / 10^9 - target)^2 with F the multiply-adds of a
     N D 3p^2 + D d + sum of 4 N_l D^2 + 2 N_l^2 D + 8 N_l+1 D^2,   N_l+1 = min(N_l, K_p, K_m)
 
 whose gradient reaches K_p and K_m, whichever is smaller, and not N_l. In evaluation the current numbers are fixed
-rates. Prompts are ours: in front, neither ranked nor masked.
+rates. Prompts are our addition: they stay in front and are neither ranked nor masked.
 
 Shapes: G frames, N0 patches, N tokens, D width, H heads, d joint embedding.
 """

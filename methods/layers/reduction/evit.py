@@ -7,7 +7,7 @@ between attention and MLP,
     [class, the k patches with the largest a in falling order, f],   k = ceil(rate n),   f = sum of a_i x_i of the rest
 
 The weights a_i of f are trained: the loss reaches q of the class token and k of the fused patches. If k = n nothing
-happens. Sizes do not exist. Prompts are ours: they stay in front, like the class token, and are never ranked.
+happens. Tokens have no sizes. Prompts are our addition: they stay in front, like the class token, and are never ranked.
 
 Shapes: G frames, N tokens, n of them patches (and an earlier f), D width.
 """
@@ -30,7 +30,9 @@ def kept_patches(rate: float, patches: int) -> int:
 
 
 def annealed(rate: float, step: int, start: int, length: int) -> float:
-    """Compute the rate of step `step`, from 0: 1 up to `start`, then half a cosine to `rate` over `length` steps."""
+    """Compute the rate at step `step`, counted from 0: 1 up to `start`, then half a cosine to `rate` over `length`
+    steps.
+    """
     if step < start:
         return 1.0
     if step >= start + length:

@@ -54,7 +54,7 @@ class TokenReducer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must declare where it acts.")
 
     def after_step(self) -> None:
-        """Called after every step of the optimizer."""
+        """Update the reducer after every step of the optimizer."""
 
 
 def tokens_at(x: Tensor, places: Tensor) -> Tensor:

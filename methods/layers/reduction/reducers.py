@@ -150,7 +150,7 @@ class Reducer(TokenReducer):
             width: D.
             num_frames: T that the steps were computed for; None if they never join frames.
             positions: when learned positions of the clip within the video are added to its tokens.
-            shared: all frames of a video merge the same places, so that token i stays the same place in all.
+            shared: all frames of a video merge the same positions, so that token i has the same position in all.
             proportional: see `ReducerConfig`.
         """
         super().__init__()

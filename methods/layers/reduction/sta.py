@@ -10,10 +10,11 @@ After three blocks r patches of every window (here: frame) leave. With m the uni
 
     c = sum_d |x_d| of a patch, 0 for the smallest and 1 for the largest of its window
 
-The second window of a scan compares with all patches of the first, including those that left, each of mass 1. The scan
-goes forward, backward, forward. Survivors stay in this order, which decides which are even in a later stage. Nothing is
-averaged, sizes do not exist. STA was designed for joint attention without class tokens, where a stage joins windows. In
-CLIP a window is a frame in every stage, and class tokens and prompts are excluded (ours: STA has neither).
+The second window of a scan compares with all patches of the first, including those that left, each with a mass of 1.
+The scan goes forward, backward, forward. Survivors stay in this order, which decides which are even in a later stage.
+Tokens are not averaged and have no sizes. STA was designed for joint attention without class tokens, where a stage
+joins windows. In CLIP a window is a frame in every stage, and class tokens and prompts are excluded (ours: STA has
+neither).
 
 Shapes: B videos, W windows, n patches of one, D width, C key width, G frames.
 """

@@ -11,11 +11,11 @@ most (T - 1) // 2. The order is then [staying proposers, all others], averaged b
 attention patches are merged within each frame as in ToMe (reducers.py). Places are then only roughly the same in all
 frames, as in the release. Attention does not weigh a token by its size.
 
-In CLIP (ours, TempMe's row has no code): CLIP has a class token for each frame; they are merged with their frames, and
-the embedding of a merged frame represents each frame in it. `one_class` is the released form: the class tokens of a
-video are equal, and their attention outputs are averaged over its frames. LN, W and W_o of the temporal attention
-are frozen copies of the block's own, q, k, v get LoRA; the gate is one number, 0 at first (`linear`: the release's
-D x D layer with bias). So the untrained model that merges nothing is CLIP.
+Our adaptation to CLIP (TempMe's row has no code): CLIP has a class token for each frame; they are merged with their
+frames, and the embedding of a merged frame represents each frame in it. `one_class` is the released form: the class
+tokens of a video are equal, and their attention outputs are averaged over its frames. LN, W and W_o of the temporal
+attention are frozen copies of the block's own, q, k, v get LoRA; the gate is one number, 0 at first (`linear`: the
+release's D x D layer with bias). So the untrained model that merges nothing is CLIP.
 
 Shapes: B videos, T frames, L positions (patches of a frame), G = B T, N = 1 + L, D width, H heads.
 """
@@ -81,7 +81,7 @@ def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
 
 
 class TemporalAttention(nn.Module):
-    """Attention over the frames of one place, with a block's own frozen weights; 0 at first."""
+    """Attention over the frames at one position, with a block's own frozen weights; 0 at first."""
 
     norm_weight: Tensor  # these buffers are not saved: a method always builds on the same CLIP
     norm_bias: Tensor

@@ -14,7 +14,7 @@ from ctvr.methods.base import Batch
 
 
 class PastGallerySampler:
-    """Returns references: all of them in every step, or one batch after the other.
+    """Returns the features of former videos as references: all of them in every step, or one batch after the other.
 
     Batches have as many rows as the task's first batch of pairs, in the order of storing, unshuffled; the
     last one of a round may be shorter. No checkpoint holds this state: a task begins at the first row. A pass

@@ -55,7 +55,7 @@ class ReferenceSet:
     """Images, read on access, and tokens (R, L), all on the CPU."""
 
     def __init__(self, clip: Clip, count: int, read: Callable[[int], Tensor], tokens: Tensor) -> None:
-        """`read` returns image `i` of `count` as (3, S, S) uint8."""
+        """Take `read`, which returns image `i` of `count` as (3, S, S) uint8."""
         self.tokens, self._count, self._read = tokens, count, read
         self.mean, self.std = clip.mean, clip.std
 
