@@ -1,9 +1,9 @@
-"""Fixtures every test may use; settings that keep Ray, MLflow and torch quiet and quick on two cores.
+"""Fixtures that every test may use, and settings that keep Ray, MLflow and torch quiet and quick on two cores.
 
 `make test` and `make test-all` run every test in a child of pytest's own process (pytest-xdist). The parent loads none
-of the packages, so that the exit status is that of the tests whatever native threads do while a child ends. What was
-seen to end badly together stays apart besides: decord is never loaded in a process of pytest, and the process that
-runs Ray opens no video (tests/orchestrator/on_ray/conftest.py).
+of the packages, so that native threads of an ending child cannot change the exit status. Packages that crashed together
+are separated: decord is never loaded in a process of pytest, and the process that runs Ray opens no video
+(tests/orchestrator/on_ray/conftest.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown() -> None:
-    """Fail the first test that loads decord here, and only that one."""
+    """Fail the first test that loads decord in this process, and only that one."""
     if "decord" in sys.modules and not _told:
         _told.append("decord")
         pytest.fail("decord was loaded in the process of pytest. Give it a child: tests/in_subprocess.py")
@@ -71,7 +71,7 @@ def pytest_runtest_call() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Warnings are errors in quick tests only: what servers and Ray warn of depends on their versions."""
+    """Make warnings errors in quick tests only: those of servers and Ray depend on their versions."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.filterwarnings("default"))
@@ -146,7 +146,7 @@ def shared() -> Path:
 
 @pytest.fixture
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
-    """Counts what the test holds against an authors' outputs; orchestrator/tables/verified.json must say the same."""
+    """Count the values compared with an authors' outputs; orchestrator/tables/verified.json must agree."""
     from ctvr.orchestrator.tables.verified import checks_of
     from tests.methods.released import Compared
 
@@ -182,7 +182,9 @@ _of_learned: dict[Path, dict[Path, int]] = {}
 
 @pytest.fixture(scope="session")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder with complete runs of zero_shot and framefusion_moe on `small/small.json`: read it only."""
+    """Return a runs folder with complete runs of zero_shot and framefusion_moe on `small/small.json`; do not write to
+    it.
+    """
     import ctvr
     from tests.small_stream import write_stream
 

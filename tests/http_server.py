@@ -1,11 +1,11 @@
-"""A small HTTP server of this machine for tests."""
+"""A small HTTP server on this machine, for tests."""
 
 import http.server
 import threading
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server of this machine that answers every request with one status and keeps what it was asked for."""
+    """A server on this machine that answers every request with one status and records the requests."""
 
     def __init__(self, status: int) -> None:
         self.asked: list[str] = []

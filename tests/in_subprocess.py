@@ -1,4 +1,4 @@
-"""A function in a child of its own, for what must not be loaded in the process of pytest (see tests/conftest.py)."""
+"""Runs a function in a child, for code that must not be loaded in the process of pytest (see tests/conftest.py)."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor

@@ -1,4 +1,4 @@
-"""Trees that the tests may read and not write, also where they run as root."""
+"""Folders that the tests can read and not write, also where they run as root."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ NOBODY = 65534
 
 @contextlib.contextmanager
 def read_only(root: Path) -> Iterator[None]:
-    """Take the right to write from a tree, and root's rights from this process."""
+    """Remove the write permission of a tree, and root's privileges of this process."""
     paths = [path for path in (root, *root.rglob("*")) if not path.is_symlink()]
     modes = [path.stat().st_mode for path in paths]
     for path, mode in zip(paths, modes):
@@ -29,7 +29,7 @@ def read_only(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_folder() -> Iterator[Path]:
-    """Make a folder that other users reach, unlike those of pytest."""
+    """Make a folder that other users can reach, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

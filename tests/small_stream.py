@@ -1,4 +1,4 @@
-"""A stream of a few real videos of 64 x 64 pixels, made in a moment."""
+"""A stream of a few real videos of 64 x 64 pixels, made within a second."""
 
 import atexit
 import json
@@ -16,7 +16,7 @@ WORDS = ("circle", "square", "star", "ring", "heart", "cross")
 
 
 def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
-    """Eight 64 x 64 frames in which a block of the colour wanders over noise."""
+    """Write eight 64 x 64 frames in which a block of the colour moves over noise."""
     import av  # here: see `write_stream`
 
     rng = np.random.default_rng(seed)
@@ -34,9 +34,10 @@ def write_clip(path: Path, colour: tuple[int, int, int], seed: int) -> None:
 
 
 def write_stream(folder: Path, num_tasks: int = 3, train: int = 4, searched: int = 3, has_val: bool = True) -> Path:
-    """A manifest `small.json` with its videos: one colour a task, a test split and, if it `has_val`, a validation one.
+    """Write a manifest `small.json` with its videos: one colour per task, a test split and, if `has_val`, a validation
+    split.
 
-    They are written in a child: FFmpeg is not loaded here, where Ray may run.
+    They are written in a child, since FFmpeg must not be loaded in a process that may run Ray.
     """
     shutil.copytree(_made(num_tasks, train, searched * has_val, searched), folder, dirs_exist_ok=True)
     return folder / "small.json"

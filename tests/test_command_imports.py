@@ -1,4 +1,4 @@
-"""Commands that people wait for import none of the libraries that take seconds and that the answer does not need."""
+"""Interactive commands import none of the slow libraries that their answer does not need."""
 
 import json
 import os
@@ -98,6 +98,6 @@ def test_a_command_imports_only_what_it_needs(words, command):
 
 @pytest.mark.slow
 def test_the_first_table_after_a_run_needs_no_torch_and_the_first_page_a_model_at_most(words):
-    """A run computes what a table needs torch for, and figures are drawn where they are asked for."""
+    """A run computes the values for which a table needs torch, and figures are drawn when they are requested."""
     assert set(words["first table"]) <= {"scipy"}
     assert set(words["first page"]) <= {"scipy", *MAY["search"].split()}

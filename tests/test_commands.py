@@ -1,4 +1,4 @@
-"""Every command of the documents is valid: it parses, and the names in it exist."""
+"""Every command in the documents is valid: it parses, and the names in it exist."""
 
 import argparse
 import ast
@@ -49,7 +49,7 @@ OTHERS = (
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """Lines of the shell blocks with their continuation, and commands between backticks."""
+    """Return lines of the shell blocks with their continuation, and commands between backticks."""
     for block in re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         yield from block.replace("\\\n", " ").splitlines()
     plain = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""Everything that the documents name exists: methods, tests, files, make targets."""
+"""All names in the documents exist: methods, tests, files, make targets."""
 
 import dataclasses
 import importlib.util

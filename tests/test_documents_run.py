@@ -1,6 +1,6 @@
 """Commands and Python of README and docs, and notebooks, are run; each of the other commands says why it is not.
 
-Typed as they are printed, in one process, where a stream of a few videos stands in the place of the embedded ones.
+They run as printed, in one process, on a stream of a few videos that replaces the embedded ones.
 """
 
 import copy
@@ -71,7 +71,7 @@ FILLED_IN = {
 
 
 def typed(line: str) -> Iterator[list[str]]:
-    """The commands of a line that are ours, and `cd`."""
+    """Return our commands of a line, and `cd`."""
     for words in commands_of(line):
         if words[0] in ("ctvr", "make", "cd", "python"):
             yield words
@@ -83,7 +83,9 @@ def why_not(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The reader's folder: what the documents presuppose, and a small stream under the names of the embedded ones."""
+    """Return the reader's folder: files that the documents assume, and a small stream under the names of the embedded
+    ones.
+    """
     home = tmp_path_factory.mktemp("reader")
     manifest = read_json(write_stream(home / "small", num_tasks=2, train=2, searched=1))
     shutil.copytree(home / "small" / "videos", home / "videos")
@@ -113,7 +115,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the error of a command as it is typed; empty if it runs."""
+    """Return the error of a command that is run as typed; empty if it succeeds."""
     if "KEY" in words:
         trained = ExecutionConfig(runs=Path("runs")).existing_tracker().find_runs(tags={"ctvr.complete": "true"})
         words = [trained[0].tags["ctvr.result"] if word == "KEY" else word for word in words]

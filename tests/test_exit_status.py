@@ -1,4 +1,4 @@
-"""The exit status of a run is that of its tests, whatever native code does while a process of tests ends."""
+"""The exit status of a test run is that of its tests, whatever native code does when a process of tests ends."""
 
 import subprocess
 import sys

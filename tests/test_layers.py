@@ -126,7 +126,7 @@ KNOWN_LONG: set[str] = set()
 
 
 class Arrow(NamedTuple):
-    """One import: where it stands, and the module that it names."""
+    """One import: its place, and the module that it names."""
 
     file: Path
     line: int
@@ -148,7 +148,7 @@ def arrows(file: Path) -> Iterator[Arrow]:
 
 
 def path_of(module: str) -> Path | None:
-    """The file of one of our modules; a package is its __init__.py."""
+    """Return the file of one of our modules; a package is its __init__.py."""
     if module.partition(".")[0] != "ctvr":
         return None
     bare = ROOT / module.replace(".", "/")
@@ -156,7 +156,7 @@ def path_of(module: str) -> Path | None:
 
 
 def module_of(file: Path) -> str:
-    """The dotted name by which a file is imported."""
+    """Return the dotted name by which a file is imported."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     return ".".join(("ctvr", *parts) if parts[0] in BELOW else parts)
 
@@ -190,7 +190,7 @@ def test_links_lead_from_the_package_to_the_folders_of_the_repository():
 
 
 def test_no_file_imports_our_packages_by_the_names_of_their_folders():
-    """A file of the user has the name `methods` as well; `ctvr.methods` is ours."""
+    """A user may have a file called `methods`, too; ours is `ctvr.methods`."""
     found = [str(arrow) for arrow in ALL if arrow.module.partition(".")[0] in BELOW]
     others = ("tests", "docs", "cluster", "examples", "notebooks")
     texts = [file for name in others for end in ("py", "md", "ipynb") for file in (ROOT / name).rglob(f"*.{end}")]
@@ -214,7 +214,7 @@ def test_every_package_is_listed_and_no_listed_package_is_gone():
 
 
 def test_packages_and_files_form_no_circle():
-    """Packages by MAY, files by their imports, including lazy ones and those for types only."""
+    """Packages are checked by MAY, files by their imports, including lazy ones and those for types only."""
     needs: dict[str, set[str]] = {str(file.relative_to(ROOT)): set() for file in FILES}
     for arrow in ALL:
         target = path_of(arrow.module)
@@ -229,7 +229,7 @@ def test_packages_and_files_form_no_circle():
 
 
 def circle(needs: dict[str, set[str]]) -> list[str]:
-    """The names on one circle of a graph, or none."""
+    """Return the names on one circle of a graph; empty if none exists."""
     done: set[str] = set()
 
     def walk(name: str, path: list[str]) -> list[str]:
@@ -247,7 +247,7 @@ def circle(needs: dict[str, set[str]]) -> list[str]:
 
 
 def test_the_house_stays_tidy():
-    """Few files at the top, none too long, none whose name says nothing."""
+    """Few files are at the top, none is too long, and none has a meaningless name."""
     at_top = [file.name for file in FILES if file.parent == ROOT / "orchestrator"]
     assert len(at_top) <= TOP_FILES, at_top
     lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}

@@ -1,4 +1,4 @@
-"""`make setup` asks uv for the build of torch that fits the machine, and says so where that build cannot be reached."""
+"""`make setup` requests the build of torch that fits the machine from uv, and reports if that build is unreachable."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ case "$*" in *--dry-run*--reinstall*) [ "$REACHED" = yes ];; esac
 
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
-    """An environment whose programs do nothing; `asked` holds what uv was asked for."""
+    """Return an environment whose programs do nothing; `asked` records the arguments of uv."""
     for name, text in (("uv", UV), ("python", "#!/bin/sh\n")):
         program = tmp_path / "venv" / "bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""First commands of the tutorial and of the pages about own methods end above zero-shot, on the embedded stream."""
+"""The first commands of the tutorial and of the pages on own methods end above zero-shot, on the embedded stream."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ LEAST_GAIN = 1.0  # points of R@1 above zero-shot; the pages report 3.5 and 4.0
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the rendered and decoded videos of shapes-5."""
+    """Return a folder with the rendered and decoded videos of shapes-5."""
     folder = tmp_path_factory.mktemp("own") / "runs"
     assert main(["run", "zero_shot", "shapes-5", "--runs", str(folder)]) == 0
     return folder
@@ -24,7 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_tutorial_learns_from_the_sample(runs, tmp_path, monkeypatch, capsys):
-    """Its first commands as they are printed, up to the first trained method."""
+    """Its first commands are run as printed, up to the first trained method."""
     page = ROOT / "docs/tutorial.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(blocks_of(page, "yaml")[0])
@@ -42,7 +42,7 @@ def test_the_tutorial_learns_from_the_sample(runs, tmp_path, monkeypatch, capsys
 
 
 def gain_of(command: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> float:
-    """Run a command; return the gain over zero-shot that MLflow has, which the printed result repeats."""
+    """Run a command; return the gain over zero-shot from MLflow, which the printed result repeats."""
     words = shlex.split(command, comments=True)
     assert words[:2] == ["ctvr", "run"]
     assert main([*words[1:], "--runs", str(runs)]) == 0

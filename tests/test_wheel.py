@@ -22,7 +22,9 @@ NO_PART_OF_IT = {"ruff.toml"}  # settings of the linter
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools packs what an earlier build left in `build/`, files that moved since included."""
+    """Return a wheel built from a copy, since setuptools packs leftovers of an earlier build in `build/`, moved files
+    included.
+    """
     copy = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
         shutil.copytree(REPOSITORY / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -36,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that has the wheel, and of ours the packages alone: a path in a .pth file runs no .pth files."""
+    """Return an environment with the wheel and only our installed packages: a .pth path runs no .pth files."""
     folder = tmp_path_factory.mktemp("elsewhere")
     venv.create(folder / "env", symlinks=True, with_pip=False)
     python = folder / "env" / "bin" / "python"
@@ -84,7 +86,7 @@ def test_the_installed_command_lists_the_methods_and_learns_a_stream(elsewhere):
 
 
 def test_python_example_trains_a_model_that_finds_its_clips(elsewhere):
-    """The clips have two colours; they differ in nothing else."""
+    """The clips have two colours and differ in nothing else."""
     manifest = write_stream(elsewhere / "asked", num_tasks=2)
     lines = f"""
 import ctvr

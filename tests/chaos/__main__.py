@@ -1,7 +1,7 @@
 """`make chaos KILLS=n SEED=s`: kill runs, resume them, and compare them with runs that were not killed.
 
-Exit status: 0 nothing differs, 1 something does, 2 bad usage. The last line on stdout is the count. Stories with the
-same seed and number are the same: `--only NUMBER` repeats one of them.
+Exit status: 0 no difference, 1 differences, 2 bad usage. The last line on stdout is their count. Stories with the same
+seed and number are the same: `--only NUMBER` repeats one of them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The runs that are killed: a method, settings that make it hard to resume, and the stream that it learns."""
+"""The runs that are killed: a method, settings that make resuming difficult, and a stream."""
 
 import json
 from collections.abc import Mapping
@@ -72,12 +72,12 @@ CASES: dict[str, Case] = {
 
 
 def case_of(name: str) -> Case:
-    """The case of that name, or the method of that name with the settings of all."""
+    """Return the case of that name; else a case of the method of that name, with the settings common to all."""
     return CASES.get(name) or Case(name)
 
 
 def write_others(folder: Path) -> None:
-    """Make the streams of questions and of images in the folder of the small one, which exists."""
+    """Write the streams of questions and of images into the folder of the small stream, which exists."""
     manifest = json.loads((folder / SMALL_STREAM).read_text())
     manifest |= {"name": "questions", "protocol": "qa"}
     for task in manifest["tasks"]:

@@ -1,9 +1,9 @@
-"""Two concurrent drivers of one run, with different numbers on purpose: the result is that of one, not a mixture.
+"""Two concurrent drivers of one run that compute different numbers: the result is that of one of them, not a mixture.
 
-Both have the same key and store. The second draws its batches from another seed, as a GPU or another machine would give
-other numbers. They race from the first task on. In the other case one is stopped while one of its commits is damaged,
-and the other trains that task again. In both, every commit must continue the one before it, and both drivers must end
-with the same result.
+Both have the same key and store. The second draws its batches from another seed, to simulate a GPU or another machine
+with other numbers. They race from the first task on. In the other case one is stopped while one of its commits is
+damaged, and the other trains that task again. In both, every commit must continue the one before it, and both drivers
+must end with the same result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CONTINUED = ("own", "union", "metrics", "training")  # of a record: a commit's b
 
 
 def compete(home: Path, manifest: Path, story: Story, rival: int, stop_at: int | None, die_at: int | None) -> None:
-    """One driver; its events and the digest of its result are in `<home>/rival<n>`.
+    """Run one driver; its events and the digest of its result are written to `<home>/rival<n>`.
 
     Args:
         home: the runs folder of both.
@@ -75,7 +75,7 @@ def compete(home: Path, manifest: Path, story: Story, rival: int, stop_at: int |
 
 
 def contest(engine: Engine, story: Story, home: Path, room: int) -> tuple[list[Kill], list[str]]:
-    """Run one story; the kills that hit, and the faults in the drivers' results."""
+    """Run one story; return the kills that took effect, and the faults in the drivers' results."""
     kill = story.kills[0]
     if story.number % 20 < 10 or room < 1:
         kills = _race(engine, story, home, kill if room else None)
@@ -88,7 +88,7 @@ def contest(engine: Engine, story: Story, home: Path, room: int) -> tuple[list[K
 
 
 def _race(engine: Engine, story: Story, home: Path, kill: Kill | None) -> list[Kill]:
-    """Both from the start; the first is killed on its way and started again."""
+    """Start both drivers at once; the first is killed midway and started again."""
     processes = [fork(compete, home, engine.manifest, story, rival, None, None) for rival in (0, 1)]
     hit = []
     if kill is not None:
@@ -124,7 +124,7 @@ def _damage(engine: Engine, story: Story, home: Path, task: int) -> list[Kill]:
 
 
 def one_trajectory(home: Path) -> Iterator[str]:
-    """Check that every commit continues the one before it: its record begins with that one's."""
+    """Check that every commit continues the one before it: its record begins with that commit's record."""
     store = Store.open(home / "store")
     for run in _runs(store):
         records = [store.get_json("commits", f"{run}/task_{done:03d}")["record"] for done in range(1, TASKS + 1)]
@@ -142,7 +142,7 @@ def _one_result(home: Path) -> Iterator[str]:
 
 
 def _metrics_of_the_winner(engine: Engine, story: Story, home: Path) -> Iterator[str]:
-    """Check that the drivers' one MLflow run holds what a third driver reads from the commits.
+    """Check that the MLflow run of both drivers holds the values that a third driver reads from the commits.
 
     Two drivers that end at once may both send a value (MLflow has no conditional write), and both send their times.
     """

@@ -1,6 +1,6 @@
-"""Kill the engine without Ray, over and over, and compare: one story is one run that is killed until it finishes.
+"""Kills runs without Ray repeatedly and compares the result; one story is one run that is killed until it finishes.
 
-Every life of a story is a forked child of this process, which has imported everything. It is killed from outside at
+Every attempt of a story is a forked child of this process, which has imported everything. It is killed from outside at
 a random moment, or kills itself at a durable call (faults.py). Three things are compared with an unkilled run: the
 sha256 over all matrices, metrics, losses, ranks, galleries and final weights, the metrics in MLflow or in the outbox,
 and the list of trained tasks (a task with a commit is never trained again).
@@ -83,7 +83,7 @@ class Engine:
     # ------------------------------------------------------------------------------------ preparation
 
     def prepare(self) -> None:
-        """Render and decode the stream, make MLflow's database, and run every method once unharmed."""
+        """Render and decode the stream, create MLflow's database, and run every method once without kills."""
         quiet(self.folder)
         write_stream(self.folder, TASKS, **VIDEOS)
         write_others(self.folder)
@@ -114,11 +114,11 @@ class Engine:
         return self.folder / "frames"
 
     def frames_for(self, home: Path) -> None:
-        """Give a runs folder the decoded frames."""
+        """Copy the decoded frames into a runs folder."""
         shutil.copytree(self._frames(), home / "store" / "frames", copy_function=os.link)
 
     def _home(self, story: Story) -> Path:
-        """A fresh runs folder for a story."""
+        """Create an empty runs folder for a story."""
         home = self.folder / f"story{story.number}-{story.tracked}"
         home.mkdir()
         if not story.is_cold:
@@ -130,9 +130,9 @@ class Engine:
     # ------------------------------------------------------------------------------------ the stories
 
     def story(self, number: int) -> Story:
-        """The story of that number. Even ones begin at a durable call, each in turn; odd ones at any moment.
+        """Return the story of that number. Even ones begin with a kill at a durable call, odd ones at a random moment.
 
-        Of twenty one is a race of two drivers, and one has a damaged commit between them.
+        One of twenty is a race of two drivers, and one has a damaged commit between them.
         """
         rng = np.random.default_rng([self.seed, number])
         turn, place = divmod(number // 2, len(self.methods))  # in another order each time: no method only meets races
@@ -153,7 +153,7 @@ class Engine:
         return Story(number, method, tracked, is_cold, tuple(kills))
 
     def tell(self, story: Story, room: int) -> Outcome:
-        """Live a story to its end with at most `room` kills, and compare."""
+        """Run a story to its end with at most `room` kills, and compare the result."""
         outcome, home = Outcome(story), self._home(story)
         if story.is_contested:
             outcome.kills, outcome.wrong = contest(self, story, home, room)
@@ -204,7 +204,7 @@ class Engine:
 
 
 def compare(expected: Points, found: Mapping[str, tuple[float, int]]) -> Iterator[str]:
-    """Check that every metric exists with its value, and none twice."""
+    """Check that every metric exists once, with its value."""
     for point in sorted(expected.keys() | found.keys()):
         if point not in found:
             yield f"metric {point} is lost"
@@ -219,7 +219,7 @@ def compare(expected: Points, found: Mapping[str, tuple[float, int]]) -> Iterato
 def _check_life(
     home: Path, events: list[tuple[str, int, float]], seen: dict[str, tuple[int, int]], trained: Counter[int]
 ) -> Iterator[str]:
-    """Check after each life that commits did not change and that no committed task was trained again."""
+    """Check after each attempt that commits did not change and that no committed task was trained again."""
     finished = len(seen)
     begun = Counter(task for what, task, _ in events if what == "train") - trained
     yield from (f"task {task + 1} has a commit and was trained again" for task in begun if task < finished)
@@ -233,7 +233,7 @@ def _check_life(
 
 
 def _one_life(home: Path, manifest: Path, story: Story, kill: Kill | None, delay: float | None) -> tuple[bool, float]:
-    """Start a life; True if it was killed, and when it ended (monotonic seconds)."""
+    """Run one attempt; return whether it was killed, and when it ended (monotonic seconds)."""
     (home / "digest").unlink(missing_ok=True)
     process = fork(live, home, manifest, story, kill)
     process.join(LIFE_SECONDS if delay is None else delay)

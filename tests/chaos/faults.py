@@ -1,8 +1,8 @@
 """Fault injection: the calls by which a run makes data durable, counted and interrupted.
 
-A run is killed *before* or *after* the n-th call, or *within* it (the file then ends early, as if the machine had
-died while it was written). A file that was renamed before it was synced also ends early when its writer dies: a crash
-of the machine would lose its bytes. The same n is the same place in every run of the same settings.
+A run is killed *before* or *after* the n-th call, or *within* it (the file is then truncated, as if the machine had
+died during the write). A file that was renamed before it was synced is also truncated when its writer dies, since a
+crash of the machine would lose its bytes. The same n is the same call in every run of the same settings.
 """
 
 import errno
@@ -23,7 +23,7 @@ _TORN_BYTES = 40  # at most so much of a file's end is missing: less than one re
 
 @dataclass(frozen=True)
 class Call:
-    """The call of `os` that was reached: its name, and the file that it is about."""
+    """The intercepted call of `os`: its name and its file."""
 
     number: int  # from 0
     name: str
@@ -34,9 +34,9 @@ class Call:
 
 @contextmanager
 def watched(root: Path, before: Callable[[Call], None], after: Callable[[Call], None]) -> Iterator[None]:
-    """Have every durable call on files below `root` announced; other calls pass unseen.
+    """Announce every durable call on files below `root`; other calls are unchanged.
 
-    Only for a process that does nothing else: the functions of `os` are replaced for its whole length.
+    Only for a process that does nothing else, since the functions of `os` stay replaced until it ends.
     """
     originals: dict[str, Any] = {name: getattr(os, name) for name in CALLS}
     count = 0
@@ -82,18 +82,18 @@ def die() -> None:
 
 
 def _is_younger(path: str, started: float) -> bool:
-    """Return whether a file was written since then; an earlier life synced its own files."""
+    """Return whether a file was written since then; an earlier attempt synced its own files."""
     return os.path.isfile(path) and os.stat(path).st_mtime >= started
 
 
 def tear(path: str, number: int) -> None:
-    """Let a file end early, by fewer bytes than a record of the outbox has."""
+    """Truncate a file by fewer bytes than a record of the outbox has."""
     os.truncate(path, max(0, os.path.getsize(path) - 1 - number % _TORN_BYTES))
 
 
 @contextmanager
 def killed_at(root: Path, number: int, when: When) -> Iterator[None]:
-    """Die at the `number`-th durable call below `root` (from 0); a run with fewer calls lives."""
+    """Die at the `number`-th durable call below `root` (from 0); a run with fewer calls survives."""
 
     started = time.time()
     synced: set[str] = set()
@@ -125,14 +125,14 @@ def killed_at(root: Path, number: int, when: When) -> Iterator[None]:
 
 @contextmanager
 def counted(root: Path, into: list[Call]) -> Iterator[None]:
-    """Write down every durable call below `root`."""
+    """Record every durable call below `root`."""
     with watched(root, into.append, lambda call: None):
         yield
 
 
 @contextmanager
 def no_space_from(root: Path, number: int) -> Iterator[None]:
-    """From the `number`-th durable call on, the disk of `root` is full; removing files still works."""
+    """Let the disk of `root` be full from the `number`-th durable call on; removing files still works."""
 
     def refuse(call: Call) -> None:
         if call.number >= number and call.name != "unlink":

@@ -1,4 +1,4 @@
-"""One life of a run that is killed repeatedly: a forked child that resumes from the stored commits (engine.py).
+"""One attempt of a run that is killed repeatedly: a forked child that resumes from the stored commits (engine.py).
 
 It adds three files to the run's own: `events` has a line for each task that begins or finishes, `digest` is written
 once the end is reached, and `log` holds the output.
@@ -45,7 +45,7 @@ TIMED = (
 
 @dataclass(frozen=True)
 class Kill:
-    """One planned SIGKILL: at a durable call of the life, or when a part of an unbroken run's time is over."""
+    """One planned SIGKILL: at a durable call, or after a fraction of the time of an unkilled run."""
 
     call: int | None = None
     when: When = "before"
@@ -91,7 +91,7 @@ def _in_child(work: Callable[..., None], home: Path, *arguments: Any) -> None:
 
 
 def live(home: Path, manifest: Path, story: Story, kill: Kill | None = None, is_first: bool = False) -> None:
-    """Live one life of a story: resume, record the events, and write the digest if the end is reached."""
+    """Run one attempt of a story: resume, record the events, and write the digest if the end is reached."""
     calls: list[Call] = []
     guard: Any = nullcontext()
     if is_first:
@@ -106,7 +106,7 @@ def live(home: Path, manifest: Path, story: Story, kill: Kill | None = None, is_
 
 
 def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, folder: Path | None = None) -> str:
-    """Resume from the store of `home` and run to the end; the digest of the run's results.
+    """Resume from the store of `home` and run to the end; return the digest of the run's results.
 
     Args:
         home: the runs folder.
@@ -148,7 +148,7 @@ def go_on(home: Path, manifest: Path, story: Story, uri: str | None = None, fold
 
 
 def digest_of_run(record: RunState, method: Method, galleries: list[Tensor]) -> str:
-    """sha256 over everything that a run results in, times excepted."""
+    """Return the sha256 over all results of a run, except times."""
     numbers = {name: value for name, value in asdict(record).items() if name not in MEASURED}
     tensors = {**method.state_dict(), **{f"gallery {i}": features for i, features in enumerate(galleries)}}
     held = {name: [str(t.dtype), list(t.shape), _sha(t)] for name, t in tensors.items()}
@@ -164,7 +164,7 @@ def _uri(home: Path, story: Story) -> str:
 
 
 def note(home: Path, what: str, task: int) -> None:
-    """Append one line of the story below `home` in one call, so that it survives whenever the process dies."""
+    """Append one line of the story below `home` in one call, so that it survives the death of the process."""
     descriptor = os.open(home / "events", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{what} {task} {time.monotonic()}\n".encode())
     os.close(descriptor)
@@ -191,12 +191,12 @@ def make_database(folder: Path) -> None:
 
 
 def flush(home: Path) -> None:
-    """MLflow is back: a file takes the place of the server that did not answer."""
+    """Send waiting records to MLflow: a file takes the place of the server that did not answer."""
     Tracker(f"sqlite:///{home / 'mlflow.db'}", home).flush()
 
 
 def stored_metrics(home: Path, once: str = "*") -> dict[str, tuple[float, int]]:
-    """ "key step" -> value and how often it is stored, over all runs of an MLflow file; and their status."""
+    """Return "key step" -> value and number of entries over all runs of an MLflow file, and the status of the runs."""
     points = f"select key, step, max(value), count({once}) from metrics group by key, step"
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
         rows = database.execute(points).fetchall()
@@ -211,7 +211,7 @@ def stored_runs(home: Path) -> list[str]:
 
 
 def waiting_metrics(home: Path) -> dict[str, tuple[float, int]]:
-    """As `stored_metrics`, of the outbox: one point may wait several times, but with one value only."""
+    """Return the same for the outbox, where one point may wait several times, but with one value only."""
     outbox = Tracker(NOWHERE, home).outbox
     values: dict[str, set[float]] = {}
     for run in outbox.pending():

@@ -1,4 +1,4 @@
-"""Kill a real nested sweep: its workers, trial drivers, Ray itself, the whole driver, the MLflow server; then compare.
+"""Kills parts of a real nested sweep: workers, trial drivers, Ray, the whole driver, the MLflow server; then compares.
 
 Ray runs in separate processes, which `ctvr sweep` starts as it does for a user. They are found by the titles that Ray
 gives them; this module does not import Ray. A sweep whose driver was killed continues with `ctvr sweep --resume`. One
@@ -50,7 +50,7 @@ AWAY = (1.0, 15.0)  # seconds that the MLflow server stays down
 
 @dataclass(frozen=True)
 class Kill:
-    """After `commits` finished tasks of the sweep, and `seconds` more, this is killed."""
+    """A planned kill after `commits` finished tasks of the sweep and `seconds` more."""
 
     victim: Victim
     commits: int
@@ -111,7 +111,7 @@ class Sweeps:
                     copy(path, target)
 
     def kills(self, number: int) -> tuple[Kill, ...]:
-        """Return the kills of the sweep with that number; the same for the same seed."""
+        """Return the kills of the sweep with that number; they depend on the seed only."""
         rng = np.random.default_rng([self.seed, number])
         moments = sorted(int(moment) for moment in rng.integers(0, TRIALS * TASKS - 1, len(self.victims)))
         order = rng.permutation(len(self.victims))
@@ -123,7 +123,7 @@ class Sweeps:
     # ------------------------------------------------------------------------------------ one sweep
 
     def tell(self, number: int, kills: tuple[Kill, ...]) -> Outcome:
-        """Run a sweep to its end with the planned kills, and compare."""
+        """Run a sweep to its end with the planned kills, and compare the result."""
         outcome, runs = Outcome(number), self._runs(number)
         if (self.folder / "ready").is_dir():
             shutil.copytree(self.folder / "ready", runs / "store")
@@ -257,7 +257,7 @@ class Sweeps:
         yield from compare(self.metrics, self._metrics(number))
 
     def _commits(self, number: int) -> dict[str, Any]:
-        """Commits of the trials, without the seconds that tasks took."""
+        """Return the commits of the trials, without the seconds that tasks took."""
         found = {}
         store = Store.open(self._runs(number) / "store")
         for key in store.list("commits"):
@@ -283,7 +283,7 @@ class Sweeps:
 
 
 def compare(expected: Metrics, found: Metrics) -> Iterator[str]:
-    """Check that every metric exists with its value, once."""
+    """Check that every metric exists once, with its value."""
     yield from (f"metric {point} is lost" for point in sorted(expected.keys() - found.keys()))
     for point, (value, count) in sorted(found.items()):
         if point not in expected:
@@ -295,7 +295,7 @@ def compare(expected: Metrics, found: Metrics) -> Iterator[str]:
 
 
 def taken() -> float:
-    """The share of the machine's memory that is in use."""
+    """Return the share of the machine's memory that is in use."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -303,7 +303,9 @@ def taken() -> float:
 
 
 def exhaust_memory(threshold: float, seconds: float = 4.0) -> None:
-    """Take memory in a separate process until more than `threshold` of the machine's is in use; hold it a while."""
+    """Allocate memory in a separate process until more than `threshold` of the machine's is in use; hold it for a
+    while.
+    """
     program = (
         "import sys, time\n"
         "from tests.chaos.sweeps import taken\n"

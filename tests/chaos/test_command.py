@@ -1,4 +1,4 @@
-"""`make chaos`: one line for a bad argument, the count in the last line, and an exit status that shows differences."""
+"""`make chaos`: one line for a bad argument, the count in the last line, an exit status that reports differences."""
 
 import pytest
 

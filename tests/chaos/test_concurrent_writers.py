@@ -1,4 +1,4 @@
-"""Two drivers on one key leave one trajectory, and one without the check of parents is found."""
+"""Two drivers with one key produce one trajectory; a driver that does not check parents is detected."""
 
 from dataclasses import replace
 

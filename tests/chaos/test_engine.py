@@ -19,7 +19,7 @@ METHOD, RANDOM = "lora", "framefusion_moe"  # the latter adds experts that begin
 
 
 def imagined(folder: Path, seed: int = 3) -> Engine:
-    """An engine whose unbroken runs are not run: enough to tell its stories."""
+    """An engine whose unkilled runs are not run, which is enough to generate its stories."""
     engine = Engine(folder, seed, ("a", "b"))
     calls = {"sqlite": 40, "away": 50, "back": 50}
     engine.unbroken = {name: Unbroken("", {}, calls, 1.0) for name in engine.methods}  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def late(engine: Engine, tracked: Tracked = "away") -> tuple[Kill, ...]:
-    """A kill when two tasks are finished and reported."""
+    """Return a kill after two tasks are finished and reported."""
     return (Kill(call=engine.unbroken[METHOD].calls[tracked] - 12, when="after"),)
 
 
@@ -133,7 +133,7 @@ def test_metrics_that_are_lost_or_doubled_are_found(engine, monkeypatch):
 
 
 def skip_the_sync(patch: pytest.MonkeyPatch) -> None:
-    """Unsynced bytes are lost with the machine (faults.py)."""
+    """Skip syncs: unsynced bytes are lost with the machine (faults.py)."""
     patch.setattr(local, "_write_and_sync", lambda path, buffers, mode: path.write_bytes(b"".join(buffers)))
 
 
@@ -156,7 +156,7 @@ def commit_before_the_objects(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_random_state(patch: pytest.MonkeyPatch) -> None:
-    """The fault occurs in every life that resumes from a commit."""
+    """Drop the random state: the fault occurs in every attempt that resumes from a commit."""
     load, seed, resumed = commits.Commits.load, Loop._seed, []
 
     def noted(self, done):
@@ -173,7 +173,7 @@ def forget_the_random_state(patch: pytest.MonkeyPatch) -> None:
     [(10, METHOD, skip_the_sync), (11, METHOD, commit_before_the_objects), (12, RANDOM, forget_the_random_state)],
 )
 def test_planted_faults_of_the_engine_are_found(engine, monkeypatch, number, method, plant):
-    """Only a kill in between reveals a commit that comes too early: lives end at one call after another."""
+    """Only a kill in between reveals a commit that is written too early, so attempts end at one call after another."""
     plant(monkeypatch)
     kills = tuple(Kill(call=call, when="after") for call in range(20, 32, 2))
     outcome = engine.tell(Story(number, method, "away", False, kills), 9)

@@ -1,4 +1,4 @@
-"""The same call is reached in every run, and what a process leaves that dies there is cut short."""
+"""The same call is reached in every run, and files of a process that dies at it are truncated."""
 
 import multiprocessing
 import signal
@@ -32,7 +32,7 @@ def test_calls_are_counted_in_order_and_only_below_the_root(tmp_path):
 
 
 def die_at(root: Path, number: int, when: When) -> int:
-    """Exit status of a process that writes and is killed at a call."""
+    """Return the exit status of a process that writes and is killed at a call."""
 
     def work() -> None:
         with killed_at(root, number, when):

@@ -7,7 +7,7 @@ from tests.chaos.watch import Watch
 
 
 def put(file: Path, text: str) -> None:
-    """Write as the store does: whole, under a new inode."""
+    """Write a whole file under a new inode, as the store does."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.with_suffix(".tmp").write_text(text)
     file.with_suffix(".tmp").replace(file)

@@ -29,7 +29,7 @@ class Server:
         self._later: threading.Timer | None = None
 
     def start(self) -> None:
-        """Start it, unless it runs; it answers some seconds later."""
+        """Start the server unless it runs; it answers some seconds later."""
         if self._later is not None:
             self._later.cancel()
         if self.process is not None:
@@ -39,7 +39,7 @@ class Server:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
     def kill(self) -> None:
-        """SIGKILL to the server and all its workers."""
+        """Send SIGKILL to the server and all its workers."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -67,7 +67,7 @@ class Server:
 
 
 class Watch(threading.Thread):
-    """Notes when each commit of a sweep appears, and whether an existing one ever changes."""
+    """Records when each commit of a sweep appears, and whether an existing one changes."""
 
     def __init__(self, runs: Path) -> None:
         super().__init__(daemon=True)
@@ -94,7 +94,7 @@ class Watch(threading.Thread):
         self.join()
 
     def recovery(self, moment: float) -> float | None:
-        """Seconds until each trial that was not finished at a moment had finished one more task."""
+        """Return the seconds until each trial that was unfinished at a moment had finished one more task."""
         later: dict[str, float] = {}
         for name, seen in self.seen.items():
             if seen > moment:
@@ -104,7 +104,7 @@ class Watch(threading.Thread):
 
 
 def below(pid: int) -> dict[int, str]:
-    """Processes that descend from one, with their titles as they are: `ps` cuts them at the width of a terminal."""
+    """Return the descendants of a process with their full titles, which `ps` cuts at the width of a terminal."""
     import psutil
 
     try:
@@ -119,7 +119,7 @@ def below(pid: int) -> dict[int, str]:
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    """Wait until something is so.
+    """Wait until a condition holds.
 
     Raises:
         TimeoutError: after PATIENCE seconds.

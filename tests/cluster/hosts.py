@@ -30,7 +30,7 @@ class Unavailable(RuntimeError):
 
 
 def sh(*words: str | Path, check: bool = True, **more: str) -> str:
-    """Run a command and return its output; an AssertionError shows the output of one that fails."""
+    """Run a command and return its output; if it fails, raise an AssertionError with the output."""
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, env={**os.environ, **more}, check=False)
     assert not check or not done.returncode, f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}"
     return done.stdout.strip()
@@ -91,10 +91,10 @@ def _libraries(root: Path) -> str:
 
 
 def make_image(folder: Path) -> Path:
-    """A home as a machine's image would have it: uv, and an environment with our packages but without our sources.
+    """Make a home as a machine's image contains it: uv, and an environment with our packages but without our sources.
 
     Raises:
-        Unavailable: if Flask-WTF, which MLflow's passwords need, cannot be had.
+        Unavailable: if Flask-WTF, which MLflow's passwords need, cannot be installed.
     """
     home = folder / "image"
     venv = home / "ctvr_venv"
@@ -130,7 +130,7 @@ def make_image(folder: Path) -> Path:
 
 @dataclass
 class Host:
-    """A running host. `folder`/home is its home, seen from outside."""
+    """A running host. `folder`/home is its home directory, as seen from outside."""
 
     name: str
     address: str
@@ -139,11 +139,11 @@ class Host:
     pid: int  # of its pid 1, as the machine sees it
 
     def enter(self, *words: str) -> list[str]:
-        """The command that runs `words` inside, with the environment of a login."""
+        """Return the command that runs `words` on the host with the environment of a login shell."""
         return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", *words]
 
     def run(self, command: str, check: bool = True) -> str:
-        """The output of a shell command on this host."""
+        """Return the output of a shell command on this host."""
         return sh(*self.enter("env", "-i", f"HOME={HOME}", "bash", "-lc", f"source ~/.bashrc; {command}"), check=check)
 
     def processes(self) -> dict[int, str]:
@@ -173,7 +173,7 @@ class Host:
 
 @dataclass
 class Hosts:
-    """A bridge and the hosts on it; the machine itself is NETWORK.1. Use as a context."""
+    """A bridge and the hosts on it; the machine itself has the address NETWORK.1. A context manager."""
 
     folder: Path
     tools: Path

@@ -1,4 +1,4 @@
-"""One template creates everything that an AWS account needs, here in moto; Ray then finds all names of a100.yaml.
+"""One template creates all that an AWS account needs, here in moto; Ray then finds all names of a100.yaml.
 
 moto is not AWS: it shows that the template is complete and that the names arrive, not that AWS grants the requests.
 """
@@ -38,7 +38,7 @@ def account() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def made(account: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """a100.yaml as `account.py create` leaves it in an empty account of moto, and a session there."""
+    """Return a100.yaml as `account.py create` leaves it in an empty account of moto, and a session of that account."""
     import boto3
     from moto import mock_aws
 
@@ -137,7 +137,7 @@ def test_no_machine_may_do_more_than_it_needs() -> None:
 
 
 def test_ray_takes_the_file_as_it_is_and_opens_nothing(made: dict[str, Any]) -> None:
-    """Ray's own bootstrap, as `ray up` runs it, finds every named resource and makes none of its default groups."""
+    """Ray's own bootstrap, as run by `ray up`, finds every named resource and creates none of its default groups."""
     from ray.autoscaler._private.aws.config import bootstrap_aws
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config

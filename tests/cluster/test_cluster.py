@@ -1,4 +1,4 @@
-"""The cluster files: accepted by Ray's own validator, closed to strangers, and naming only what exists.
+"""The cluster files: Ray's own validator accepts them, strangers have no access, and all names exist.
 
 Nothing here needs a cloud: node settings are checked against EC2's own description of them, which botocore carries.
 """
@@ -66,7 +66,7 @@ def node_mistakes(cluster: Cluster) -> str:
 
 
 def limit_mistakes(cluster: Cluster) -> list[str]:
-    """Node types that ask for more machines than the whole cluster may have."""
+    """Return node types that request more machines than the whole cluster may have."""
     types = cluster["available_node_types"]
     return [
         name
@@ -227,7 +227,7 @@ CLOUD_SETTINGS = {
 
 
 def settings_of(cluster: Cluster) -> tuple[str, set[str]]:
-    """The setup command of a node without its settings, and the names of these."""
+    """Return the setup command of a node without its settings, and the names of these."""
     (command,) = (command for command in cluster["setup_commands"] if "setup.sh node" in command)
     words = shlex.split(command)
     return " ".join(w for w in words if "=" not in w), {w.split("=")[0] for w in words if "=" in w}
@@ -235,7 +235,7 @@ def settings_of(cluster: Cluster) -> tuple[str, set[str]]:
 
 @pytest.mark.parametrize("other", ["a100", "local"])
 def test_clusters_differ_only_in_what_their_provider_demands(other: str) -> None:
-    """onprem.yaml was run on several hosts (test_three_hosts.py); the others share everything except these lines."""
+    """onprem.yaml was run on several hosts (test_three_hosts.py); the other files equal it except in these lines."""
     run, read = (yaml.safe_load((REPOSITORY / "cluster" / f"{name}.yaml").read_text()) for name in ("onprem", other))
     cloud = other == "a100"
     assert set(run) - PROVIDER == set(read) - PROVIDER

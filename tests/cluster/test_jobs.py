@@ -1,4 +1,4 @@
-"""`ray job submit` reaches a cluster that demands a token, with variables of the user's own."""
+"""`ray job submit` reaches a cluster that requires a token, with the user's own variables."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def head() -> Iterator[dict[str, str]]:
-    """Start a head of one CPU that demands a token; yield the variables of a client that has it."""
+    """Start a head of one CPU that requires a token; yield the variables of a client that has it."""
     folder = Path(tempfile.mkdtemp(prefix="rj", dir="/tmp"))
     token = folder / "token"
     token.write_text(secrets.token_hex(32))

@@ -37,7 +37,7 @@ Objects = list[dict[str, Any]]
 
 
 def closed(schema: Any) -> Any:
-    """Refuse the fields that a structural schema does not name: the API server would drop them silently."""
+    """Refuse fields that a structural schema does not name, since the API server would drop them silently."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -61,7 +61,7 @@ def validators() -> dict[tuple[str, str], Draft202012Validator]:
 
 
 def check(objects: Objects) -> list[str]:
-    """The mistakes of all objects, each with its place."""
+    """Return the mistakes of all objects, each with its place."""
     return [
         f"{each['kind']}.{'.'.join(map(str, error.absolute_path))}: {error.message}"
         for each in objects

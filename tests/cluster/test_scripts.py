@@ -33,7 +33,7 @@ def put_programs(folder: Path, **does: str) -> None:
 
 
 def shell(home: Path, line: str) -> str:
-    """Return what a line prints in a new shell of a node."""
+    """Return the output of a line in a new shell of a node."""
     environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
     return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=True).stdout
 
@@ -194,7 +194,7 @@ def test_a_node_is_not_started_again_below_a_sweep(node: Path) -> None:
 
 
 def test_a_spot_machine_that_is_taken_away_is_drained(node: Path) -> None:
-    """The machine's description is served here, with tokens as AWS has them."""
+    """The machine's metadata is served here, with tokens as on AWS."""
     asked: list[str] = []
     is_taken = threading.Event()
 
@@ -275,7 +275,7 @@ def test_the_server_does_not_start_without_its_password(tmp_path: Path) -> None:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Path:
-    """Make a home with the password and a `python` whose MLflow server only records how it was started."""
+    """Make a home with the password and a `python` whose MLflow server only records its arguments."""
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\nmlflow_tracking_password = x\n")
     home = shlex.quote(str(tmp_path))

@@ -1,6 +1,6 @@
 """cluster/skypilot.yaml fits the project, and SkyPilot's own parser accepts it.
 
-SkyPilot's packages conflict with ours. To run the last tests, install it in an environment of its own and name its
+SkyPilot's packages conflict with ours. To run the last tests, install it in a separate environment and name its
 interpreter: `CTVR_SKYPILOT=/tmp/sky/bin/python pytest tests/cluster/test_skypilot.py`.
 """
 

@@ -84,7 +84,7 @@ class Slurm:
         return dict(re.findall(r"(\w+)=(\S+)", self.run("scontrol", "show", "job", job)))["JobState"]
 
     def lose(self, node: str, job: str) -> None:
-        """A node with the job's step 0 alone dies, with Slurm's daemon and all that runs there; then it is back."""
+        """Kill a node that runs only the job's step 0, with Slurm's daemon and all processes; then start it again."""
         for pattern in (f"slurmd -N {node}", rf"slurmstepd: \[{job}\.0\]"):
             found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=True).stdout
             for root in map(int, found.split()):
@@ -157,7 +157,7 @@ while :; do sleep 0.2; done""",
 
 
 def start_again(slurm: Slurm, job: str, start: int = 2) -> None:
-    """A job that was queued again starts for the `start`th time."""
+    """Start a requeued job for the `start`th time."""
     wait_for(lambda: slurm.state(job) == "PENDING", slurm.log(job))
     # Slurm would wait two minutes. Not less than some seconds: a node takes a start for the one that was revoked in the
     # same second, and the job fails ("already killed, do not launch")
@@ -167,7 +167,7 @@ def start_again(slurm: Slurm, job: str, start: int = 2) -> None:
 
 
 def ended(slurm: Slurm, job: str) -> str:
-    """Return a job's log once its last start has ended without an error."""
+    """Return a job's log after its last start has ended without an error."""
     wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), slurm.log(job))
     assert slurm.state(job) == "COMPLETED", f"{slurm.log(job)}\n{slurm.daemons()}"
     return slurm.log(job)
@@ -175,7 +175,7 @@ def ended(slurm: Slurm, job: str) -> str:
 
 @pytest.mark.parametrize("why", ["its time runs out", "a node dies"])
 def test_the_script_is_queued_again_and_goes_on(slurm: Slurm, tmp_path: Path, why: str) -> None:
-    """With programs that do nothing in the place of Ray and ctvr: no more than Slurm's own minutes."""
+    """Trivial programs replace Ray and ctvr, so that the test takes no longer than Slurm's own minutes."""
     (tmp_path / "bin").mkdir()
     for name, does in STUBS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
@@ -209,7 +209,7 @@ def test_a_sweep_goes_on_after_the_end_of_its_time_and_the_loss_of_a_node(slurm:
     folder = slurm.folder / "runs" / "store"
 
     def committed() -> dict[str, list[float]]:
-        """Commit -> seconds of every task up to it, which another training of them would not repeat."""
+        """Return commit -> seconds of every task up to it; training a task again would change them."""
         if not folder.is_dir():
             return {}
         store = Store.open(folder)

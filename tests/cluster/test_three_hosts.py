@@ -1,8 +1,8 @@
 """`ray up`, `ray submit` and a host that dies, on three hosts made of network namespaces (see hosts.py).
 
 cluster/onprem.yaml is used unchanged, except for the lines marked EDIT and the sizes of the nodes. MLflow (with its
-password) and the object store (S3, in moto's server) run on the head; Ray requires its token. The tests run in order:
-together they are the life of a cluster.
+password) and the object store (S3, in moto's server) run on the head; Ray requires its token. The tests run in order
+and together cover the life of a cluster.
 """
 
 import base64
@@ -60,7 +60,7 @@ PARTS = (
 
 @dataclass
 class Lab:
-    """The hosts, and the researcher's own machine, from which they are driven."""
+    """The hosts, and the researcher's own machine, which controls them."""
 
     hosts: Hosts
     laptop: Path
@@ -84,7 +84,7 @@ class Lab:
             file.write(f"{time.strftime('%H:%M:%S')}  {line}\n")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """A command on the laptop, from the root of its copy of the repository."""
+        """Start a command on the laptop, from the root of its copy of the repository."""
         self.say("laptop$ " + " ".join(words))
         environment = {
             "HOME": str(self.laptop),
@@ -106,7 +106,7 @@ class Lab:
         )
 
     def finish(self, process: subprocess.Popen[str], status: int | None = 0, worth: str = ".") -> str:
-        """Run a command and return its output; lines that contain `worth` go to the transcript, too."""
+        """Run a command and return its output; lines that contain `worth` also go to the transcript."""
         try:
             said, _ = process.communicate(timeout=PATIENCE)
         finally:
@@ -127,7 +127,7 @@ class Lab:
 
 
 def fill(text: str, lab: Lab, hosts: list[Host]) -> dict[str, Any]:
-    """cluster/onprem.yaml with its EDIT lines filled in, and nodes of this machine's size."""
+    """Return cluster/onprem.yaml with its EDIT lines filled in, and with nodes of this machine's size."""
     filled: dict[str, Any] = yaml.safe_load(text)
     filled["cluster_name"] = f"ctvr-{os.getpid()}"
     filled["provider"].update(head_ip=hosts[0].address, worker_ips=[host.address for host in hosts[1:]])
@@ -165,7 +165,9 @@ def lab() -> Iterator[Lab]:
 
 
 def furnish(lab: Lab) -> None:
-    """The laptop has the repository and the secrets; hosts have the keys of the store, which runs on the head."""
+    """Put the repository and the secrets on the laptop, and the keys of the store, which runs on the head, on the
+    hosts.
+    """
     copy = lab.laptop / "ctvr"
     copy.mkdir(parents=True)
     for part in PARTS:
@@ -221,7 +223,7 @@ def store(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
 
 
 def listening(host: Host) -> dict[int, set[str]]:
-    """Port -> addresses that listen on it, in a host's own network."""
+    """Return port -> addresses that listen on it, in a host's own network."""
     found: dict[int, set[str]] = {}
     for line in host.run("cat /proc/net/tcp /proc/net/tcp6").splitlines():
         words = line.split()
@@ -234,7 +236,7 @@ def listening(host: Host) -> dict[int, set[str]]:
 
 
 def bring_up(lab: Lab) -> None:
-    """`ray up`, and the workers that join afterwards."""
+    """Run `ray up` and wait for the workers that join afterwards."""
     started = time.monotonic()
     style = ("--no-config-cache", "--log-style", "pretty", "--log-color", "false")
     lab.command("ray", "up", "-y", *style, str(lab.yaml), worth=r"status|/7\]|MLflow|runtime started|Confirm")
@@ -263,7 +265,7 @@ def ask(url: str, *, data: bytes | None = None, method: str | None = None, **hea
 
 
 def ask_on(host: Host, url: str, *words: str) -> int:
-    """As `ask`, from a host."""
+    """Return the status of an HTTP answer to a host; 0 if there is no answer."""
     return int(host.run(f"curl -s -o /dev/null -w '%{{http_code}}' {' '.join(words)} {url}", check=False) or 0)
 
 
@@ -382,12 +384,12 @@ def test_a_sweep_survives_the_loss_of_a_host(lab, store):
     process = lab.submit(*sweep_words("second", "0,4e-6", "optim.epochs=150"))
 
     def committed() -> dict[str, int]:
-        """Trial's key -> tasks that are committed."""
+        """Return trial's key -> its committed tasks."""
         new = [key.split("/")[0] for key in set(store.list("commits")) - before]
         return dict(Counter(key for key in new if not key.startswith("zero-")))
 
     def victim() -> Host | None:
-        """A host whose trial is between two of its tasks."""
+        """Return a host whose trial is between two of its tasks."""
         running = [host for host in lab.hosts.hosts if any("ImplicitFunc" in p for p in host.processes().values())]
         begun = [key for key, tasks in committed().items() if tasks < 4]
         return next((host for host in running if host != lab.head and len(begun) >= len(running)), None)
@@ -418,7 +420,7 @@ def test_every_place_is_given_back(lab):
 
 
 def points(database: Path) -> dict[str, dict[tuple[str, int], list[float]]]:
-    """Run's learning rate and epochs -> (metric, step) -> every value that was recorded for it."""
+    """Return run's learning rate and epochs -> (metric, step) -> every value that was recorded for it."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as opened:
         trials = dict(opened.execute("select run_uuid, value from tags where key = 'ctvr.kind' and value = 'trial'"))
         params = {name: dict[str, str]() for name in trials}

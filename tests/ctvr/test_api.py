@@ -1,4 +1,4 @@
-"""`import ctvr`: the same runs, tables and mistakes as those of the command line, as objects."""
+"""`import ctvr` gives the same runs, tables and mistakes as the command line, as objects."""
 
 import importlib
 import json
@@ -20,7 +20,7 @@ def manifest(learned) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(learned, tmp_path_factory) -> Path:
-    """A copy: each call of `ctvr.run` adds a run to MLflow, and other tests expect one run of a method."""
+    """Return a copy: each call of `ctvr.run` adds a run to MLflow, and other tests expect one run of each method."""
     return shutil.copytree(learned, tmp_path_factory.mktemp("api") / "runs")
 
 

@@ -1,4 +1,4 @@
-"""Another package adds a method and a stream without changes to ours."""
+"""Another package adds a method and a stream without changes to our code."""
 
 import json
 import math
@@ -31,7 +31,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_shift"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example as an installer leaves it: its module, with its entry points next to it."""
+    """Install the example as an installer does: its module, with its entry points next to it."""
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     site = tmp_path_factory.mktemp("site")
     for module in ("text_shift.py", "fresh_index.py", "one_at_a_time.py"):
@@ -88,7 +88,7 @@ def test_its_sources_are_part_of_a_runs_key(installed):
 
 
 def _with_protocol(manifest: Path, name: str) -> Path:
-    """Write the manifest with another protocol, next to it."""
+    """Write the manifest with another protocol next to the original."""
     data = json.loads(manifest.read_text())
     other = manifest.with_name(f"{name}.json")
     other.write_text(json.dumps({**data, "name": name, "protocol": name}))

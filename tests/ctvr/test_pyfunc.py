@@ -1,4 +1,4 @@
-"""A kept model is an MLflow pyfunc: texts in, hits out, by its signature, without its runs folder or videos."""
+"""A stored model is an MLflow pyfunc: it maps texts to hits by its signature, without its runs folder or videos."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ QUERIES = ["a red circle on the test", "the star is green"]
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ctvr.Run]:
-    """The folder of a small stream, with a run whose model is kept in MLflow."""
+    """Return the folder of a small stream with a run whose model is stored in MLflow."""
     root = tmp_path_factory.mktemp("kept")
     manifest = write_stream(root / "small", num_tasks=2)
     settings = {"optim.epochs": 1}
@@ -27,7 +27,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ctvr.Run]:
 
 @pytest.fixture
 def alone(kept: tuple[Path, ctvr.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The model as another machine has it: its files, and nothing else of ours."""
+    """Return the model as another machine has it: its files and no others of ours."""
     root, _ = kept
     (model,) = {path.parent for path in (root / "runs").rglob("MLmodel")}
     shutil.copytree(model, tmp_path / "model")

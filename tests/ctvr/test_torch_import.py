@@ -1,4 +1,4 @@
-"""torch and what it loads take no library from the current folder."""
+"""torch and its dependencies load no library from the current folder."""
 
 import os
 import shutil
@@ -73,6 +73,8 @@ def test_a_library_in_the_current_folder_is_not_loaded(tmp_path):
 
 
 def test_no_folder_is_searched_by_a_relative_name(tmp_path):
-    """An editable installation with a namespace package adds one, below which libraries and metadata are looked for."""
+    """An editable installation with a namespace package adds a relative name, below which libraries and metadata are
+    searched.
+    """
     done = in_folder(tmp_path, "import os, sys; print([entry for entry in sys.path if not os.path.isabs(entry)])")
     assert done.stdout == "[]\n", done.stderr

@@ -1,6 +1,6 @@
-"""`python -m tests.devices [NAME ...]`: the waits of every method and case, or of those named, as a table.
+"""`python -m tests.devices [NAME ...]`: a table of the host waits of every method and case, or of those named.
 
-`--write` makes budget.json of them.
+`--write` writes them to budget.json.
 """
 
 import json

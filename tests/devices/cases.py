@@ -1,4 +1,4 @@
-"""Cases for the pretended GPU in addition to every method with its defaults, and the host waits allowed in each."""
+"""Cases for the simulated GPU in addition to every method with its defaults, and the host waits allowed in each."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ BUDGET: dict[str, dict[str, int]] = json.loads(FILE.read_text())  # label -> pha
 
 
 def preset(method: str, name: str) -> dict[str, Any]:
-    """The settings of a method's preset that are its own."""
+    """Return the settings of a method's preset that belong to the method."""
     return select_prefix(find_method(method).PRESETS[name], "method")
 
 

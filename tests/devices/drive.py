@@ -1,4 +1,4 @@
-"""A method over two tasks of noise, as the loop runs it: on the CPU, or on a pretended GPU."""
+"""Runs a method over two tasks of noise as the loop does, on the CPU or on a simulated GPU."""
 
 import tempfile
 import warnings
@@ -62,7 +62,7 @@ def make_stream() -> Stream:
 
 
 class Noise:
-    """Frames of any item, drawn from its name."""
+    """Source of frames that are drawn from the name of an item."""
 
     def key(self, item: Item) -> str:
         return item.video
@@ -73,7 +73,7 @@ class Noise:
 
 
 def make_method(name: str, base_settings: Mapping[str, Any] | None = None, **settings: Any) -> Method:
-    """With its own defaults on the small backbone, or a configuration; `ewc:clip4clip` names the base."""
+    """Build a method with its defaults on the small backbone, or a configuration; `ewc:clip4clip` names the base."""
     torch.manual_seed(5)
     if name in CONFIGURATIONS:
         made = resolve({"method": name, "stream": "s", "data.num_frames": FRAMES})
@@ -153,7 +153,7 @@ def run(
 
 
 def _watch(owner: Any, name: str, phase: str, watches: list[Watch]) -> None:
-    """Let a watch see every call of a function."""
+    """Report every call of a function to a watch."""
 
     @contextmanager
     def seen() -> Iterator[None]:
@@ -186,7 +186,9 @@ class Report:
 
 
 def _is_counted(phase: str, place: str) -> bool:
-    """Keep only the waits that the method causes in a search: the evaluation must copy every block's features."""
+    """Return whether a wait counts: in a search only those of the method do, since the evaluation must copy every
+    block.
+    """
     return place.startswith("search ctvr/methods/" if phase == "search" else f"{phase} ")
 
 

@@ -1,13 +1,13 @@
-"""A pretended GPU: tensors that report `cuda:0`, hold their numbers on the CPU, and raise errors where CUDA would.
+"""A simulated GPU: tensors that report `cuda:0`, hold their numbers on the CPU, and raise errors where CUDA would.
 
-Every tensor of the device is a wrapper without memory of its own. Torch's spare device (PrivateUse1) carries it, so
-that autograd treats it as one of an accelerator; Python sees `cuda:0`. Each operator is checked, counted and then
-computed on the numbers. Found are:
+Every tensor of the device is a wrapper without memory. Torch's spare device (PrivateUse1) carries it, so that autograd
+treats it as an accelerator's tensor; Python sees `cuda:0`. Each operator is checked, counted and then computed on the
+numbers. It finds:
 
     devices      a CPU tensor with dimensions next to one of the device, a CPU generator, a conversion to NumPy
     types        matrix products of integers; under autocast CUDA's own lists decide who gets bfloat16
     cuDNN        the backward pass of an LSTM that ran in evaluation mode
-    waits        reads of the device by the host, and copies that block: the lines of ours that ask for them
+    waits        reads of the device by the host, and copies that block, with the lines of our code that cause them
     operators    all that were dispatched, by name
 
 It does not see kernels and their numbers (they are the CPU's), streams, memory, time, autocast's cache of cast weights,
@@ -114,7 +114,7 @@ class Pretended(Tensor):
 
 @cache
 def _spare() -> torch.device:
-    """Torch's spare device, made ready: a backend in Python, and CUDA's lists of autocast."""
+    """Prepare torch's spare device: a backend in Python, and CUDA's lists of autocast."""
     from torch.utils import backend_registration as backend
 
     class Module(backend._DummyBackendModule):
@@ -179,7 +179,7 @@ def _cast(func: Any, choose: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 class Watch:
-    """Counts since it began: `waits` by line of our code, `operators` by name."""
+    """Counts since its start: `waits` by line of our code, `operators` by name."""
 
     def __init__(self, phase: str) -> None:
         self.phase = phase
@@ -225,7 +225,7 @@ def watching(phase: str = "") -> Iterator[Watch]:
 
 @contextmanager
 def apart_from(phase: str) -> Iterator[None]:
-    """Inside, watches of this phase see nothing."""
+    """Pause the watches of this phase inside."""
     former = list(_watches)
     _watches[:] = [watch for watch in former if watch.phase != phase]
     try:
@@ -246,7 +246,7 @@ def _leaves(x: Any) -> Iterator[Any]:
 
 
 def _mapped(change: Callable[[Tensor], Any], x: Any) -> Any:
-    """The same with every tensor changed."""
+    """Return the same structure with every tensor changed."""
     if isinstance(x, Tensor):
         return change(x)
     if type(x) in (tuple, list):
@@ -351,7 +351,7 @@ def _swap(x: Any) -> Any:
 
 
 class _Factories(TorchDispatchMode):
-    """Tensors that are made on the device out of none; of others it only spares torch a way round."""
+    """Builds tensors that are created on the device from no other tensor; for the rest it only saves torch a detour."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -361,7 +361,7 @@ class _Factories(TorchDispatchMode):
 
 
 class _NoWayBack(torch.autograd.Function):
-    """Result that cuDNN computed for evaluation only."""
+    """Result that cuDNN computed in evaluation mode, without a backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -373,7 +373,7 @@ class _NoWayBack(torch.autograd.Function):
 
 
 def _lstm(plain: Callable[..., Any], x: Tensor, state: Any, weights: Any, *given: Any) -> Any:
-    """Compute one layer and direction, rows first, by torch's formula: the device does not have a kernel for it."""
+    """Compute one layer and direction, rows first, by torch's formula, since the device has no kernel for it."""
     if not isinstance(x, Pretended):
         return plain(x, state, weights, *given)
     has_bias, layers, _, is_training, is_bidirectional, is_batch_first = given
@@ -416,7 +416,7 @@ def _generator(device: Any = "cpu") -> torch.Generator:
 
 @contextmanager
 def pretended() -> Iterator[torch.device]:
-    """A GPU for the length of a `with` block."""
+    """Simulate a GPU inside a `with` block."""
     _spare()
     _generators.clear()
     autocast, get_dtype, is_on = torch.autocast, torch.get_autocast_dtype, torch.is_autocast_enabled

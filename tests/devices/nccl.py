@@ -1,4 +1,4 @@
-"""Several pretended GPUs: NCCL's collectives run over gloo, and gradients are averaged as DDP averages them.
+"""Several simulated GPUs: NCCL's collectives run over gloo, and gradients are averaged as DDP averages them.
 
 A process has one pretended GPU. Collectives of its tensors need contiguous ones, all of the device. Those of CPU
 tensors and of objects run over gloo unchanged, as with `cpu:gloo,cuda:nccl`. DDP itself needs a backend in C++. Its
@@ -22,7 +22,7 @@ from tests.devices.fake_cuda import Pretended, Trespass
 
 
 def _hosts(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The numbers of tensors of one device, as a collective may have them."""
+    """Return the numbers of tensors of one device in the form that a collective accepts."""
     ours = [x for x in tensors if isinstance(x, Pretended)]
     if not ours:
         return list(tensors)
@@ -43,7 +43,7 @@ def _in_place(plain: Callable[..., Any], x: Tensor, *given: Any, **named: Any) -
 
 
 class _AtEnd(torch.autograd.Function):
-    """Calls the owner when the backward pass is over."""
+    """Calls its owner at the end of the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, owner: Averaging) -> Tensor:
@@ -59,7 +59,7 @@ class _AtEnd(torch.autograd.Function):
 
 
 class Averaging(nn.Module):
-    """Stand-in for DDP, with the interface that the loop uses."""
+    """Replacement for DDP, with the interface that the loop uses."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Averaging(nn.Module):
 
 @contextmanager
 def nccl() -> Iterator[None]:
-    """Within `pretended()` and a gloo group: workers with a pretended GPU each."""
+    """Simulate workers with a GPU each, inside `pretended()` and a gloo group."""
     with ExitStack() as stack:
         for name, stands in (("all_gather", _all_gather), ("all_reduce", _in_place), ("broadcast", _in_place)):
             plain = getattr(dist, name)

@@ -1,4 +1,4 @@
-"""Every method on a pretended GPU: the devices and types of its tensors, and the number of host waits.
+"""Every method on a simulated GPU: the devices and types of its tensors, and the number of host waits.
 
 `budget.json` holds the waits of the last task in three phases. The first is its two steps, which replay and distil
 where the method does; one of them reads the epoch's losses. The second is `end_task`. The third is the encoding and
@@ -54,19 +54,19 @@ UNREPEATABLE = (
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[ProcessPoolExecutor]:
-    """Torch keeps the pretended device until its process ends."""
+    """Return a child process: torch keeps the simulated device until its process ends."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
 def on_gpu(child: ProcessPoolExecutor) -> Callable[..., Report]:
-    """`examine` in a child."""
+    """Return the result of `examine` in a child."""
     return lambda *given, **named: child.submit(examine, *given, **named).result()
 
 
 def free(report: Report) -> list[str]:
-    """Operators that would not give the same numbers twice."""
+    """Return the operators that would not give the same numbers twice."""
     names = {operator.removeprefix("aten.") for operator in report.operators}
     return sorted(n for n in names if any(n == bad or n.startswith(f"{bad}.") for bad in UNREPEATABLE))
 

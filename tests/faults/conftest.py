@@ -1,4 +1,4 @@
-"""The small stream of the orchestrator's tests, and processes that are hurt on purpose."""
+"""The small stream of the orchestrator's tests, and processes that are killed or stopped deliberately."""
 
 from tests.orchestrator.conftest import decoded, free_port, manifest, runs, small_stream
 

@@ -1,4 +1,4 @@
-"""Three hundred malformed inputs, the same for the same seed: each is certainly wrong, and each may come from a user.
+"""Three hundred malformed inputs, the same for the same seed: each is certainly invalid, and each may come from a user.
 
 Videos are files for a decoder; the others are files or arguments of a command.
 """
@@ -25,7 +25,7 @@ COUNTS = {"videos": 105, "captions": 45, "splits": 70, "manifests": 42, "setting
 
 @dataclass(frozen=True)
 class Malformed:
-    """One input. `content` None: there is no such file; for words of a command, `text` alone counts."""
+    """One input. `content` None: the file does not exist; for arguments of a command, only `text` counts."""
 
     name: str  # what is wrong with it
     content: bytes | None = None
@@ -35,7 +35,7 @@ class Malformed:
 
 
 def corpus(canary: Path, seed: int = SEED) -> dict[str, list[Malformed]]:
-    """Group -> its inputs, COUNTS of them. What is executed where nothing may be, makes the file `canary`."""
+    """Return group -> its inputs, COUNTS of them. Code that is executed by mistake creates the file `canary`."""
     groups: dict[str, Callable[[np.random.Generator, Path], Iterator[Malformed]]] = {
         "videos": videos,
         "captions": captions,
@@ -56,7 +56,7 @@ def corpus(canary: Path, seed: int = SEED) -> dict[str, list[Malformed]]:
 
 
 def video_files() -> dict[str, bytes]:
-    """Whole video_files by their suffix."""
+    """Return whole video files by their suffix."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for suffix, codec in ((".mp4", "libx264"), (".mkv", "libx264"), (".avi", "mpeg4")):
@@ -65,7 +65,7 @@ def video_files() -> dict[str, bytes]:
 
 
 def audio(suffix: str, codec: str) -> bytes:
-    """A second of a tone and no picture."""
+    """Return one second of a tone without a picture."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"tone{suffix}"
         with av.open(str(path), "w") as file:
@@ -84,7 +84,7 @@ def audio(suffix: str, codec: str) -> bytes:
 
 
 def huge(width: int, height: int) -> bytes:
-    """One grey frame of many pixels."""
+    """Return one grey frame of many pixels."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "huge.mp4"
         with av.open(str(path), "w") as file:
@@ -120,7 +120,7 @@ OTHERS = {
 
 
 def videos(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
-    """Yield files that are not a whole video, and truncated ones without end."""
+    """Yield files that are not a whole video, then truncated ones endlessly."""
     whole = video_files()
     for suffix in (*whole, ".webm"):
         yield Malformed("no bytes", b"", suffix)
@@ -165,7 +165,7 @@ NOT_TEXT = b"\xff\xfe\x00video_id\x00"
 
 
 def captions(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
-    """Annotation files of three importers; cut ones without end."""
+    """Yield annotation files of three importers, then truncated ones endlessly."""
 
     def of(role: str, name: str, value: Any) -> Malformed:
         content = (
@@ -225,7 +225,7 @@ SPLIT = {"train": {1: {"pets": ["video0", "video1", "video2"]}}, "val": {1: {"pe
 
 
 def splits(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
-    """Yield pickles that would run code, pickles that do not hold a split, and damaged ones without end."""
+    """Yield pickles that would run code or do not hold a split, then damaged ones endlessly."""
     wrong: dict[str, Any] = {
         "a list": [SPLIT],
         "no val": {"train": SPLIT["train"]},
@@ -267,7 +267,7 @@ def _with_task(**more: Any) -> dict[str, Any]:
 
 
 def manifests(rng: np.random.Generator, canary: Path) -> Iterator[Malformed]:
-    """Streams that break the format of streams.py; cut ones without end."""
+    """Yield streams that violate the format of streams.py, then truncated ones endlessly."""
     whole = json.dumps(_manifest())
     texts: dict[str, str | bytes] = {
         "empty": "",

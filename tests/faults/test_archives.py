@@ -1,4 +1,4 @@
-"""YAML and archives where a manifest, a split, a table or weights belong: one line each; nothing is unpacked or run.
+"""YAML and archives in place of a manifest, split, table or weights give one line each; none is unpacked or run.
 
 Our code never loads YAML unsafely and never unpacks an archive (the last test checks it). A user may receive such files
 from a colleague or a web page in place of the expected ones.
@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Call:
-    """Pickles as a call of `function(*arguments)`."""
+    """Object whose pickle is a call of `function(*arguments)`."""
 
     def __init__(self, function: object, *arguments: object) -> None:
         self.parts = (function, arguments)
@@ -147,7 +147,7 @@ def test_the_corpus_has_fifty_files():
 
 
 def entrances(folder: Path) -> dict[str, tuple[str, Callable[[Path], object]]]:
-    """Entry point of a file: its name, and its reader."""
+    """An entry point for a file: its name and its reader."""
     videos = folder / "videos"
     msrvtt = {"annotations": str(folder / "none.json"), "captions": str(folder / "none.csv")}
     return {

@@ -1,4 +1,4 @@
-"""Clocks that jump: no effect on results, on the tasks that count as finished, or on tables."""
+"""Clock jumps have no effect on results, on the tasks that count as finished, or on tables."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ real_time, real_time_ns = time.time, time.time_ns
 
 @pytest.fixture
 def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every query of the time returns another jump."""
+    """Let every query of the time return another jump."""
     rng = np.random.default_rng(7)
 
     def offset() -> float:
@@ -41,7 +41,7 @@ def digest(result: Result, places: RunPaths) -> str:
 
 
 def set_times(root: Path, seed: int) -> None:
-    """Give every file a time of modification somewhere in 20 years."""
+    """Give every file a random modification time within 20 years."""
     rng = np.random.default_rng(seed)
     for file in sorted(root.rglob("*")):
         moment = real_time() + float(rng.uniform(-10, 10)) * 365 * 86400
@@ -73,7 +73,7 @@ def test_a_run_under_jumping_clocks_resumes_to_the_same_numbers(runs, manifest, 
 
 
 def test_a_file_that_a_writer_is_at_may_look_old_to_others(tmp_path, monkeypatch):
-    """Another process whose clock is a year ahead clears away `old` remains while an object is being written."""
+    """A process whose clock is a year ahead removes `old` remains while an object is being written."""
     store = Store.open(tmp_path / "store")
     replace = os.replace
     opened = []
@@ -106,7 +106,7 @@ def test_what_is_copied_here_is_served_whatever_the_times_of_its_files(tmp_path,
 @pytest.mark.slow
 def test_tables_do_not_depend_on_the_clock(runs, manifest, small_stream, tmp_path, monkeypatch):
     def tabulate(folder: Path, jumps: list[float]) -> str:
-        """Runs of two methods and two seeds, each begun at its own jump of the clock, as a table."""
+        """Return runs of two methods and two seeds as a table; each run begins at its own clock jump."""
         shutil.copytree(runs, folder)
         uri = f"sqlite:///{folder / 'mlflow.db'}"
         create_store(uri, folder, "small")

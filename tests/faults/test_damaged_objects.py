@@ -1,4 +1,4 @@
-"""Two thousand damaged objects: all are found, none is served, and each lost one is recomputed once."""
+"""Two thousand damaged objects: all are detected, none is served, and each lost one is recomputed once."""
 
 import logging
 import shutil
@@ -32,7 +32,7 @@ def flipped(good: bytes, position: int, bit: int) -> bytes:
 
 
 def damages(good: bytes) -> Iterator[bytes]:
-    """Every byte with one of its bits flipped, and every length that is too short."""
+    """Yield every byte with one of its bits flipped, and every length that is too short."""
     rng = np.random.default_rng(SEED)
     for position in range(len(good)):
         yield flipped(good, position, int(rng.integers(8)))
@@ -40,7 +40,7 @@ def damages(good: bytes) -> Iterator[bytes]:
 
 
 def random_damages(good: bytes) -> Iterator[bytes]:
-    """Anywhere in a larger object, without end."""
+    """Yield damage anywhere in a larger object, endlessly."""
     rng = np.random.default_rng(SEED)
     while True:
         position, bit = int(rng.integers(len(good))), int(rng.integers(8))

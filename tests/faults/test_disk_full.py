@@ -1,4 +1,4 @@
-"""A disk that is full at the n-th write: one line with path and remedy, no finished work is lost, the run resumes."""
+"""A disk that is full at the n-th write: one line gives path and remedy, no finished work is lost, the run resumes."""
 
 import logging
 import os
@@ -103,7 +103,7 @@ def test_the_command_says_it_in_one_line(runs, manifest, capsys):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 9 MB in memory."""
+    """Mount a file system of 9 MB in memory."""
     place = tmp_path / "disk"
     place.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "none", place]).returncode:

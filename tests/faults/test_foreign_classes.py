@@ -28,7 +28,7 @@ REFUSED = f"the class {EVIL} is not named by this command, so its code is not ru
 
 @pytest.fixture(scope="module")
 def theirs(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder from elsewhere: runs, a model, a stream, a table, a plan that name `evil:TextShift`, and evil.py."""
+    """Return a folder from elsewhere: evil.py, and a run, model, stream, table and plan that name `evil:TextShift`."""
     root = tmp_path_factory.mktemp("theirs")
     runs = shutil.copytree(learned, root / "runs")
     tracker = Tracker(default_uri(runs), runs)
@@ -60,7 +60,7 @@ def theirs(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _untrusting(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Trust nothing at first; forget what a test has trusted and loaded."""
+    """Trust nothing at first; forget the classes that a test has trusted and loaded."""
     root = logging.getLogger()
     before = list(root.handlers), list(root.filters), list(sys.meta_path)
     monkeypatch.setattr(methods, "_trusted", set())
@@ -137,7 +137,7 @@ def test_explain_says_that_the_class_is_not_loaded(theirs, capsys):
 
 
 def test_plan_trials_of_another_class_are_refused(theirs):
-    """A worker trusts what the driver's user has named, and a plan.json cannot say that."""
+    """A worker trusts the classes that the driver's user has named; a plan.json cannot add any."""
     file = theirs / "runs" / "sweeps" / "trials" / "plan.json"
     kept = json.loads(file.read_text())
     kept["plan"]["trusted"] = [EVIL]
@@ -252,7 +252,9 @@ def test_a_row_of_a_table_is_no_class(theirs):
 
 
 def test_only_the_users_own_modules_find_files_of_the_current_folder(tmp_path, monkeypatch):
-    """An installed module that probes for an optional package must not, although the user has named a class here."""
+    """An installed module that probes for an optional package must not find one, although the user has named a class
+    here.
+    """
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / "probing.py").write_text("try:\n    import optional\nexcept ImportError:\n    pass\n")
     (tmp_path / "optional.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")

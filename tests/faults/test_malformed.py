@@ -1,4 +1,4 @@
-"""Three hundred malformed inputs: one line each that names the file or the setting, no traceback, no hang."""
+"""Three hundred malformed inputs: each gives one line that names the file or the setting, no traceback and no hang."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ def _logging_as_before() -> Iterator[None]:
 
 @contextmanager
 def no_longer_than(seconds: float) -> Iterator[None]:
-    """A command that hangs is a failure, not a wait."""
+    """Turn a hanging command into a failure."""
 
     def hung(number: int, frame: Any) -> None:
         raise AssertionError(f"it hangs for more than {seconds} s")
@@ -65,7 +65,7 @@ def no_longer_than(seconds: float) -> Iterator[None]:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """Problems of a command that must be refused in one line that mentions something; none where all is well."""
+    """Return problems of a command that must be refused in one line that mentions something; empty if none."""
 
     def run(wrong: Malformed, mention: str, words: list[str | Path]) -> list[str]:
         capsys.readouterr()
@@ -102,7 +102,7 @@ def test_the_corpus_is_three_hundred_and_the_same_each_time(inputs, canary):
 
 
 def write_videos(folder: Path, inputs: list[Malformed]) -> list[str]:
-    """The malformed video_files, and a good one after every tenth; returns the paths of the good ones."""
+    """Write the malformed video files, and a good one after every tenth; return the paths of the good ones."""
     folder.mkdir()
     good = []
     whole = video_files()
@@ -134,7 +134,7 @@ def test_malformed_videos_are_named_and_good_ones_decoded(inputs, tmp_path):
 
 
 def stream_of(folder: Path, videos: list[str]) -> Path:
-    """A manifest with these videos for training, and a good one to search."""
+    """Write a manifest with these videos for training and a good one for the search."""
     items = [{"video": Path(v).name, "path": Path(v).name, "category": "c", "captions": ["x"]} for v in videos]
     test = [{**items.pop(), "captions": ["y"]}]
     task = {"name": "task_01", "categories": ["c"], "train": items, "test": test}
@@ -174,7 +174,7 @@ def test_broken_videos_are_refused_or_left_out(inputs, refused, tmp_path, capsys
 
 @pytest.fixture
 def benchmark_files(tmp_path: Path) -> dict[str, Path]:
-    """Good files of three importers."""
+    """Write valid files of three importers."""
     (tmp_path / "videos").mkdir()
     actnet = {"train": {1: {"c": ["v_0"]}}, "val": {1: {"c": ["v_1"]}}}
     contents: dict[str, tuple[str, bytes]] = {
@@ -193,7 +193,7 @@ def benchmark_files(tmp_path: Path) -> dict[str, Path]:
 
 
 def import_words(files: dict[str, Path], role: str) -> list[str | Path]:
-    """The command that reads the file of this role."""
+    """Return the command that reads the file of this role."""
     runs: list[str | Path] = ["--runs", files["table"].parent / "runs", "--videos", files["table"].parent / "videos"]
     if role in ("train", "val"):
         given = [f"split={files['actnet_split']}", f"train={files['train']}", f"val={files['val']}"]
@@ -259,7 +259,7 @@ def test_search_words_are_refused_in_one_line(inputs, refused, runs, manifest, m
 
 
 def test_a_small_file_is_read_where_the_memory_is_limited(tmp_path):
-    """`read` allocates what it may read, and a manifest may have 1 GiB."""
+    """`read` allocates as much as it may read, and a manifest may have 1 GiB."""
     (tmp_path / "a.json").write_text("{}")
     code = (
         "import resource, sys; from pathlib import Path; from ctvr.orchestrator.text_files import read_text\n"

@@ -1,4 +1,4 @@
-"""An MLflow server that is killed or stopped while runs are recorded: in the end it holds every metric once."""
+"""An MLflow server is killed or stopped while runs are recorded; at the end it holds every metric once."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def server(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def stored(runs: Path) -> dict[tuple[str, int], list[float]]:
-    """(key, step) -> every value that MLflow holds, over all runs."""
+    """Return (key, step) -> every value that MLflow holds, over all runs."""
     found: dict[tuple[str, int], list[float]] = {}
     with closing(sqlite3.connect(runs / "mlflow.db")) as database:
         for key, step, value in database.execute("select key, step, value from metrics"):
@@ -60,7 +60,7 @@ def assert_complete(runs: Path, tracker: Tracker, record: Any) -> None:
 
 
 def record_with(manifest: str, stream: Any, runs: Path, tracker: Tracker, during: Any) -> Any:
-    """Record a run; `during(task index)` happens after each commit, before it is reported."""
+    """Record a run; `during(task index)` is called after each commit, before it is reported."""
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": 3}
     made = Recorder(tracker, resolve(settings, stream.settings), "the run")
 
@@ -102,7 +102,7 @@ def test_a_server_killed_in_a_run_and_its_replay_has_all_once(server, runs, mani
 def test_a_server_that_stands_still_gets_what_it_may_have_got_already_once(
     server, runs, manifest, small_stream, monkeypatch
 ):
-    """A stopped server's socket accepts requests: they arrive when it continues, in addition to those sent again."""
+    """A stopped server's socket accepts requests: they arrive when it continues, in addition to the repeated ones."""
 
     def during(index: int) -> None:
         assert server.process is not None

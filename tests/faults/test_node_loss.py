@@ -29,7 +29,7 @@ MEMORY = 80 * 2**20  # bytes of each node's object store
 
 @pytest.fixture
 def fake_cluster(free_port: int) -> Iterator[Any]:
-    """A head that runs nothing and two nodes of one CPU, all on this machine."""
+    """Start a head that runs nothing and two nodes of one CPU, all on this machine."""
     import ray
     from ray.cluster_utils import Cluster
 

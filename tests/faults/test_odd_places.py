@@ -1,4 +1,4 @@
-"""Something else than the expected file or folder in a runs folder: one line with its name and the remedy."""
+"""An unexpected file or folder in a runs folder gives one line with its name and the remedy."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A runs folder that takes no files: what only reads reads it and writes nothing there; what writes is one line."""
+"""Read-only runs folders: reading commands work and write nothing there; writing commands give one line."""
 
 import hashlib
 import os
@@ -19,7 +19,9 @@ from tests.read_only import open_folder, read_only
 
 @pytest.fixture
 def moved(learned: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of learned runs, whose records hold the former addresses, below the current folder of other users."""
+    """Move a copy of learned runs, whose records contain the former addresses, below the current folder of another
+    user.
+    """
     with open_folder() as folder:
         shutil.copytree(learned, folder / "runs")
         (folder / "here").mkdir(mode=0o777)

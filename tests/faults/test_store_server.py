@@ -1,4 +1,4 @@
-"""An object store that dies during an upload: no partial object is ever visible, every acknowledged one exists."""
+"""An object store dies during an upload: no partial object is ever visible, and every acknowledged one exists."""
 
 import contextlib
 import os
@@ -55,7 +55,7 @@ class Server:
 
 
 class Wire:
-    """A connection to the server that breaks after some bytes of an upload, a given number of times."""
+    """A connection to the server that breaks after some bytes of an upload, for a given number of times."""
 
     def __init__(self, server: int) -> None:
         self.server = server
@@ -106,7 +106,7 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that gives up after seconds, not after a minute."""
+    """Return a client that gives up after seconds and not after a minute."""
     make = remote.S3Store
 
     def quick(*words: Any, retry_config: Any, **named: Any) -> Any:
@@ -179,7 +179,7 @@ def test_a_commit_over_a_breaking_wire_is_there_as_a_whole_or_not_at_all(server,
 def test_run_restarts_to_the_same_numbers_after_store_loss(
     server, runs, manifest, small_stream, monkeypatch, tmp_path, impatient
 ):
-    """This server keeps nothing, so that everything is lost with it: all is made again."""
+    """This server keeps no data, so all of it is lost with the server and computed again."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setenv("CTVR_CACHE", str(tmp_path / "cache"))
     experiment = resolve({"method": "lora", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
@@ -206,7 +206,7 @@ def test_run_restarts_to_the_same_numbers_after_store_loss(
 
 
 def test_a_stopped_store_is_waited_for(server, monkeypatch, tmp_path):
-    """SIGSTOP for some seconds is not a failure: the client waits and tries again."""
+    """A SIGSTOP of some seconds is not a failure: the client waits and retries."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     store = Store.open("s3://bucket/d", cache=tmp_path / "cache")
     assert server.process is not None

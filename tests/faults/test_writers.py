@@ -1,4 +1,4 @@
-"""Several processes at one key, some of which are killed; and one that comes back from the dead."""
+"""Several processes write one key and some are killed; one is stopped and continues after its replacement."""
 
 import json
 import multiprocessing
@@ -42,7 +42,7 @@ def content(key: int) -> dict[str, np.ndarray]:
 
 
 def write_and_read(root: Path, me: int, gate: Any) -> None:
-    """Put, read and claim the same keys as everybody; odd ones die at a call of their own."""
+    """Put, read and claim the same keys as all other processes; odd ones die at a call of their own."""
     store = Store.open(root)
     won = os.open(root.parent / f"won{me}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     gate.wait()
@@ -120,9 +120,9 @@ At = Callable[[Call], bool]
 
 
 def run_and_stop(manifest: str, root: Path, out: Path, at: At | None, differs: bool = False) -> None:
-    """A run that stops itself (SIGSTOP) before the first durable call that is `at`, and leaves its digest at its end.
+    """Run until the first durable call that is `at`, then stop by SIGSTOP; write the digest at the end.
 
-    `differs`: its numbers are others, as on another GPU, only more so.
+    `differs`: compute different numbers, as on another GPU.
     """
     if differs:
         factor = loop.lr_factor
@@ -149,13 +149,15 @@ def is_stopped(pid: int) -> bool:
 
 
 def commit_files(root: Path) -> dict[str, tuple[int, int]]:
-    """Every commit with its inode and time."""
+    """Return every commit with its inode and time."""
     files = (root / "store" / "commits").rglob("*.json")
     return {str(file): (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
 
 def revive(manifest: str, root: Path, at: At, differs: bool = False) -> None:
-    """Stop a run at a call, let another one take over, wake it up: nothing changes, and it ends with the same."""
+    """Stop a run at a call, let another take over, and continue the first: nothing changes, and both results are
+    equal.
+    """
     before = commit_files(root)
     zombie = start(run_and_stop, manifest, root, root / "zombie", at, differs)
     try:
@@ -180,7 +182,7 @@ def revive(manifest: str, root: Path, at: At, differs: bool = False) -> None:
 
 @pytest.mark.parametrize("folder", ["gallery", "commits", "reads"])
 def test_a_late_writer_in_its_commit_ends_with_the_winners_numbers(runs, manifest, folder):
-    """Also before its first commit: that of the heir stands there by then, without the weights of an old task."""
+    """This includes its first commit: by then the other run's commit exists, without the weights of an old task."""
     revive(manifest, runs, lambda call: f"/store/{folder}/" in call.target, differs=True)
 
 
@@ -200,7 +202,7 @@ def test_a_zombie_may_wake_up_at_one_write_or_another(runs, manifest, tmp_path):
 
 
 def test_a_zombie_of_another_version_is_turned_away(tmp_path):
-    """Its numbers differ: whichever of its writes it wakes up at, the commit that took its place stays."""
+    """Its numbers differ: at whichever write it continues, the commit that replaced its own stays."""
     reference = Commits(Store.open(tmp_path / "reference"), "run")
     calls: list[Call] = []
     with counted(tmp_path / "reference", calls):

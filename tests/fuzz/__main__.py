@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --count 2000 --seed 3`: damaged inputs for every reader; exit status 1 if one ended badly."""
+"""`python -m tests.fuzz --count 2000 --seed 3`: damaged inputs for every reader; exit status 1 if any is mishandled."""
 
 import argparse
 import os

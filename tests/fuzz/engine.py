@@ -1,6 +1,6 @@
-"""Runs damaged inputs through readers, in children with limits of time and memory, and judges how each ended.
+"""Runs damaged inputs through readers, in children with limits of time and memory, and classifies the outcomes.
 
-An input is the same for the same seed, reader and number, whatever ran before it.
+An input depends on seed, reader and number only.
 """
 
 import json
@@ -42,7 +42,7 @@ class Report:
 
 
 def make_input(target: Target, seed: int, number: int, file: Path, outside: Path) -> str:
-    """Write the input of a number; return what was done to it."""
+    """Write the input of a number; return a description of its damage."""
     if number == 0:
         return "whole"
     if number <= len(SPECIAL):
@@ -124,7 +124,7 @@ def fuzz(root: Path, seed: int, count: int, names: Sequence[str] = (), only: int
 
 
 class Place:
-    """The folders of a reader: `work` is made again for every input, nothing else may change."""
+    """Folders of a reader: `work` is created again for every input, and nothing else may change."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.kept, self.work = root, root / "kept", root / "a" / "b" / "work"
@@ -147,7 +147,7 @@ class Place:
 
 
 def _outcomes(target: Target, place: Place, seed: int, count: int) -> Any:
-    """Yield (number, what, outcome, said); a child that dies or hangs is followed by another."""
+    """Yield (number, damage, outcome, output); a child that dies or hangs is replaced."""
     number = 0
     while number < count:
         reading, writing = os.pipe()
@@ -178,7 +178,7 @@ def _outcomes(target: Target, place: Place, seed: int, count: int) -> Any:
 
 
 def _child(target: Target, place: Place, seed: int, numbers: range, writing: int) -> None:
-    """Judge inputs one after another, in a process of its own, and report a line for each."""
+    """Judge inputs one after another in a separate process, and report a line for each."""
     silence = os.open(os.devnull, os.O_RDWR)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

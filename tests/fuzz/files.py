@@ -1,4 +1,4 @@
-"""Small whole files for every reader, each made into a folder; the name of the one that is damaged is returned."""
+"""Small valid files for every reader; each function writes into a folder and returns the name of the file to damage."""
 
 import json
 import pickle

@@ -94,7 +94,7 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def replaced(value: Any, draw: random.Random, outside: str) -> Any:
-    """Change one value of a structure: for a hostile one, or leave it out, rename it, or repeat it."""
+    """Change one value of a structure: replace it by a hostile one, remove, rename or repeat it."""
     made = json.loads(json.dumps(value))
     place = draw.choice([each for each in places(made) if each] or [()])
     if not place:

@@ -46,9 +46,9 @@ class Target:
     """A reader.
 
     Attributes:
-        make: writes whole files into a folder and returns the name of the one that is damaged.
-        form: how it can be damaged besides its bytes.
-        is_heavy: it loads torch or a decoder; the quick tests leave it out.
+        make: writes valid files into a folder and returns the name of the one to damage.
+        form: how it can be damaged, apart from its bytes.
+        is_heavy: whether it loads torch or a decoder; quick tests skip it.
     """
 
     name: str
@@ -227,7 +227,7 @@ def _film(path: Path) -> object:
 
 
 def _video_of_a_stream(path: Path) -> object:
-    """Only regular files reach a decoder: `missing_videos` leaves the others out."""
+    """Read a video of a stream. Only regular files reach a decoder: `missing_videos` excludes the others."""
     from ctvr.orchestrator.text_files import open_regular
 
     open_regular(path).close()

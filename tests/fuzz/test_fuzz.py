@@ -1,4 +1,4 @@
-"""Damaged files end in the right result or in one line: no traceback, no hang, no file elsewhere, bounded memory.
+"""Damaged files give the right result or one line: no traceback, no hang, no file elsewhere, bounded memory.
 
 Another seed: `CTVR_FUZZ_SEED=7 make test-all`; more inputs: `make fuzz COUNT=2000 SEED=7`.
 """

@@ -49,7 +49,7 @@ def reducer_config(name: str = "none", **settings: Any) -> ReducerConfig:
 
 
 def refusals(config: type, *cases: tuple[dict[str, Any], str]) -> Callable[..., None]:
-    """Make the test that each case's settings are refused with its message, a regular expression."""
+    """Return a test that each case's settings are refused with its message, a regular expression."""
 
     @pytest.mark.parametrize(("settings", "message"), cases)
     def test(settings: dict[str, Any], message: str) -> None:
@@ -70,7 +70,7 @@ def maker(cls: type[AnyMethod], inner: Any, **defaults: Any) -> Callable[..., An
 
 
 def awake(method: AnyMethod) -> AnyMethod:
-    """A method in evaluation mode whose matrices have left the small numbers with which BERT begins."""
+    """Return a method in evaluation mode whose matrices are larger than the small numbers with which BERT begins."""
     for parameter in method.eval().parameters():
         if parameter.ndim > 1:
             parameter.data += 0.2 * torch.randn_like(parameter)
@@ -101,5 +101,5 @@ def base(small_clip: Clip) -> Method:
 
 @pytest.fixture
 def bases(small_clip: Clip) -> dict[str, Method]:
-    """Retrievers whose videos are one vector, frames, and frames and words."""
+    """Return retrievers whose videos are one vector, frames, and frames and words."""
     return {name: find_method(name)(find_method(name).Config(), copy.deepcopy(small_clip)) for name in THREE}

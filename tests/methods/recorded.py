@@ -1,9 +1,9 @@
-"""Numbers of whole tiny models, recorded at a commit whose code equals the authors' outputs on their own weights.
+"""Numbers of whole tiny models, recorded at a commit whose code equals the authors' outputs on the authors' weights.
 
 The authors' whole models are in the reference files, which a public clone does not have. A change of any equation moves
 these numbers in every clone, too. They are not the authors' outputs: the weights here are seeded noise.
 
-    python -m tests.methods.recorded      # writes fixtures/recorded.json again, after a change that is meant
+    python -m tests.methods.recorded      # writes fixtures/recorded.json again, after an intended change
 """
 
 import json
@@ -27,14 +27,14 @@ Numbers = dict[str, list[float]]
 
 
 def cases() -> list[str]:
-    """Methods and rows by their defaults, and by the presets of the authors' code that the tiny backbone takes."""
+    """Return methods and rows with their defaults, and with the authors' presets that the tiny backbone supports."""
     names = [*METHODS, *CONFIGURATIONS]
     of_presets = [f"{name}:{preset}" for name in names for preset in RELEASES if preset in presets_of(name)]
     return [*names, *(case for case in of_presets if case not in STEEP)]
 
 
 def numbers(case: str) -> Numbers | None:
-    """Losses of three steps over two tasks, and what features and scores then are; None: it does not fit."""
+    """Return losses of three steps over two tasks, and the features and scores after them; None if it does not fit."""
     name, _, preset = case.partition(":")
     try:
         subject = Subject.of(name, presets=[preset] if preset else [])
@@ -58,13 +58,13 @@ def numbers(case: str) -> Numbers | None:
 
 
 def summary(what: str, tensor: Tensor) -> list[float]:
-    """The mean size of a tensor's numbers, and two sums over all of them with weights of noise."""
+    """Return the mean size of a tensor's numbers, and two sums over all of them weighted by noise."""
     plain = tensor.double().flatten().numpy()
     return [float(abs(plain).mean()), *(noise(what, (2, plain.size)) @ plain / np.sqrt(plain.size))]
 
 
 def noise(name: str, shape: Sequence[int]) -> np.ndarray:
-    """Normal numbers that a name decides."""
+    """Return normal numbers that depend on a name."""
     return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(tuple(shape))
 
 

@@ -24,7 +24,7 @@ Weights = dict[str, Tensor]
 
 
 class Compared:
-    """Holds tensors against an authors' outputs and counts them by method and by what they are."""
+    """Compares tensors with an authors' outputs, and counts the comparisons by method and kind."""
 
     def __init__(self) -> None:
         self.cases: Counter[tuple[str, str]] = Counter()
@@ -38,7 +38,7 @@ class Compared:
 
 
 def read(path: Path) -> Weights:
-    """The tensors of a file; those of one kind may lie in it end to end (`packed/float16`), by a list of shapes."""
+    """Read the tensors of a file; those of one kind may be concatenated (`packed/float16`), by a list of shapes."""
     with np.load(path) as file:
         found = {name: file[name] for name in file.files}
     for kind in [name for name in found if name.startswith("packed/")]:
@@ -50,7 +50,7 @@ def read(path: Path) -> Weights:
 
 
 def floats(tensors: Mapping[str, Tensor], prefix: str = "") -> Weights:
-    """Those whose name begins with `prefix`, without it; weights are stored as the float16 that they are exactly."""
+    """Return the tensors whose name begins with `prefix`, without it; weights are stored exactly as float16."""
     found = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     return {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
 
@@ -60,7 +60,7 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def seeded(name: str, shape: tuple[int, ...], moved: bool = False) -> Tensor:
-    """A weight of the recipe, float16 as float32; `moved`: of the model some way from it."""
+    """Return a weight of the recipe, float16 as float32; `moved`: of the model at some distance from it."""
     is_norm, is_bias = "ln_" in name, name.endswith("bias")
     mean, scale, step = 0.0, 1 / np.sqrt(np.prod(shape[1:])), None
     if is_norm:
@@ -85,7 +85,7 @@ def seeded(name: str, shape: tuple[int, ...], moved: bool = False) -> Tensor:
 
 
 def shape_of(vision: tuple[int, int, int], text: tuple[int, int, int], **rest: int) -> dict[str, int]:
-    """The shape of a CLIP: width, blocks and heads of each tower, and embed, image, patch, context, vocab."""
+    """Return the shape of a CLIP: width, blocks and heads of each tower, and embed, image, patch, context, vocab."""
     what = ("width", "layers", "heads")
     towers = {f"{t}_{name}": n for t, of in (("vision", vision), ("text", text)) for name, n in zip(what, of)}
     return rest | towers
@@ -115,7 +115,7 @@ def tiny_source(shape: Mapping[str, int]) -> open_clip.CLIP:
 
 
 def tiny_clip(shape: Mapping[str, int], weights: Mapping[str, Tensor] | None = None) -> Clip:
-    """CLIP of such a shape; `weights` have open_clip's names, and may be fewer."""
+    """Build a CLIP of such a shape; `weights` have open_clip's names, and may be incomplete."""
     source = tiny_source(shape)
     assert source.load_state_dict(dict(weights or {}), strict=False).unexpected_keys == []
     blank = torch.zeros(1, shape["context"], dtype=torch.int64)
@@ -123,7 +123,9 @@ def tiny_clip(shape: Mapping[str, int], weights: Mapping[str, Tensor] | None = N
 
 
 def transformers_clip(shape: Mapping[str, int], state: Mapping[str, Tensor]) -> Clip:
-    """CLIP of such a shape, all of whose weights have transformers' names in `state`; what else it holds is left."""
+    """Build a CLIP of such a shape from `state`, which has all its weights under transformers' names and may have
+    others.
+    """
     wanted = tiny_source(shape).state_dict()
     found = under_open_clip_names(state, wanted)
     return tiny_clip(shape, {name: found[name] for name in wanted})
@@ -133,7 +135,7 @@ CONTINUAL = shape_of((64, 2, 1), (64, 2, 1), embed=32, image=32, patch=8, contex
 
 
 def continual_clip(moved: bool = False) -> Clip:
-    """The model of ZSCL's and MoE-Adapters' references."""
+    """Build the model of ZSCL's and MoE-Adapters' references."""
     source = tiny_source(CONTINUAL)
     shapes = {name: tuple(parameter.shape) for name, parameter in source.named_parameters() if parameter.ndim}
     weights = {name: seeded(name, shape, moved) for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""A few training steps as the loop takes them, for tests of whole methods."""
+"""Training steps as the loop takes them, for tests of whole methods."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from tests.methods.conftest import RegeneratedPairs, make_batch, make_task
 
 
 def train_task(method: Method, task: Task, batches: Iterable[Batch], lr: float = 0.05, seed: int = 0) -> list[float]:
-    """`task` from begin to end by plain gradient descent; returns the loss of every step."""
+    """Train `task` from begin to end by plain gradient descent; return the loss of every step."""
     batches = list(batches)
     method.set_pair_source(RegeneratedPairs())
     torch.manual_seed(seed + 100 * task.index)
@@ -28,7 +28,7 @@ def train_task(method: Method, task: Task, batches: Iterable[Batch], lr: float =
 
 
 def step(method: Method, parameters: list[torch.nn.Parameter], batch: Batch, lr: float = 0.05) -> float:
-    """Losses, gradient, descent, `after_step`; returns the loss."""
+    """Take one step: losses, gradient, descent, `after_step`; return the loss."""
     total = torch.stack(list(method.losses(batch).values())).sum()
     for parameter in parameters:
         parameter.grad = None
@@ -42,7 +42,7 @@ def step(method: Method, parameters: list[torch.nn.Parameter], batch: Batch, lr:
 
 
 def train_stream(method: Method, tasks: int = 2, steps: int = 3, pairs: int = 4, lr: float = 0.05) -> list[float]:
-    """Several tasks of a few random batches each; the same batches for every method."""
+    """Train several tasks of a few random batches each; the batches are the same for every method."""
     losses = []
     for index in range(tasks):
         batches = [make_batch(pairs, 2, seed=10 * index + i) for i in range(steps)]
@@ -51,12 +51,12 @@ def train_stream(method: Method, tasks: int = 2, steps: int = 3, pairs: int = 4,
 
 
 def weights(module: torch.nn.Module) -> Tensor:
-    """All parameters as one vector."""
+    """Return all parameters as one vector."""
     return torch.cat([p.detach().flatten().clone() for p in module.parameters()])
 
 
 def begin(method: Method, index: int = 0) -> Method:
-    """A task begun with everything trained and no gradient yet."""
+    """Begin a task with all parameters trained and no gradient yet."""
     torch.manual_seed(index)
     method.begin_task(make_task(index))
     for parameter in method.parameters():
@@ -70,7 +70,7 @@ def largest_gradient(method: Method) -> float:
 
 
 def moved(method: Method, by: float = 0.05) -> Method:
-    """The same strategy, its retriever somewhere else: a student that has left its teacher."""
+    """Return the same strategy with its retriever moved: a student that differs from its teacher."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in method.base.parameters():  # type: ignore[union-attr, operator]
@@ -79,7 +79,7 @@ def moved(method: Method, by: float = 0.05) -> Method:
 
 
 def distilled_by_hand(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 (mean KL over rows + mean KL over columns) of scaled similarities, by the definition of KL."""
+    """Compute T^2 (mean KL over rows + mean KL over columns) of scaled similarities, by the definition of KL."""
 
     def divergence(new: Tensor, old: Tensor) -> Tensor:
         p, q = (old / temperature).softmax(dim=-1), (new / temperature).softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Strategies around a table of features: what a model says of a caption is read, so that a test can choose it."""
+"""Strategies around a table of features, so that a test can choose the features of every caption."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -14,7 +14,7 @@ AnyStrategy = TypeVar("AnyStrategy", bound=QueryCompensation)
 
 
 class Table(Method):
-    """Caption number i of the model after task t has the feature tables[t][i]."""
+    """Retriever whose feature of caption number i, after task t, is tables[t][i]."""
 
     def __init__(self, tables: Sequence[Tensor]) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Table(Method):
 
 
 def captions(first: int, last: int) -> Batch:
-    """Pairs whose captions have the numbers first .. last - 1."""
+    """Return pairs whose captions have the numbers first .. last - 1."""
     numbers = torch.arange(first, last)
     return Batch(torch.zeros(len(numbers), 1), numbers[:, None], numbers, torch.zeros_like(numbers))
 
@@ -33,7 +33,7 @@ def captions(first: int, last: int) -> Batch:
 def learned_tables(
     method: AnyStrategy, tables: Sequence[Tensor], parts: Sequence[tuple[int, int]] | None = None
 ) -> AnyStrategy:
-    """Let a strategy learn one task a table; task t has the captions parts[t], by default all of them."""
+    """Let a strategy learn one task for each table; task t has the captions parts[t], by default all of them."""
     method.base = Table(tables)
     for index in range(len(tables)):
         method.begin_task(make_task(index, len(tables)))

@@ -96,7 +96,7 @@ def test_the_global_encoders_may_start_after_the_first_task(make):
 
 
 def after_one_step(method: BMUMoCo) -> tuple[torch.Tensor, ...]:
-    """theta, theta_m, theta~_m before `after_step`, and after it."""
+    """Return theta, theta_m, theta~_m before `after_step`, and after it."""
     train_stream(method, tasks=1)
     method.begin_task(make_task(1))
     parameters = [p for group in method.param_groups() for p in group["params"]]

@@ -13,7 +13,7 @@ SCHEMES = ("mean", "se", "attention")
 
 @pytest.fixture
 def readable_clip(small_clip):
-    """The small backbone with a tokenizer whose ids are words again."""
+    """Return the small backbone with a tokenizer whose ids map back to words."""
     small_clip.tokenize = Readable()
     return small_clip
 

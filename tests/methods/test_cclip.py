@@ -1,4 +1,4 @@
-"""C-CLIP: the numbers of its sheet, the merge, and the tie to the former model."""
+"""C-CLIP: the numbers of its specification, the merge, and the loss to the former model."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def learned(method: CCLIP, tasks: int = 1) -> CCLIP:
 
 
 def stirred(method: CCLIP, index: int = 0) -> CCLIP:
-    """A task begun, with adapters that change features."""
+    """Begin a task with adapters that change features."""
     method.begin_task(make_task(index))
     for tower in (method.vision, method.text):
         for lora in (each for block in tower.adapters() for each in block.values()):
@@ -77,7 +77,7 @@ def test_half_of_the_scaled_product_is_added_to_the_weights(shared):
 
 
 def test_adapters_and_embedding_count_29_million_of_table_6():
-    """ViT-B/16 and B/32 have the same; 29,229,056 and the temperature."""
+    """ViT-B/16 and B/32 have the same number: 29,229,056 and the temperature."""
     with torch.device("meta"):
         method = CCLIP(CCLIPConfig(), sizes_only())
     sizes = {group["name"]: sum(p.numel() for p in group["params"]) for group in method.param_groups()}

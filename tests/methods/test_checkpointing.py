@@ -1,4 +1,4 @@
-"""Checkpointed activations (methods/backbone/blocks.py) change no bit of any method's step, and are not kept."""
+"""Checkpointed activations (methods/backbone/blocks.py) change no bit of any method's step, and are not stored."""
 
 import copy
 
@@ -14,7 +14,7 @@ LOWER = [(name, torch.bfloat16) for name in ("framefusion_moe", "moe_adapter", "
 
 
 class Kept:
-    """Counts the numbers that a graph keeps, without those that a checkpointed block computes again."""
+    """Counts the numbers that a graph stores, without those that a checkpointed block computes again."""
 
     def __init__(self) -> None:
         self.numbers = 0

@@ -12,7 +12,7 @@ PROXIES, FRAMES, PATCHES = 2, 3, 16
 
 
 def make(clip, time=True, **settings):
-    """A method whose time embeddings are not zero any more."""
+    """Return a method whose time embeddings are not zero."""
     torch.manual_seed(0)
     method = CLIPViP(CLIPViPConfig(**{"num_proxies": PROXIES, "temporal_size": FRAMES, **settings}), clip)
     if time:

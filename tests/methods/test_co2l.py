@@ -16,7 +16,7 @@ def make(base, **settings) -> Co2L:
 
 
 def second_task(method: Co2L) -> Co2L:
-    """Begun and not a step taken: the teacher is the student."""
+    """Begin the second task without a step: the teacher is the student."""
     train_stream(method, tasks=1, pairs=4)
     method.begin_task(make_task(1))
     for group in method.param_groups():
@@ -61,7 +61,7 @@ def test_loss_contrasts_the_batch_with_batch_and_memory(bases):
 
 
 def test_memory_pairs_push_and_are_never_anchors(bases):
-    """A memory pair's own match has no part in the loss: only similarities across the two groups have."""
+    """A memory pair's own similarity is not in the loss; only similarities between the two groups are."""
     method = make(bases["clip4clip"])
     torch.manual_seed(0)
     anchors = Features(torch.randn(3, 8), torch.randn(3, 8))

@@ -1,4 +1,4 @@
-"""Rows of tables that are a method and a preset: their names work wherever a method's does."""
+"""Rows of tables that are a method with a preset: their names work wherever a method's name does."""
 
 import importlib
 
@@ -47,7 +47,7 @@ def test_a_rows_presets_are_its_own(name):
 
 
 def test_an_original_is_of_its_own_retriever():
-    """The row `tome` has ToMe's; ER's command does not cover momentum contrast."""
+    """The row `tome` has ToMe's original settings; ER's command does not cover momentum contrast."""
     assert resolve({"method": "tome", "stream": "s"}, presets=["original"]).optim.epochs == 0
     assert "original" in presets_of("er_ring")
     with pytest.raises(ConfigError, match="preset: er_ring_moco has none called 'original'"):

@@ -26,18 +26,18 @@ FITS = {"lambda_orthogonality": {"method.map.steps": 20}, "xbt": {"method.steps"
 
 
 def subject(name: str) -> Subject:
-    """A method with its default settings, fits of few steps; `co2l:xpool` wraps xpool."""
+    """Return a method with its default settings and fits of few steps; `co2l:xpool` wraps xpool."""
     name, _, base = name.partition(":")
     return shallow(Subject.of(name, {**({"method.base": base} if base else {}), **FITS.get(name, {})}))
 
 
 def shallow(subject: Subject) -> Subject:
-    """The same on towers of two blocks, at half the cost."""
+    """Return the same on towers of two blocks, at half the cost."""
     return replace(subject, layers=2)
 
 
 def make(name: str) -> Method:
-    """The same on the small backbone, its new weights seeded."""
+    """Return the same on the small backbone, with seeded new weights."""
     return subject(name).make()
 
 

@@ -1,4 +1,4 @@
-"""CTP: its terms equal its authors' code, and what they keep and do not keep."""
+"""CTP: its terms equal its authors' code, and preserve the topology of a batch but not an index."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_an_items_similarity_to_itself_does_not_count():
 
 
 def test_turning_both_towers_keeps_the_topology_and_changes_the_contrast():
-    """The terms do not keep an index."""
+    """The terms do not preserve an index."""
     new, old, keys, former = (pair(seed) for seed in range(4))
     torch.manual_seed(9)
     turn = torch.linalg.qr(torch.randn(6, 6))[0]

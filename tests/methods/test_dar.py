@@ -1,4 +1,4 @@
-"""DAR: the worked example of its routing, and its promises about stored videos."""
+"""DAR: the worked example of its routing, and its guarantees about stored videos."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ def pairs_of(task: int) -> Batch:
 
 
 def taught(method: DAR, tasks: int, like: int | None = None) -> DAR:
-    """The method after some tasks, of the same pairs if `like` says which."""
+    """Return the method after some tasks; with `like`, all of them have the pairs of that task."""
     for index in range(tasks):
         train_task(method, make_task(index), [pairs_of(index if like is None else like)] * 2)
     return method.eval()
@@ -92,7 +92,7 @@ def test_a_mixture_of_sets_is_the_weighted_sum_of_their_matrices(make):
 
 
 def test_the_route_of_an_item_depends_on_it_alone(make):
-    """Neither on the batch nor on the other modality."""
+    """The route depends neither on the batch nor on the other modality."""
     method = taught(make(route="query", margin=2.0), 3)
     batch = make_batch(6, 2, seed=3)
     with torch.no_grad():

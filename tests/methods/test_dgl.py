@@ -31,7 +31,7 @@ def make(clip, **settings) -> DGL:
 
 
 def ours(state: Weights) -> Weights:
-    """The release's parameters under their names here; layers are the slow index of its long vectors."""
+    """Return the release's parameters under our names; layers are the slow index of its long vectors."""
 
     def by_layer(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(x.shape[-2], -1, 64).transpose(0, 1)
@@ -88,7 +88,7 @@ def equals_released(compared: Compared, folder: Path, kind: str) -> None:
 
 
 def test_linear_prompts_are_the_released_ones(compared):
-    """The layer is the slow index of the long vectors; of both maps the first rows."""
+    """The layer is the slow index of the long vectors; the first rows of both maps are used."""
     file = read(FIXTURES / "dgl_released.npz")
     method = DGL(DGLConfig(), tiny_clip(SHAPE))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Drift-Adapter: the toy of its definitions, which we computed from them, and the invariants of its maps."""
+"""Drift-Adapter: a toy example computed from its definitions, and the invariants of its maps."""
 
 import copy
 import json
@@ -115,7 +115,7 @@ def test_equal_models_have_the_identity_for_a_map(kind):
 
 @pytest.mark.parametrize("kind", ["low_rank", "mlp"])
 def test_maps_of_gradients_begin_as_the_identity_and_end_closer(kind):
-    """A map with more numbers comes closer to a small turn than one with few, and that closer than none."""
+    """A map with many numbers comes closer to a small rotation than one with few, and that closer than none."""
     new, _ = pairs(n=200)
     old = l2_normalize(new @ rotation() * 0.3 + new)
     error = lambda made: float((made(new, 0) - old).square().sum(dim=1).mean())
@@ -139,7 +139,7 @@ def test_full_rank_fits_as_well_as_procrustes_and_a_diagonal_helps():
 
 
 def test_a_fit_takes_the_step_that_is_best_on_held_out_pairs():
-    """The fitted pairs pull to 1, the held-out one to 0.5, where the weight that starts at 0 is best on the way."""
+    """The fitted pairs pull to 1 and the held-out one to 0.5, where the weight that starts at 0 passes on the way."""
     x = torch.ones(10, 1)
     y = torch.tensor([[1.0]] * 9 + [[0.5]])
     error = lambda w, a, b: (w["w"] * a - b).square().mean()

@@ -25,7 +25,7 @@ def make(backbone: Clip | None = None, **settings) -> FrameFusionMoE:
 
 
 def randomise(method: FrameFusionMoE) -> FrameFusionMoE:
-    """Give everything the method has added a value of its own."""
+    """Give every parameter that the method has added a different value."""
     torch.manual_seed(1)
     for module in (method.ffa, method.tame):
         for parameter in module.parameters():
@@ -34,7 +34,7 @@ def randomise(method: FrameFusionMoE) -> FrameFusionMoE:
 
 
 def train(method: FrameFusionMoE, task: Task, batch: Batch, lr: float = 0.05) -> None:
-    """Two steps on one batch, and its videos as the searched ones."""
+    """Take two training steps on one batch, and store its videos as those that are searched."""
     train_task(method, task, [batch] * 2, lr)
     with torch.no_grad():
         method.on_gallery_stored(task, method.encode_video(batch.frames))
@@ -304,13 +304,13 @@ def num_blocks(state: dict[str, torch.Tensor], tower: str = "vision_model") -> i
 
 
 def released_clip(state: dict[str, torch.Tensor]) -> Clip:
-    """The reference's CLIP, of as many blocks of each tower as there are."""
+    """Return the reference's CLIP, with as many blocks of each tower as the file holds."""
     vision, text = (64, num_blocks(state), 4), (48, num_blocks(state, "text_model"), 4)
     return transformers_clip(shape_of(vision, text, embed=32, image=32, patch=8, context=77, vocab=512), state)
 
 
 def released_method(state: dict[str, torch.Tensor], **settings) -> FrameFusionMoE:
-    """Preset `released` with the reference's weights."""
+    """Return the method with preset `released` and the reference's weights."""
     preset = FrameFusionMoE.PRESETS["released"]
     config = {k.removeprefix("method."): v for k, v in preset.items() if k.startswith("method.")}
     config |= {"rank": 4, "lora_alpha": 16.0, "ffa_layers": num_blocks(state) - 2, **settings}
@@ -342,7 +342,7 @@ def released_method(state: dict[str, torch.Tensor], **settings) -> FrameFusionMo
 
 
 def as_state(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights were stored as the float16 that they are exactly."""
+    """Return weights that were stored exactly as float16."""
     named = {name.removeprefix("clipmodel."): value for name, value in tensors.items()}
     return {name: value.float() if value.is_floating_point() else value for name, value in named.items()}
 
@@ -359,7 +359,7 @@ def io(shared):
 
 @pytest.fixture(scope="module")
 def first_blocks():
-    """Three blocks of the vision tower and one of the text tower, in every clone."""
+    """Every clone has three blocks of the vision tower and one of the text tower."""
     found = read(FIRST_BLOCKS)
     return as_state(floats(found, "state/")), floats(found, "io/")
 
@@ -465,7 +465,7 @@ def test_losses_equal_the_released_code(compared, released, io, shared):
 
 
 def test_a_shared_merging_plan_keeps_neighbouring_frames_aligned(small_clip, batch):
-    """With equal frames a shared plan is every frame's own plan, and FFA still meets the same places."""
+    """With equal frames a shared plan equals every frame's own plan, and FFA still reads the same positions."""
     method = make(small_clip, reducer=reducer_config("tome_shared", r=2))
     method.begin_task(make_task())
     with record_tokens() as states:
@@ -493,7 +493,7 @@ def test_temporal_attention_is_counted_in_the_cost(small_clip, batch):
 
 @pytest.mark.parametrize("alpha", [4.0, 16.0])
 def test_the_experts_are_scaled_by_alpha_over_rank(small_clip, alpha):
-    """lambda of eq. 6."""
+    """The factor is lambda of eq. 6."""
     method = make(small_clip, rank=4, lora_alpha=alpha)
     scales = {module.scale for module in method.modules() if isinstance(getattr(module, "scale", None), float)}
     assert scales == {alpha / 4}

@@ -1,4 +1,4 @@
-"""Lambda-orthogonality: the toy of its definitions, computed by us from eq. 2 to 6, and the invariants of its maps."""
+"""Lambda-orthogonality: a toy example computed from eqs. 2 to 6, and the invariants of its maps."""
 
 import json
 

@@ -18,7 +18,7 @@ def test_folding_the_low_rank_path_into_the_weights_changes_nothing(small_clip):
 
 
 def test_gradients_are_those_of_the_folded_weights(small_clip):
-    """The low-rank path is added in place; autograd must not notice."""
+    """The low-rank path is added in place, which must not change gradients."""
     method, frames = Lora(LoraConfig(rank=3), small_clip), make_batch(2, 2).frames
     lora, weight = method.adaptation.vision[2], small_clip.vision.blocks[2].attn.in_weight
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""LPI: equal to its authors' code, and its promises about stored videos."""
+"""LPI: it equals its authors' code, and keeps its guarantees about stored videos."""
 
 import copy
 
@@ -33,7 +33,7 @@ def file(shared):
 
 @pytest.fixture
 def released(shared, file) -> LPI:
-    """The released form with the reference's weights and four tasks."""
+    """Return the released form with the reference's weights and four tasks."""
     found = np.load(shared / "reference" / "lpi" / "lpi_state.npz")
     clip = tiny_clip(SHAPE, {key.removeprefix("state/"): torch.from_numpy(found[key]).float() for key in found})
     word, stop = int(file["tokens_prefixed"][0, 1]), int(file["tokens_prefixed"][1, 7])
@@ -52,7 +52,7 @@ def load(prompts: LowRankPrompts, values: dict[str, torch.Tensor]) -> None:
 
 
 def until(method: LPI, task: int) -> LPI:
-    """The method while `task` is trained."""
+    """Return the method while `task` is trained."""
     method.prompts = method.prompts[: task + 1]
     return method.train()
 
@@ -76,7 +76,7 @@ def test_prompts_and_features_equal_the_released_code(shared, released, file, co
 
 
 def test_items_of_several_tasks_are_encoded_in_one_batch_as_released(shared, released, file, compared):
-    """Centres are put where each item's released selection leads it."""
+    """Centres are placed so that each item gets its released selection."""
     frames, tokens = file["images"][:, None], file["tokens_plain"]
     for kind, features in enumerate((released._frozen_videos(frames), released._frozen_texts(tokens))):
         for item, task in enumerate(file["mixed/selection"].tolist()):

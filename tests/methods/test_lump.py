@@ -41,7 +41,7 @@ def make(base, **settings) -> LUMP:
 
 
 def ready(base, **settings) -> LUMP:
-    """In its first task, in evaluation mode: no dropout, no noise."""
+    """Return the method in its first task, in evaluation mode: no dropout, no noise."""
     method = make(base, **settings)
     method.begin_task(make_task(0))
     return method.eval()
@@ -98,7 +98,7 @@ def test_pixels_are_mixed_by_the_share(bases, monkeypatch):
 
 
 def test_around_base_moco_it_is_lump_moco(bases):
-    """Keys are of the mixed pairs, too."""
+    """Keys are computed from the mixed pairs, too."""
     base = bases["base_moco"]
     batch, memory = make_batch(4, 2, seed=5), make_batch(4, 2, seed=6)
     ours, moco = make(base), LUMPMoCo(LUMPMoCoConfig(buffer_size=6), copy.deepcopy(base))

@@ -29,7 +29,7 @@ def second_task(method):
 
 
 def gradients(method) -> dict[str, float]:
-    """The largest gradient of each parameter that has one."""
+    """Return the largest gradient of each parameter that has one."""
     return {name: float(p.grad.abs().max()) for name, p in method.named_parameters() if p.grad is not None}
 
 
@@ -87,7 +87,7 @@ def test_dropout_is_off_in_the_teacher(small_clip):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make, kind):
-    """With its weight and temperature, and with a teacher's answer that is a constant."""
+    """The loss uses its weight and temperature, and the teacher's output is a constant."""
     method = moved(second_task(make(student=kind, temperature=0.7, weight=5.0)))
     batch = make_batch(4, 2)
     term = method.losses(batch)["distillation"]

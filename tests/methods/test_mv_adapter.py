@@ -19,7 +19,7 @@ SMALL = {"bottleneck": 8, "num_frames": 4, "num_words": 16}
 
 
 def make(clip, **settings) -> MVAdapter:
-    """None of its weights is 0 any more."""
+    """Return a method none of whose weights is 0."""
     torch.manual_seed(0)
     method = MVAdapter(MVAdapterConfig(**{**SMALL, **settings}), clip)
     with torch.no_grad():
@@ -46,13 +46,13 @@ PARTS = {
 
 
 def of_adapter(name: str) -> str:
-    """A parameter of the release's adapter under its name here."""
+    """Return a parameter of the release's adapter under our name."""
     old = max((part for part in PARTS if name.startswith(part)), key=len)
     return PARTS[old] + name.removeprefix(old)
 
 
 def ours(state: Weights) -> Weights:
-    """The release's parameters under their names here; queries, keys and values are apart there."""
+    """Return the release's parameters under our names; queries, keys and values are separate in the release."""
     made, state = {}, floats(state, "clip.")
     if shared := [state.pop(name) for name in sorted(state) if name.startswith("prompt.")]:
         made["shared"] = torch.stack(shared)
@@ -75,7 +75,7 @@ def ours(state: Weights) -> Weights:
 
 
 def test_features_loss_and_gradients_equal_the_released_code(shared, compared, monkeypatch):
-    """Two and four frames of two videos are missing; vectors of tied blocks are 8 wide in the reference."""
+    """Two and four frames of two videos are missing; vectors of tied blocks have width 8 in the reference."""
     folder = shared / "reference" / "adapters"
     io, facts = read(folder / "mv_io.npz"), json.loads((folder / "mv.json").read_text())
     for module in ("ctvr.methods.mv_adapter", "ctvr.methods.layers.mv_adapters"):
@@ -113,7 +113,7 @@ def test_features_loss_and_gradients_equal_the_released_code(shared, compared, m
 
 
 def test_class_tokens_are_calibrated_as_released_missing_ones_by_nothing(compared):
-    """Videos with three frames and with one; the block's outputs for their tokens are given."""
+    """One video has three frames, one has a single frame; the block's outputs for their tokens are given."""
     file = read(FIXTURES / "mv_adapter_released.npz")
     adapter = VideoAdapter(64, 16, 2, 5)
     adapter.calibrate.load_state_dict(floats(file, "state/"))

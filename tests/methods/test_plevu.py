@@ -17,7 +17,7 @@ SHAPE = shape_of((64, 1, 1), (32, 3, 4), embed=32, image=32, patch=16, context=7
 
 
 def make(clip, **settings) -> PLEVU:
-    """Its vectors are as long as words."""
+    """Return a method whose vectors are as long as words."""
     torch.manual_seed(0)
     method = PLEVU(PLEVUConfig(**{"prefix": 2, "postfix": 3, "num_frames": 4, **settings}), clip)
     with torch.no_grad():
@@ -30,7 +30,7 @@ def make(clip, **settings) -> PLEVU:
 
 
 def ours(state: Weights) -> Weights:
-    """The release's new parameters under their names here."""
+    """Return the release's new parameters under our names."""
     made = {"vectors": state["embedding.weight"], "times": state["temporalEmbedding.weight"]}
     for name, value in floats(state, "temporalModelling.resblocks.").items():
         if "." in name and name[0].isdigit():
@@ -104,7 +104,7 @@ def test_without_vectors_and_layers_it_is_clip(small_clip):
 
 
 def test_vectors_belong_to_places_and_those_behind_the_end_reach_nothing(small_clip):
-    """Row 0 is the start's place; a caption of k words uses rows 1, 2 and k + 3 .. k + 5."""
+    """Row 0 is the position of the start; a caption of k words uses rows 1, 2 and k + 3 .. k + 5."""
     method = make(small_clip)
     tokens = torch.zeros(1, 16, dtype=torch.int64)
     tokens[0, :5] = torch.tensor([98, 4, 5, 6, 99])  # three words

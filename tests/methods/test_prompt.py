@@ -29,7 +29,7 @@ def test_gradients_reach_the_prompts_of_every_block(method):
 
 
 def test_prompts_that_nobody_attends_to_leave_clip_as_it_is(small_clip, method):
-    """A token of vanishing size gets no attention: what remains is CLIP, and its class token is read."""
+    """A token of vanishing size gets no attention: the model is CLIP, and its class token is read."""
 
     def hidden(insert):
         def before(x, state):

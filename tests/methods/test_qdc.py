@@ -133,7 +133,7 @@ def test_the_release_subtracts_every_drift_from_every_query(base):
 
 
 class TextTower(Method):
-    """The reference's tiny text model, for queries and for documents; ids after the mask are 0."""
+    """The reference's tiny text model for queries and documents; ids after the mask are 0."""
 
     def __init__(self, state: Weights) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every method computes what it computed when its code was equal to the authors'."""
+"""Every method computes the numbers that were recorded when its code equalled the authors'."""
 
 import json
 

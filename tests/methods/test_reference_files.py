@@ -1,4 +1,4 @@
-"""Every output of the authors' codes is read by some test, in full or as an extract, or has a reason why not."""
+"""A test reads every output of the authors' codes, in full or as an extract, or a reason is given."""
 
 import json
 from pathlib import Path

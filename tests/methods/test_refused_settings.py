@@ -1,4 +1,4 @@
-"""A value that a setting of a method cannot have is refused in one line with its name, the bound and the value."""
+"""An invalid value of a method's setting is refused in one line with its name, the bound and the value."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
 """Co2L (chaht01/Co2L@3af7064) compared with its authors' program: loss, gradients, steps, contents of its memory.
 
-A row is a view of a picture here and represents both a caption and a video. The released network takes the place of a
-retriever whose own loss is the supervised one of the present rows. With the strategy's terms `negatives` and
-`distillation` it must equal the released loss. Two factors differ: the release divides by 0.07 / T, and by all rows
-where ours has a mean of the present ones.
+A row is a view of a picture here and represents both a caption and a video. The released network replaces a retriever
+whose own loss is the supervised one of the current rows. With the strategy's terms `negatives` and `distillation` it
+must equal the released loss. Two factors differ: the release divides by 0.07 / T, and averages over all rows where ours
+averages over the current ones.
 """
 
 import json
@@ -24,7 +24,7 @@ OWN = {name.removeprefix("method."): value for name, value in presets_of("co2l")
 
 
 class Rows(Method):
-    """Features of all rows of a step, made at once for batch normalisation; `frames` are numbers of rows."""
+    """Features of all rows of a step, computed at once for batch normalisation; `frames` are numbers of rows."""
 
     def __init__(self, network: nn.Module | None = None) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Rows(Method):
         self.seen = self.given = torch.empty(0)
 
     def show(self, given: Tensor) -> Tensor:
-        """Unit features of `given`: of pictures, or themselves where there is no network."""
+        """Return unit features of `given`: of pictures, or `given` itself where there is no network."""
         self.seen = given if self.network is None else F.normalize(self.network(given), dim=-1)
         return self.seen
 
@@ -43,7 +43,7 @@ class Rows(Method):
         return self.seen[tokens.flatten()]
 
     def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Without a row's similarity to itself."""
+        """Return similarities without those of a row to itself."""
         same = (queries[:, None] == gallery[None]).all(dim=-1)
         return (queries @ gallery.mT).masked_fill(same, -torch.inf)
 
@@ -51,7 +51,7 @@ class Rows(Method):
         return torch.tensor(1 / 0.5)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Khosla et al., arXiv:2004.11362, eq. 2, over the present rows."""
+        """Compute Khosla et al., arXiv:2004.11362, eq. 2, over the current rows."""
         z = self.encode_video(batch.frames)
         logs = (self.scale() * self.score(z, z)).log_softmax(dim=1)
         alike = batch.categories[:, None] == batch.categories[None]
@@ -68,7 +68,7 @@ class Numbers:
 
 
 def released_loss(method: Co2L, labels: Tensor, present: tuple[int, ...] = (2, 3)) -> Tensor:
-    """The release's loss of the rows that the retriever has been shown, old ones (by label) lying in the memory."""
+    """Compute the release's loss of the rows that the retriever has read; old ones (by label) are in the memory."""
     is_new = torch.isin(labels, torch.tensor(present))
     new, old = is_new.nonzero(), (~is_new).nonzero()
     memory = method.memory
@@ -88,7 +88,7 @@ def strategy(network: nn.Module | None = None, **changed: float) -> Co2L:
 
 
 def test_the_whole_loss_equals_the_released_one_in_value_and_gradient(compared):
-    """Former rows are negatives and no anchors; where there are none, the retriever's loss is all of it."""
+    """Former rows are negatives and not anchors; without former rows, the loss is the retriever's."""
     file, relations = read(FIXTURES / "co2l_released.npz"), read(FIXTURES / "losses_released.npz")
     for case in ("mixed", "current_only"):
         features = file[f"{case}/features"].flatten(0, 1).clone().requires_grad_()  # (2N, d)
@@ -142,7 +142,7 @@ def start(file: Weights) -> tuple[Co2L, torch.optim.Optimizer]:
 
 
 def test_steps_with_the_recipe_of_the_preset_are_the_released_ones(shared, compared):
-    """The rate, the decay and the weight of the preset are of a loss _UNIT times the released one."""
+    """The preset's rate, decay and weight apply to a loss that is _UNIT times the released one."""
     file = read(shared / "reference" / "replay" / "co2l_steps.npz")
     for mode in ("teacher_train", "teacher_eval"):
         method, optimizer = start(file)
@@ -169,7 +169,7 @@ def test_steps_with_the_recipe_of_the_preset_are_the_released_ones(shared, compa
 
 
 def test_the_memory_keeps_as_many_of_each_task_as_the_released_one(compared):
-    """Equal shares that fill it, up to rounding, which is random there; no row comes back that was once dropped."""
+    """Equal shares fill the memory, up to rounding, which is random in the release; a dropped row never returns."""
     facts = json.loads((FIXTURES / "co2l_released.json").read_text())
     memory, former = ReplayBuffer(20, "ring"), {0: set(), 1: set()}
     for task, chosen in enumerate(facts["chosen"]):

@@ -30,7 +30,7 @@ def retriever(moved: bool) -> Clip4Clip:
 
 
 def entropies(teacher: torch.Tensor) -> torch.Tensor:
-    """T^2 times the teacher's entropy in both directions: what the released losses, cross-entropies, add."""
+    """Compute T^2 times the teacher's entropy in both directions, by which the released cross-entropies differ."""
     both = [(F.softmax(z / T, -1) * F.log_softmax(z / T, -1)).sum(-1).mean() for z in (teacher, teacher.mT)]
     return -(T**2) * (both[0] + both[1])
 
@@ -110,7 +110,7 @@ def test_the_distance_to_the_start_equals_the_released_one(compared):
 
 
 class Vector(Clip4Clip):
-    """All that it trains are the numbers of one vector."""
+    """Retriever whose only trained weights are one vector."""
 
     def __init__(self, start: torch.Tensor) -> None:
         super().__init__(Clip4ClipConfig(), continual_clip())
@@ -148,7 +148,9 @@ def test_zscl_terms_equal_the_released_functions(compared):
 
 
 def test_weights_of_the_recipe_are_those_of_the_reference_models(shared):
-    """Both of ZSCL's models, and the adapters with their first routers: no fixture holds a weight of theirs."""
+    """This covers both of ZSCL's models, and the adapters with their first routers; no fixture holds a weight of
+    theirs.
+    """
     folder = shared / "reference" / "clip_continual"
     for prefix, is_moved in (("s0/", False), ("s1/", True)):
         for name, value in floats(read(folder / "zscl_state.npz"), prefix).items():
@@ -163,7 +165,7 @@ def test_weights_of_the_recipe_are_those_of_the_reference_models(shared):
 
 
 def moe_adapter() -> MoEAdapter:
-    """The reference model, all of whose weights are numbers of the recipe."""
+    """Return the reference model, all of whose weights are numbers of the recipe."""
     config = MoEAdapterConfig(num_experts=5, bottleneck=64, dropout=0.0)
     method = MoEAdapter(config, continual_clip())
     method.begin_task(make_task(0, 3))
@@ -182,7 +184,7 @@ def moe_adapter() -> MoEAdapter:
 
 
 def gates_of(method: MoEAdapter) -> dict[str, list[torch.Tensor]]:
-    """Fills up with the gates of every block as the method encodes."""
+    """Return a list that receives the gates of every block as the method encodes."""
     found: dict[str, list[torch.Tensor]] = {"image": [], "text": []}
     for kind, mixtures in (("image", method.vision), ("text", method.text)):
         for mixture in mixtures:

@@ -1,4 +1,4 @@
-"""Losses and keys alone, compared with the released codes.
+"""Single losses and keys compared with the released codes.
 
 Dual Softmax (starmemda/CAMoE@390e5ab), Co2L's relations (chaht01/Co2L@3af7064), keys of MoCo
 (facebookresearch/moco@132aea9).
@@ -41,7 +41,7 @@ def test_relations_equal_the_released_distillation_in_value_and_gradient(compare
 
 
 class Encoder(nn.Module):
-    """The reference's encoder; a key encoder needs no more of `Encoders` than a width."""
+    """The reference's encoder; for a key encoder it needs only the width of `Encoders`."""
 
     class Clip(nn.Module):
         embed_dim = 6

@@ -1,7 +1,7 @@
 """Three steps of LUMP (divyam3897/UCL@cfaa81d) from the reference weights.
 
-Its small network under SimSiam's loss stands in the place of a retriever, a picture's two views in that of a video of
-two frames; memory and shares are those of the run.
+Its small network under SimSiam's loss replaces a retriever, and a picture's two views replace a video of two frames.
+Memory and shares are those of the run.
 """
 
 import json
@@ -24,7 +24,7 @@ def layers(before: int, behind: int, last: bool = False) -> nn.Sequential:
 
 
 class SimSiam(Method):
-    """The release's network under its names; it reads captions, too, which LUMP insists on."""
+    """The release's network under its names; it also reads captions, which LUMP requires."""
 
     def __init__(self) -> None:
         super().__init__()

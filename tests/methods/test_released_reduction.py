@@ -29,7 +29,7 @@ def test_merged_and_unmerged_tokens_equal_the_released_ones(compared):
 
 
 def tower(state: Weights) -> Weights:
-    """timm's names as open_clip's."""
+    """Map timm's names to open_clip's."""
     new = {
         "visual.class_embedding": state["cls_token"].flatten(),
         "visual.positional_embedding": state["pos_embed"][0],
@@ -70,7 +70,7 @@ def test_features_and_sizes_of_a_whole_tower_equal_the_released_ones(compared, s
 
 
 def test_a_reducing_block_keeps_the_patches_of_the_release_in_its_order(compared):
-    """youweiliang/evit, rate 0.7: block 3, with what CLIP's first three blocks make of two frames."""
+    """Block 3 of youweiliang/evit, rate 0.7, reads the output of CLIP's first three blocks for two frames."""
     file = read(FIXTURES / "evit_block3.npz")
     source = tiny_source({**SHAPE, "vision_layers": 1}).visual.transformer.resblocks[0]
     state = floats(file, "state/")
@@ -120,7 +120,7 @@ def test_features_and_gradients_of_evits_tower_equal_the_released_ones(compared,
 
 
 def gradients(method: Lora, io: Weights, kind: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pair gradients of sum(features * probe), ours with the authors'."""
+    """Return pairs of gradients of sum(features * probe), ours and the authors'."""
     method.requires_grad_(True).zero_grad()
     (method.encode_frames(io["frames"].float()).flatten(0, 1) * io["probe"]).sum().backward()
     vision = method.backbone.vision
@@ -137,7 +137,7 @@ def gradients(method: Lora, io: Weights, kind: str) -> list[tuple[torch.Tensor, 
 
 
 def test_diffrates_merge_is_the_released_mean_and_sizes_grow(compared):
-    """OpenGVLab/DiffRate: 12 ranked tokens, of which the last 4 join the first 8, the class token aside."""
+    """In OpenGVLab/DiffRate 12 tokens are ranked, of which the last 4 join the first 8, without the class token."""
     file = floats(read(FIXTURES / "diffrate_merge.npz"))
     x, metric, size = (file[name][:, 1:] for name in ("x", "metric", "size"))
     found, sizes = merge_ranked(x, metric, size, 7)
@@ -184,7 +184,7 @@ def test_diffrate_search_equals_the_release(compared):
 
 
 def searching(target: float, step: int, state: Weights, arch: Weights) -> Lora:
-    """A search on the tower, at the logits of the release; equal ones where it has none."""
+    """Return a search on the tower, with the release's logits; equal logits where it has none."""
     settings = reducer_config("diffrate", search_macs=target, search_step=step)
     method = Lora(LoraConfig(reducer=settings), tiny_clip(SHAPE, state)).train()
     for name, logits in arch.items():
@@ -204,7 +204,7 @@ def cross_entropy(method: Lora, io: Weights) -> torch.Tensor:
 
 
 def test_the_search_of_rates_equals_the_released_one(compared, shared):
-    """Features, masks, sizes, both gradients of every rate, and the rates after a step of its optimizer."""
+    """Features, masks, sizes, both gradients of every rate, and the rates after a step of its optimizer are equal."""
     folder = shared / "reference" / "reduction"
     io, state = read(folder / "diffrate_clip50.npz"), tower(floats(read(folder / "clip50_state.npz")))
     facts = json.loads((folder / "diffrate.json").read_text())

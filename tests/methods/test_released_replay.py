@@ -1,5 +1,6 @@
-"""ER, DER, EWC (aimagelab/mammoth@e75a491), LUMP (divyam3897/UCL@cfaa81d) and MoCo's loss
-(facebookresearch/moco@132aea9): what each makes of a small network, whose place is that of a retriever here.
+"""Replay codes compared on a small network, which takes the place of a retriever here.
+
+ER, DER, EWC (aimagelab/mammoth@e75a491), LUMP (divyam3897/UCL@cfaa81d) and MoCo's loss (facebookresearch/moco@132aea9).
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ CLASSES = 6
 
 
 class Network(Method):
-    """The release's classifier in the place of a retriever: `frames` are its inputs, `categories` its labels."""
+    """The release's classifier in place of a retriever: `frames` are its inputs, `categories` its labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Network(Method):
 
 
 class Images:
-    """A memory's images, as the release shows them again."""
+    """A memory's images, as the release replays them."""
 
     def __init__(self, images: Tensor) -> None:
         self.images = 2 * images - 0.3
@@ -71,7 +72,7 @@ def batch_of(released: Weights, step: int) -> Batch:
 
 
 def fill(method: ReplayStrategy, released: Weights, key: str, step: int) -> None:
-    """The memory as the release had it before this step; it draws the rows that the release drew."""
+    """Fill the memory as in the release before this step; it draws the rows that the release drew."""
     kept, answers, drawn = (released[f"{key}/{name}{step}"] for name in ("kept", "answers", "drawn"))
     memory, count = method.memory, torch.arange(len(kept))
     memory.pairs = memory.videos = count
@@ -90,7 +91,9 @@ def fill(method: ReplayStrategy, released: Weights, key: str, step: int) -> None
 
 
 def test_three_training_steps_of_replay_equal_the_released_ones(compared, released):
-    """Loss, gradient and weights. DER's published alpha of 0.3 is 2 * 0.3 / d here, over features of d numbers."""
+    """Loss, gradient and weights are equal. DER's published alpha of 0.3 is 2 * 0.3 / d here, over features of d
+    numbers.
+    """
     for name, key in (("er_ring", "er"), ("der", "der")):
         base = Network()
         vector_to_parameters(released["mlp/start"].clone(), base.parameters())
@@ -123,7 +126,7 @@ def steps_equal(compared, released: Weights, method: ReplayStrategy, name: str, 
 
 
 def test_the_pull_of_ewc_equals_the_released_value_and_gradient(compared, released):
-    """`ewc_on` has no half before its sum: e_lambda = 0.7 is a weight of 1.4. Its Fisher matrix is taken as given."""
+    """`ewc_on` has no factor 1/2 before its sum: e_lambda = 0.7 is a weight of 1.4. Its Fisher matrix is given."""
     base = Network()
     method = EWC(EWCConfig(weight=2 * 0.7), base)
     method.begin_task(make_task(0))
@@ -140,7 +143,7 @@ def test_the_pull_of_ewc_equals_the_released_value_and_gradient(compared, releas
 
 
 def test_a_reservoir_keeps_what_the_released_one_keeps(compared, released, monkeypatch):
-    """Given its random numbers; each is asked for with the same upper end, one above what has been offered."""
+    """The random numbers are given; each has the same upper bound, one above the number of offered items."""
     for names, release, room in ((("er_ring", "der"), "mammoth", 6), (("lump",), "ucl", 7)):
         asked, drawn = [], iter(released[f"reservoir/{release}/drawn"].tolist())
 
@@ -157,7 +160,7 @@ def test_a_reservoir_keeps_what_the_released_one_keeps(compared, released, monke
 
 
 def test_queue_loss_and_gradient_equal_the_release(compared, released):
-    """MoCo's one direction, given twice: L_V2T + L_T2V is twice its loss. Gradients are those before normalisation."""
+    """MoCo's one direction is given twice: L_V2T + L_T2V is twice its loss. Gradients precede normalisation."""
     for version, steps, tau in (("v1", 4, 0.07), ("v2", 2, 0.2)):
         for step in range(steps):
             file = {name.split("/")[-1]: value for name, value in released.items() if f"moco/{version}/{step}/" in name}
@@ -171,7 +174,7 @@ def test_queue_loss_and_gradient_equal_the_release(compared, released):
 
 
 class Seen(Network):
-    """Remembers the frames that it was given; it reads captions, which LUMP insists on."""
+    """Records the frames that it gets; it also reads captions, which LUMP requires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +186,7 @@ class Seen(Network):
 
 
 def test_mixed_pictures_equal_the_released_ones(compared, released):
-    """Both of its views; the same whichever of a pair counts as the first."""
+    """Both of its views are equal, whichever of a pair counts as the first."""
     base = Seen()
     method, share = LUMP(LUMPConfig(), base), float(released["lump/share"])
     blank = make_batch(len(released["lump/view1"]), 1)

@@ -49,7 +49,7 @@ def renamed(name: str) -> str:
 
 
 def extract() -> tuple[Weights, Weights]:
-    """CLIP4Clip's weights, stored as the multiples of 1/128 that they are, and its inputs and outputs."""
+    """Return CLIP4Clip's weights, stored exactly as multiples of 1/128, and its inputs and outputs."""
     file = read(FIXTURES / "clip4clip_released.npz")
     state = {name.removeprefix("state/"): value.float() / 128 for name, value in file.items() if "state/" in name}
     return state, {name: value for name, value in file.items() if "state/" not in name}
@@ -87,7 +87,7 @@ def test_clip4clip_equals_the_released_code_after_its_text_tower(compared):
 
 
 def test_a_video_with_fewer_frames_equals_the_masked_one_in_all_headers(compared):
-    """The authors mask missing frames; here they are left out. Their output exists only for meanP."""
+    """The authors mask missing frames; here they are omitted. Their output exists only for meanP."""
     state, io = extract()
     assert io["mask_ragged"].sum(dim=1).tolist() == [6, 4, 1, 3]
     captions, full = l2_normalize(io["sequence_output"]), io["video"].float()
@@ -104,7 +104,7 @@ def test_a_video_with_fewer_frames_equals_the_masked_one_in_all_headers(compared
 
 
 def masked_by_hand(method: Clip4Clip, video: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Compute the release's result for zero images as missing frames: specs of `loose_type` headers."""
+    """Compute the release's result for zero images as missing frames, by the definition of `loose_type` headers."""
     shown = video * mask[:, :, None, None, None]
     frames, header = method.backbone.vision(shown), method.header
     if method.config.sim_header == "seqLSTM":
@@ -152,7 +152,7 @@ def test_all_of_clip4clip_equals_the_released_code(compared, shared):
 
 
 def released_name(ours: str) -> str:
-    """The authors' name, in CLIP4Clip and X-Pool, of one of our parameters."""
+    """Return the authors' name, in CLIP4Clip and X-Pool, of one of our parameters."""
     name = ours.replace("header.blocks", "transformerClip.resblocks")
     name = name.replace("header.positions", "frame_position_embeddings.weight")
     name = name.replace("backbone.vision.", "clip.visual.").replace("backbone.text.", "clip.")
@@ -263,7 +263,7 @@ NORMS["vision_model.post_layernorm"] = "backbone.vision.ln_post"
 
 
 def clip_vip(state: Weights) -> CLIPViP:
-    """The method with the authors' weights, as many as there are."""
+    """Return the method with as many of the authors' weights as the file holds."""
     config = CLIPViPConfig(num_proxies=3, temporal_size=6, loss_reduction="sum")
     added = {name: state[name] for name in TOP if TOP[name].startswith("video.") and name in state}
     weights = under_open_clip_names({n: value for n, value in state.items() if n not in added}, {})
@@ -327,7 +327,7 @@ def test_clip_vips_tokens_blocks_and_gradients_equal_the_released_code(compared)
 
 
 def vips_name(module: str) -> str:
-    """Our name of one of CLIP-ViP's modules; of the fused three of an attention, the key of `thirds`."""
+    """Return our name of one of CLIP-ViP's modules; for the fused three of an attention, the key of `thirds`."""
     if module in NORMS:
         return NORMS[module]
     layer, _, part = module.removeprefix("vision_model.encoder.layers.").partition(".")
@@ -339,7 +339,7 @@ def vips_name(module: str) -> str:
 
 
 def thirds(blocks: torch.nn.ModuleList) -> Weights:
-    """The gradients of queries, keys and values alone."""
+    """Return the separate gradients of queries, keys and values."""
     found: Weights = {}
     for layer, block in enumerate(blocks):
         for kind in ("weight", "bias"):

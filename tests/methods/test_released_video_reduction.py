@@ -29,7 +29,7 @@ def test_surviving_tokens_equal_the_release_in_both_scans(compared):
 
 
 def test_the_whole_model_equals_the_released_one(compared, shared):
-    """Joint attention, no class token: stages of 8, 4 and 2 windows on blocks of this project."""
+    """The model has joint attention and no class token: stages of 8, 4 and 2 windows on blocks of this project."""
     folder = shared / "reference" / "video_reduction"
     io, state = read(folder / "sta_basic.npz"), floats(read(folder / "sta_state.npz"))
     blocks = nn.ModuleList(made_block(floats(state, f"blocks.{layer}.")) for layer in range(12))
@@ -49,7 +49,7 @@ def test_the_whole_model_equals_the_released_one(compared, shared):
 
 
 def made_block(state: Weights) -> Block:
-    """One of VideoMAE's, keys without a bias, or of TimeSformer's; both have exact GELU."""
+    """Build a block of VideoMAE (keys without a bias) or of TimeSformer; both have exact GELU."""
     source = ResidualAttentionBlock(32, 4, act_layer=nn.GELU, norm_layer=partial(LayerNorm, eps=1e-6))
     if "attn.q_bias" in state:
         bias = torch.cat([state["attn.q_bias"], torch.zeros(32), state["attn.v_bias"]])
@@ -66,7 +66,7 @@ def made_block(state: Weights) -> Block:
 
 
 def test_frames_and_patches_are_merged_as_in_the_release(compared):
-    """RenShuhuai-Andy/TESTA: one aggregation of each axis, without sizes and with."""
+    """RenShuhuai-Andy/TESTA: one aggregation along each axis, without and with sizes."""
     file = read(FIXTURES / "testa_merges.npz")
     for case in ("patch_sizes", "frame"):
         metric, x = file[f"{case}/metric"].float(), file[f"{case}/x"].float()
@@ -84,7 +84,9 @@ def test_frames_and_patches_are_merged_as_in_the_release(compared):
 
 
 def test_testas_encoder_equals_the_released_one(compared, shared):
-    """Divided attention in every block, one class token, its linear gate; merging frames and patches, and not."""
+    """Every block has divided attention, one class token and a linear gate; with and without merging of frames and
+    patches.
+    """
     folder = shared / "reference" / "video_reduction"
     io, state = read(folder / "testa_basic.npz"), floats(read(folder / "testa_state.npz"))
     facts = json.loads((folder / "testa.json").read_text())
@@ -115,7 +117,7 @@ def fill(module: nn.Module, state: Weights) -> None:
 
 
 def encode(video: Tensor, state: Weights, blocks: nn.ModuleList, reducer: TESTA) -> tuple[Tensor, TokenState]:
-    """Return tokens after the last norm, class token first, then by place: (B, 3, T, H, W) -> (B, 1 + L T, D)."""
+    """Return tokens after the last norm, class token first, then by position: (B, 3, T, H, W) -> (B, 1 + L T, D)."""
     patches = nn.functional.conv2d(
         video.transpose(1, 2).flatten(0, 1), state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=8
     )

@@ -1,4 +1,4 @@
-"""Replay by numbers: the picks and the losses of a memory that keeps frames, and each caption read for its own task."""
+"""Replay by numbers: it has the pairs and losses of a memory of frames, and encodes captions for their own task."""
 
 import importlib
 import json
@@ -26,13 +26,13 @@ RECORDED = json.loads((Path(__file__).parent / "fixtures/replay.json").read_text
 
 
 def film(number: int) -> torch.Tensor:
-    """Two frames of 8 bits, as a decoder gives them."""
+    """Return two frames of 8 bits, as from a decoder."""
     levels = torch.randint(0, 256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
     return (levels.float() / 255 - 0.5) / 0.25
 
 
 def numbered(task: int) -> list[Batch]:
-    """Three batches of four pairs."""
+    """Return three batches of four pairs."""
     batches = []
     for step in range(3):
         pairs = torch.arange(4) + 4 * (3 * task + step)
@@ -44,7 +44,7 @@ def numbered(task: int) -> list[Batch]:
 
 
 class Films:
-    """The source of all `numbered` pairs."""
+    """Source of all `numbered` pairs."""
 
     def pairs(self, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.cat([batch.tokens for task in range(3) for batch in numbered(task)])
@@ -77,7 +77,7 @@ def retriever(name: str) -> Method:
 
 
 def third_task(method: Method) -> Method:
-    """Two tasks learned, the third begun; its experts and prototypes differ."""
+    """Begin a third task after two learned ones; its experts and prototypes differ."""
     train_stream(method, tasks=2, steps=1, lr=1e-3)
     method.begin_task(make_task(2))
     return moved(method, 0.3).eval()
@@ -98,7 +98,7 @@ def test_captions_of_several_tasks_come_back_in_their_order():
 
 
 def assert_own(found: torch.Tensor, reader: Method, pairs: Batch) -> None:
-    """Every row is that of its caption alone, asked for by its own task."""
+    """Check that every row equals that of its caption alone, encoded for its own task."""
     for i, row in enumerate(found):
         (own,) = reader.encode_text(pairs.tokens[i : i + 1], int(pairs.task_ids[i]))
         torch.testing.assert_close(row[: len(own)], own)

@@ -130,7 +130,7 @@ def looked_up(table: dict[str, Any], case: str) -> Any:
 
 
 def others(value: Any, is_whole: bool) -> Iterator[Any]:
-    """Values to try in place of one, until the settings accept it."""
+    """Return candidates for another value, until the settings accept one."""
     if isinstance(value, int):
         yield from (value + 1, value - 1, value * 2, value // 2)
     elif isinstance(value, float):
@@ -140,7 +140,7 @@ def others(value: Any, is_whole: bool) -> Iterator[Any]:
 
 
 def other_config(name: str, kind: str, setting: str, beside: dict[str, Any]) -> Any:
-    """A config with another value of a setting: the method's own, or one of its reducer of this kind."""
+    """Return a config with another value of a setting: the method's own, or one of its reducer of this kind."""
     sound = config_of(name, beside)
     kept = sound.reducer if kind else sound
     given = looked_up(VALUES, ".".join(filter(None, (name, kind, setting))))
@@ -156,7 +156,7 @@ def other_config(name: str, kind: str, setting: str, beside: dict[str, Any]) -> 
 
 
 def config_of(name: str, beside: dict[str, Any]) -> Any:
-    """The settings of a method with which a number is tried; `reducer.name` and others are its reducer's."""
+    """Return the settings of a method with which a number is tried; `reducer.name` and others are its reducer's."""
     cls = find_method(name).Config
     own = {key: value for key, value in beside.items() if not key.startswith(("base.", "reducer."))}
     frames = {"num_frames": 4} if any(f.name == "num_frames" for f in fields(cls)) else {}
@@ -175,7 +175,7 @@ def build(name: str, config: Any, beside: dict[str, Any]) -> Method:
 
 
 def run(name: str, config: Any, beside: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Everything that two tasks of two steps compute, as numbers: what comes first is yielded first."""
+    """Yield all numbers that two tasks of two steps compute, in order."""
     method = build(name, config, beside)
     method.set_pair_source(RegeneratedPairs())
     for index in range(2):
@@ -213,12 +213,12 @@ def run(name: str, config: Any, beside: dict[str, Any]) -> Iterator[torch.Tensor
 
 @functools.cache
 def sound(name: str, beside: tuple[tuple[str, Any], ...]) -> tuple[list[torch.Tensor], Iterator[torch.Tensor]]:
-    """The run with the setting's own value: what has been computed of it, and the rest."""
+    """Return the run with the setting's own value: the numbers computed so far, and the rest."""
     return [], run(name, config_of(name, dict(beside)), dict(beside))
 
 
 def differ(changed: Iterator[torch.Tensor], known: list[torch.Tensor], rest: Iterator[torch.Tensor]) -> bool:
-    """Report any difference; neither run continues after the first. Each number of both is computed from one seed."""
+    """Return any difference; neither run continues after the first. Each number of both is computed from one seed."""
     for number in itertools.count():
         torch.manual_seed(number)
         value = next(changed, None)
@@ -243,7 +243,7 @@ def test_a_number_that_is_set_changes_what_is_computed(case):
 
 
 def test_a_setting_that_acts_elsewhere_names_the_test_that_shows_it():
-    """And no entry of the three lists is about a setting that is gone."""
+    """In addition, every entry of the three lists is a setting that exists."""
     for case, where in ELSEWHERE.items():
         file, _, function = where.partition("::")
         names = {node.name for node in ast.walk(ast.parse((TESTS / file).read_text())) if hasattr(node, "name")}

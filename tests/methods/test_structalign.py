@@ -34,7 +34,7 @@ def make(clip: Clip, **settings) -> StructAlign:
 
 
 def shake(method: StructAlign, size: float = 0.2) -> None:
-    """As if it had been trained."""
+    """Change the weights as training would."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in method.adapters.parameters():
@@ -277,7 +277,7 @@ def test_learned_prototypes_pay_for_leaving_the_simplex(small_clip, batch):
 
 
 def test_diagnostics_are_of_aligned_pairs(small_clip):
-    """The numbers themselves: layers/replay/test_statistics.py."""
+    """layers/replay/test_statistics.py tests the numbers themselves."""
     method = after_one_task(small_clip)
     batches = [make_batch(seed=1), make_batch(seed=2)]
     texts, labels = (torch.cat(x) for x in zip(*((method._observed(b)[2][0], b.categories) for b in batches)))
@@ -449,7 +449,7 @@ def test_released_words_frames_and_losses_agree_with_the_authors_model(compared,
 
 
 def test_released_prototypes_agree_with_the_authors(compared):
-    """The first 64 of their 512 numbers."""
+    """Only the first 64 of their 512 numbers are compared."""
     with np.load(FIXTURE.with_name("structalign_prototypes.npz")) as file:
         compared("structalign", "forward", simplex_etf(20, 512, "gaussian").float().T[:64], file["etf_C20_d512"], 1e-6)
 
@@ -470,7 +470,7 @@ def test_a_weight_counts_as_often_as_it_says(small_clip, setting, term, pseudo):
 
 @pytest.mark.parametrize("name", ["tome", "evit", "tempme", "testa"])
 def test_teacher_keeps_its_own_token_reduction(small_clip, name):
-    """With the reducer's own weights among the trained ones, and a copy of them in the teacher."""
+    """Also if the reducer's own weights are trained, so that the teacher has a copy of them."""
     frames = make_batch(4).frames.shape[1]
     method = StructAlign(StructAlignConfig(reducer=reducer_config(name, num_frames=frames)), small_clip)
     for index in range(2):

@@ -20,7 +20,9 @@ PROBE = 3  # in the seeds of its scenes: differs from the streams' splits
 
 
 def clips(seed: int, scenes: int) -> tuple[Tensor, Tensor]:
-    """Normalised clips (2N, T, 3, S, S), each scene followed by its reversal, and labels: 0 forward, 1 backward."""
+    """Return normalised clips (2N, T, 3, S, S), each scene followed by its reversal, and labels: 0 forward, 1
+    backward.
+    """
     index, found = [each.name for each in CATEGORIES].index("traffic"), []
     for number in range(scenes):
         scene = draw_scene(index, np.random.default_rng([seed, index, PROBE, number]))
@@ -36,7 +38,7 @@ def held_out() -> tuple[Tensor, Tensor]:
 
 
 def pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The forward and the backward clips, scene by scene."""
+    """Return the forward and the backward clips, scene by scene."""
     return x[y == 0], x[y == 1]
 
 

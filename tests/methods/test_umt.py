@@ -1,4 +1,4 @@
-"""UMT as a method: what is ranked, what is drawn, and its losses by their parts."""
+"""UMT as a method: the ranking, the drawn negatives, and the parts of its losses."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_the_second_loss_reads_pairs_then_wrong_videos_then_wrong_captions(made)
 
 
 def test_a_batch_and_its_scores_equal_the_released_code(shared, compared):
-    """The method on UMT's towers with the reference weights; the wrong pairs are those of the reference."""
+    """The method runs on UMT's towers with the reference weights; negatives are those of the reference."""
     folder = shared / "reference" / "umt"
     method, io = UMT(UmtConfig(), released_umt(folder)).eval(), read(folder / "umt_s_io.npz")
     ends = io["attention_mask"].sum(dim=1, keepdim=True)

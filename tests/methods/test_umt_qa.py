@@ -1,4 +1,4 @@
-"""UMT's answers to questions as a method: the authors' ranking and loss, and what is trained."""
+"""UMT's answers to questions as a method: the authors' ranking and loss, and the trained weights."""
 
 from dataclasses import replace
 

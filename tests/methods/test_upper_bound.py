@@ -53,7 +53,7 @@ def test_one_task_is_the_wrapped_retriever(base, batch):
 
 @pytest.mark.parametrize("name", ["clip4clip", "bmu_moco", "moe_adapter", "framefusion_moe"])
 def test_every_task_starts_from_the_pretrained_weights_and_nothing_else(name, batch):
-    """Experts, routers and queues of the stage before are gone, too."""
+    """Experts, routers and queues of the previous stage are removed, too."""
     unprompted = {"moe_adapter": {"query_router": "last"}, "framefusion_moe": {"use_prototypes": False}}
     made = small(name, **unprompted.get(name, {}))
     method = UpperBound(UpperBoundConfig(base=name), copy.deepcopy(made))
@@ -104,7 +104,9 @@ def test_base_with_task_captions_trains_its_task_parameters(name, batch):
 
 @pytest.mark.parametrize("name", BY_TASK)
 def test_a_joint_batch_is_scored_as_the_evaluation_scores(name, batch):
-    """Column by column: captions as they search the task of the column's video, the video as its task stores it."""
+    """Each column is compared: captions encoded for the task of the column's video, and the video as its task stores
+    it.
+    """
     method, mixed = joint(name).eval(), of_tasks(batch, 3)
     for parameter in method.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)

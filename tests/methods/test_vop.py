@@ -16,7 +16,7 @@ FC = {"prompts": "context", "num_prompts": 2, "suffix": 0, "video_blocks": 2, "l
 
 
 def make(clip, **settings) -> VoP:
-    """Its prompts are as long as words."""
+    """Return a method whose prompts are as long as words."""
     torch.manual_seed(0)
     method = VoP(VoPConfig(**{"num_prompts": 2, "prefix": 2, "suffix": 2, **settings}), clip)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_features_scores_and_gradients_equal_the_released_code(shared, compared)
 
 
 def test_a_captions_prompts_stand_where_the_released_ones_do(compared):
-    """Prompts of the first block, with the rows of the table that caption 0 names."""
+    """The prompts are those of the first block, with the rows of the table that caption 0 names."""
     file = floats(read(FIXTURES / "vop_released.npz"))
     method = VoP(VoPConfig(), tiny_clip(SHAPE))
     ids = file["rows"].long()

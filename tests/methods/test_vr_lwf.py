@@ -121,7 +121,7 @@ def test_sentences_longer_than_a_caption_are_refused(make):
 
 @pytest.mark.parametrize("kind", ["video", "each"])
 def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make, kind):
-    """With its weight and temperature, and with a teacher's answer that is a constant."""
+    """The loss uses its weight and temperature, and the teacher's output is a constant."""
     method = moved(begin(make(student=kind, temperature=0.7, weight=5.0)))
     batch = make_batch(4, 2)
     term = method.losses(batch)["distillation"]

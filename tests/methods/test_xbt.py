@@ -51,7 +51,7 @@ def test_without_noise_a_linear_projection_is_the_least_squares_map():
 
 
 def test_noise_lets_a_projection_hold_off_the_captions():
-    """Captions vary in two directions of six; a feature off them still comes to the old feature of its caption."""
+    """Captions vary in two directions of six; a feature near a caption still maps to the caption's old feature."""
     torch.manual_seed(0)
     plane, turn = torch.randn(2, 6), torch.linalg.qr(torch.randn(6, 6))[0]
     new = l2_normalize(torch.randn(300, 2) @ plane)

@@ -12,7 +12,7 @@ from tests.methods.conftest import make_batch
 
 @pytest.fixture
 def head():
-    """A head away from its start."""
+    """Return a head whose weights are not the initial ones."""
     torch.manual_seed(0)
     head = Pooling(8, 0.3).eval()
     for parameter in head.parameters():

@@ -131,7 +131,7 @@ def test_a_missing_reference_set_is_refused_before_anything_is_trained(make, tmp
 
 
 def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make):
-    """With its weight and temperature, and with a teacher's answer that is a constant."""
+    """The loss uses its weight and temperature, and the teacher's output is a constant."""
     terms = []
     for weight in (1.0, 5.0):
         method = moved(begin(make(temperature=0.7, weight=weight)))
@@ -169,7 +169,7 @@ class Classifier(Clip4Clip):
 
 
 def test_preset_original_equals_released_steps_and_averages(compared):
-    """Thunderbeee/ZSCL@b96e714, eight steps of its own loop with an interval of 3: weights and their mean to 1e-5."""
+    """Eight steps of the loop of Thunderbeee/ZSCL@b96e714, interval 3: weights and their mean agree to 1e-5."""
     file = np.load(Path(__file__).parent / "fixtures" / "zscl_released.npz")
     base = Classifier(Clip4ClipConfig(**own(ZSCL.PRESETS["original"], "base")), continual_clip(moved=True))
     method = ZSCL(

@@ -5,8 +5,8 @@
 The kept bugs are in tests/mutants/bugs.yaml. `--changed` generates bugs: negated comparisons, swapped operators, other
 constants and omitted calls in the functions that differ from COMMIT (HEAD), tried by the tests that mirror their
 files. The sources are copied once for each job; torch is imported once, and each bug gets a forked child that imports
-ours again and runs the quick tests until the first failure. First the tests run on the unchanged copy: only tests that
-pass without a bug can catch one. Exit status 1 if a bug survives.
+ours again and runs the quick tests until the first failure. The tests first run on the unchanged copy, since only tests
+that pass without a bug can catch one. Exit status 1 if a bug survives.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bugs(commit: str | None, most: int) -> Sequence[Bug]:
-    """The kept bugs, or at most `most` of those generated for what changed since a commit."""
+    """Return the kept bugs, or at most `most` of those generated for the changes since a commit."""
     if commit is None:
         return BUGS
     bugs = generated(ROOT, commit)
@@ -78,7 +78,7 @@ def fits(bug: Bug, pattern: str) -> bool:
 
 
 def hunt(bugs: Sequence[Bug], root: Path, folder: Path, jobs: int) -> int:
-    """Plant the bugs in copies of `root` below `folder`; returns the exit status."""
+    """Plant the bugs in copies of `root` below `folder`; return the exit status."""
     copies = [_copy(root, folder / f"copy{number}") for number in range(jobs)]
     started = time.monotonic()
     files = sorted({test for bug in bugs for test in bug.tests})
@@ -95,7 +95,7 @@ def hunt(bugs: Sequence[Bug], root: Path, folder: Path, jobs: int) -> int:
 
 
 def _outcomes(bugs: Sequence[Bug], copies: Sequence[Path], folder: Path) -> Iterator[tuple[Bug, str, float]]:
-    """Each bug with what became of it, in the order of their ends; as many at a time as there are copies."""
+    """Yield each bug with its outcome, in the order in which they end; as many run at a time as there are copies."""
     todo, free = list(bugs), list(copies)
     running: dict[int, tuple[Bug, Path, str, float]] = {}  # process -> its bug, copy, the sound text and its beginning
     while todo or running:
@@ -118,7 +118,7 @@ def _outcomes(bugs: Sequence[Bug], copies: Sequence[Path], folder: Path) -> Iter
 
 
 def plant(bug: Bug, root: Path) -> str:
-    """Change the bug's one line; returns the file's text of before.
+    """Change the bug's one line; return the former text of the file.
 
     Raises:
         ValueError: if the line does not occur exactly once.
@@ -161,7 +161,7 @@ def _import_what_takes_long() -> None:
 
 
 def _fork(copy: Path, tests: Sequence[str], log: Path) -> int:
-    """A child that runs the quick tests in the copy; returns its process id."""
+    """Fork a child that runs the quick tests in the copy; return its process id."""
     process = os.fork()
     if process:
         return process
@@ -205,7 +205,7 @@ def _run_tests(copy: Path, tests: Sequence[str], log: Path) -> int:
 
 
 def _status_of(process: int, is_late: bool) -> int | None:
-    """Exit status of a child, -9 if it was stopped for being late, None while it runs."""
+    """Return the exit status of a child, -9 if it was stopped for being late, None while it runs."""
     if is_late:
         os.kill(process, 9)
         os.waitpid(process, 0)

@@ -1,4 +1,4 @@
-"""The list of bugs cannot rot: every line is found once, still is Python with the bug, and its tests exist."""
+"""The list of bugs stays valid: every line is found once, is Python with the bug, and its tests exist."""
 
 import ast
 import subprocess
@@ -29,7 +29,7 @@ def test_a_bug_can_be_planted_and_its_tests_exist(bug, tmp_path):
 
 @pytest.fixture
 def small_tree(tmp_path):
-    """A package of one function, with a test that looks at half of it."""
+    """Return a package of one function, with a test that covers half of it."""
     root = tmp_path / "root"
     (root / "methods").mkdir(parents=True)
     (root / "tests").mkdir()

@@ -20,7 +20,7 @@ from tests.small_stream import write_stream
 
 
 def pytest_runtest_setup() -> None:
-    """Let MLflow load its 70 migrations once, instead of for each database, to know the newest."""
+    """Let MLflow load its 70 migrations once, and not for each database, to find the newest."""
     if (schema := sys.modules.get("mlflow.store.db.utils")) and isinstance(
         schema._get_latest_schema_revision, FunctionType
     ):
@@ -29,7 +29,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session")
 def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder that holds the stream, its decoded frames and the zero-shot curve, and nothing else."""
+    """Return a runs folder that holds the stream, its decoded frames and the zero-shot curve, and nothing else."""
     root = tmp_path_factory.mktemp("runs")
     manifest = write_stream(root / "small")
     stream = load_stream(manifest, root)
@@ -41,7 +41,7 @@ def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(decoded: Path, tmp_path: Path) -> Path:
-    """A fresh runs folder with everything decoded, for one test only."""
+    """Return a new runs folder with everything decoded, for one test only."""
     root = tmp_path / "runs"
     shutil.copytree(decoded, root)
     return root
@@ -59,13 +59,13 @@ def small_stream(manifest: str, runs: Path) -> Stream:
 
 @pytest.fixture(scope="session")
 def few(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The manifest of a stream of two tasks with a few videos, none of them decoded."""
+    """Return the manifest of a stream of two tasks with a few videos, none of them decoded."""
     return str(write_stream(tmp_path_factory.mktemp("few"), num_tasks=2, train=2, searched=1))
 
 
 @pytest.fixture
 def execution(tmp_path: Path) -> ExecutionConfig:
-    """An empty runs folder."""
+    """Return an empty runs folder."""
     return ExecutionConfig(runs=tmp_path / "runs", local_cpus=2)
 
 
@@ -81,7 +81,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A proxy that every variable names, without exceptions, and that refuses every request."""
+    """Start a proxy that every variable names, without exceptions, and that refuses every request."""
     with Server(403) as server:
         monkeypatch.setattr("os.environ", dict(os.environ))
         monkeypatch.setattr("urllib.request._opener", None)  # the first urlopen of a process reads the proxies for all

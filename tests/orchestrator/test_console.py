@@ -1,4 +1,4 @@
-"""Lines for the person who waits go to stderr."""
+"""Progress lines for the user go to stderr."""
 
 import math
 import os

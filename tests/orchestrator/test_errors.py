@@ -36,7 +36,7 @@ def test_an_exception_survives_pickling_and_rays_wrapper(cls):
 
 
 def test_the_drawn_tree_is_the_tree():
-    """Name, built-in base and exit status of each class stand in the module's docstring."""
+    """The module's docstring contains name, built-in base and exit status of each class."""
     drawn = re.findall(r"── (\w+)(?: +\((\w+)\))? +(\d+)  ", str(errors.__doc__))
     real = [
         (each.__name__, next((base.__name__ for base in BUILT_IN if base in each.__bases__), ""), str(each.status))

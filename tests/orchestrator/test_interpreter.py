@@ -28,7 +28,7 @@ PACKAGES = ("ctvr", "mlflow", "numpy", "ray", "torch")
 
 @cache
 def imported_names() -> set[str]:
-    """The top-level modules that our sources import, our own among them, and every module of Python's library."""
+    """Return the top-level modules that our sources import, including our own, and every module of Python's library."""
     found = {*sys.stdlib_module_names, *BELOW, "tests"}
     for file in (file for package in ("ctvr", *BELOW) for file in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -41,7 +41,7 @@ def imported_names() -> set[str]:
 
 @pytest.fixture
 def canaries(tmp_path, monkeypatch):
-    """A working directory with a file for every name that we import; each file reports its execution."""
+    """Make a working directory with a file for every name that we import; each file reports its execution."""
     folder = tmp_path / "here"
     for name in PACKAGES:
         (folder / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Kept answers: equal to the computed ones, for one state of the sources, and never in the way."""
+"""Remembered answers equal the computed ones, are valid for one state of the sources, and cause no error."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from ctvr.orchestrator import memo
 
 @pytest.fixture
 def calls(monkeypatch, tmp_path) -> list[int]:
-    """Keep answers below `tmp_path`; every call of `answer` adds to the list."""
+    """Remember answers below `tmp_path`; every call of `answer` adds to the list."""
     monkeypatch.setattr(memo, "_is_enabled", True)
     monkeypatch.setenv("CTVR_CACHE", str(tmp_path))
     return []

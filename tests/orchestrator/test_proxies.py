@@ -1,4 +1,4 @@
-"""No library sends a request for this machine through a proxy."""
+"""No library sends a request to this machine through a proxy."""
 
 import os
 import urllib.error
@@ -46,7 +46,7 @@ def test_hosts_that_a_proxy_hardly_reaches():
 
 
 def test_every_library_of_ours_asks_this_machine_directly(proxy):
-    """urllib, requests (MLflow, Ray's State API) and reqwest (obstore)."""
+    """The libraries are urllib, requests (MLflow, Ray's State API) and reqwest (obstore)."""
     import requests
 
     from ctvr.orchestrator.store.remote import RemoteObjects

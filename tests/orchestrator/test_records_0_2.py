@@ -34,7 +34,7 @@ def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def records(_unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh copy, and the present folder: the stream is named by a relative path."""
+    """Copy the records into the current folder, since a relative path names the stream."""
     shutil.copytree(_unpacked, tmp_path / "records")
     monkeypatch.chdir(tmp_path / "records")
     return tmp_path / "records"
@@ -77,7 +77,7 @@ def test_an_old_plan_is_read_with_every_setting(records: Path) -> None:
 
 
 def test_an_exported_model_and_a_commit_load_and_answer(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder of the model gets its weights from the commit: they are too large for a fixture."""
+    """The folder of the model gets its weights from the commit, since they are too large for a fixture."""
     execution = ExecutionConfig(runs=records / "runs")
     stream = load_stream("small/small.json", execution.runs)
     restored = load_model._restored(find_run("prompt", execution), execution, stream, len(stream.tasks))

@@ -181,7 +181,7 @@ def test_plain_data_is_redacted_by_its_keys_and_texts():
 
 
 def test_large_texts_are_searched_in_a_moment():
-    """A page with its pictures: no word of it may be looked at again and again."""
+    """A page with its pictures must not be scanned repeatedly for any word."""
     text = f"<img src='data:{'abcDEF123+/' * 30_000}'> {'a_b.c-' * 10_000}key=0"
     assert redact(text, {}) == text
 
@@ -262,7 +262,7 @@ def test_what_nobody_caught_is_printed_without_secrets():
 
 
 def test_what_is_said_recorded_and_kept_holds_no_secret(tmp_path, capsys, monkeypatch):
-    """Every door of this process: the terminal, MLflow's records, pages, plans, the log of a dead driver."""
+    """All outputs of this process are checked: terminal, MLflow's records, pages, plans, the log of a dead driver."""
     monkeypatch.setenv("SOME_TOKEN", f"{CANARY}-door")
     texts = [f"{CANARY}-door", f"https://me:{CANARY}@host/x", f"https://host/?token={CANARY}", f"secret={CANARY}-7"]
     for number, text in enumerate(texts):
@@ -330,7 +330,7 @@ def test_a_command_that_fails_does_not_print_the_secret_that_it_was_given(manife
 
 @pytest.fixture
 def server(tmp_path: Path, free_port: int) -> Iterator[str]:
-    """An MLflow server of this machine; it takes whatever name and password it is given."""
+    """Start an MLflow server on this machine that accepts any name and password."""
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{tmp_path}/server.db"]
     command += ["--artifacts-destination", str(tmp_path / "artifacts"), "--port", str(free_port), "--workers", "1"]
     with (tmp_path / "server.log").open("wb") as log:
@@ -359,7 +359,7 @@ def server(tmp_path: Path, free_port: int) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sweep_leaves_no_secret_in_its_folder_in_mlflow_or_in_rays_logs(manifest, runs, tmp_path, server):
-    """Ten variables of the environment, and the password of the tracking address."""
+    """The secrets are ten environment variables and the password of the tracking address."""
     ray_folder = Path(tempfile.mkdtemp(prefix="rl", dir="/tmp"))
     words = ["sweep", "--runs", runs, "--name", "s", "--method", "clip4clip", "--stream", manifest, "--seeds", "0"]
     words += ["--searcher", "grid", "--space", "method.lr=0,4e-6", "--scheduler", "none", "--confirm", "0"]

@@ -1,4 +1,4 @@
-"""Old names are read wherever names come from outside, with one notice each."""
+"""Old names are read wherever names come from outside, with one notice for each."""
 
 from pathlib import Path
 

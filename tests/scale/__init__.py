@@ -1,1 +1,1 @@
-"""Cost of driving a sweep of many trials on many nodes, in which nothing is trained."""
+"""Cost of driving a sweep of many trials on many nodes, without training."""

@@ -46,7 +46,7 @@ PATIENCE = {
 
 
 class Driver(threading.Thread):
-    """Looks at the memory of this process, which drives the search, and at the processor time of MLflow's server."""
+    """Measures the memory of this process, which drives the search, and the processor time of MLflow's server."""
 
     def __init__(self, server: int) -> None:
         super().__init__(daemon=True)
@@ -64,7 +64,7 @@ class Driver(threading.Thread):
         self.join()
 
     def cpu(self) -> tuple[float, float]:
-        """Seconds that this process, and the server with its workers, have computed."""
+        """Return the CPU seconds of this process, and of the server with its workers."""
         served = [self.server, *self.server.children(recursive=True)]
         return sum(self.me.cpu_times()[:2]), sum(sum(process.cpu_times()[:2]) for process in served)
 
@@ -74,7 +74,7 @@ class Driver(threading.Thread):
 
 
 class Timed:
-    """A function that notes how long each of its calls took."""
+    """A function that records the duration of each of its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -152,7 +152,7 @@ def _tell_laws(folder: Path) -> int:
 
 
 def _train_one(folder: Path, manifest: Path) -> None:
-    """The run whose writing is repeated, in a process that takes torch with it."""
+    """Train the run whose writing is repeated, in a separate process that loads torch."""
     execution = ["--runs", str(folder / "one")]
     command = [sys.executable, "-m", "ctvr", "run", "--method", METHOD, "--stream", str(manifest), *execution]
     done = subprocess.run([*command, *SMALL], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A trial that trains nothing: it waits, and writes to store and MLflow what a real one wrote.
+"""A trial that trains nothing: it waits, and writes to store and MLflow the objects and messages of a real one.
 
 Everything around it is real: Ray Tune starts and stops it in a process of its own, the store syncs its objects,
 MLflow's server takes its messages. Torch is not loaded, so that a process needs a tenth of the memory.
@@ -48,7 +48,7 @@ class Pattern:
 
 @dataclass
 class Clock:
-    """Seconds by what they were spent on."""
+    """Seconds by category of work."""
 
     spent: dict[str, float] = field(default_factory=dict)
 
@@ -93,13 +93,13 @@ def value_of(point: Mapping[str, Any], task: int) -> float:
 
 
 def trial(config: dict[str, Any], plans: Mapping[str, TrialPlan], pattern: Pattern, seconds: float) -> None:
-    """Tune's trainable in the place of `ctvr.orchestrator.on_ray.tune._trial`.
+    """Replacement for the trainable `ctvr.orchestrator.on_ray.tune._trial`.
 
     Args:
         config: of Tune.
         plans: row -> plan.
-        pattern: what is written.
-        seconds: that a task takes in the mean.
+        pattern: messages and sizes to write.
+        seconds: mean duration of a task.
     """
     plan, run = plans[config.get("row", "")], RunSpec(**config["run"])
     name, clock, began = run_name(plan, config), Clock(), time.time()
@@ -136,7 +136,7 @@ def trial(config: dict[str, Any], plans: Mapping[str, TrialPlan], pattern: Patte
 
 
 def _commit(store: Store, base: str, task: int, pattern: Pattern) -> None:
-    """As many bytes as a real task's commit, none of which another run has."""
+    """Return as many bytes as a real task's commit has, different in every run."""
     draw = np.random.default_rng(int(base, 16) + task)
     for kind, size in pattern.objects.items():
         store.put(kind, f"{base}{task:03d}", {"of": draw.integers(0, 256, size, dtype=np.uint8)})

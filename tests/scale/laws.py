@@ -18,7 +18,7 @@ TASKS = 10
 
 
 def of_trials(folder: Path, trials: int, space: SearchSpace, given: Settings) -> dict[str, float]:
-    """One search of so many trials, every one of which reports after every task.
+    """Measure a search of so many trials, each of which reports after every task.
 
     Returns:
         Seconds of one suggestion and of one report among the last 50 trials, and the size of the journal in bytes.
@@ -54,7 +54,7 @@ def of_trials(folder: Path, trials: int, space: SearchSpace, given: Settings) ->
 
 
 def of_nodes(counts: tuple[int, ...] = (8, 64, 512)) -> Iterator[tuple[int, float]]:
-    """Nodes of 8 GPUs and 64 CPUs -> CPU seconds of one look at how many trials of one GPU have room."""
+    """Return the CPU seconds of one count of the trials of one GPU that fit nodes of 8 GPUs and 64 CPUs."""
     plan = TrialPlan("s", "/", "/", "sqlite://", None, "/", cpus_per_worker=1.0, gpus_per_worker=1.0)
     for count in counts:
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""Ranges contain the values of the released codes. They are read as text: importing Ray Tune takes seconds."""
+"""Ranges contain the values of the released codes. They are read as text, since importing Ray Tune takes seconds."""
 
 import ast
 from pathlib import Path

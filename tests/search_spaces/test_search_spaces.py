@@ -1,4 +1,4 @@
-"""Every search space names settings that exist and holds the paper's value inside every range."""
+"""Every search space names settings that exist and contains the paper's value in every range."""
 
 import importlib
 from dataclasses import fields
@@ -80,7 +80,7 @@ def test_what_is_unpublished_or_departs_from_the_paper_is_a_setting(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name):
-    """A strategy around the retriever of its search, by default settings: learning, and what an evaluation asks."""
+    """A strategy runs around the retriever of its search with default settings: training, then an evaluation."""
     module, reads = importlib.import_module(f"ctvr.search_spaces.{name}"), AccessLog()
 
     def make(of: str, prefix: str, **given: str) -> Method:

@@ -1,4 +1,4 @@
-"""The false-positive rate of equal methods, on few draws; `make null-simulation` has many."""
+"""The false-positive rate of equal methods, on a few draws; `make null-simulation` has many."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The prose linter: one case for each rule, and text that it must leave alone."""
+"""The prose linter: one case for each rule, and text that it must accept."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The generated pages: complete, right about limits, with links and commands that exist."""
+"""The generated pages are complete and correct about limits; their links and commands exist."""
 
 import dataclasses
 import posixpath

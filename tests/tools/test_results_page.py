@@ -98,7 +98,7 @@ def test_a_page_that_does_not_say_how_it_was_measured_is_refused():
 
 @pytest.fixture
 def copied(monkeypatch, tmp_path) -> Path:
-    """A copy of the pages that the generator may change."""
+    """Copy the pages that the generator may change."""
     (tmp_path / "results").mkdir()
     for path in [ROOT / "RESULTS.md", *map(page_of, (*TITLES, SEARCHES))]:
         (tmp_path / path.relative_to(ROOT)).write_text(path.read_text())
@@ -107,7 +107,7 @@ def copied(monkeypatch, tmp_path) -> Path:
 
 
 def records(*commits: str) -> list:
-    """Runs of two methods, a seed for each commit, of 2027-01-15."""
+    """Write runs of two methods, with a seed for each commit, of 2027-01-15."""
     found = []
     for seed, commit in enumerate(commits):
         tags = {"ctvr.sweep": "bmu-table2-final-0", "ctvr.rerun_of": "bmu-table2", "ctvr.commit": commit}

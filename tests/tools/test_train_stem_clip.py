@@ -1,4 +1,4 @@
-"""The tiny CLIP with a convolutional stem, and the command that makes it."""
+"""The tiny CLIP with a convolutional stem, and the command that trains it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The shipped tiny CLIP and the command that makes it."""
+"""The shipped tiny CLIP, and the command that trains it."""
 
 import gzip
 import hashlib

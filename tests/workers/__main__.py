@@ -1,4 +1,4 @@
-"""`python -m tests.workers [METHOD ...]`: how far several workers are from one, as the table of docs/gpu.md."""
+"""`python -m tests.workers [METHOD ...]`: differences between several workers and one, as the table of docs/gpu.md."""
 
 import sys
 import tempfile

@@ -53,12 +53,12 @@ class Case:
         return " ".join(word for word in words if word)
 
     def group(self, name: str) -> dict[str, Any]:
-        """The settings of a group, without its name."""
+        """Settings of a group, without its name."""
         return {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith(f"{name}.")}
 
 
 def make_method(case: Case) -> tuple[Method, Clip]:
-    """The method on the small CLIP, all of whose parts learn at one rate."""
+    """Return the method on the small CLIP, with one learning rate for all parts."""
     made = resolve({"method": case.method, "stream": "s", "data.num_frames": 4, **case.settings}, presets=case.presets)
     torch.manual_seed(5)
     clip, cls = make_small_clip(layers=2), find_method(made.run.method)
@@ -69,7 +69,7 @@ def make_method(case: Case) -> tuple[Method, Clip]:
 
 
 class Watched(loop.Loop):
-    """A loop that takes note of every tensor as training found it."""
+    """A loop that records every tensor as it was after training."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -100,7 +100,7 @@ def run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
     """Train a case and return this worker's results; equal `bits` mean equal bits on the workers.
 
     Args:
-        folder: of the store, which runs on other numbers of workers share.
+        folder: folder of the store, shared with runs on other numbers of workers.
     """
     with ExitStack() as stack:
         if case.device == "cuda":
@@ -161,7 +161,7 @@ def _run(case: Case, workers: Workers, folder: str) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Switch off the draws that each worker makes alone: dropout and routing noise."""
+    """Switch off the random draws that each worker makes alone: dropout and routing noise."""
     with (
         mock.patch.object(nn.functional, "dropout", lambda x, *args, **named: x),
         mock.patch.object(torch, "randn_like", torch.zeros_like),
@@ -189,7 +189,7 @@ def _refuse(*given: Any, **named: Any) -> None:
 
 @contextmanager
 def no_sum(rank: int, method: Method) -> Iterator[None]:
-    """A worker's rows get only the gradient of its own loss."""
+    """Give a worker's rows only the gradient of its own loss."""
 
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         start = dist.get_rank() * ctx.rows
@@ -201,7 +201,7 @@ def no_sum(rank: int, method: Method) -> Iterator[None]:
 
 @contextmanager
 def times_workers(rank: int, method: Method) -> Iterator[None]:
-    """Gradients are summed over workers and not averaged."""
+    """Sum gradients over workers without averaging them."""
 
     def sum_up(optimizer: torch.optim.Optimizer, *given: Any) -> None:
         for group in optimizer.param_groups:
@@ -218,7 +218,7 @@ def times_workers(rank: int, method: Method) -> Iterator[None]:
 
 @contextmanager
 def one_waits(rank: int, method: Method) -> Iterator[None]:
-    """The last worker waits for a message that no worker sends."""
+    """Let the last worker wait for a message that no worker sends."""
     plain = method.losses
 
     def waiting(batch: Any) -> dict[str, Tensor]:
@@ -232,7 +232,7 @@ def one_waits(rank: int, method: Method) -> Iterator[None]:
 
 @contextmanager
 def one_diverges(rank: int, method: Method) -> Iterator[None]:
-    """A loss term of the last worker, to which no other contributes, is not a number."""
+    """Make a loss term of the last worker NaN, to which no other worker contributes."""
     plain = method.losses
 
     def broken(batch: Any) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Two runs that should have learned the same: where they part, in words."""
+"""Comparison of two runs that should have learned the same: their differences as sentences."""
 
 import math
 from collections.abc import Iterator, Mapping

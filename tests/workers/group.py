@@ -1,4 +1,4 @@
-"""Plain gloo processes that train one case after the other; one that waits forever is a failure."""
+"""Plain gloo processes that train one case after the other; a process that waits forever is a failure."""
 
 import tempfile
 import traceback
@@ -21,7 +21,7 @@ START = 300.0  # seconds until the first, which comes after the imports
 
 
 class Hang(AssertionError):
-    """Some workers have not come back."""
+    """Raised if some workers have not returned."""
 
 
 def _work(rank: int, size: int, cases: Sequence[Case], folder: str, store: str, news: Any) -> None:
@@ -43,7 +43,7 @@ def _work(rank: int, size: int, cases: Sequence[Case], folder: str, store: str, 
 def together(
     size: int, cases: Sequence[Case], folder: Path, store: Path, found: dict[str, list[Any]], limit: float = LIMIT
 ) -> None:
-    """Put case -> the results of each of `size` workers into `found`.
+    """Run each case on `size` workers, and store their results in `found` by case.
 
     Raises:
         Hang: if no message arrives for `limit` seconds; it names the case and the workers that have not returned.

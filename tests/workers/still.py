@@ -26,7 +26,9 @@ PATIENCE = 120.0  # seconds until a trial counts as missed
 
 
 def _work(rank: int, folder: str, slow: float, news: Any) -> None:
-    """Steps with an all-reduce each; after every tenth rank 0 is slow, awake or asleep, and the other waits for it."""
+    """Take steps with an all-reduce each; after every tenth rank 0 is slow, awake or asleep, and the other waits for
+    it.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     workers = Workers(rank, 2, patient=patient_group(1))
@@ -49,7 +51,7 @@ def _work(rank: int, folder: str, slow: float, news: Any) -> None:
 
 
 def _be_slow(seconds: float, is_asleep: bool) -> None:
-    """Take time in Python and torch, or wait as for a child that decodes."""
+    """Spend time in Python and torch, or wait as for a child that decodes."""
     until, x = time.monotonic() + seconds, torch.rand(300, 300)
     while time.monotonic() < until:
         if is_asleep:
@@ -61,7 +63,7 @@ def _be_slow(seconds: float, is_asleep: bool) -> None:
 
 @contextmanager
 def two(slow: float = 0.0) -> Iterator[tuple[list[int], Any]]:
-    """Run two processes until the end of the block; their numbers, and a queue of their messages."""
+    """Run two processes until the end of the block; yield their process ids, and a queue of their messages."""
     context = get_context("forkserver")  # torch is loaded once for both
     context.set_forkserver_preload(["ctvr.orchestrator.learning.distributed"])
     news = context.Queue()
@@ -83,7 +85,7 @@ def two(slow: float = 0.0) -> Iterator[tuple[list[int], Any]]:
 
 
 def named_by_the_other(rank: int, times: int) -> list[float | None]:
-    """Stop and continue a process so often; seconds until the other named it and its step, None where not."""
+    """Stop and continue a process repeatedly; return the seconds until the other named it and its step, or None."""
     found: list[float | None] = []
     with two() as (pids, news):
         for _ in range(times):
@@ -98,7 +100,7 @@ def named_by_the_other(rank: int, times: int) -> list[float | None]:
 
 
 def slow_first(seconds: float, times: int) -> list[str]:
-    """Let rank 0 be slow that often; return the messages about stalled workers, all of which are false alarms."""
+    """Make rank 0 slow repeatedly; return the messages about stalled workers, all of which are false alarms."""
     alarms: list[str] = []
     with two(seconds) as (_, news):
         while times:

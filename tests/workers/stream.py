@@ -1,4 +1,4 @@
-"""A stream of two tasks in memory: 12 pairs in a step, a last batch that no number of workers divides."""
+"""A stream of two tasks in memory: 12 pairs per step, and a last batch that no number of workers divides."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ WORDS = ["a", "man", "plays", "red", "guitar", "in", "the", "dark", "kitchen", "
 
 
 class Frames:
-    """Frames of a video, made of its name."""
+    """Frames of a video, computed from its name."""
 
     def load(self, item: Item) -> np.ndarray:
         seed = [*item.video.encode()]
@@ -26,7 +26,7 @@ class Frames:
 
 
 def _items(task: int, split: str, videos: int, captions: int) -> tuple[Item, ...]:
-    """Videos of two categories; captions of two to ten words."""
+    """Return videos of two categories, with captions of two to ten words."""
     found = []
     for video in range(videos):
         name = f"{split}-{task}-{video}"
@@ -37,7 +37,7 @@ def _items(task: int, split: str, videos: int, captions: int) -> tuple[Item, ...
 
 
 def make_stream() -> Stream:
-    """19 and 18 training pairs, and 7 searched videos a task; neither 19 nor 37 nor 7 can be dealt out evenly."""
+    """Return 19 and 18 training pairs, and 7 searched videos per task; neither 19 nor 37 nor 7 divides evenly."""
     tasks = []
     for task in range(TASKS):
         train = (*_items(task, "train", 9, 2), *_items(task, "alone", 1 - task, 1))
@@ -47,18 +47,18 @@ def make_stream() -> Stream:
 
 
 class Dealt(StreamData):
-    """One worker gets the batches of several: they are cut as for six."""
+    """Gives one worker the batches of several, which are cut as for six."""
 
     def _batches(self, pairs: list[int], seed: int, size: int, workers: int) -> list[list[int]]:
         return super()._batches(pairs, seed, size, DEALT if workers == 1 else workers)
 
 
 class DealtQuestions(Dealt, QuestionData):
-    """The same of questions."""
+    """Does the same for questions."""
 
 
 def make_questions() -> Stream:
-    """The same stream, whose captions are questions that their last word answers."""
+    """Return the same stream with questions as captions, which their last word answers."""
     stream = make_stream()
 
     def asked(items: tuple[Item, ...]) -> tuple[Item, ...]:

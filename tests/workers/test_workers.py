@@ -1,8 +1,8 @@
 """Runs on two and three plain processes learn what one process learns, by the project's own loop.
 
 With randomness off, the loss, every tensor, the galleries and R@1 are those of one worker up to rounding. With
-randomness on, all workers hold the same bits, and a repeated run gives the same. Two workers with a pretended GPU each
-learn what one CPU learns (tests/devices/nccl.py). A new method is tested by its line in METHODS.
+randomness on, all workers hold the same bits, and a repeated run gives the same bits. Two workers with a simulated GPU
+each learn what one CPU learns (tests/devices/nccl.py). A new method is tested by its line in METHODS.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ QUEUE = 20  # keys; no multiple of what a step adds
 
 
 def case_of(name: str, **more: Any) -> Case:
-    """A method or configuration, whose queue is full and overwritten within the two tasks."""
+    """Return a method or configuration whose queue is filled and overwritten within the two tasks."""
     if name in {"base_moco", "bmu_moco", "bmu_fixed", "bmu_ensemble", "bmu_moco_local"}:
         return Case(name, {"method.queue_size": QUEUE}, **more)
     return Case(name, {"base.queue_size": QUEUE} if name.endswith("_moco") else {}, **more)
@@ -60,7 +60,7 @@ EVERY += [Case("zscl", {"method.average_every": 1})]
 
 
 def alone(cases: Sequence[Case], folder: Path) -> dict[str, dict[str, Any]]:
-    """Results of one worker."""
+    """Return the results of one worker."""
     return {case.name: run(case, Workers(), str(folder / "store")) for case in cases}
 
 

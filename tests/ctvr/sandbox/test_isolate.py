@@ -1,4 +1,4 @@
-"""An isolated process keeps access to our packages and libraries, and of root's capabilities only the one to read."""
+"""An isolated process keeps access to our packages and libraries; of root's capabilities it keeps only that to read."""
 
 import os
 import subprocess

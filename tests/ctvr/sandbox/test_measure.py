@@ -1,4 +1,4 @@
-"""Every way out of a child is tried, open without a sandbox and closed in it."""
+"""Every way out of a child is tried: it is open without a sandbox and closed in it."""
 
 import os
 
@@ -81,7 +81,7 @@ def test_without_the_filter_what_landlock_cannot_close_is_reported_as_open(held)
 
 
 def test_this_system_has_seccomp_where_its_architecture_is_known(held):
-    """A kernel that runs these tests without it would make the tests above skip unseen."""
+    """On a kernel without it the tests above would be skipped unnoticed."""
     if os.uname().machine not in ARCHITECTURES or "seccomp" not in os.listdir("/proc/sys/kernel"):
         pytest.skip("this kernel has no seccomp")
     assert held.isolation.calls

@@ -11,7 +11,7 @@ from ctvr.sandbox import restrict
 
 
 def child(code: str) -> subprocess.CompletedProcess[str]:
-    """Python that has this module's functions as the children have them."""
+    """Return a Python program with this module's functions, for the children."""
     start = f"import sys; sys.path.insert(0, {str(Path(restrict.__file__).parent)!r}); import restrict\n"
     return subprocess.run([sys.executable, "-I", "-c", start + code], capture_output=True, text=True, check=False)
 

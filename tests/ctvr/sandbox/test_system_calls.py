@@ -1,4 +1,4 @@
-"""The filter of system calls, tried in children, leaves a process threads, files and its own end; nothing else."""
+"""The filter of system calls, tried in children, permits threads, files and the end of the process only."""
 
 import os
 import signal
@@ -91,7 +91,7 @@ def test_a_process_ends_itself_by_a_signal_and_reads_its_own_limits():
 
 
 def test_calls_of_another_architecture_are_refused(tmp_path):
-    """By the bit of x32, and by the gate of 32-bit programs."""
+    """Both the bit of x32 and the entry of 32-bit programs are tried."""
     if os.uname().machine != "x86_64":
         pytest.skip("only x86_64 runs calls of three architectures")
     x32 = "print(libc.syscall(ctypes.c_long(0x40000000 | 39)))"

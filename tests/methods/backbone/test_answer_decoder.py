@@ -1,4 +1,4 @@
-"""UMT's head for questions against its authors' code, and by its invariants."""
+"""UMT's head for questions compared with its authors' code, and its invariants."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Seams: identity by default, asked in their order, given what they should see; passes can be watched."""
+"""Seams change nothing by default, are called in order and get the right arguments; passes can be recorded."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def close(actual, expected, atol=1e-5):
 
 
 def spies(calls):
-    """Seams that change nothing and tell that they were asked."""
+    """Return seams that change nothing and record that they were called."""
 
     def keep(place, position):
         def seam(*args):
@@ -146,7 +146,9 @@ def test_a_token_of_size_two_counts_as_two_equal_tokens(small_clip):
 @pytest.mark.parametrize("has_sizes", [False, True])
 @pytest.mark.parametrize("place", [None, "qkv", "k"])
 def test_the_last_block_makes_what_is_read_and_no_more(small_clip, batch, read, has_sizes, place):
-    """The same tokens and the same gradients; with merged tokens, clips of several class tokens, a seam before."""
+    """It computes the same tokens and gradients; also with merged tokens, clips of several class tokens, and a seam
+    before.
+    """
 
     def before(x, state):
         state.classes = read  # known only when the tokens come there

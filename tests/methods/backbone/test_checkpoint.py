@@ -1,4 +1,4 @@
-"""The same weights in the forms in which people keep them are the same weights, for every kind of tower."""
+"""The common forms of a checkpoint load as the same weights, for every kind of tower."""
 
 import argparse
 import io
@@ -70,7 +70,7 @@ def zeros(state: State) -> State:
 
 
 def inside(word: str, state: State) -> State:
-    """A wrapper around the image tower alone."""
+    """Return a wrapper around the image tower alone."""
     return {
         name.replace("visual.", f"visual.{word}.", 1) if name.startswith("visual.") else name: value
         for name, value in state.items()

@@ -1,4 +1,4 @@
-"""Compiled blocks compute what plain ones do, and a machine that cannot compile says so in one line."""
+"""Compiled blocks compute the same as plain ones; a machine that cannot compile reports it in one line."""
 
 import copy
 import shutil
@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def step(clip: Clip, frames: Tensor, tokens: Tensor, seams: list[BlockSeams] | None = None) -> list[Tensor]:
-    """Return the towers' outputs with a gradient, those without, and all gradients."""
+    """Return the towers' outputs with and without gradient, and all gradients."""
     clip.zero_grad()
     with torch.no_grad():
         still = [clip.vision(frames, seams), clip.text(tokens)]

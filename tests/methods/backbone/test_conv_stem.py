@@ -1,4 +1,4 @@
-"""The convolutional stem stands in for the patch convolution of a ViT."""
+"""The convolutional stem replaces the patch convolution of a ViT."""
 
 import torch
 

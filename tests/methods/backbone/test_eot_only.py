@@ -1,4 +1,4 @@
-"""One token of the last block, as the whole block makes it."""
+"""`eot_only` computes the same token as the whole last block."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def clip() -> Clip:
 
 
 def routed(text: TextTower) -> list[BlockSeams]:
-    """Experts whose gates differ from caption to caption, in all places of all blocks."""
+    """Return experts whose gates differ between captions, in all positions of all blocks."""
     torch.manual_seed(0)
     blocks = torch.nn.ModuleList()
     for _ in text.blocks:

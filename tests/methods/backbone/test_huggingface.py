@@ -1,4 +1,4 @@
-"""Names of transformers become those of open_clip: with nothing lost, and with the same outputs of attention."""
+"""Names of transformers become those of open_clip: no tensor is lost, and outputs of attention are equal."""
 
 import re
 
@@ -34,7 +34,7 @@ ALONE = {
 
 
 def as_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state of an open_clip CLIP or SigLIP as transformers' CLIPModel and SiglipModel would save it."""
+    """Return the state of an open_clip CLIP or SigLIP under the names of transformers' CLIPModel and SiglipModel."""
     found = {"text_model.embeddings.position_ids": torch.arange(4)[None]}  # a buffer of older versions
     for name, value in state.items():
         bare = name.removeprefix("text.")

@@ -1,4 +1,4 @@
-"""A checkpoint gives its tensors whatever else it holds, and nothing that it names is called."""
+"""A checkpoint yields its tensors whatever else it contains, and no code that it names is called."""
 
 import argparse
 import enum
@@ -23,7 +23,7 @@ class Kind(enum.Enum):
 
 
 class Attributes(dict):
-    """A dictionary that is none of Python's own, as EasyDict and Lightning's hyperparameters."""
+    """A dictionary type that is not Python's own, like EasyDict and Lightning's hyperparameters."""
 
 
 class Built:

@@ -1,4 +1,6 @@
-"""Low-rank additions in the weights of encoders that rest: equal features, and never where a weight may change."""
+"""Low-rank additions are merged into weights that do not change: features are equal; changing weights are not
+merged.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ FRAMES = 4
 
 
 def drawn(name: str, clip: Clip) -> Method:
-    """A method whose low-rank parts add something, as after training."""
+    """Return a method whose low-rank parts add something, as after training."""
     method: Method = {
         "lora": lambda: Lora(LoraConfig(rank=3), clip),
         "tempme": lambda: TempMe(TempMeConfig(rank=3, reducer=reducer_config("tempme", num_frames=FRAMES)), clip),

@@ -1,4 +1,4 @@
-"""timm towers and text read at its last place, on architectures of this test's own: nothing is fetched."""
+"""timm towers, and text read at its last position, on architectures of this test: nothing is downloaded."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""CLIP's activation, its gradient and what it keeps."""
+"""CLIP's activation, its gradient and the tensors that it stores."""
 
 import pytest
 import torch

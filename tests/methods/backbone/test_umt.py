@@ -1,4 +1,4 @@
-"""UMT's towers, fusion layers, losses and reducers against its authors' code, and by their invariants."""
+"""UMT's towers, fusion layers, losses and reducers compared with its authors' code, and their invariants."""
 
 import json
 from typing import Any
@@ -119,7 +119,7 @@ def test_frames_apart_and_merged_tokens_equal_the_composed_reference(shared):
 
 @torch.no_grad()
 def test_what_is_ranked_equals_the_released_evaluation(shared):
-    """Six videos and captions, all of them among the 128 best; keys and values of a video are made once."""
+    """Six videos and captions are used, all among the 128 best; keys and values of a video are computed once."""
     folder = shared / "reference" / "umt"
     umt, released = released_umt(folder), read(folder / "umt_eval_one_caption.npz")
     import numpy as np

@@ -1,4 +1,4 @@
-"""UMT as a backbone of its own: published weights by name, with BERT's vocabulary."""
+"""UMT as a backbone: published weights by name, with BERT's vocabulary."""
 
 import hashlib
 
@@ -66,7 +66,7 @@ def test_the_authors_file_is_read_by_name_and_scores_as_released(shared, tmp_pat
 
 
 def forms_of(state):
-    """The ways in which UMT's weights are kept: as released for retrieval and for pre-training, and by wrappers."""
+    """Return the forms in which UMT's weights are stored: released for retrieval and pre-training, and by wrappers."""
     conv = "vision_encoder.encoder.patch_embed.proj.weight"
     more = {"clip_teacher.ln.weight": torch.ones(3), "vision_encoder.clip_decoder.0.bias": torch.ones(3)}
     more |= {

@@ -1,4 +1,4 @@
-"""A published pickle is read only when its digest is given, in a child, and nothing that it asks for is done."""
+"""A published pickle is read only if its digest is given, in a child, and none of its code is run."""
 
 import hashlib
 import io
@@ -26,7 +26,7 @@ def digest(file: Path) -> str:
 
 
 class Call:
-    """Pickles as a call of `function(*arguments)`."""
+    """Object whose pickle is a call of `function(*arguments)`."""
 
     def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
         self.parts = (function, arguments, state)
@@ -36,7 +36,7 @@ class Call:
 
 
 def payloads(canary: Path) -> dict[str, bytes]:
-    """Pickles that make the file `canary` when they are loaded."""
+    """Return pickles that create the file `canary` when they are loaded."""
     touch = f"touch {canary}"
     write = f"open({str(canary)!r}, 'w').close()"
     text = touch.encode()
@@ -63,7 +63,7 @@ def bare(payload: bytes) -> bytes:
 
 
 def in_zip(payload: bytes) -> bytes:
-    """torch's own format, with the payload as the object that describes the tensors."""
+    """Return torch's own format, with the payload as the object that describes the tensors."""
     whole, changed = io.BytesIO(), io.BytesIO()
     torch.save({"visual.proj": torch.zeros(2, 2)}, whole)
     with zipfile.ZipFile(whole) as old, zipfile.ZipFile(changed, "w") as new:
@@ -73,7 +73,7 @@ def in_zip(payload: bytes) -> bytes:
 
 
 def behind_magic(payload: bytes) -> bytes:
-    """torch's format of before 1.6: three numbers and a description of the machine, then the object."""
+    """Return torch's format before 1.6: three numbers and a description of the machine, then the object."""
     start = (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True, "type_sizes": {}})
     return b"".join(pickle.dumps(each, 2) for each in start) + payload
 
@@ -167,7 +167,7 @@ def test_a_file_under_another_ending_says_what_to_rename(tmp_path):
 
 
 def child(code: str) -> subprocess.CompletedProcess[str]:
-    """Python that has this module's functions as the child has them."""
+    """Return a Python program with this module's functions, for the child."""
     start = f"import sys; sys.path.insert(0, {str(Path(weights.__file__).parent)!r}); import weights\n"
     return subprocess.run([sys.executable, "-I", "-c", start + code], capture_output=True, text=True, check=False)
 

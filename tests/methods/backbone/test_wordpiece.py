@@ -1,4 +1,4 @@
-"""BERT's word pieces as UMT's code has them."""
+"""BERT's word pieces compared with those of UMT's code."""
 
 import json
 import pickle

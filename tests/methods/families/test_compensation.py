@@ -26,7 +26,7 @@ TOKENS = make_batch(4, 2, seed=9).tokens
 
 
 def short(strategy: str) -> Any:
-    """The settings of a strategy with a fit of few steps."""
+    """Return settings of a strategy whose fit has few steps."""
     fit: dict[str, Any] = {
         "xbt": {"steps": 20, "lr": 1e-4, "noise": 0.0},
         "lambda_orthogonality": {"map": RelaxedConfig(steps=20)},
@@ -44,7 +44,7 @@ def made(strategy: str, base: str) -> QueryCompensation:
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_retriever_with_one_vector_a_caption_can_be_wrapped(strategy, base):
-    """The present task has the retriever's features to the bit, and moved ones are as long as those."""
+    """For the current task features are the retriever's to the bit; moved features have the same length."""
     method = made(strategy, base)
     train_stream(method, tasks=3, steps=1, lr=1e-2)
     method.eval()
@@ -91,7 +91,7 @@ def test_the_old_model_is_gone_after_the_task_and_gets_no_gradient(strategy, bas
 
 
 class Doubling(Link):
-    """The same map for every caption, chosen so that its order matters."""
+    """The same map for every caption, chosen so that the order of maps matters."""
 
     def __init__(self, number: int) -> None:
         super().__init__(1)

@@ -1,5 +1,6 @@
-"""Common behaviour of lora, prompt, adapter and tempme, and lora as `tome`;
-each method has its own file in the parent folder."""
+"""Common behaviour of lora, prompt, adapter and tempme, and lora as `tome`; each method has a file in the parent
+folder.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A retriever after an exchange of its backbone: scales of two models, maps between them, and their widths."""
+"""A retriever after a change of its backbone: scales of two models, maps between them, and their widths."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CAPTIONS = torch.arange(12)[:, None]
 
 
 class Table(Method):
-    """Looks features of captions and videos up by their numbers."""
+    """Returns features of captions and videos by their numbers."""
 
     def __init__(self, texts: torch.Tensor, videos: torch.Tensor) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def batches():
 
 
 def drawn(width: int, seed: int) -> Table:
-    """Features of 12 captions and videos, on a scale of their own."""
+    """Return features of 12 captions and videos, each model's on a different scale."""
     random = torch.Generator().manual_seed(seed)
     texts, videos = (torch.nn.functional.normalize(torch.randn(12, width, generator=random), dim=-1) for _ in range(2))
     return Table(texts, (1 + seed) * (videos + texts) + 0.3)

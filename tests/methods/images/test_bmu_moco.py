@@ -1,4 +1,4 @@
-"""BMU-MoCo over images: what holds of any construction of it."""
+"""Properties of any construction of BMU-MoCo over images."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def weights(module: nn.Module) -> Tensor:
 
 
 def shift(method: ImageBMUMoCo) -> None:
-    """An optimizer's step."""
+    """Change the weights as an optimizer's step does."""
     with torch.no_grad():
         for parameter in method.encoder.parameters():
             parameter += torch.linspace(0.1, 0.4, parameter.numel()).view_as(parameter)

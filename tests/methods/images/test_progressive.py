@@ -1,4 +1,4 @@
-"""Progressive networks: columns equal to aimagelab/mammoth@e75a491, and what holds of former ones."""
+"""Progressive networks: columns equal aimagelab/mammoth@e75a491; properties of former columns."""
 
 import copy
 import re
@@ -78,7 +78,7 @@ class Classified(nn.Module):
 
 
 def learn(model: Classified, x: Tensor, labels: Tensor, losses: tuple[float, ...]) -> None:
-    """Two steps by which the reference columns were trained."""
+    """Take the two steps that trained the reference columns."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9)
     for expected in losses:

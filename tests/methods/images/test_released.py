@@ -184,7 +184,7 @@ def test_a_mixture_without_a_partner_for_every_image_is_refused(released):
 
 
 def test_si_holds_weights_that_moved_and_no_others(released):
-    """At the anchor nothing is held; away from it the pull is 2 c Omega times the way."""
+    """At the anchor there is no pull; away from it the pull is 2 c Omega times the distance."""
     method = ImageSI(ImageSIConfig(strength=0.4), small(released))
     method.begin_task(make_task(1))
     method.importance.fill_(2.0)
@@ -198,7 +198,7 @@ def test_si_holds_weights_that_moved_and_no_others(released):
 
 
 def test_si_adds_what_each_task_needed(released):
-    """A number of a gradient counts at most `clip`, whatever the others are; tasks add up."""
+    """One number of a gradient counts at most `clip`, whatever the others are; tasks add up."""
     method = ImageSI(ImageSIConfig(rate=0.5, clip=1.0), small(released))
     for index in range(2):
         method.begin_task(make_task(index))
@@ -228,7 +228,7 @@ def images(seed: int) -> np.ndarray:
 
 
 def by_recipe(name: str, value: Tensor) -> Tensor:
-    """A tensor of the reference model; see the README of the fixtures."""
+    """Return a tensor of the reference model; see the README of the fixtures."""
     if name.endswith("num_batches_tracked"):
         return value
     z = draw(name, tuple(value.shape))

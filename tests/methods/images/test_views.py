@@ -1,4 +1,4 @@
-"""Views of images: what holds of each random chain, whatever it draws."""
+"""Properties of each random chain of views, whatever it draws."""
 
 import pytest
 import torch

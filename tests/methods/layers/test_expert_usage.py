@@ -18,7 +18,7 @@ def usage_metrics(method) -> dict[str, float]:
 
 @pytest.mark.parametrize("cls", [FrameFusionMoE, StructAlign])
 def test_experts_count_every_caption_that_is_trained_on_once(small_clip, cls):
-    """Task 1 of FrameFusionMoE has one expert; a teacher, a search and a second pass of the same step count nothing."""
+    """Task 1 of FrameFusionMoE has one expert; teachers, searches and second passes of a step are not counted."""
     torch.manual_seed(0)
     config = {FrameFusionMoE: FrameFusionMoEConfig, StructAlign: StructAlignConfig}[cls](num_experts=3, top_k=2)
     method = cls(config, small_clip)

@@ -20,7 +20,7 @@ def released():
 
 
 def grown(in_width, out_width, top_k, dropout=0.0):
-    """An adapter with ten experts and a router, as it is from the second task on."""
+    """Return an adapter with ten experts and a router, as from the second task on."""
     adapter = TaskAwareExperts(in_width, out_width, rank=4, scale=4.0, dropout=dropout)
     adapter.grow(10, top_k)
     return adapter

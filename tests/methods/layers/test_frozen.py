@@ -9,7 +9,7 @@ from ctvr.methods.layers.frozen import Frozen, copied
 
 
 def test_the_lstm_of_a_copy_has_its_weights_in_one_piece():
-    """cuDNN alone needs it: on a CPU torch leaves the weights apart, so that only the request is seen."""
+    """Only cuDNN needs it: on a CPU torch leaves the weights separate, so the test sees only the request."""
     module = nn.Sequential(nn.Linear(2, 3), nn.LSTM(3, 4, batch_first=True))
     x = torch.randn(1, 5, 2)
     with mock.patch.object(nn.LSTM, "flatten_parameters", autospec=True) as flatten:

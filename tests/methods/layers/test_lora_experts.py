@@ -1,4 +1,4 @@
-"""LoRA experts with an A and a B each, StructAlign eqs. 2-3."""
+"""LoRA experts with separate A and B, StructAlign eqs. 2-3."""
 
 import pytest
 import torch

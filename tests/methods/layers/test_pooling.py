@@ -1,4 +1,4 @@
-"""Frames are averaged, at will after each has been brought to length one."""
+"""Frames are averaged, optionally after each has been normalised."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""CLIP4Clip's sequential headers: residual, ordered in time, sized as their paper's code."""
+"""CLIP4Clip's sequential headers: they are residual, ordered in time, and have the size of the paper's code."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_an_lstm_without_weights_leaves_the_frames(frames):
 
 
 def test_lstm_is_in_training_mode_wherever_a_gradient_is_taken(frames):
-    """EWC takes gradients in evaluation mode, which cuDNN refuses an LSTM."""
+    """EWC takes gradients in evaluation mode, in which cuDNN refuses to train an LSTM."""
     header = FrameLSTM(32).eval()
     header(frames)
     assert header.lstm.training

@@ -1,4 +1,4 @@
-"""The schema of settings accepts the groups of a method, and only what the chosen variant has."""
+"""The schema of settings accepts the groups of a method, and only the settings of the chosen variant."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ NAMES = ((*EVERY_METHOD, *CONFIGURATIONS), (*RENDERED, *BENCHMARKS), ("released"
 
 
 def offered(tmp_path, *typed: str) -> list[str]:
-    """Return what bash offers after these words, of which the last is being typed."""
+    """Return the completions that bash offers after these words, of which the last is being typed."""
     file = tmp_path / "completion.bash"
     file.write_text(script("bash", make_parser(), *NAMES))
     ask = f'source {file}; COMP_WORDS=(ctvr "$@"); COMP_CWORD=$#; _shtab_ctvr; printf "%s\\n" "${{COMPREPLY[@]}}"'

@@ -1,4 +1,4 @@
-"""A submitted sweep continues when its connection is lost, and is found again."""
+"""A submitted sweep continues when the connection is lost, and can be found again."""
 
 import os
 import signal

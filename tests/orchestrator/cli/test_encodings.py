@@ -1,4 +1,4 @@
-"""Names of videos hold any character; a terminal or locale that does not have it ends no command."""
+"""Names of videos may contain any character; a terminal or locale that lacks it makes no command fail."""
 
 import io
 import json
@@ -19,7 +19,7 @@ LOCALES = [
 
 
 def ctvr(folder: Path, locale: dict[str, str], *words: str) -> str:
-    """Return what a command prints under a locale; it must end well."""
+    """Return the output of a command under a locale; the command must succeed."""
     others = ("LC_", "LANG", "PYTHONIO")
     kept = {name: value for name, value in child_environment().items() if not name.startswith(others)}
     command = [*run_module("ctvr", *words), "--runs", str(folder / "runs")]

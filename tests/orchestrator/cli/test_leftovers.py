@@ -10,7 +10,7 @@ from tests.orchestrator.cli.test_supervisor import is_alive
 
 
 def test_exiting_process_is_awaited(monkeypatch):
-    """The kernel takes the environment of one that ends before its files and locks: here for half a second."""
+    """The kernel removes the environment of an ending process before its files and locks, here for half a second."""
     slow = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), exit(0))); print(flush=True); time.sleep(600)"
     left = subprocess.Popen([sys.executable, "-c", f"import signal, time; {slow}"], stdout=subprocess.PIPE)
     assert left.stdout is not None
@@ -30,7 +30,7 @@ def write_process(folder, stat, environment=b"", arguments=b""):
 
 
 def test_program_that_is_being_loaded_is_found(monkeypatch, tmp_path):
-    """For a moment it has no environment; a thread of the kernel, an ended process and `env -i` never have one."""
+    """For a moment it has no environment; kernel threads, ended processes and `env -i` never have one."""
     monkeypatch.setattr(leftovers, "PROCESSES", tmp_path)
     write_process(tmp_path / "7", "7 (a) b) S 1 7 7")
     write_process(tmp_path / "2", "2 (kthreadd) S 0 0 0")

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: every mistake is one line on stderr and exit status 2; stdout has results."""
+"""The command line from the user's view: every mistake is one line on stderr with exit status 2; stdout has results."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ def _logging_as_before() -> Iterator[None]:
 
 
 def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a command in this process."""
+    """Return exit status, stdout and stderr of a command in this process."""
     try:
         status = cli.main([str(word) for word in words])
     except SystemExit as end:  # argparse's way

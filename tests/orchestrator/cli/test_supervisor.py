@@ -1,4 +1,4 @@
-"""A driver that dies is restarted while it finishes tasks; its remaining processes are ended; one line for each event.
+"""A dead driver is restarted as long as it finishes tasks; its remaining processes are ended; each event is one line.
 
 The drivers here are small scripts that use the child's half as `ctvr` does. With Ray: on_ray/test_sweeps.py.
 """
@@ -41,7 +41,7 @@ def plan():
 
 @dataclass
 class Scripted(SupervisedCommand):
-    """A job whose lives are a script, given the runs folder, the number of the life and the words."""
+    """A job whose attempts follow a script, given the runs folder, the number of the attempt and the arguments."""
 
     script: str = ""
 
@@ -62,7 +62,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_dead_driver_is_resumed_while_it_makes_progress(tmp_path, capfd):
-    """The second life leaves a process in a separate session, and prints much that is never read."""
+    """The second attempt leaves a process in a separate session, and prints much that is never read."""
     script = """
 (runs / f"words{life}").write_text(" ".join(sys.argv[3:]))
 if life == 0:
@@ -111,7 +111,7 @@ print("Trace", file=sys.__stderr__)
 
 
 def test_supervisor_waits_for_a_missing_store(tmp_path, capfd, monkeypatch):
-    """The second life finds it there again; one that had begun nothing ends with the line alone."""
+    """The second attempt finds the store again; one that had not begun ends with one line."""
     monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.01)
     script = """
 if life == 0 and "begun" in sys.argv:
@@ -179,7 +179,7 @@ def test_a_lost_mlflow_server_is_waited_for_and_a_wrong_one_is_not(tmp_path, mon
 
 @pytest.mark.parametrize("error", ["ImportError('no such module')", "SyntaxError('invalid')"])
 def test_a_fault_of_the_code_ends_the_first_attempt(tmp_path, capfd, error):
-    """It ends the next one, too, after minutes in which torch and Ray are loaded."""
+    """The fault also ends the next attempt, after the minutes in which torch and Ray are loaded."""
     script = f"""
 from ctvr.orchestrator.cli import main
 def fail(argv): raise {error}

@@ -15,7 +15,7 @@ from tests.orchestrator.cli.test_main import _logging_as_before, ctvr  # noqa: F
 
 @pytest.fixture
 def asked(monkeypatch) -> list[Any]:
-    """The requests that commands made; nothing runs."""
+    """Return the requests that commands made; nothing runs."""
     found: list[Any] = []
 
     def keep(request: Any, *more: Any) -> str:

@@ -1,4 +1,4 @@
-"""Array files with wrong sizes: each gives one line before it takes memory, and no other file is read."""
+"""Array files with wrong sizes: each gives one line before memory is allocated, and no other file is read."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""One random draw per video, in range, decided by the seed."""
+"""One random draw for each video, in range and determined by the seed."""
 
 import pytest
 import torch
@@ -41,7 +41,9 @@ def test_crops_equal_the_released_areas_and_aspect_ratios():
 
 
 def test_jitter_maps_all_frames_of_a_video_by_one_line():
-    """A gray video whose frames differ in brightness: contrast turns around the mean of the video, not of a frame."""
+    """For a grey video whose frames differ in brightness, contrast changes around the mean of the video, not of a
+    frame.
+    """
     random = torch.Generator().manual_seed(0)
     x = torch.linspace(0.4, 0.6, 4).view(1, 4, 1, 1, 1) + 0.02 * torch.rand(5, 4, 1, 8, 8, generator=random)
     out = gray_and_jitter(x.expand(-1, -1, 3, -1, -1).contiguous(), random)

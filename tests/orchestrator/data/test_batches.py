@@ -1,4 +1,4 @@
-"""Pairs, batches and frames: nothing lost, nothing twice, everything decided by the seed."""
+"""Pairs, batches and frames: none is lost or repeated, and the seed determines all of them."""
 
 import shutil
 from collections import Counter
@@ -173,7 +173,7 @@ def test_workers_share_a_batch_in_blocks(data):
 
 @pytest.fixture(scope="module")
 def random_frames(decoded, tmp_path_factory) -> StreamData:
-    """Read it only: frames to draw from are decoded once."""
+    """Return frames to draw from, which are decoded once; do not write to them."""
     runs = shutil.copytree(decoded, tmp_path_factory.mktemp("random") / "runs")
     config = DataConfig(num_frames=3, batch_size=4, sampling="random")
     data = stream_data(load_stream(runs / "small" / "small.json", runs), runs, config)

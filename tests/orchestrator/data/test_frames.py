@@ -1,4 +1,4 @@
-"""Frames through the store: decoded once, keyed by everything that decides them, repaired when damaged."""
+"""Frames through the store: decoded once, keyed by all that determines them, repaired when damaged."""
 
 from dataclasses import replace
 

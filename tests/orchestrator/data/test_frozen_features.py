@@ -1,4 +1,4 @@
-"""Stored features change the time of a run, and nothing else except the rounding of kernels for one video."""
+"""Stored features change the time of a run and no result, except by the rounding of kernels for one video."""
 
 import logging
 

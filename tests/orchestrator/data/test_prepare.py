@@ -1,4 +1,4 @@
-"""Every video is decoded once; videos that cannot be decoded are named, and stop nothing else."""
+"""Every video is decoded once; videos that cannot be decoded are named and do not stop the others."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Report of `ctvr doctor` about the sandbox of children."""
+"""The report of `ctvr doctor` about the sandbox of children."""
 
 import pytest
 

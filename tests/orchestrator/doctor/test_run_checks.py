@@ -31,7 +31,7 @@ PLANTED = "kT7" + "x9Qw2" * 6  # made up
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No cluster, server, token or secret of the machine that runs the tests."""
+    """Hide the clusters, servers, tokens and secrets of the machine that runs the tests."""
     for name in list(os.environ):
         if (
             name.startswith(("RAY_", "MLFLOW_", "AWS_", "CTVR_"))
@@ -48,7 +48,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 
 @pytest.fixture(autouse=True, scope="module")
 def _sandboxed_once() -> Iterator[None]:
-    """Try in a child once, not for each test, what this machine's sandbox permits."""
+    """Try once in a child, and not for each test, what this machine's sandbox permits."""
     found = list(machine.sandboxing())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "sandboxing", lambda: iter(found))
@@ -71,7 +71,7 @@ def about(findings: list[Finding], subject: str, level: str | None = None) -> li
 
 
 def write_manifest(folder: Path, videos: int, present: int) -> Path:
-    """One task with `videos` videos in each split, of which the first `present` exist."""
+    """Write a manifest of one task with `videos` videos in each split, of which the first `present` exist."""
     items = {}
     for split in ("train", "val", "test"):
         names = [f"{split}{n}" for n in range(videos)]

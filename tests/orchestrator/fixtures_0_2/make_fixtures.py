@@ -1,11 +1,12 @@
-"""Write the records that a release with new names must read; made at commit d806d0d, before any name changed.
+"""Writer of the records that a release with new names must read, made at commit d806d0d, before any name changed.
 
     python -m tests.orchestrator.fixtures_0_2.make_fixtures FOLDER
 
-Check that commit out to run it: a later one writes the new names, which proves nothing. FOLDER must not exist.
+Check out that commit to run it, since a later one writes the new names. FOLDER must not exist.
 `records.zip` then holds a runs folder with a sweep (two trials, a confirmation, a rerun of two seeds) and a single run,
-the description of an exported model, and the CSV of the stream's table. Videos, frames, weights and logs are left out,
-except for the commits of the single run. FOLDER is written as PLACE, so that no path of the maker's machine is kept.
+the description of an exported model, and the CSV of the stream's table. Videos, frames, weights and logs are omitted,
+except for the commits of the single run. FOLDER is replaced by PLACE, so that no path of the author's machine is
+stored.
 """
 
 import subprocess

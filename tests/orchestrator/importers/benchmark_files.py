@@ -1,4 +1,4 @@
-"""Small files in the forms in which the benchmarks' authors publish theirs."""
+"""Small files in the formats in which the benchmarks' authors publish theirs."""
 
 import csv
 import json

@@ -44,7 +44,7 @@ def words(msrvtt: dict[str, Path]) -> dict[str, str]:
 
 @pytest.fixture
 def five(tmp_path: Path) -> Path:
-    """The five data sets as published, with two or three videos each."""
+    """Return the five data sets as published, with two or three videos each."""
     for split, name in (
         ("training_v1.0", "same"),
         ("validation_v1.0", "val"),

@@ -284,7 +284,7 @@ def test_columns_of_published_tables_are_recognised(tmp_path):
 
 @pytest.mark.parametrize("suffix", [*VIDEO_SUFFIXES, "."])
 def test_a_video_with_any_ending_is_found_below_the_folder(tmp_path, suffix):
-    """DiDeMo's ids have their endings, and some end in a point."""
+    """DiDeMo's ids contain the endings of files, and some end with a dot."""
     (tmp_path / "videos/a").mkdir(parents=True)
     (tmp_path / f"videos/a/x{suffix}").touch()
     find = VideoFolder(tmp_path).find

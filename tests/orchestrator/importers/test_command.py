@@ -1,4 +1,4 @@
-"""`ctvr streams import`: words become a manifest, or one line says what to write."""
+"""`ctvr streams import` turns its arguments into a manifest, or says in one line how to correct them."""
 
 from pathlib import Path
 

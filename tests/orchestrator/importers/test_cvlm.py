@@ -1,4 +1,4 @@
-"""The five data sets of CVLM become five tasks, and each may stand alone."""
+"""The five data sets of CVLM become five tasks, and each can be used alone."""
 
 import json
 
@@ -120,7 +120,7 @@ def test_a_line_of_headings_is_no_clip_of_lsmdc(five):
 
 
 def test_two_more_data_sets_stand_alone(five):
-    """LSMDC's lines of six cells between tabs, and MSR-VTT in its publishers' split with all captions of its tests."""
+    """LSMDC's lines have six cells between tabs; MSR-VTT has its publishers' split with all captions of its tests."""
     lines = {"annos_training": ("m_1", "m_1", "m_2"), "annos_val": ("m_3",), "challenge_1000_publictect": ("m_4",)}
     (five / "lsmdc").mkdir()
     for name, clips in lines.items():

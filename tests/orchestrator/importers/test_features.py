@@ -1,4 +1,4 @@
-"""Features find their videos by name, also where a program has written `./` or the ending of a video."""
+"""Features are matched to videos by name, also where a program has written `./` or the ending of a video."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def read(table: Path, keys: list[str]) -> list[float]:
-    """The first number of each video's features, in the order of `ROWS`; key n has the number n."""
+    """Return the first number of each video's features, in the order of `ROWS`; key n has the number n."""
     features = table.parent / "features.npz"
     np.savez(features, **{key: np.full((2, 3), n, np.float32) for n, key in enumerate(keys)})
     out = table.parent / "out.json"
@@ -63,7 +63,7 @@ def test_a_key_that_may_mean_another_video_is_not_taken(keys: list[str], table: 
 
 @pytest.mark.parametrize("form", ["npy", "npz"])
 def test_an_array_without_names_is_in_the_order_of_the_table(form: str, tmp_path: Path) -> None:
-    """Whatever order tasks and splits put its videos into. A line more of a video is another caption of it."""
+    """This holds for any order of videos in tasks and splits. A further line of a video is another caption of it."""
     rows = [("d", "", "test", 2), ("c", "1", "train", 2), ("b", "", "test", 1), ("c", "3", "train", 2)]
     rows += [("d", "", "test", 2), ("a", "", "train", 1)]
     lines = [f"{v},caption {n},c,{s},{t},{at},{at and int(at) + 1}" for n, (v, at, s, t) in enumerate(rows)]
@@ -118,7 +118,7 @@ def test_a_pickled_dictionary_says_how_to_save_arrays(table: Path) -> None:
 
 
 def first_numbers(table: Path, features: Path) -> list[float]:
-    """The first number of each video's features, in the order of the table."""
+    """Return the first number of each video's features, in the order of the table."""
     out = table.parent / "out.json"
     manifest, _ = import_features(table, features, None, out, "out")
     items = {item["video"]: item for task in manifest["tasks"] for split in ("train", "test") for item in task[split]}

@@ -111,7 +111,7 @@ def videos_of(folder: Path) -> dict[str, list[tuple[str, str]]]:
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("has_column", [False, True])
 def test_metadata_in_the_folder_itself_describes_all_splits(tmp_path, form, has_column):
-    """The split is the folder of a video, whatever the video's own name says, or the column `split`."""
+    """The split is the video's folder or the column `split`, whatever the video's own name says."""
     train, test = ("x/a.mp4", "x/b.mp4") if has_column else ("train/a.mp4", "test/train_b.mp4")
     touch(tmp_path, train, test)
     rows = [{"file_name": train, "text": "a dog"}, {"file_name": f"./{test}", "text": "a cat"}]

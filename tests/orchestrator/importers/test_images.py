@@ -14,7 +14,7 @@ from ctvr.orchestrator.streams.load import load_stream
 
 
 class Runs:
-    """A pickle that would make a file if it were executed."""
+    """Object whose pickle would create a file if it were executed."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -24,7 +24,7 @@ class Runs:
 
 
 def drawn(seed: int, count: int, classes: int) -> tuple[np.ndarray, list[int]]:
-    """Rows of pixels, and as many labels, each class equally often."""
+    """Return rows of pixels and as many labels, with each class equally often."""
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (count, 3072), np.uint8), rng.permutation(np.arange(count) % classes).tolist()
 

@@ -1,4 +1,4 @@
-"""The files of MSRVTT-QA become a stream of questions that holds each of them once, with its video."""
+"""The files of MSRVTT-QA become a stream of questions that contains each of them once, with its video."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from ctvr.orchestrator.streams.load import load_stream
 
 
 def write(folder: Path, **changes: object) -> Path:
-    """Two videos of every category, one of them tested; each is asked two things, the first of them twice."""
+    """Write two videos of every category, one of them for the test; each has two questions, the first of them twice."""
     folder.mkdir()
     for split, first in (("train", 0), ("val", 100), ("test", 200)):
         rows = []

@@ -1,4 +1,4 @@
-"""Nothing in a pickle is executed; plain containers are read as `pickle` would read them."""
+"""No code in a pickle is executed; plain containers are read as `pickle` would read them."""
 
 import collections
 import contextlib
@@ -29,7 +29,7 @@ def test_plain_containers_read_as_pickle_reads_them(tmp_path: Path, value: Any, 
 
 
 class _Call:
-    """Pickles as a call of `function(*arguments)`."""
+    """Object whose pickle is a call of `function(*arguments)`."""
 
     def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
         self.parts = (function, arguments, state)
@@ -44,7 +44,7 @@ class _Plain:
 
 
 def hostile(command: str) -> dict[str, bytes]:
-    """Pickles that would run `command`, build objects or eat memory if they were loaded."""
+    """Return pickles that would run `command`, build objects or fill memory if they were loaded."""
     text = command.encode()
     long = struct.pack("<I", 0x7FFFFFFF)
     gadgets = {

@@ -35,7 +35,7 @@ def found_in(folder: Path, out: Path | None = None) -> dict[str, list[tuple[obje
 
 
 def test_samples_of_tars_are_videos_with_their_text_or_their_json(tmp_path):
-    """As video2dataset writes them: a table of each shard's metadata lies next to it."""
+    """video2dataset writes them, with a table of each shard's metadata in the same folder."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     cells = {"captions": ["a bird", "it sings"], "start": "0:01", "end": 2.5, "url": "x"}
     folder = tmp_path / "set"
@@ -77,7 +77,7 @@ def test_keys_with_dots_keep_them_and_their_folder_may_be_the_split(tmp_path):
 
 
 def test_files_of_a_sample_may_lie_apart_and_be_several_json(tmp_path):
-    """As `tar` writes them without --sort=name, and as downloaders write KEY.info.json next to KEY.mp4.json."""
+    """`tar` writes them so without --sort=name; downloaders write KEY.info.json next to KEY.mp4.json."""
     apart = {"a__mp4": "1", "b__TXT": "a cat", "b__input__MP4": "2", "a__outputs__txt": "a dog"}
     tar(tmp_path / "train.tar", **apart)
     both = {"c__mp4": "3", "c__info__json": '{"caption": "a fish", "id": 1}', "c__mp4__json": '{"fps": 25, "id": 2}'}
@@ -131,7 +131,7 @@ def test_a_tar_that_is_cut_or_compressed_or_links_elsewhere_is_refused(tmp_path)
 
 
 def test_a_tar_that_loses_samples_without_a_word_is_refused(tmp_path):
-    """Python reads on until a damaged header, the end of the first of two archives, or a cut between members."""
+    """Python reads until a damaged header, the end of the first of two archives, or a truncation between members."""
     whole = tar(tmp_path / "train.tar", a__mp4="1", a__txt="x", b__mp4="2", b__txt="y").read_bytes()
     damaged = bytearray(whole)
     damaged[4 * 512 + 150] ^= 1  # of the third header
@@ -185,7 +185,7 @@ def test_a_folder_of_save_to_disk_is_read_and_its_caches_are_not(tmp_path, form)
 
 
 def test_columns_of_other_programs_types_are_names_and_videos(tmp_path):
-    """polars writes views, and pandas its categories as a dictionary."""
+    """polars writes views, and pandas writes its categories as a dictionary."""
     arrow = pytest.importorskip("pyarrow")
     kinds = {"video_id": arrow.string_view(), "caption": arrow.dictionary(arrow.int32(), arrow.string())}
     for split in ("train", "test"):

@@ -37,7 +37,7 @@ def execution(runs: Path) -> ExecutionConfig:
 
 @pytest.fixture
 def later(monkeypatch):
-    """Let a number of days pass on all clocks."""
+    """Advance all clocks by a number of days."""
 
     def wait(days: float) -> None:
         clock, now = Store.clock, time.time
@@ -179,7 +179,7 @@ def weights(store: Store) -> dict[str, set[str]]:
 
 @pytest.fixture
 def swept(execution: ExecutionConfig, monkeypatch):
-    """A finished sweep of three trials, the second the best; another run has the third's settings."""
+    """Return a finished sweep of three trials, the second the best; another run has the third's settings."""
     store = Store.open(execution.runs / "swept")
     for key in ("one", "two", "three"):
         for done in (1, 2):

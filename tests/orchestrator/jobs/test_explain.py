@@ -1,4 +1,4 @@
-"""The settings of a key are printed, and so are the differences of two keys."""
+"""The settings of a key and the differences of two keys are printed."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def store(folder: Path) -> Store:
 
 
 def track(tracker: Tracker, stream: str = DIGEST, **changed: Any) -> str:
-    """A tracked run with these settings, as a recorder opens it; returns its key."""
+    """Record a run with these settings, as a recorder opens it; return its key."""
     experiment = resolve({**GIVEN, **{name.replace("__", "."): value for name, value in changed.items()}})
     key = experiment.key(cast(Stream, SimpleNamespace(digest=stream, protocol="ctvr")))
     tags = {RESULT: key, "ctvr.stream_digest": stream, "ctvr.commit": "c0ffee", "ctvr.identity": key}

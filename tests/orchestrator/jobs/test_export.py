@@ -1,4 +1,4 @@
-"""Streams out and in again: frames and features in files of other programs, and runs on features alone."""
+"""Streams are exported and imported again: frames and features in files of other programs, runs on features alone."""
 
 import csv
 import io

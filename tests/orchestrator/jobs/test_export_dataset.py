@@ -1,4 +1,4 @@
-"""A stream as a folder that Hugging Face's `datasets` reads, and the same stream again from that folder."""
+"""A stream becomes a folder that Hugging Face's `datasets` reads, and the same stream again from that folder."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def exported(small_stream, manifest, runs, tmp_path) -> Path:
 
 
 def test_the_folder_has_the_form_of_a_video_folder(exported, small_stream):
-    """A split is a folder; each line of its metadata names a file next to it, and each file has one line."""
+    """Each split is a folder; its metadata has one line for each file of the folder."""
     head = yaml.safe_load((exported / "README.md").read_text().split("---")[1])
     for named in head["configs"][0]["data_files"]:
         folder = exported / named["path"].removesuffix("/**")

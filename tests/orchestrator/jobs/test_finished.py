@@ -1,4 +1,4 @@
-"""A finished run is recognised by its command, and by nothing that is not the same command."""
+"""A finished run is recognised by its command, and only by the same command."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ SETTINGS = {"method": "zero_shot", "backbone.name": "tiny-clip", "backbone.weigh
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder with a finished run, the kept answers of its process, and the text that it printed."""
+    """Return a folder with a finished run, the remembered answers of its process, and its printed text."""
     root = tmp_path_factory.mktemp("finished")
     manifest = write_stream(root / "small", num_tasks=2)
     for file in [manifest, *manifest.parent.rglob("*.mp4")]:
@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture
 def here(made, monkeypatch, tmp_path) -> Path:
-    """A copy of the runs, and the videos where they were."""
+    """Copy the runs; the videos stay where they were."""
     root, _ = made
     monkeypatch.setattr(memo, "_is_enabled", True)
     monkeypatch.setattr("ctvr.orchestrator.jobs.finished.is_settled", lambda identity: True)

@@ -13,7 +13,7 @@ from tests.orchestrator.video.clips import read_number, write_video
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two videos, one that is cut short, and what a walk leaves out."""
+    """Return a folder with two videos, a truncated one, and files that a scan skips."""
     folder = tmp_path_factory.mktemp("videos")
     content = write_video(folder / "good.mp4").read_bytes()
     for hidden in ("._good.mp4", ".AppleDouble/good.mp4"):

@@ -1,4 +1,4 @@
-"""`ctvr doctor --gpu` on a CPU, where it measures the small backbone; and what it recommends."""
+"""`ctvr doctor --gpu` on a CPU, where it measures the small backbone, and its recommendations."""
 
 from dataclasses import replace
 from pathlib import Path

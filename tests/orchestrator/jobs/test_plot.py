@@ -1,4 +1,4 @@
-"""`ctvr plot`: pictures whose bytes depend on the model alone, and mistakes of one line."""
+"""`ctvr plot`: pictures whose bytes depend on the model alone, and one-line errors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A lost MLflow is rebuilt from the sent messages and the commits: tables are the same, byte by byte."""
+"""A lost MLflow database is rebuilt from the sent messages and the commits; tables are equal byte by byte."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def everything(tracker: Tracker) -> list[Any]:
 
 @pytest.mark.slow
 def test_a_lost_mlflow_is_made_again_and_the_tables_are_the_same(learned, tmp_path, capsys):
-    """Make a sweep with a trial, and two runs; the last numbers of one of these were committed and never sent."""
+    """The records are a sweep with a trial, and two runs; one run's last numbers were committed and never sent."""
     runs = tmp_path / "runs"
     shutil.copytree(learned, runs)
     tracker = ExecutionConfig(runs=runs).tracker()

@@ -63,7 +63,7 @@ def test_a_run_compares_the_memory_of_a_step_with_the_free_memory_of_its_gpu(mon
 
 
 def _train_and_die(settings: dict[str, str], execution: ExecutionConfig, after: int) -> None:
-    """`ctvr run` until a task is done, then SIGKILL."""
+    """Run `ctvr run` until a task is done, then kill it by SIGKILL."""
 
     def progress(metrics: object) -> str:
         done.append(metrics)

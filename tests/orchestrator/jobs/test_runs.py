@@ -1,4 +1,4 @@
-"""`ctvr runs`: runs are listed, shown with the command that repeats them, and removed unless something holds them."""
+"""`ctvr runs` lists runs, shows the command that repeats each, and removes those that no record needs."""
 
 import re
 import shlex

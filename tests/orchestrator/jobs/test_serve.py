@@ -1,4 +1,4 @@
-"""`ctvr serve`: the newest model of a run answers, each query in one space; signals and wrong options end it."""
+"""`ctvr serve`: the newest model of a run answers, each query in one space; signals and invalid options end it."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def ranked(snapshot: Snapshot, query: str) -> list[tuple[str, float]]:
 
 @pytest.fixture
 def half_trained(learned: Path, tmp_path: Path) -> tuple[ExecutionConfig, str, Path, Path]:
-    """A run of two tasks as it was after the first: the commit of the second lies elsewhere."""
+    """Return a run of two tasks in its state after the first: the commit of the second is elsewhere."""
     execution = ExecutionConfig(runs=tmp_path / "runs")
     shutil.copytree(learned, execution.runs)
     tracker = execution.existing_tracker()

@@ -1,4 +1,4 @@
-"""The budget of a run: what a method keeps besides one model, and the multiply-adds that it spends."""
+"""The budget of a run: memory that a method needs in addition to one model, and its multiply-adds."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from ctvr.orchestrator.learning.run import RunPaths, execute
 
 @pytest.fixture
 def spent(small_stream, manifest, runs):
-    """A function: method and settings -> its budget after one epoch of each of the stream's tasks."""
+    """Return a function from method and settings to the budget after one epoch of each of the stream's tasks."""
 
     def of(name: str, **settings: object) -> dict[str, float]:
         experiment = resolve({"method": name, "stream": manifest, "optim.epochs": 1, **settings}, small_stream.settings)

@@ -66,7 +66,7 @@ def test_multiply_adds_tokens_and_parameters_are_the_papers(name, backbone, prin
     ],
 )
 def test_multiply_adds_of_larger_towers_are_those_of_their_arithmetic(backbone, width, depth, patch, size, joint):
-    """Compute the multiply-adds of a frame: the patch convolution, 12 N D^2 + 2 N^2 D per block, and the projection."""
+    """The multiply-adds of a frame are the patch convolution, 12 N D^2 + 2 N^2 D per block, and the projection."""
     patches = (size // patch) ** 2
     tokens = patches + 1
     frame = patches * width * 3 * patch**2 + depth * (12 * tokens * width**2 + 2 * tokens**2 * width) + width * joint
@@ -99,7 +99,7 @@ def test_every_ablation_of_the_paper_has_its_multiply_adds(settings, printed):
     [("lora", 276.7, 64 * 50, 491_520), ("tome", 208.5, 64 * 26, 491_520), ("tempme", 180.3, 500, 556_032)],
 )
 def test_64_frames_agree_once_all_frames_are_embedded(name, printed, tokens, parameters):
-    """Check that the paper's counter embeds the patches of 12 frames only."""
+    """The paper's counter embeds the patches of 12 frames only."""
     method, found = estimate(name, {"reducer.num_frames": 64} if name == "tempme" else {}, frames=64)
     unseen = 52 * 49 * 768 * 3 * 32**2
     assert (found.macs - unseen) / 1e9 == pytest.approx(printed, rel=0.005)
@@ -113,7 +113,7 @@ def test_all_of_clip_is_151_million_parameters_and_the_temperature_is_one():
 
 
 def test_the_formula_is_what_torch_counts():
-    """Compare linear layers, convolution and attention, of a tower that joins clips and of a plain one.
+    """The linear layers, convolution and attention of a tower that joins clips and of a plain one are compared.
 
     The formula, like the papers, counts unused tokens of the last block, which a tower does not compute.
     """

@@ -132,7 +132,7 @@ def test_all_workers_stop_for_a_term_of_one_of_them_that_is_no_number():
 
 
 class Routed(nn.Module):
-    """Two weights, of which a step may use one."""
+    """Two weights, of which a step may use only one."""
 
     def __init__(self, says: bool, routes: bool = False) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_weights_without_a_gradient_are_searched_where_allowed(says, routes, fin
 
 @pytest.fixture
 def group_of_one(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone: DDP itself runs, without another process to wait for."""
+    """Create a process group of this process alone, so that DDP itself runs without another process to wait for."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -160,7 +160,7 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_gradients_are_views_of_what_is_sent_in_every_step():
-    """A copy of its own for each gradient would be as large again as all gradients."""
+    """Separate copies of the gradients would need as much memory again."""
     method = Routed(says=False)
     parallel = Workers(0, 2).wrap_ddp(method.used)
     optimizer = torch.optim.SGD(method.used.parameters(), lr=0.1)
@@ -175,7 +175,7 @@ def test_gradients_are_views_of_what_is_sent_in_every_step():
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_weight_that_no_worker_has_used_keeps_no_gradient():
-    """The optimizer would move it by its moments and its decay."""
+    """The optimizer would otherwise change it by its moments and its decay."""
     method = Routed(says=False)
     method.forward = lambda x: method.used(x)  # type: ignore[method-assign]
     parallel = Workers(0, 2).wrap_ddp(method)

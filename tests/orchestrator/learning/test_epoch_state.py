@@ -1,4 +1,4 @@
-"""Pauses between epochs: a run that several processes train, one after the other, equals an unbroken one."""
+"""Pauses between epochs: a run that several processes train in turn equals an uninterrupted one."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def one(runs: Path, manifest: str) -> str:
-    """The first task of the small stream, as a stream of its own."""
+    """Return the first task of the small stream as a separate stream."""
     content = json.loads(Path(manifest).read_text())
     file = Path(manifest).with_name("one.json")
     file.write_text(json.dumps({**content, "name": "one", "tasks": content["tasks"][:1]}))

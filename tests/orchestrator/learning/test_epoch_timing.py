@@ -1,4 +1,4 @@
-"""Speed and waiting of an epoch are measured and committed, and decide nothing."""
+"""Speed and waiting time of an epoch are measured and committed, and do not affect results."""
 
 import time
 

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Lookup(Method):
-    """Looks up captions in a table; with task-conditioned text, every task turns its own feature on."""
+    """Looks up captions in a table; with task-conditioned text, the task scales the feature."""
 
     def __init__(self, table: torch.Tensor, prompts: bool = False) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_captions_of_one_length_are_encoded_together_and_equal_ones_once(text_is
 
 
 class Moved(Lookup):
-    """Encodes a caption once, and turns its feature for each task."""
+    """Encodes a caption once, and scales its feature for each task."""
 
     text_passes = 1
 

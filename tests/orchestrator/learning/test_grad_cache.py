@@ -36,7 +36,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
 
 
 def made(name: str, task: int = 1, **more: object):
-    """Build a method at the start of `task`, with the state of former tasks: memories, queues, statistics."""
+    """Build a method at the start of `task`, with the state of former tasks: buffers, queues, statistics."""
     settings = {"method": name, "stream": "s", "data.num_frames": 4, "data.batch_size": 8, **more}
     settings |= {} if name != "vr_lwf" else {"method.sentences": 20}
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def test_batches_of_a_step_are_one_large_batch(name, more):
 
 @pytest.mark.parametrize("limit", [1, 4000, grad_cache.BUCKET])
 def test_workers_average_gradients_in_buckets(limit, monkeypatch):
-    """The other worker has the same gradients, so their mean is the own one, bit for bit."""
+    """The other worker has the same gradients, so their mean equals them bit for bit."""
     alone = made("clip4clip").eval()
     together, batches = copy.deepcopy(alone), parts(make_batch(8, frames=4, seed=5), 4, 4)
     backward(alone, batches, nullcontext)

@@ -1,4 +1,4 @@
-"""Bytes that methods keep after many tasks."""
+"""Bytes that methods store after many tasks."""
 
 import pytest
 

@@ -28,7 +28,7 @@ CONFIG = EvaluationConfig()
 
 
 class Plain(Method):
-    """Scores are dot products."""
+    """Retriever whose scores are dot products."""
 
     declared = Capabilities()
 
@@ -204,7 +204,7 @@ def test_a_share_beyond_the_whole_is_refused():
 
 
 def drift_compensated(example, **settings):
-    """Return R@1 of the example after task 3: each task's in its own gallery, and of all captions in all videos."""
+    """Return R@1 of the example after task 3: of each task in its own gallery, and of all captions in all videos."""
     text, video, _ = example
     parts = [(10 * task, 10 * task + 10) for task in range(3)]
     method = learned_tables(QDC(QDCConfig(**settings), Method()), [text[task + 1] for task in range(3)], parts)
@@ -222,7 +222,9 @@ def test_query_drift_example_has_the_expected_numbers(example):
 
 
 def test_the_released_compensation_is_worse_on_the_example(example):
-    """The numbers of methods/qdc.py: every drift is subtracted from every query, and queries of old tasks are short."""
+    """The numbers are those of methods/qdc.py: every drift is subtracted from every query, which shortens old tasks'
+    queries.
+    """
     released = {"subtract": "all", "renormalize": False}
     assert drift_compensated(example, **released) == ([60.0, 60.0, 50.0], pytest.approx(100 * 8 / 30))
     assert drift_compensated(example)[1] == pytest.approx(100 * 11 / 30)
@@ -230,7 +232,9 @@ def test_the_released_compensation_is_worse_on_the_example(example):
 
 
 def test_galleries_of_two_ages_are_searched_by_the_caption_that_suits_each(monkeypatch):
-    """Against a loop over captions and videos, at every share; scores are computed by tiles or as a matrix."""
+    """It is compared with a loop over captions and videos, at every share; scores are computed by tiles or as a
+    matrix.
+    """
     torch.manual_seed(0)
     sizes, rows = (4, 3, 2), 9
     old, new = (F.normalize(torch.randn(3, rows, 5), dim=-1) for _ in range(2))  # of captions, for each task
@@ -252,7 +256,7 @@ def test_galleries_of_two_ages_are_searched_by_the_caption_that_suits_each(monke
 
 
 def test_a_fresh_gallery_needs_no_compensation(small_stream, manifest, runs):
-    """All videos re-encoded: the captions of a run with compensation are those of the same run without."""
+    """With all videos re-encoded, the captions of a run with compensation are those of the same run without."""
     free = {"method.query_weight": 0.0, "method.video_weight": 0.0}
     aged = last(small_stream, manifest, runs, "qdc", **AGES, **free)
     plain = last(small_stream, manifest, runs, "clip4clip", **AGES)

@@ -74,7 +74,7 @@ def test_low_rank_parts_are_merged_only_for_encoding(manifest, small_stream, run
 
 
 def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
-    """Compare an uninterrupted run with one that is killed after its second task and resumed: they are equal."""
+    """Run uninterrupted, and killed after the second task and resumed; check that both are equal and return them."""
     unbroken = execute(experiment, RunPaths(runs), fresh=True)
 
     def die(task, record, seconds):
@@ -91,7 +91,9 @@ def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
 
 
 def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest, small_stream, runs, monkeypatch):
-    """A commits task 1, and B, with other randomness, task 2; A's own is refused, and it continues from B's."""
+    """Loop A commits task 1. B, with other random numbers, commits task 2. A's own task 2 is refused, and A adopts
+    B's.
+    """
     experiment = resolve(settings(manifest, "framefusion_moe"), small_stream.settings)
     seed_of, told, started = loop.seed_of, [], []
 
@@ -185,7 +187,7 @@ def test_stored_galleries_are_never_recomputed_but_by_the_upper_bound(manifest, 
 
 
 def test_numbers_of_a_task_and_of_an_epoch_share_no_key(manifest, small_stream, runs):
-    """These methods count other things per step; StructAlign gives both the same names."""
+    """These methods count different quantities per step; StructAlign gives both the same names."""
     record = train(manifest, small_stream, runs, method="structalign").record
     of_tasks = {key for row in record.metrics for key in row}
     of_epochs = {key for row in record.training for key in row}

@@ -1,4 +1,4 @@
-"""Initial and kept state of the loop's steps: randomness at the beginning of a task, checkpointed activations."""
+"""Initial and stored state of the loop's steps: randomness at the start of a task, checkpointed activations."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def make_loop(small_stream, runs):
 
 
 class Drawing(Clip4Clip):
-    """Records the random numbers drawn at the beginning of a task, and how a task ends."""
+    """Records the random numbers drawn at the start of a task, and the end of a task."""
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)

@@ -15,7 +15,7 @@ SIZES = (4, 5, 3)
 
 
 class Prompted(Method):
-    """Looks up captions in a table; the searched task's prompt turns the feature."""
+    """Looks up captions in a table; the searched task's prompt rotates the feature."""
 
     def __init__(self, table, turns, is_calibrated=False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs that cannot differ up to a task train it once; all settings that they read before decide."""
+"""Runs that cannot differ up to a task train it once; all settings that are read before it count."""
 
 import copy
 from dataclasses import dataclass
@@ -168,7 +168,7 @@ def test_a_damaged_prefix_is_trained_again(manifest, runs):
 
 
 def test_a_run_with_other_idle_settings_is_finished_at_once(manifest, runs):
-    """A setting that is never read causes no new training: here the noise of a router without a router."""
+    """A setting that is never read causes no new training: here the noise of a router in a model without a router."""
     first = run(manifest, runs, method__use_tame="false")
     again = run(manifest, runs, method__use_tame="false", method__noisy_router="false")
     assert (again.resumed, again.reused) == (3, 3)

@@ -81,7 +81,7 @@ def test_who_was_never_heard_and_what_strangers_send_name_nobody(three):
 
 
 def test_a_process_that_stood_still_itself_names_nobody_when_it_goes_on(three):
-    """Its clock has advanced without any heartbeat."""
+    """Its clock has advanced without any heartbeat of its own."""
     pulses, told = three
     pulse = pulses[0]
     pulse.heard = {1: time.monotonic() - 1000, 2: time.monotonic() - 1000}

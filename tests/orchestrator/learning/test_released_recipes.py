@@ -125,7 +125,9 @@ def test_weights_after_every_step_are_those_of_the_released_optimizer(compared):
 
 
 def test_steps_of_lump_are_descent_with_momentum_that_decays_every_weight(compared):
-    """Compare with the released gradient of the second step; the first follows from the weights before and after it."""
+    """The released gradient of the second step is compared; the first step follows from the weights before and after
+    it.
+    """
     optim, lr = optim_of("lump"), 3 * 6 / 256
     start, *after, second = (torch.from_numpy(FILE[f"lump/{name}"]) for name in ("start", "step0", "step1", "grad1"))
     weight = torch.nn.Parameter(start.clone())
@@ -180,7 +182,7 @@ def test_clip_vip_counts_its_steps_from_one_and_ends_at_its_own_least_rate():
 
 
 def test_umts_rates_never_fall_below_a_hundredth_and_start_there():
-    """Its scheduler: step / warm, then half a cosine over the rest, both at least 0.01."""
+    """The authors' scheduler gives step / warm, then half a cosine over the rest, both at least 0.01."""
     steps, warm = 30, 3
     released = [
         s / warm if s < warm else (1 + math.cos(math.pi * (s - warm) / (steps - warm))) / 2 for s in range(steps)
@@ -242,7 +244,7 @@ def test_clip4clip_parameter_groups_equal_the_release(compared):
 
 
 def test_vit_b_32_counts_of_frozen_and_trained_weights():
-    """Counts of ArrowLuo/CLIP4Clip@508ffa3 at --freeze_layer_num 0; no weights are created."""
+    """The counts are those of ArrowLuo/CLIP4Clip@508ffa3 at --freeze_layer_num 0; no weights are created."""
     with torch.device("meta"):
         source = open_clip.CLIP(**open_clip.get_model_config("ViT-B-32-quickgelu"))
         clip = Clip(source, lambda texts: torch.zeros(1), (0.5,) * 3, (0.5,) * 3)
@@ -300,7 +302,7 @@ def test_a_part_that_clip_has_not_is_refused_by_name():
 
 
 def test_every_method_has_recipes_that_a_search_can_copy():
-    """A recipe keeps its sources when it is pickled."""
+    """In addition, a recipe keeps its sources when it is pickled."""
     import pickle
 
     for name in METHODS:

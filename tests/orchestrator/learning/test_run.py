@@ -49,7 +49,7 @@ def test_a_queue_that_is_longer_than_an_epoch_of_a_task_is_warned_of(
 
 
 class Crowd(Workers):
-    """Sixteen workers; this process is the first, and the others agree."""
+    """Sixteen workers, of which this process is the first; the others agree with it."""
 
     def broadcast(self, value):
         return value

@@ -1,4 +1,4 @@
-"""A run has one key: it changes with everything that decides the result, and with nothing else."""
+"""A run has one key, which depends on everything that determines the result and on nothing else."""
 
 import shutil
 
@@ -30,7 +30,7 @@ def test_the_key_changes_with_what_decides_and_with_nothing_else(small_stream):
 
 @pytest.fixture
 def edited(tmp_path_factory, monkeypatch):
-    """Edit a source in a copy of ours and return the parts of the key that change."""
+    """Edit a copy of one of our sources; return the parts of the key that change."""
     root = tmp_path_factory.mktemp("sources")
     for package in ("orchestrator", "methods"):
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__", "tiny_clip"))

@@ -1,4 +1,4 @@
-"""Costs after every task: numbers of cost.py, which change no other number."""
+"""Costs after every task: the values of cost.py, which change no other value."""
 
 from dataclasses import replace
 

@@ -18,7 +18,7 @@ NEVER = ["noisy", "moe_adapter", "lump"]
 
 
 def repeated(is_plain: bool) -> Batch:
-    """Six pairs of four videos."""
+    """Return six pairs of four videos."""
     batch, videos = make_batch(6, frames=4, seed=5), (0, 1, 0, 2, 3, 1)
     frames = batch.frames[torch.tensor(videos)]
     return replace(

@@ -1,4 +1,4 @@
-"""Streams that are searched and never learned: retention, distractors, and the videos that they may not have."""
+"""Streams that are searched and never learned: retention, distractors, and the videos that they must not contain."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ NAME = "also/other"
 
 @pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A stream whose six test videos are in no task of the small stream."""
+    """Return a stream whose six test videos are in no task of the small stream."""
     path = write_stream(tmp_path_factory.mktemp("other"), num_tasks=2, train=2, searched=6)
     data = json.loads(path.read_text())
     for task in data["tasks"]:

@@ -105,7 +105,7 @@ def test_columns_of_ages_work_on_it(queries, manifest, small_stream, runs):
 
 
 def test_a_re_encoded_index_is_that_of_the_new_model_alone(manifest, small_stream, runs):
-    """At 100 % no feature of the old model is searched, and both ways give the same ranks."""
+    """At 100 % no feature of the old model is searched, and both methods give the same ranks."""
     both, mapped = (
         execute(made(manifest, small_stream, upgrade__queries=queries, **AGES), RunPaths(runs)).record
         for queries in ("both", "map")
@@ -115,7 +115,7 @@ def test_a_re_encoded_index_is_that_of_the_new_model_alone(manifest, small_strea
 
 
 def test_own_galleries_of_old_tasks_are_answered_by_the_old_model_as_before(manifest, small_stream, runs):
-    """The scale of a part changes no rank within it, and the old model changes no more."""
+    """The scale of a part changes no rank within it, and the old model no longer changes."""
     record = execute(made(manifest, small_stream), RunPaths(runs)).record
     assert [row[0] for row in record.own] == [record.own[0][0]] * 3
 

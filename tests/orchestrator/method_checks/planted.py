@@ -34,7 +34,7 @@ class DeadSetting(Plain):
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchedConfig(PlainConfig):
-    """Numbers that matter only under other settings: `size` under a mode, `places` and `sizes` together."""
+    """Settings that matter only under other settings: `size` in one mode, `places` and `sizes` together."""
 
     mode: Literal["none", "first", "last"] = "none"
     size: int = 2
@@ -72,7 +72,7 @@ class IdleUnderOne(Switched):
 
 
 class Counts(Plain):
-    """State that is not a buffer."""
+    """Keeps state that is not a buffer."""
 
     learned = 0
 
@@ -84,7 +84,7 @@ class Counts(Plain):
 
 
 class ClassMemory(Plain):
-    """State of one run that persists in the next one."""
+    """Keeps state of one run in the next one."""
 
     seen: list[float] = []
 

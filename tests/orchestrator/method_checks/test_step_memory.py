@@ -1,4 +1,4 @@
-"""The memory of a step is computed from shapes: as on a CPU byte for byte, and near the peaks of a GPU."""
+"""The memory of a step is computed from shapes: equal to the byte on a CPU, and near the peaks of a GPU."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def experiment(method: str, **settings: object) -> Experiment:
 
 
 def kept_on_a_cpu(described: Experiment) -> int:
-    """Return the bytes that autograd keeps from the same step on numbers."""
+    """Return the bytes that autograd stores in the same step with real values."""
     clip = load_backbone("tiny-clip", "shipped")
     frames = torch.randn(PAIRS, described.data.num_frames, 3, clip.image_size, clip.image_size)
     tokens = torch.full((PAIRS, 12), 5)

@@ -47,7 +47,7 @@ def _ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def two_cpus(_ray: None) -> None:
-    """Start a Ray with two CPUs, once for all files of this package."""
+    """Start Ray with two CPUs, once for all files of this package."""
     from ctvr.orchestrator.on_ray.connection import connect
 
     connect("local", 2)

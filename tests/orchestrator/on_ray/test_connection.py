@@ -223,7 +223,7 @@ def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
 
 @pytest.mark.parametrize("said", ["The current node timed out during startup.", "Failed to start the dashboard"])
 def test_slow_ray_start_is_retried_and_then_refused(monkeypatch, said):
-    """Processes that an attempt has left are ended before the next: Ray does not know them."""
+    """Processes that an attempt has left are ended before the next one, since Ray does not know them."""
     monkeypatch.setattr("os.environ", dict(os.environ))
     monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.0)
     before, left, tries = subprocess.Popen(["sleep", "600"]), [], []
@@ -343,7 +343,7 @@ def test_both_ways_into_a_cluster_hand_the_environment_to_its_workers(monkeypatc
 
 
 def test_variables_that_a_submitted_job_sets_are_left_to_it(monkeypatch):
-    """Ray refuses a variable that a job and its driver set, as `ray job submit --runtime-env-json` may."""
+    """Ray refuses a variable that both a job and its driver set, as with `ray job submit --runtime-env-json`."""
     job = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "4"}}, "metadata": {}}
     monkeypatch.setattr("os.environ", {**os.environ, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)})
     monkeypatch.setattr("ray.is_initialized", lambda: False)
@@ -358,7 +358,7 @@ def test_variables_that_a_submitted_job_sets_are_left_to_it(monkeypatch):
 
 
 def test_a_cluster_that_a_submitted_job_starts_is_not_the_jobs(monkeypatch):
-    """Ray would merge the job's environment, and look for its folder in a cluster that does not have it."""
+    """Otherwise Ray would merge the job's environment, and search its folder in a cluster that does not have it."""
     job = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "4"}, "working_dir": "gcs://_ray_pkg_0.zip"}}
     monkeypatch.setattr("os.environ", {**os.environ, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)})
     monkeypatch.setattr("ray.is_initialized", lambda: False)
@@ -422,7 +422,7 @@ def test_a_cluster_that_is_gone_and_left_its_file_is_not_asked_for(monkeypatch, 
 
 @pytest.fixture
 def asked(monkeypatch) -> list[list[dict[str, float]]]:
-    """Bundles of each request for resources, on a cluster that was not started here."""
+    """Return the bundles of each request for resources, on a cluster that was not started here."""
     made: list[list[dict[str, float]]] = []
     monkeypatch.setattr(capacity_module, "is_started_here", lambda: False)
     monkeypatch.setattr(capacity_module, "lease", lambda requester, bundles, seconds: made.append(bundles))

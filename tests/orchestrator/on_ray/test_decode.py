@@ -1,4 +1,4 @@
-"""Decoding as a Ray Data job: the same frames as on one machine, with every broken video named."""
+"""Decoding as a Ray Data job: the frames are those of a single machine, and every broken video is named."""
 
 import shutil
 import time

@@ -1,4 +1,4 @@
-"""Features as a Ray Data job equal those of one machine."""
+"""Features of a Ray Data job equal those of a single machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Trials on one GPU keep to their share of its memory; one that needs more runs again while no other runs."""
+"""Trials on one GPU keep to their share of its memory; a trial that needs more runs again alone."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ def _locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Fractions of the memory of a GPU of 80 GB, as this process sets them."""
+    """Return the fractions of the memory of a GPU of 80 GB that this process sets."""
     set_to: list[float] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))

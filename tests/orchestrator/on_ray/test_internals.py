@@ -1,4 +1,4 @@
-"""Every private name of Ray that we use exists in the installed Ray, and behaves as we need."""
+"""Every private name of Ray that we use exists in the installed Ray, and behaves as required."""
 
 import os
 import pickle
@@ -193,7 +193,7 @@ def test_leases_of_several_drivers_stay_until_each_is_withdrawn_or_ends(two_cpus
 
 
 def kept_processes(monkeypatch, wanted):
-    """Return the cache that Tune makes when a search may want so many processes."""
+    """Return the cache that Tune creates if a search may need so many processes."""
     monkeypatch.setattr(tune_controller, "_ObjectCache", tune_controller._ObjectCache)
     keep_processes(lambda: wanted[0])
     return tune_controller._ObjectCache(may_keep_one=True)

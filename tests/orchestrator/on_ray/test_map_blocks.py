@@ -1,4 +1,4 @@
-"""Blocks of work: small if there is little work, large enough for a pack of the store if there is much."""
+"""Blocks of work: small for little work, and large enough to fill a pack of the store for much work."""
 
 from ctvr.orchestrator.on_ray.map_blocks import BLOCK, LARGE, MANY, num_blocks
 from ctvr.orchestrator.store import packer

@@ -1,4 +1,4 @@
-"""A sweep begins when all nodes have joined with the same sources, or names the others in one line."""
+"""A sweep begins when all nodes have joined with the same sources; otherwise one line names the others."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Three nodes, this one first; `sources` lists the answers of each other node, in the order of requests."""
+    """Return three nodes, this one first; `sources` lists the answers of each other node, in the order of requests."""
     nodes = [{"NodeID": f"n{i}", "NodeManagerHostname": f"host{i}", "Alive": True} for i in range(3)]
     made = SimpleNamespace(nodes=nodes, sources={"n1": [source_digest()], "n2": [source_digest()]}, asked=[])
 
@@ -63,7 +63,7 @@ def test_nodes_that_do_not_come_are_counted(cluster):
 
 
 def test_missing_nodes_are_asked_for_every_ten_seconds(cluster, monkeypatch):
-    """A cloud that lacks machines refuses a request, and the autoscaler tries again only while the request stands."""
+    """A cloud without free machines refuses a request; the autoscaler retries only while the request exists."""
     asked: list[float] = []
     clock = [0.0]
     monkeypatch.setattr(ray_nodes.time, "monotonic", lambda: clock[0])

@@ -1,4 +1,4 @@
-"""Ray's files are found where Ray puts them, and put where its sockets can be bound."""
+"""Ray's files are found where Ray writes them, in a place where its sockets can be bound."""
 
 import os
 from pathlib import Path

@@ -104,7 +104,7 @@ def test_a_domain_holds_its_choices_and_what_lies_between_its_ends(domain, insid
 
 
 def test_a_trial_that_was_stopped_early_is_pruned_and_never_the_best():
-    """Gains of a recorded sweep: 15.62 after one task is not better than 13.75 after five."""
+    """In a recorded sweep, a gain of 15.62 after one task is not better than 13.75 after five."""
     searcher = make_searcher(SearchConfig(), SearchSpace(SPACE, {}, {}), 5)
     gains = {"a": [15.62, 7.81, 7.29, 9.38, 13.75], "b": [18.75, 12.5, 7.29, 10.16, 12.5], "c": [15.62]}
     for trial_id in [*gains, "lost"]:

@@ -32,7 +32,7 @@ TASKS = 5
 
 
 def gain(point: Mapping[str, Any], task: int) -> float:
-    """Return a synthetic result, best at lr = 3e-6 and few layers; its order changes with the task."""
+    """Return a synthetic result, best at lr = 3e-6 and few layers; the order of points changes with the task."""
     return 10 - abs(math.log10(point["method.lr"] / 3e-6)) * task - 0.1 * point["method.layers"] + task
 
 
@@ -58,9 +58,10 @@ def run(
     most: float = math.inf,
     score: Callable[[Mapping[str, Any], int], float] = gain,
 ) -> tuple[HalvingSearcher, list[tuple[str, int, int]]]:
-    """Simulate a cluster that holds `room` segments, whose reports arrive in an order that `seed` decides.
+    """Simulate a cluster that runs `room` segments, whose reports arrive in an order that `seed` determines.
 
-    Returns the search and the segments that ended well, (row, trial, until); after `most` tasks everything is killed.
+    Returns the search and the segments that ended normally, (row, trial, until); after `most` tasks everything is
+    killed.
     """
     plan = TrialPlan("s", "/nowhere", "", "", None, "/nowhere", {"method": "lora"})
     search = HalvingSearcher(made, dict.fromkeys(made, plan))
@@ -230,7 +231,7 @@ def numbers(due: list[tuple[HalvingTrial, int]]) -> list[tuple[int, int]]:
 
 
 def scripted(values: list[float], **search: Any) -> SuccessiveHalving:
-    """A grid whose trials score `values`, equally after every task."""
+    """Return a grid whose trials score `values`, equally after every task."""
     space = SearchSpace({"x": tune.choice(list(range(len(values))))}, {}, {})
     config = SearchConfig(searcher="grid", bracket_size=len(values), **search)
     made = halving(config, space)
@@ -346,8 +347,8 @@ STAGES = SearchSpace(
 def executions(search: SearchConfig, room: int, seed: int) -> tuple[list[tuple[Any, ...]], int, int]:
     """Return the decisions of a search, the tasks that its trials finished, and those that no trial trained.
 
-    A segment adopts tasks that were finished before it, as `learning/prefix_reuse.py` does: task 1 of a trial with the
-    same values of the settings that task 1 reads.
+    A segment adopts finished tasks, as `learning/prefix_reuse.py` does: task 1 of a trial with the same values of the
+    settings that task 1 reads.
     """
     later = STAGES.later if is_grouped(search, STAGES) else ()
     made = SuccessiveHalving(make_searcher(search, STAGES, TASKS), search, TASKS, dict, later=later)
@@ -447,7 +448,7 @@ def test_what_differs_only_in_settings_that_no_run_reads_is_one_trial():
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_resumed_search_ignores_later_results_of_its_wave(tmp_path, at_once):
-    """Two trials of a bracket that train one model both run, though the journal says what the first of them read."""
+    """Two trials of a bracket that train the same model both run, although the journal has a result of the first."""
     space = SearchSpace({**SPACE.space, "method.lr": tune.choice([1e-6]), "idle": tune.uniform(0, 1)}, {}, {})
     search = SearchConfig(trials=18, bracket_size=6, scheduler="none", brackets_at_once=at_once)
     whole = halving(search, space)
@@ -490,7 +491,7 @@ BOTH = SearchConfig(trials=16, searcher="tpe", metric=f"{GAIN},{LAYERS}", mode="
 
 
 def search_front(journal: Journal | None = None, most: float = math.inf) -> tuple[SuccessiveHalving, int]:
-    """Run a search for the best gain by the fewest layers; return it and the number of tasks that were trained."""
+    """Run a search for the best gain with the fewest layers; return it and the number of trained tasks."""
     made, trained = halving(BOTH, journal=journal), 0
     while (due := made.next_segments()) and trained < most:
         for trial, until in reversed(due):

@@ -1,4 +1,4 @@
-"""Sweeps, workers, kills and reruns on a real Ray: that of the package, or one that a killed command started."""
+"""Sweeps, workers, kills and reruns on a real Ray: the package's own, or one that a killed command started."""
 
 import json
 import math
@@ -88,7 +88,9 @@ def without_times(commit: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_equals_an_unbroken_run(runs: Path, settings: dict[str, Any], manifest: str, tmp_path: Path) -> None:
-    """The last commit of a run under Ray equals that of a bare process, digests of weights and galleries included."""
+    """Check that the last commit of a run under Ray equals that of a plain process, digests of weights and galleries
+    included.
+    """
     other = tmp_path / "unbroken"
     shutil.copytree(runs, other, ignore=shutil.ignore_patterns("commits", "weights", "gallery", "sweeps", "mlflow*"))
     stream = load_stream(manifest, other)
@@ -300,7 +302,7 @@ def is_training(command: subprocess.Popen[str]) -> bool:
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Commands started by a test: none outlives it."""
+    """Return the commands that a test starts; all are ended after it."""
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for process in processes:
@@ -310,7 +312,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(execution: ExecutionConfig, ray_folder: Path, *words: str) -> subprocess.Popen[str]:
-    """A sweep of a user without any Ray settings, whose home folder has no token."""
+    """Start the sweep of a user without Ray settings, whose home folder has no token."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_TMPDIR": str(ray_folder), "HOME": str(ray_folder), "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "ctvr", "sweep", "--runs", str(execution.runs), *words]
@@ -320,7 +322,7 @@ def start(execution: ExecutionConfig, ray_folder: Path, *words: str) -> subproce
 
 
 def assert_closed(found: dict[str, str], answers: dict[str, int]) -> None:
-    """No socket of a local sweep listens to a network, and the dashboard needs a token."""
+    """Check that no socket of a local sweep listens on a network, and that the dashboard requires a token."""
     assert any("raylet" in command for command in found.values())
     assert any("ImplicitFunc" in command for command in found.values())
     assert {
@@ -332,7 +334,7 @@ def assert_closed(found: dict[str, str], answers: dict[str, int]) -> None:
 def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, manifest, tmp_path, started):
     """Without its raylet the second sweep continues by itself.
 
-    None of it is reachable from a network: every socket of the last command is checked twice a second.
+    No socket is reachable from a network: those of the last command are checked twice a second.
     """
     ray_folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
     finished = Finished(execution.runs)

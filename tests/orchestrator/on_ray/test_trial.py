@@ -1,4 +1,4 @@
-"""Trials of several workers under Ray Train: devices, backends, failures; without a cluster."""
+"""Trials of several workers under Ray Train, without a cluster: devices, backends, failures."""
 
 import pickle
 import resource

@@ -1,4 +1,4 @@
-"""Input of Tune from the driver of a sweep, and its evaluation, without a cluster. With one: test_sweeps.py."""
+"""Input of Tune from a sweep's driver, and evaluation of its output, without a cluster. With one: test_sweeps.py."""
 
 from dataclasses import asdict
 from pathlib import Path

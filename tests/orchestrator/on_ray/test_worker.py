@@ -16,7 +16,7 @@ R1 = "t2v/r1"
 
 
 def test_next_stretch_continues_the_reports(small_stream):
-    """With a store of commits that already holds more, or less, than the segment."""
+    """The store already holds more commits, or fewer, than the segment."""
     sent: list[dict] = []
     recorder = SimpleNamespace(ready=lambda *what: None, report=lambda *what: None)
     record = RunState(done=1, metrics=[{"stream/t2v/r1": 9.0 * task, "task_01/x": 0.0} for task in (1, 2, 3)])

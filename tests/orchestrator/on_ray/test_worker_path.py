@@ -77,7 +77,7 @@ print(json.dumps(found))
 
 
 def run_driver(driver: str, here: Path, script: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program that starts a Ray of its own, in a folder with files of the user."""
+    """Run a program that starts its own Ray in a folder with files of the user."""
     script.write_text(driver, encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
         environment = {**child_environment(), "RAY_TMPDIR": folder}

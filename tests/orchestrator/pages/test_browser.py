@@ -1,4 +1,4 @@
-"""Every page in Debian's Chromium: axe-core, a desktop, a phone, dark, print, the keyboard, no network.
+"""Every page in Debian's Chromium: axe-core, a desktop, a phone, dark mode, print, the keyboard, no network.
 
 `make test-browser` installs Playwright and axe-core and keeps screenshots; without them these tests are skipped.
 """
@@ -59,7 +59,7 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def addresses(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The address of each of PAGES: three files, and the search page of `ctvr serve` before and after a query."""
+    """Return the addresses of PAGES: three files, and the search page of `ctvr serve` before and after a query."""
     folder = tmp_path_factory.mktemp("pages")
     videos = sorted((learned / "small" / "videos").glob("*.mp4"))[:3]
     hits = [Hit(n, 0.5, path.stem, str(path), None, "task_01", ("a star",)) for n, path in enumerate(videos, 1)]
@@ -74,7 +74,7 @@ def addresses(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def sweep_page(videos: list[Path]) -> str:
-    """A sweep's page with long names, every column, lost queries, and trials that were stopped."""
+    """Return a sweep's page with long names, every column, lost queries and stopped trials."""
     columns = (*(Column(key, title, "up") for key, title in (("r1", "R@1"), ("r5", "R@5"), ("r10", "R@10"))),
                Column("medr", "MedR", "down"), Column("meanr", "MeanR", "down"), Column("bwf", "BWF", "down"),
                Column("params_m", "Params (M)"))  # fmt: skip
@@ -104,7 +104,7 @@ def sweep_page(videos: list[Path]) -> str:
 
 @pytest.fixture
 def opened(browser, addresses: dict[str, str]) -> Iterator[Callable[..., object]]:
-    """Open a page; fail if it fetched anything from elsewhere, or if its console had an error."""
+    """Open a page; fail if it fetches anything from elsewhere, or if its console has an error."""
     contexts, wrong = [], []
 
     def open_page(name: str, width: int = 1280, scheme: str = "light", media: str = "screen"):
@@ -126,7 +126,7 @@ def opened(browser, addresses: dict[str, str]) -> Iterator[Callable[..., object]
 
 
 def kept(page, name: str) -> None:
-    """Store a screenshot as an artefact if `make test-browser` asks for it."""
+    """Store a screenshot as an artifact if `make test-browser` requests it."""
     if folder := os.environ.get("CTVR_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 

@@ -1,4 +1,4 @@
-"""The contact sheet of a search is one file that needs nothing else."""
+"""The contact sheet of a search is one self-contained file."""
 
 import re
 

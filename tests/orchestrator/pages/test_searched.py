@@ -1,4 +1,4 @@
-"""The search on a sweep's page: the space as recorded, or as tried, and every trial, stopped ones too."""
+"""The search on a sweep's page: the space as recorded, or as sampled, and every trial, including stopped ones."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The drift figure shows a run's own features after each task, in the plane with most of their variance."""
+"""The drift figure shows a run's own features after each task in the plane of their largest variance."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A search with a trained model finds the evaluation's results, in the stored gallery and in plain files."""
+"""A search with a trained model gives the evaluation's results, in the stored gallery and in plain files."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""A task with MTEB's interface finds what the model itself finds, from decoders, from frames, and either way round."""
+"""A task with MTEB's interface gives the model's own results, from decoders or frames, in both directions."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from ctvr.orchestrator.retrieval.mteb import MtebEncoder
 
 
 class Decoder:
-    """As torchcodec's: numbers of frames, frames (n, 3, H, W) by their numbers."""
+    """Decoder like torchcodec's: it returns frames (n, 3, H, W) by their numbers."""
 
     def __init__(self, path: str) -> None:
         with av.open(path) as video:
@@ -29,7 +29,7 @@ class Decoder:
 
 
 class Loader:
-    """As mteb's DataLoader: rows of a data set in batches of two, made by `collate_fn`."""
+    """Loader like mteb's DataLoader: rows of a data set in batches of two, made by `collate_fn`."""
 
     def __init__(self, column: str, values: list[object]) -> None:
         self.dataset = SimpleNamespace(features={column: None})
@@ -74,7 +74,7 @@ def test_similarities_are_the_models_own(learned, videos, method):
 
 
 def test_features_that_keep_frames_lie_flat_and_are_scored_by_the_method(learned, videos, monkeypatch):
-    """A method whose video features are (T, d): its score, not a product of rows, decides."""
+    """For a method whose video features are (T, d), its score is used and not a product of rows."""
     model = load("zero_shot", ExecutionConfig(runs=learned))
     method = model.trained.method
     plain = method.encode_video
@@ -98,7 +98,7 @@ def test_features_that_keep_frames_lie_flat_and_are_scored_by_the_method(learned
 
 
 class Cache:
-    """As MTEB's default: a result that is stored under a name and a revision is not made again."""
+    """Cache like MTEB's default: a result that is stored under a name and a revision is not computed again."""
 
     def __init__(self) -> None:
         self.results: dict[tuple[str, str], np.ndarray] = {}

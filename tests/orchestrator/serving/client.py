@@ -1,4 +1,4 @@
-"""A service of this process on a free port of loopback, and one request to it."""
+"""A service of this process on a free port of the loopback interface, and single requests to it."""
 
 import http.client
 import json

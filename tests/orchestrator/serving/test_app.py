@@ -1,4 +1,4 @@
-"""The service answers as `ctvr search` does, shows videos of the gallery only, and refuses the rest in one line."""
+"""The service answers as `ctvr search` does, shows only videos of the gallery, and refuses the rest in one line."""
 
 import base64
 import hashlib
@@ -133,7 +133,7 @@ def test_what_is_no_http_is_refused_and_the_next_request_answered(client):
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes, and what a form needs."""
+    """The elements of a page with their attributes, and the data that a form sends."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""On loopback a request must name this machine; elsewhere, and wherever there is a token, it must have the token."""
+"""On the loopback interface a request must name this machine; elsewhere, or if a token is set, it needs the token."""
 
 import base64
 import os

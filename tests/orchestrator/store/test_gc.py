@@ -1,4 +1,4 @@
-"""Garbage collection removes only objects that no record names: no object that may still be needed is removed."""
+"""Garbage collection removes only objects that no record names and that no run may still need."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def later(monkeypatch):
-    """Let a number of days pass on the clock of the store."""
+    """Advance the clock of the store by a number of days."""
 
     def wait(days: float) -> None:
         now = Store.clock

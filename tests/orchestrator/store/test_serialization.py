@@ -1,4 +1,4 @@
-"""The file format: other readers can open it, and no changed byte goes unnoticed."""
+"""The file format: other readers can open it, and every changed byte is detected."""
 
 import json
 import struct

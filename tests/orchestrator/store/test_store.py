@@ -20,7 +20,7 @@ X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "ti
 
 @pytest.fixture(params=["folder", "memory", "cached"])
 def store(request, tmp_path):
-    """A local folder, a remote store without, and one with copies on disk."""
+    """Return a local store, a remote one without copies on disk, and a remote one with them."""
     if request.param == "folder":
         return Store.open(tmp_path / "store")
     cache = tmp_path / "cache" if request.param == "cached" else None
@@ -120,7 +120,7 @@ def test_deleting_is_final_and_may_be_repeated(store):
 
 
 def hostile_keys() -> list[str]:
-    """Three hundred keys that mean a place outside the store, a foreign file, or nothing at all."""
+    """Return three hundred keys that name a place outside the store, a foreign file, or no object."""
     parts = [
         "..",
         ".",

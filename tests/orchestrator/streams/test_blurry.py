@@ -1,4 +1,4 @@
-"""Streams with blurry boundaries: a share of the training videos changes its task, and nothing else does."""
+"""Streams with blurry boundaries: a share of the training videos changes its task, and all else is unchanged."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_a_manifest_keeps_its_blur_where_its_path_is_made_absolute(tmp_path, man
 
 @pytest.mark.parametrize("method", ["structalign", "framefusion_moe"])
 def test_methods_learn_a_blurry_stream(manifest, small_stream, runs, method):
-    """Categories of other tasks are among those that a task may have."""
+    """A task may contain categories of other tasks."""
     name = f"{manifest}_blurry50"
     blurred = load_stream(name, runs)
     made = resolve({"method": method, "stream": name, "optim.epochs": 1}, small_stream.settings)

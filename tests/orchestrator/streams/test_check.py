@@ -12,7 +12,7 @@ from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 
 
 def stream(galleries: list[list[list[str]]], protocol: str = "ctvr") -> Stream:
-    """A stream whose test videos have these captions, a list of videos for each task."""
+    """Return a stream whose test videos have these captions; there is a list of videos for each task."""
     tasks = []
     for number, videos in enumerate(galleries):
         test = tuple(
@@ -30,7 +30,7 @@ def ceiling(made: Stream) -> float | None:
 
 
 def best(galleries: list[list[str]]) -> float:
-    """The highest R@1 of every way to put one video first for each text; one list of captions a video."""
+    """Return the highest R@1 over all choices of one first video for each text; each video has a list of captions."""
     hits = 0
     texts = sorted({text for captions in galleries for text in captions})
     choices = [[n for n, captions in enumerate(galleries) if text in captions] for text in texts]
@@ -122,7 +122,9 @@ def test_garbled_captions_are_counted() -> None:
 
 
 def of_items(*items: tuple[str, str, tuple[float, float] | None]) -> Stream:
-    """A stream of one task with these ids, files and segments: the first item trains, the others are searched."""
+    """Return a stream of one task with these ids, files and segments: the first item is for training, the others are
+    searched.
+    """
     made = tuple(Item(video, f"/none/{file}", segment, "c", (f"a {video}",)) for video, file, segment in items)
     return Stream("s", (StreamTask("task_1", ("c",), made[:1], (), made[1:]),), "ctvr", False)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Streams whose boundaries are hidden: chunks of training videos are learned when they are complete."""
+"""Streams with hidden boundaries: chunks of training videos are learned when they are complete."""
 
 from dataclasses import replace
 from pathlib import Path

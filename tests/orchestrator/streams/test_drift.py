@@ -1,4 +1,4 @@
-"""Chunks of a stream that end where the words of its captions change."""
+"""Chunks of a stream end where the words of its captions change."""
 
 import random
 
@@ -10,13 +10,13 @@ from ctvr.orchestrator.streams.load import load_stream
 
 
 def drawn(words: str, count: int, seed: int) -> list[tuple[str, ...]]:
-    """Captions of `count` videos, two each, of five words that are drawn from some."""
+    """Return captions of `count` videos, two each, of five words that are drawn from a list."""
     random_words = random.Random(seed)
     return [tuple(" ".join(random_words.choices(words.split(), k=5)) for _ in "ab") for _ in range(count)]
 
 
 def test_the_test_adds_what_exceeds_the_mean_and_delta():
-    """Every step by hand: m falls by delta, then rises; the alarm is its distance from its least value."""
+    """Every step is computed by hand: m falls by delta, then rises; the alarm is its distance from its minimum."""
     test = PageHinkley(delta=0.5, threshold=2.0)
     numbers = [1.0, 1.0, 4.0, 4.0]
     m, least, expected = 0.0, 0.0, []
@@ -73,7 +73,7 @@ def test_every_video_is_learned_in_the_task_in_which_its_chunk_is_complete(tmp_p
 
 
 def test_boundaries_of_an_embedded_stream_are_found_within_two_videos(tmp_path):
-    """As docs/protocol.md says."""
+    """docs/protocol.md states this."""
     hidden = load_stream("shapes-5_drift48", tmp_path, render=False)
     ends, total = [], 0
     for chunk in hidden.method_tasks:

@@ -120,7 +120,7 @@ def test_tables_are_marked_when_there_is_no_validation_split(manifest: dict[str,
 
 
 def put(path: str, value: Any) -> Any:
-    """A change of the manifest: the value at a dotted path, or its removal (`...`)."""
+    """Return a change of the manifest: the value at a dotted path, or its removal (`...`)."""
 
     def change(manifest: dict[str, Any]) -> None:
         *parents, last = [int(key) if key.isdecimal() else key for key in path.split(".")]

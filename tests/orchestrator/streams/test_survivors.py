@@ -1,4 +1,4 @@
-"""Bounds of a recall on the videos that are left."""
+"""Bounds on the recall of the remaining videos, after others were lost."""
 
 import re
 
@@ -20,7 +20,7 @@ def test_examples_of_the_definitions(printed, lost, expected):
 
 
 def test_recall_on_the_rest_is_never_below_the_bound_and_can_reach_it():
-    """Random scores, random losses; then a loss of right captions only."""
+    """Scores and losses are random; then only videos of correct captions are lost."""
     random, gaps = np.random.default_rng(0), []
     for draw in range(200):
         videos, k = int(random.integers(10, 60)), int(random.integers(1, 6))

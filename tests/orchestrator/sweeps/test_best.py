@@ -17,7 +17,7 @@ VAL, TEST = {"evaluation.split": "val"}, {"evaluation.split": "test"}
 
 
 class Recorded:
-    """A tracker of runs that are not in MLflow, with the ranks of 300 captions, as many first as a run's R@1 says."""
+    """A tracker of runs that are not in MLflow; of their 300 captions a share equal to the run's R@1 has rank 1."""
 
     def __init__(self) -> None:
         self.runs: list[RunRecord] = []

@@ -1,4 +1,4 @@
-"""Claims are judged by the complete runs of their rows, and a claim without runs says so."""
+"""Claims are judged by the complete runs of their rows; a claim without runs is reported as such."""
 
 import json
 import math
@@ -17,13 +17,15 @@ NAMES = ["framefusion-ffa", "framefusion-forgetting", "tempme-gmacs"]
 
 
 def ranks_of(share: float, seed: int) -> Ranks:
-    """Ranks of 400 queries, of which a share is found; the seed changes a few of them."""
+    """Return ranks of 400 queries, of which a share is found; the seed changes a few of them."""
     return Ranks({f"v{i}#0": 1.0 if (i + 7 * seed) % 400 < 400 * share + seed else 2.0 for i in range(400)}, {})
 
 
 @pytest.fixture
 def execution(tmp_path, monkeypatch) -> ExecutionConfig:
-    """Complete runs of the rows of three claims, except FrameFusionMoE without FFA; one run is not complete."""
+    """Return complete runs of the rows of three claims, except FrameFusionMoE without FFA, which has an incomplete
+    run.
+    """
     made = ExecutionConfig(runs=tmp_path / "runs")
     tracker = made.tracker("few")
     ranks = {}

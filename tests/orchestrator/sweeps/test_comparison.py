@@ -1,4 +1,4 @@
-"""Replacement of the recommended settings by a challenger, and the differences that a comparison can detect."""
+"""A challenger replaces the recommended settings; the differences that a comparison can detect."""
 
 import math
 
@@ -30,7 +30,7 @@ def run(name: str, seed: int, **more: object) -> RunRecord:
 
 
 def found(share: float, seed: int, row: int = 0) -> Ranks:
-    """Ranks of which a share is 1. Rows find other queries each; seeds of a row mostly the same ones."""
+    """Return ranks of which a share is 1. Rows find different queries, seeds of a row mostly the same ones."""
     draws = np.random.default_rng(row).random(QUERIES)
     draws = draws + 0.02 * np.random.default_rng(100 + seed).standard_normal(QUERIES)
     return Ranks({f"v{i}#0": 1.0 if draw < share else 2.0 for i, draw in enumerate(draws)}, {})
@@ -97,7 +97,7 @@ def test_another_metric_is_compared_over_seeds_and_in_its_own_direction():
 
 
 def test_what_can_be_seen_is_seen_in_four_of_five_cases():
-    """By simulation: a true difference of that size is called one in about 80 % of draws."""
+    """In a simulation, a true difference of that size is detected in about 80 % of draws."""
     chance = np.random.default_rng(1)
     error = 2.0
     known = Family().with_interval(1.0, error, 1e6)

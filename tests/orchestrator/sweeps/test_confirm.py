@@ -1,4 +1,4 @@
-"""The best trials and the recommended settings again, on validation videos: without a cluster."""
+"""The best trials and the recommended settings are compared again on validation videos, without a cluster."""
 
 import contextlib
 from dataclasses import replace
@@ -34,7 +34,7 @@ def searched(
     search: dict[str, str] | None = None,
     costs: dict[float, float] | None = None,
 ) -> None:
-    """A sweep in MLflow: weight decay of each complete trial -> its gain, and its multiply-adds."""
+    """Return a sweep in MLflow: weight decay of each complete trial -> its gain and its multiply-adds."""
     parent = tracker.open_sweep("s", "few", search or {})
     for rate, gain in gains.items():
         made = experiment(rate)
@@ -49,7 +49,7 @@ TWO = {"search.metric": f"{GAIN},{GMACS}", "search.mode": "max,min"}
 
 
 def test_the_front_of_a_search_is_decided_again_over_fresh_seeds(execution, monkeypatch):
-    """Weight decay 0.3 is cheap, 0.1 was lucky: over fresh seeds it is no better than 0.3, which costs less."""
+    """Weight decay 0.1 won by chance: with new seeds it is no better than 0.3, which costs less."""
     tracker, trained = execution.tracker("few"), []
     costs = {0.2: 5.0, 0.1: 4.0, 0.3: 2.0, 0.4: 6.0, 0.5: 1.0}
 
@@ -114,7 +114,9 @@ def test_the_front_of_a_search_is_decided_again_over_fresh_seeds(execution, monk
 
 
 def finish(plan, runs: list[Rerun], tracker: Tracker) -> None:
-    """As if they had been trained: weight decay 0.3 finds twice as many queries as the others, with any seed."""
+    """Finish the runs as if they were trained: weight decay 0.3 finds twice as many queries as the others, with any
+    seed.
+    """
     for run in runs:
         name = f"{plan.sweep}-{run.label}"
         tags = {**plan.tags, **run.tags, "ctvr.trial": name, "ctvr.presets": "shapes", "ctvr.complete": "true"}

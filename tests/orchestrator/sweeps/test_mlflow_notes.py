@@ -36,7 +36,7 @@ def test_a_trials_name_begins_with_what_tells_it_apart(words, name):
 
 @pytest.fixture(scope="module")
 def execution(tmp_path_factory) -> ExecutionConfig:
-    """A sweep of three trials and its rerun, in MLflow."""
+    """Return a sweep of three trials and its rerun, in MLflow."""
     execution = ExecutionConfig(runs=tmp_path_factory.mktemp("shown"))
     tracker = execution.tracker("few")
     parent = tracker.open_sweep("s", "few", {})

@@ -1,4 +1,4 @@
-"""Decoding of videos before several processes need them."""
+"""Videos are decoded before several processes need them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_only_the_splits_that_a_run_reads_are_decoded(execution, manifest, small
 
 
 def test_the_curve_is_that_of_a_run_on_a_cpu_and_left_to_other_runs(execution, manifest, small_stream, monkeypatch):
-    """A run on a GPU has another key: there, `curve=False`."""
+    """A run on a GPU has another key; in that case `curve=False`."""
     experiment = resolve({"method": "zero_shot", "stream": manifest, "precision": "bf16"}, small_stream.settings)
     store = execution.places().open_store()
 

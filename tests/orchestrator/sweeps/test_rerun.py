@@ -1,4 +1,4 @@
-"""Winners, baselines and seeds of a rerun: without a cluster. With one: test_ray_sweeps.py."""
+"""Winners, baselines and seeds of a rerun, without a cluster. With one: test_ray_sweeps.py."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ from ctvr.orchestrator.sweeps.selection import Rerun, best_trials, expand_seeds,
 
 
 def finished(execution: ExecutionConfig, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:
-    """A sweep in MLflow whose trials ended with these gains; None did not complete."""
+    """Return a sweep in MLflow whose trials ended with these gains; None: not complete."""
     tracker = execution.tracker("few")
     parent = tracker.open_sweep("s", "few", {})
     stream = load_stream(few, execution.runs)

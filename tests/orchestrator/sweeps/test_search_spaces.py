@@ -1,4 +1,4 @@
-"""Methods by name: presets that a stream recommends, search spaces."""
+"""Methods by name: presets that a stream recommends, and search spaces."""
 
 import re
 from dataclasses import replace

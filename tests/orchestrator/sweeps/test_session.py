@@ -1,4 +1,4 @@
-"""Plans of trials and interruptions: without a cluster."""
+"""Plans of trials, and interruptions, without a cluster."""
 
 import re
 from dataclasses import replace

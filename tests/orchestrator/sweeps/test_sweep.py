@@ -1,4 +1,4 @@
-"""Parts of a sweep, checked before anything starts. With a cluster: test_ray_sweeps.py."""
+"""Parts of a sweep that are checked before it starts. With a cluster: test_ray_sweeps.py."""
 
 import json
 from collections.abc import Mapping
@@ -91,7 +91,9 @@ def test_one_task_sweep_compares_trials_at_equal_epochs(tmp_path, execution):
 
 
 def test_trials_of_a_stream_with_one_task_form_no_groups(tmp_path, execution):
-    """They would train the same model: the settings in which the trials of a group differ are read from task 2 on."""
+    """All would train the same model, since the settings in which the trials of a group differ are read from task 2
+    on.
+    """
     one = str(write_stream(tmp_path / "one", num_tasks=1, train=2, searched=1))
     assert plan_sweep(request(one, method="framefusion_moe"), execution).searched.later == ()
 

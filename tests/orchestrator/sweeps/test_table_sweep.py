@@ -1,4 +1,4 @@
-"""Parts of a whole table, checked before anything starts, and its end. With Ray: test_ray_tables.py."""
+"""Parts of a whole table that are checked before it starts, and its end. With Ray: test_ray_tables.py."""
 
 import json
 from dataclasses import replace
@@ -123,7 +123,7 @@ def test_what_will_happen_is_said_before(few, execution):
 
 
 def searched(planned: PlannedTable, execution: ExecutionConfig, gains: dict[str, list[float]]) -> tuple[Tracker, str]:
-    """The table's searches as MLflow has them: gains of the complete trials of each row."""
+    """Return the table's searches as MLflow has them: gains of the complete trials of each row."""
     tracker = execution.tracker("small")
     parent = tracker.open_sweep("t", "small", {})
     for row in planned.searched:

@@ -1,4 +1,4 @@
-"""The painted patterns: no colour identifies the class, pixels do in part, and each class is drawn as it is named."""
+"""Painted patterns: no colour identifies the class, pixels do so in part, and each class is drawn as its name says."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def images() -> list[Tensor]:
 
 
 def told(features: list[Tensor]) -> float:
-    """Mean over tasks of the accuracy of a vote among neighbours; features (TRAIN + TEST, C) of each class."""
+    """Return the mean accuracy over tasks of a vote among neighbours; features (TRAIN + TEST, C) of each class."""
     found = []
     for first in range(0, len(features), 2):
         bank, test = (
@@ -36,7 +36,7 @@ def test_no_colour_tells_the_class_and_pixels_tell_it_in_part(images):
 
 
 def test_what_tells_the_class_is_left_by_gray_pictures_and_mirrors(images):
-    """Changes along x and along y, in gray, tell rows from columns at every place and mirrored."""
+    """Changes along x and along y distinguish rows from columns in grey, at every position and mirrored."""
     gray = [x.mean(dim=1) for x in images]
     along_x, along_y = ([g.diff(dim=axis).abs().mean(dim=(1, 2)) for g in gray] for axis in (2, 1))
     assert (along_x[0] < along_y[0]).float().mean() > 0.95

@@ -1,4 +1,4 @@
-"""The embedded questions: asked of the videos of shapes-5, each with one answer that the clip shows."""
+"""The embedded questions are about the videos of shapes-5; each has one answer that the clip shows."""
 
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.synthetic.drawing import COLOURS, SHAPES

@@ -1,4 +1,4 @@
-"""The embedded stream: what its manifest holds, and the probe of temporal order."""
+"""The embedded stream: its manifest, and the probe of temporal order."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ SPLITS = ("train", "val", "test")
 
 @pytest.fixture
 def manifest(monkeypatch, tmp_path):
-    """The manifest of a number of tasks, without rendering."""
+    """Return the manifest of a number of tasks, without rendering."""
     monkeypatch.setattr(shapes, "render_files", lambda *_: "")
     return lambda num_tasks=10, seed=0: shapes.render_stream(tmp_path, num_tasks, seed)
 
@@ -97,7 +97,7 @@ def test_the_rendered_stream_is_complete_and_the_same_as_everywhere(tmp_path: Pa
 
 
 def test_rendered_clip_has_the_same_bytes_every_time():
-    """Dark, smooth clips have many ties for an encoder to decide."""
+    """Dark, smooth clips have many ties that an encoder must break."""
     chosen = ("test/daylight_00f.mp4", "test/daylight_02f.mp4", "train/daylight_02f.mp4", "train/daylight_04f.mp4")
     scenes = {clip.path: clip.scene for clip, _ in shapes.plan(0)}
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Rendered files: equal bytes, verified, repaired, safe against a second process."""
+"""Rendered files have equal bytes, and are verified, repaired and safe with a second process."""
 
 import json
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Worlds: what their words mean, what their clips show, what a dial changes."""
+"""Worlds: the meaning of their words, the content of their clips, the effect of each dial."""
 
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")
 def run(
     method: str = "lwf", seed: int = 0, r1: float = 24.0, tags: dict | None = None, **settings: object
 ) -> RunRecord:
-    """A complete run of two tasks."""
+    """Return a complete run of two tasks."""
     metrics = {f"stream/t2v/{key}": [(1, r1 + 5), (2, r1 + n)] for n, key in enumerate(KEYS)}
     metrics |= {
         "task_01/t2v/r1": [(1, 60.0), (2, 50.0)],
@@ -258,7 +258,7 @@ def test_a_table_holds_one_split_and_says_which():
 
 
 def test_a_streams_table_has_no_run_by_which_a_row_was_chosen():
-    """On a stream without validation videos a trial has the split of the reruns; its seed chose the settings."""
+    """On a stream without validation videos a trial has the split of the reruns, and its seed chose the settings."""
     trial, confirmed = ({tag: "x"} for tag in ("ctvr.trial", "ctvr.confirms"))
     records = [run(seed=1, r1=90.0, tags=trial), run(seed=2, r1=80.0, tags=confirmed), run(seed=3), run(seed=4)]
     (table,) = tables(records, of_stream=True)
@@ -270,7 +270,7 @@ def test_a_streams_table_has_no_run_by_which_a_row_was_chosen():
 
 
 def test_untrained_row_stands_once():
-    """Its newest run stands for all of them."""
+    """Its newest run represents all of them."""
 
     def untrained(seed: int, epochs: str) -> RunRecord:
         made = run("zero_shot", seed, 10.0 + seed, **{"optim.epochs": epochs})
@@ -287,7 +287,7 @@ def test_untrained_row_stands_once():
 
 
 class Files:
-    """Stands in for the tracker: serves ranks.json of some runs."""
+    """Replacement for the tracker: serves ranks.json of some runs."""
 
     def __init__(self, folder: Path, ranks: dict[str, list[float]], tasks: list[int] | None = None) -> None:
         self.folder, self.ranks, self.tasks = folder, ranks, tasks
@@ -337,7 +337,7 @@ def test_a_difference_from_the_best_has_its_interval_its_p_and_a_star(tmp_path):
 
 
 def cvlm(method: str = "bmu_moco", seed: int = 0) -> RunRecord:
-    """Two tasks; what is recorded agrees with the matrix [[60], [50, 40]]."""
+    """Return a run of two tasks whose records agree with the matrix [[60], [50, 40]]."""
     own = {"task_01/t2v/r1_own": [(1, 60.0), (2, 50.0)], "task_02/t2v/r1_own": [(2, 40.0)]}
     means = {"r1_mean": 45.0, "fr": 10.0, "hm": 2 * 50 * 45 / 95, "r1": 33.0}
     metrics = {**own, **{f"stream/t2v/{key}": [(1, 60.0), (2, value)] for key, value in means.items()}}
@@ -357,7 +357,7 @@ def test_cvlm_tables_have_fr_and_hm_and_a_column_for_every_task():
 
 
 def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
-    """Method b wins among all queries, and loses as the mean over a large and a small task."""
+    """Method b is better over all queries, and worse in the mean over a large and a small task."""
     tasks = [0] * 400 + [1] * 40
     a = [1.0] * 200 + [9.0] * 200 + [1.0] * 40
     b = [1.0] * 260 + [9.0] * 140 + [9.0] * 40
@@ -376,7 +376,7 @@ def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
 
 
 def of_images(method: str = "image_finetune") -> RunRecord:
-    """Accuracy of two tasks; nothing is ranked, and after the first task nothing can be forgotten."""
+    """Return the accuracy of two tasks; there are no ranks, and after the first task no forgetting."""
     metrics = {
         "stream/knn/accuracy": [(1, 60.0), (2, 55.0)],
         "stream/knn/forgetting": [(2, 5.0)],

@@ -1,4 +1,4 @@
-"""The papers' claims: each names rows that exist and the effect that its paper prints, and verdicts follow the rule."""
+"""The papers' claims: each names rows that exist and the effect that its paper prints; verdicts follow the rule."""
 
 import json
 import math

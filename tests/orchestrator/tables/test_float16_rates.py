@@ -1,4 +1,4 @@
-"""Rows whose rate was published for float16 weights say so."""
+"""Rows whose rate was published for float16 weights have a footnote."""
 
 from ctvr.orchestrator.tables.float16_rates import float16_note
 

@@ -50,7 +50,7 @@ def stream(has_val: bool = False) -> Stream:
 
 @dataclass
 class Watched:
-    """Frames of noise by the name of a video, and the requested names. `salt` makes other test videos."""
+    """Frames of noise by the name of a video, and the requested names. `salt` changes the test videos."""
 
     salt: str = ""
     loaded: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Watched:
 
 
 class NotKept:
-    """Stands for commits: nothing was finished before, and nothing is kept."""
+    """Replacement for commits: no task was finished before, and none is stored."""
 
     def finished(self, num_tasks: int) -> int:
         return 0
@@ -76,7 +76,7 @@ class NotKept:
 
 
 class WatchedLoop(Loop):
-    """A loop that notes which videos are loaded from the begin of a task's training to its end."""
+    """A loop that records the videos loaded from the start of a task's training to its end."""
 
     def _train(self, task):
         before = len(self.data.frames.loaded)
@@ -98,7 +98,7 @@ def learned(loop: WatchedLoop) -> list[torch.Tensor]:
 
 
 def record(made: Experiment, **tags: str) -> RunRecord:
-    """A record in MLflow from before runs had the tag."""
+    """Write a record in MLflow from before runs had the tag."""
     settings = {name: as_text(value) for name, value in made.settings.items()}
     return RunRecord("1", "r", settings, {}, {"ctvr.method": made.name, **tags}, "FINISHED", "")
 
@@ -152,7 +152,7 @@ def test_no_other_method_learns_from_test_videos_without_a_mark(name):
 
 @pytest.fixture(scope="module")
 def image_streams(tmp_path_factory) -> list[str]:
-    """Manifests of two streams of images that differ in their test images alone."""
+    """Write manifests of two streams of images that differ only in their test images."""
     found = []
     for salt in range(2):
         folder, random, tasks = tmp_path_factory.mktemp("images"), np.random.default_rng(0), []

@@ -1,10 +1,10 @@
-"""The rows of the papers' tables resolve to the settings that the five papers print, or a departure has its reason.
+"""The rows of the papers' tables resolve to the settings that the five papers print, or a deviation gives its reason.
 
-`implementation_details.json` has one line for each printed statement: the words and their place, the tables and rows
-("*": all that train and are the paper's, `but` some) for which the paper says it, the streams (missing: those of the
-printed table), the settings (`method.*` is `base.*` of a wrapped retriever) and their value. `departs` is the reason of
-a named departure. `recipes` are presets that no table names (`method:preset`). `benchmark` lines hold sizes: training
-and searched videos, or classes and classes of a task.
+`implementation_details.json` has one line for each printed statement: its words and place, the tables and rows for
+which the paper makes it ("*": all that train and are the paper's, except those in `but`), the streams (missing: those
+of the printed table), the settings (`method.*` is `base.*` of a wrapped retriever) and their value. `departs` is the
+reason for a deviation. `recipes` are presets that no table names (`method:preset`). `benchmark` lines hold sizes:
+training and searched videos, or classes and classes of a task.
 """
 
 import json
@@ -44,7 +44,7 @@ DETAILS = json.loads((Path(__file__).parent / "implementation_details.json").rea
 
 @cache
 def resolved(table: str, name: str, stream: str) -> dict[str, Any]:
-    """The flat settings of a row of a table on a stream; without a table, of `method:recipe` alone."""
+    """Return the flat settings of a row of a table on a stream; without a table, of `method:recipe` alone."""
     preset = preset_named(table) if table else None
     row = next(row for row in preset.rows if row.name == name) if preset else TableRow(name=name)
     settings = STREAMS.get(stream, ALONE if preset else {})
@@ -57,12 +57,12 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_the_papers(row: TableRow) -> bool:
-    """A row that its paper trained, which neither zero-shot CLIP nor a control of ours is."""
+    """Return whether its paper trained the row, unlike zero-shot CLIP and our controls."""
     return not row.control and "zero_shot" not in (row.method, row.settings.get("method.base"))
 
 
 def places(detail: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Each table, row, stream and setting that a detail is about."""
+    """Yield each table, row, stream and setting that a detail is about."""
     if "recipes" in detail:
         yield from product([""], detail["recipes"], [detail.get("stream", "s")], listed(detail["setting"]))
         return
@@ -95,7 +95,7 @@ def of(detail: dict[str, Any], table: str, row: str, stream: str, setting: str) 
 
 
 def found(detail: dict[str, Any]) -> dict[str, Any]:
-    """Return what a detail compares: place -> value."""
+    """Return the values that a detail is compared with: place -> value."""
     if "benchmark" in detail:
         return {detail["benchmark"]: list(SIZES[detail["benchmark"]])}
     if not {"rows", "recipes"} & detail.keys():
@@ -135,7 +135,7 @@ def test_every_departure_says_why():
 
 @pytest.mark.parametrize("stream", ["msrvtt", "activitynet", "didemo", "lsmdc", "msvd"])
 def test_clip4clip_has_one_recipe_on_a_benchmark_whatever_the_table(stream):
-    """Frames, and words of films of minutes, are the tables' own, as the papers print them."""
+    """Only the number of frames, and of words for long films, depends on the table, as the papers print them."""
     names = ("data.batch_size", "optim.epochs", "method.frame_norm", "data.max_tokens")
     recipes = {}
     for table, preset in {name: preset_named(name) for name in published_tables()}.items():

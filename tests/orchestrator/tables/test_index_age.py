@@ -1,4 +1,4 @@
-"""Columns of the age of the index: what runs measured, with intervals by their ranks, and the curve over its cost."""
+"""Columns of the age of the index: the measured values, their intervals by ranks, and the curve over its cost."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ QUERIES = [f"v{number}#0" for number in range(20)]  # 10 of each task
 
 
 def aged(seed: int, after: list[float], method: str = "lwf"):
-    """A run of two tasks whose stored index answers the first half of each task's captions; its ranks."""
+    """Return a run of two tasks whose stored index answers the first half of each task's captions, and its ranks."""
     before = [1.0 if number % 10 < 5 else 2.0 for number in range(20)]
     record = run(method, seed=seed, r1=50.0)
     hits = {share: 100 * np.mean(np.array(ranks) <= 1) for share, ranks in (("0", before), ("100", after))}
@@ -115,7 +115,7 @@ def test_other_streams_have_columns_ordered_by_gallery_size():
 
 
 def test_the_mean_over_shares_is_that_of_the_worked_example():
-    """Section 4 of the definitions: 0, 25, 50, 75 and 100 % of the old videos, oldest first."""
+    """The values of section 4 of the definitions: 0, 25, 50, 75 and 100 % of the old videos, oldest first."""
     r1 = dict(zip((0, 25, 50, 75, 100), (40.0, 100 / 3, 130 / 3, 110 / 3, 40.0)))
     found = age_values({f"stream/index/r1_{share}": Value(value) for share, value in r1.items()})
     assert found["backfilling"].mean == pytest.approx(38.33, abs=0.005)
@@ -134,7 +134,7 @@ def test_r1_is_drawn_over_the_multiply_adds_that_each_share_costs():
 
 @pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (3, 0.0), (3, 0.05)])
 def test_the_interval_of_a_gap_holds_in_about_19_of_20_draws(seeds, spread):
-    """The true gap is 0; `spread` is how far a seed moves it, as a standard deviation."""
+    """The true gap is 0; `spread` is the standard deviation of the effect of a seed."""
     chance, outside, draws = np.random.default_rng(0), 0, 400
     videos = [f"v{number}" for number in range(150)]
     for _ in range(draws):

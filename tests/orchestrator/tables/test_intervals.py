@@ -1,4 +1,4 @@
-"""Differences of rows: variances by hand, quantiles against scipy, and p that agrees with its interval."""
+"""Differences of rows: variances by hand, quantiles compared with scipy, and p values that agree with intervals."""
 
 import math
 
@@ -12,7 +12,7 @@ from tools.null_simulation import Situation, draw
 
 
 def difference(a: object, b: object, videos: object = None, tasks: object = None, **more: object) -> Difference:
-    """R@1 of b minus R@1 of a."""
+    """Return R@1 of b minus R@1 of a."""
     return differences([a, b], 0, videos, tasks, **more)[1]  # type: ignore[arg-type,list-item]
 
 
@@ -66,7 +66,7 @@ def test_of_trained_rows_of_one_seed_each_no_interval_is_known():
 
 
 def _crossed(rows: list[np.ndarray]) -> tuple[float, list[float], list[float]]:
-    """Variances of videos, of R@1 between seeds, and of what is new with both, by loops."""
+    """Compute variances of videos, of R@1 between seeds, and of the part that is new with both, by loops."""
     d, queries, seeds, new = rows[1].mean(0) - rows[0].mean(0), rows[0].shape[1], [], []
     for row in rows:
         seeds.append(float(np.var([each.mean() for each in row], ddof=1)))
@@ -113,7 +113,7 @@ def test_single_seed_borrows_the_variance_of_other_rows():
 
 
 def test_orders_are_paired_and_their_number_gives_the_freedom():
-    """Seeds within an order that are alike add nothing: the spread of paired differences counts."""
+    """Similar seeds within an order add no information: the spread of paired differences counts."""
     chance = np.random.default_rng(0)
     shares = np.array([0.2, 0.5, 0.3])
     a, b = (

@@ -20,7 +20,7 @@ PRINTED = [
 
 
 def run(row: PublishedRow, is_of_table: bool = True, seed: int = 1, **changed: object) -> RunRecord:
-    """A complete run on the row's benchmark as MLflow gives it back."""
+    """Return a complete run on the row's benchmark as MLflow returns it."""
     settings = {**printed_settings(row), "stream": row.stream, "seed": seed, **changed}
     texts = {name: as_text(value) for name, value in settings.items()}
     protocol = "cvlm" if row.stream == "cvlm" else "ctvr"

@@ -1,4 +1,4 @@
-"""No item of the papers is silently absent: every table and figure has a table preset, or a reason for having none."""
+"""Every table and figure of the papers has a table preset, or a reason for its absence."""
 
 import re
 

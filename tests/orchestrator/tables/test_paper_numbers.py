@@ -1,4 +1,4 @@
-"""The published numbers are possible, and those that were read by eye are the printed ones."""
+"""Published numbers lie within their possible ranges, and those transcribed by eye match the printed ones."""
 
 import re
 
@@ -67,7 +67,7 @@ def test_published_cells_are_the_printed_ones(stream, method, r1, bwf):
 
 
 def _overall(values):
-    """R@1, FR and HM from the columns of the five tasks; current R@1 is final R@1 and what was lost."""
+    """Compute R@1, FR and HM from the columns of the five tasks; current R@1 is final R@1 plus the loss."""
     final = sum(values[f"task_0{t}/r1"] for t in range(1, 6)) / 5
     lost = sum(values[f"task_0{t}/fr"] for t in range(1, 5))
     current = final + lost / 5

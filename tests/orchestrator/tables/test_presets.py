@@ -1,4 +1,4 @@
-"""Tables are data: those that are shipped name rows that exist, and a file that breaks the format is refused."""
+"""Tables are data: shipped tables name rows that exist, and a file that violates the format is refused."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_a_shipped_table_names_registered_rows_and_a_search_that_exists(name):
 
 @pytest.mark.parametrize("name", preset_names())
 def test_no_row_is_called_by_a_backbone_that_it_has_not(name):
-    """Rows without the backbone of a setting are also run on streams that recommend another one."""
+    """Rows that do not set a backbone also run on streams that recommend another one."""
     preset = load_preset(name)
     named = [row for row in preset.rows if re.search(r"ViT-|MetaCLIP|[BL]/1", row.name)]
     assert [row.name for row in named if row.is_for([preset.stream])] == []
@@ -211,7 +211,7 @@ MAIN = {"ctvr-table1": ("msrvtt-10", "msrvtt-20", "actnet-10", "actnet-20"), "cv
 
 
 def resolved(table, stream, settings):
-    """Row -> its experiment on a stream that recommends `settings`."""
+    """Return row -> its experiment on a stream that recommends `settings`."""
     found = {}
     for row in table.rows:
         if row.is_for([stream]):

@@ -1,4 +1,4 @@
-"""Tables on a screen: columns under each other, within its width, with the notes that change how a row is read."""
+"""Tables on a screen: aligned columns within its width, with the notes that affect how a row is read."""
 
 from ctvr.orchestrator.tables.screen import LINES, to_text
 from ctvr.orchestrator.tables.table import Column, Difference, Row, Table, Value

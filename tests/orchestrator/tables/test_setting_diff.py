@@ -1,4 +1,4 @@
-"""Footnotes are computed: a changed setting appears in one, and an unchanged setting does not."""
+"""Footnotes are computed: they list every changed setting and no unchanged one."""
 
 import json
 
@@ -15,7 +15,7 @@ from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
 
 def run(method: str, paper: str, seed: int = 0, tags: dict[str, str] | None = None, **changed: object) -> RunRecord:
-    """A complete run as MLflow returns it: the paper's settings except those that are changed."""
+    """Return a complete run as MLflow returns it: the paper's settings except those that are changed."""
     known = RunRecord("", "", {"method": method}, {}, {"ctvr.paper": paper}, "", "")
     settings = {**(paper_settings(known) or {}), "stream": paper, "seed": seed, **changed}
     metrics = {f"stream/t2v/{key}": [(2, 20.0)] for key in ("r1", "r5", "r10", "medr", "meanr", "bwf", "rsum")}

@@ -57,7 +57,7 @@ def test_rows_that_train_nothing_are_compared_over_videos():
 
 @pytest.mark.parametrize(("orders", "said"), [(4, None), (3, FEW_ORDERS)])
 def test_rows_over_orders_of_tasks_are_compared_by_order(orders, said):
-    """Runs of order x seed are not independent seeds: they called equal methods different in up to 25 %."""
+    """Runs of order x seed are not independent seeds: treated as such, they made up to 25 % of equal methods differ."""
     seeds = tuple(f"1@{order}" for order in range(orders))
     points = {"r1": tuple((order, 1.0, 0.0) for order in range(orders))}
     rows = [_row("low", ("1", "2", "3")), _row("top", seeds, orders=points), _row("mid", seeds, orders=points)]

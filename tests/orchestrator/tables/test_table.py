@@ -1,4 +1,4 @@
-"""A table has the same content in Markdown, LaTeX and CSV; no text in it can become markup, commands or formulas."""
+"""A table has the same content in Markdown, LaTeX and CSV; its text cannot become markup, commands or formulas."""
 
 import csv
 import io

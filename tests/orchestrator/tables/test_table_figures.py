@@ -1,4 +1,4 @@
-"""Figures of a table show the values of its rows, and nothing if the rows lack them."""
+"""Figures of a table show the values of its rows; without such values a figure is omitted."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +20,13 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
 
 
 def draw_only(monkeypatch, word: str) -> None:
-    """Let `write` draw those figures of a table alone whose names have the word."""
+    """Let `write` draw only the figures of a table whose names contain the word."""
     figures = write_file._figures
     monkeypatch.setattr(write_file, "_figures", lambda *table: [each for each in figures(*table) if word in each[0]])
 
 
 def drawn(*runs):
-    """Name -> panels of the one table of these runs."""
+    """Return name -> panels of the one table of these runs."""
     (table,) = tables(list(runs))
     return {name: panels for name, _, panels in drawings(table)}
 
@@ -99,7 +99,7 @@ def test_cost_figure_shows_differing_costs_and_the_front():
 
 
 def streams(monkeypatch) -> ExecutionConfig:
-    """Records of two methods on each of two streams, and of a third method on one of them."""
+    """Return records of two methods on each of two streams, and of a third method on one of them."""
     records = []
     for stream, shift in (("msrvtt-10", 0.0), ("actnet-10", 4.0)):
         for method, r1, weights in (("lwf", 20.0, 100e6), ("lora", 24.0 - 3 * shift, 1e6 + shift * 1e6)):
@@ -181,7 +181,7 @@ def test_epoch_and_task_metrics_of_one_name_are_distinguished():
 
 
 def test_losses_of_learned_and_other_pairs_are_sums_of_their_terms():
-    """A term that only a later task has counts from there on, and does not shift the epochs."""
+    """A term that only a later task has counts from that task on, and does not shift the epochs."""
     records = [run("camoe"), run("camoe", seed=1), run("clip4clip")]
     for seed, record in enumerate(records):  # two seeds of one row, and another row
         record.metrics["train/loss/nce"] = [(8 * epoch, 2.0 - 0.1 * epoch + seed) for epoch in range(1, 5)]

@@ -27,7 +27,7 @@ def functions(path: str) -> dict[str, ast.FunctionDef]:
 
 
 def needs(path: str, name: str) -> set[str]:
-    """Fixtures of a function, and theirs where they are of the same file."""
+    """Return the fixtures of a function, and those that they need from the same file."""
     known = functions(path)
     found = {argument.arg for argument in known[name].args.args} if name in known else set()
     return found.union(*(needs(path, each) for each in found if each in known))

@@ -63,7 +63,7 @@ def test_no_version_is_allowed_that_was_not_looked_at():
 
 
 def test_directly_read_database_has_the_known_schema():
-    """If it differs, compare the new migrations with sqlite_records.py, whose tests compare the reading."""
+    """If it differs, compare the new migrations with sqlite_records.py, whose tests check the reading."""
     assert importlib.import_module("mlflow.store.db.utils")._get_latest_schema_revision() == internals.SCHEMA
 
 

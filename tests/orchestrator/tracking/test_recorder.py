@@ -64,7 +64,7 @@ def counts(tracker: Tracker, run: RunRecord) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def recorded(decoded: Path, tmp_path_factory: pytest.TempPathFactory) -> Tracker:
-    """The records of one complete run, for all tests of this file: read them only."""
+    """Return the records of one complete run, for all tests of this file; do not write to them."""
     runs = tmp_path_factory.mktemp("whole") / "runs"
     shutil.copytree(decoded, runs)
     tracker = track(runs)
@@ -178,7 +178,9 @@ def test_a_control_that_trains_nothing_counts_no_parameters(small_stream, manife
 
 
 def test_video_cost_counts_a_new_video_when_tokens_are_stored(learned):
-    """zero_shot trains nothing, so that its whole tower is stored; a video that is searched passes it all the same."""
+    """zero_shot trains no weights, so the output of its whole tower is stored; a new video still passes the whole
+    tower.
+    """
     from ctvr.orchestrator.execution import ExecutionConfig
     from ctvr.orchestrator.jobs.load_model import load
 

@@ -1,4 +1,4 @@
-"""Runs that are read without MLflow are those that its client reads from the same file."""
+"""Runs read without MLflow equal those that its client reads from the same file."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 
 @pytest.fixture(scope="module")
 def tracker(tmp_path_factory: pytest.TempPathFactory) -> Tracker:
-    """Records with all that may differ: NaN, infinity, a step stored twice, open, deleted and nameless runs."""
+    """Return records with all that may differ: NaN, infinity, a step stored twice, open, deleted and nameless runs."""
     runs = tmp_path_factory.mktemp("runs")
     uri = f"sqlite:///{runs}/mlflow.db"
     tracking.create_store(uri, runs, "shapes-5")

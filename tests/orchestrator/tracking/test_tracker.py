@@ -1,4 +1,4 @@
-"""Tests of the tracker share one SQLite store: the first contact with a new one takes seconds."""
+"""The tracker. These tests share one SQLite store, since creating one takes seconds."""
 
 import json
 import logging

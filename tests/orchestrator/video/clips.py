@@ -27,7 +27,8 @@ def write_video(
     pixels: str = "yuv420p",
     **options: str,
 ) -> Path:
-    """160x96, 25 fps, a key frame every 12. Frame i is a sharp gradient under a grey that says i: see `read_number`.
+    """Write 160x96 frames at 25 fps, with a key frame every 12; a grey level encodes the frame number (see
+    `read_number`).
 
     `times` replaces the frames' positions on the 1/25 s grid, for a variable frame rate; `pixels` is the encoder's
     format, `options` are the encoder's.
@@ -48,21 +49,21 @@ def write_video(
 
 
 def read_number(image: np.ndarray) -> int:
-    """The i of the frame of `write_video` that this (size, size, 3) image shows."""
+    """Return the frame number of `write_video` that this (size, size, 3) image shows."""
     middle = image.shape[0] // 2
     return round(float(image[middle - 4 : middle + 4, middle - 4 : middle + 4].mean()) / 4)
 
 
 def decode_apart(path: str | Path, *settings: Any, **named: Any) -> Frames:
-    """`ctvr.orchestrator.video.decode.decode` in a child, where the product decodes too."""
+    """Run `ctvr.orchestrator.video.decode.decode` in a child, as the product does."""
     return run_apart(decode, path, *settings, **named)
 
 
 def run_apart(function: Callable[..., Result], *settings: Any, **named: Any) -> Result:
     """Call a function in a child.
 
-    decord, and any decoder of damaged videos, may harm the memory of its process: the one that runs all tests would
-    crash much later, at its end even. A child that crashes fails its test and is replaced.
+    decord, and any decoder of damaged videos, may corrupt the memory of its process, so that the process of the tests
+    would crash much later. A child that crashes fails its test and is replaced.
     """
     try:
         return _child().submit(function, *settings, **named).result()
@@ -72,7 +73,7 @@ def run_apart(function: Callable[..., Result], *settings: Any, **named: Any) -> 
 
 
 def needs(*decoders: str) -> None:
-    """Skip the test, with the reason, where one of them is absent or finds no FFmpeg."""
+    """Skip the test, with the reason, if one of them is missing or finds no FFmpeg."""
     for decoder in decoders:
         if reason := _why_not(decoder):
             pytest.skip(reason)

@@ -1,6 +1,6 @@
 """Small videos of every container, codec and trait, whose frames show their own numbers.
 
-What this FFmpeg cannot make is left out. `make video-formats` writes docs/video-formats.md.
+Videos that this FFmpeg cannot make are omitted. `make video-formats` writes docs/video-formats.md.
 """
 
 import itertools
@@ -84,7 +84,8 @@ _FIRST = 16  # frame with which a trimmed video begins
 class Cell:
     """A video of the table.
 
-    verdict: "right", "no times" (frames right, times estimated), "wrong", "refused" or "not made". why: in one line.
+    verdict: "right", "no times" (frames right, times estimated), "wrong", "refused" or "not made". why: the reason in
+    one line.
     """
 
     container: str
@@ -95,14 +96,14 @@ class Cell:
 
 
 def draw(number: int, width: int = WIDTH, height: int = HEIGHT) -> np.ndarray:
-    """Draw the frame of a number: 3 rows of 4 blocks, of which the corner at the top left alone is white."""
+    """Draw the frame of a number: 3 rows of 4 blocks; of the corners only the top left one is white."""
     bits = [1, *(number >> i & 1 for i in range(2)), 0, *(number >> i & 1 for i in range(2, 6)), 0, *(0, 1), 0]
     image = np.kron(np.asarray(bits, np.uint8).reshape(3, 4) * 219 + 16, np.ones((BLOCK, BLOCK), np.uint8))
     return np.repeat(image[:height, :width, None], 3, axis=2)
 
 
 def read(image: np.ndarray) -> int:
-    """Return the number that an upright image shows, -1 where it is turned, mirrored or no frame of ours."""
+    """Return the number that an upright image shows; -1 if it is rotated, mirrored or not one of our frames."""
     blocks = np.asarray([[image[y : y + 6, x : x + 6].mean() for x in range(13, 127, 32)] for y in range(13, 95, 32)])
     bits = (blocks > 128).astype(int).ravel().tolist()
     if (bits[0], bits[3], bits[8:]) != (1, 0, [0, 0, 1, 0]):
@@ -141,7 +142,7 @@ def _options(encoder: str, options: dict[str, str], trait: str) -> dict[str, str
 
 
 class _Pipe:
-    """A file that can only be written to, as a pipe."""
+    """A file that can only be written to, like a pipe."""
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -194,7 +195,7 @@ def _encode(stream: Any, trait: str) -> list[Any]:
 
 
 def _with_message(packets: list[Any], stream: Any, codec: str) -> list[Any]:
-    """Add a message of H.264 that turns the picture a quarter clockwise."""
+    """Add an H.264 message that rotates the picture by a quarter turn clockwise."""
     if not codec.startswith("h264"):
         raise ValueError("its frames have no display matrix")
     turned: list[Any] = []
@@ -206,7 +207,7 @@ def _with_message(packets: list[Any], stream: Any, codec: str) -> list[Any]:
 
 
 def _moved(packets: list[Any], trait: str) -> list[Any]:
-    """Move the times of packets; of a trimmed video, leave out those before the key frame that its start needs."""
+    """Move the times of packets; of a trimmed video, omit those before the key frame that its start needs."""
     moved = {"trimmed": -_FIRST, "offset": 3 * RATE}.get(trait, 0)
     if trait == "trimmed":
         keys = [i for i, packet in enumerate(packets) if packet.is_keyframe and packet.pts <= _FIRST]
@@ -217,7 +218,7 @@ def _moved(packets: list[Any], trait: str) -> list[Any]:
 
 
 def _turn(path: Path) -> None:
-    """Write a display matrix of a quarter clockwise into the header of the track of an MP4."""
+    """Write a display matrix of a quarter turn clockwise into the header of the track of an MP4."""
     content = bytearray(path.read_bytes())
     place = content.index(b"tkhd") + 44
     content[place : place + 36] = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, HEIGHT << 16, 0, 1 << 30)
@@ -234,7 +235,7 @@ SEGMENTS = ((5, 6, 1), (19, 27, 3))  # first frame, the one after the last, fram
 
 
 def judge(folder: Path, container: str, codec: str, trait: str) -> Cell:
-    """Make a video, decode it whole and compare with it what is read: frames, their times, and those of segments."""
+    """Make a video, decode it whole and compare it with what we read: frames, their times, and those of segments."""
     path = folder / f"{codec}-{trait}.{container}".replace(" ", "_")
     try:
         make(path, container, codec, trait)
@@ -252,12 +253,12 @@ def judge(folder: Path, container: str, codec: str, trait: str) -> Cell:
 
 
 def _lacks_times(container: str, trait: str) -> bool:
-    """Report whether frames follow each other at distances that the file does not contain."""
+    """Return whether frames follow each other at distances that the file does not contain."""
     return container == "mpg" and trait == "variable"
 
 
 def _faults(path: Path, container: str, trait: str, truth: list[int]) -> Iterator[str]:
-    """Yield a line for each request that is answered with other frames or times."""
+    """Yield a line for each request that returns wrong frames or times."""
     times = np.asarray(times_of(trait)) / RATE
     seconds = np.zeros(0)
     for count in COUNTS[::-1]:
@@ -280,7 +281,7 @@ def _faults(path: Path, container: str, trait: str, truth: list[int]) -> Iterato
 
 
 def _middles(first: int, stop: int, count: int) -> list[int]:
-    """Return the middle frame of each of `count` equal parts; of too few the last repeats."""
+    """Return the middle frame of each of `count` equal parts; if there are too few frames, the last one repeats."""
     parts = min(count, stop - first)
     edges = np.linspace(first, stop, parts + 1).astype(int)
     chosen = ((edges[:-1] + edges[1:] - 1) // 2).tolist()
@@ -365,7 +366,7 @@ def _listed(lines: Iterable[str]) -> str:
 
 
 def _not_encoded(verdicts: dict[tuple[str, str, str], Cell]) -> Iterator[str]:
-    """Yield a line for each trait that codecs lack in containers in which they are made without it."""
+    """Yield a line for each trait that a codec lacks in a container that supports the codec."""
     for trait in TRAITS:
         lacking = []
         for codec in CODECS:

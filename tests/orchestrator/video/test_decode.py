@@ -1,4 +1,4 @@
-"""Which frames are kept, how they are resized, and that the decoders agree."""
+"""The choice of frames, their resizing, and the agreement of the decoders."""
 
 import importlib.util
 import itertools
@@ -29,7 +29,7 @@ def video(tmp_path_factory):
 
 
 def released_rule(num_frames, length, first=0):
-    """Frame choice as published with the benchmark (frozen-in-time's code, `sampling='uniform'`)."""
+    """Choose frames by the published code of the benchmark (frozen-in-time, `sampling='uniform'`)."""
     parts = min(num_frames, length)
     points = np.linspace(start=0, stop=length, num=parts + 1).astype(int)
     frames = [first + (a + b - 1) // 2 for a, b in itertools.pairwise(points)]
@@ -42,7 +42,7 @@ def test_frames_are_the_middles_of_equal_parts(length):
 
 
 def clip4clip_rule(num_frames, length, fps, start=None, end=None):
-    """CLIP4Clip's extractor (framerate 1) and loader (slice_framepos 2), a second after the other; -1: masked."""
+    """Choose frames as CLIP4Clip's extractor (framerate 1) and loader (slice_framepos 2) do in turn; -1: masked."""
     rate = int(fps)
     total = (length + rate - 1) // rate
     first, last = (0, total) if start is None else (start, min(end, total))
@@ -381,7 +381,7 @@ def test_the_version_tells_decoders_and_leniency_apart():
 
 @pytest.mark.parametrize("number", [4, 12, 60])
 def test_an_open_group_of_pictures_is_no_damage(tmp_path, number):
-    """Frames that are shown before a key frame and need what stood before it."""
+    """Frames that are shown before a key frame need frames that precede it."""
     video = write_video(tmp_path / "open.mp4", **{"x264-params": "open-gop=1:keyint=10:bframes=3"})
     clip = decode_apart(video, Sampling(num_frames=number, size=64))
     lenient = decode_apart(video, Sampling(num_frames=number, size=64), limits=Limits(strict=False))

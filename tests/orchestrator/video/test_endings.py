@@ -1,4 +1,4 @@
-"""Videos of a folder: by their endings, without hidden files, and with a report of unreadable folders."""
+"""Videos of a folder: selected by their endings, without hidden files; unreadable folders are reported."""
 
 import os
 
@@ -20,7 +20,7 @@ def test_folder_search_is_recursive_and_skips_hidden_files(tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed_is_reported(tmp_path, monkeypatch):
-    """A user with all rights can list every folder, so the system's answer is planted."""
+    """A user with all rights can list every folder, so the system's answer is simulated."""
     for name in ("good/a.mp4", "locked/b.mp4"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""Frames are those of a whole decode, in order, whatever the container's metadata claim."""
+"""Frames are those of a whole decode, in order, whatever the container's metadata claims."""
 
 import struct
 from pathlib import Path
@@ -19,14 +19,14 @@ B_FRAMES = {"x264-params": "bframes=3:b-adapt=0:keyint=30:min-keyint=30:scenecut
 
 
 def shown(path: Path) -> np.ndarray:
-    """The frames of a whole decode, as small as the product makes them: (N, 96, 96, 3)."""
+    """Return the frames of a whole decode, resized as in the product: (N, 96, 96, 3)."""
     with av.open(str(path)) as file:
         images = [frame.to_ndarray(format="rgb24") for frame in file.decode(file.streams.best("video"))]
     return np.stack([resize_and_crop(image, 96) for image in images])
 
 
 def trimmed(path: Path, source: Path, first: int, container: str) -> Path:
-    """As `ffmpeg -ss T -i source -c copy path`: an edit list hides what lies between the key frame and `first`."""
+    """Copy as `ffmpeg -ss T -i source -c copy path`: an edit list hides the part between the key frame and `first`."""
     with av.open(str(source)) as old, av.open(str(path), "w", format=container) as new:
         stream = old.streams.video[0]
         to = new.add_stream_from_template(stream)
@@ -42,7 +42,7 @@ def trimmed(path: Path, source: Path, first: int, container: str) -> Path:
 
 
 def repacked(path: Path, source: Path, **options: str) -> Path:
-    """As `ffmpeg -i source -c copy path`; times begin at 0."""
+    """Copy as `ffmpeg -i source -c copy path`; times begin at 0."""
     with av.open(str(source)) as old, av.open(str(path), "w", options=options) as new:
         stream = old.streams.video[0]
         to = new.add_stream_from_template(stream)
@@ -55,7 +55,7 @@ def repacked(path: Path, source: Path, **options: str) -> Path:
 
 
 def joined(path: Path, source: Path) -> Path:
-    """As `cat source source > path`: the parts of a stream that was downloaded in segments."""
+    """Join as `cat source source > path`: the parts of a stream that was downloaded in segments."""
     path.write_bytes(source.read_bytes() * 2)
     return path
 
@@ -66,20 +66,20 @@ def padded(path: Path, source: Path) -> Path:
 
 
 def stuffed(path: Path, source: Path) -> Path:
-    """Zero bytes before each picture, as encoders of a constant rate write."""
+    """Insert zero bytes before each picture, as constant-rate encoders do."""
     path.write_bytes(source.read_bytes().replace(b"\0\0\1\0", bytes(9) + b"\0\0\1\0"))
     return path
 
 
 def cut(path: Path, source: Path, start: bytes, before: bytes = b"") -> Path:
-    """A program stream from its first header of a kind on, as a recording that began later."""
+    """Return a program stream from its first header of a kind on, like a recording that began later."""
     content = source.read_bytes()
     path.write_bytes(before + content[content.index(b"\0\0\1" + start) :])
     return path
 
 
 def from_video_cd(path: Path, source: Path) -> Path:
-    """The sectors of a Video CD in a RIFF file, as systems copy them."""
+    """Return the sectors of a Video CD in a RIFF file, as systems copy them."""
     content, size = source.read_bytes(), 2048  # of a pack
     parts = [content[i : i + size].ljust(2324, b"\0") for i in range(0, len(content), size)]
     sectors = b"".join(b"\0" + b"\xff" * 10 + b"\0" + b"\0\2\0\2" + bytes(8) + part + bytes(4) for part in parts)
@@ -89,7 +89,7 @@ def from_video_cd(path: Path, source: Path) -> Path:
 
 
 def unpacked(path: Path, source: Path) -> Path:
-    """The packets of a video one after another, without a container."""
+    """Return the packets of a video one after another, without a container."""
     with av.open(str(source)) as file:
         path.write_bytes(b"".join(bytes(packet) for packet in file.demux(file.streams.video[0])))
     return path
@@ -329,7 +329,7 @@ def test_any_other_angle_turns_the_picture_in_its_frame():
 
 @pytest.mark.parametrize("codec", ["libx264", "mpeg2video"])
 def test_a_transport_stream_cut_inside_a_group_shows_what_is_left_and_says_that_it_is_cut(tmp_path, codec):
-    """Frames equal those of the whole recording; a last picture that is not whole is called so."""
+    """Frames equal those of the whole recording; an incomplete last picture is reported."""
     whole = write_video(tmp_path / "a.ts", frames=40, codec=codec, bf="2")
     data, cut = whole.read_bytes(), tmp_path / "cut.ts"
     with av.open(str(whole)) as file:

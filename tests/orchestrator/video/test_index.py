@@ -1,4 +1,4 @@
-"""Errors of a file are reported before anything is decoded."""
+"""Errors of a file are reported before it is decoded."""
 
 import pickle
 import struct
@@ -129,7 +129,7 @@ def test_an_error_survives_pickling():
 
 
 def test_a_damaged_index_of_mp4_never_raises_anything_else(videos, tmp_path):
-    """Flips in the boxes around the pictures, where lengths, counts and codec parameters stand."""
+    """Bits are flipped in the boxes around the pictures, which contain lengths, counts and codec parameters."""
     data = videos["mp4"].read_bytes()
     moov = data.index(b"moov")
     damaged = tmp_path / "damaged.mp4"

@@ -1,4 +1,4 @@
-"""The pool of decoding children: whatever a file does to its child, the others are decoded."""
+"""The pool of decoding children: whatever a file does to its child, the other files are decoded."""
 
 import json
 import os
@@ -190,12 +190,12 @@ def test_bad_pool_settings_are_config_errors():
 
 
 def leaves_files() -> bool:
-    """Report whether this system allows sandboxing a process."""
+    """Return whether this system allows sandboxing a process."""
     return bool(measure("files").isolation.files)
 
 
 def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeypatch, tmp_path):
-    """Its own program, up to the limits of its first file; then it says what it may still do."""
+    """The child's own program runs up to the limits of its first file; then it reports its permissions."""
     (tmp_path / "videos").mkdir()
     (tmp_path / "secret").write_text("canary")
     report = (

@@ -1,4 +1,4 @@
-"""The measurements of `make bench-gpu` run on a CPU too, where only their form can be checked."""
+"""The measurements of `make bench-gpu` also run on a CPU, where only their form can be checked."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`python -m tools.bench`: its table, and its answer to an unknown name."""
+"""`python -m tools.bench`: its table, and its error for an unknown name."""
 
 import os
 from pathlib import Path

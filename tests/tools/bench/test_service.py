@@ -1,4 +1,4 @@
-"""The latency of the service is that of answers, which are compared with the whole matrix."""
+"""The latency of the service is that of correct answers, which are compared with the whole matrix."""
 
 import os
 from pathlib import Path

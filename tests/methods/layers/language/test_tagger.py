@@ -73,7 +73,7 @@ it gets/V brighter while a small heart/N stays/V by a circle/N
 
 
 def labelled(line: str) -> tuple[tuple[str, ...], str]:
-    """Words and their true tags."""
+    """Return words and their true tags."""
     pairs = [piece.partition("/") for piece in line.split()]
     return tuple(word for word, _, _ in pairs), "".join(label or OTHER for _, _, label in pairs)
 

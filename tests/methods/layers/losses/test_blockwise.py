@@ -1,4 +1,4 @@
-"""The loss of a very large batch equals that of its matrix, which is not stored."""
+"""The blockwise loss of a very large batch equals the loss of the full matrix, which is not stored."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.methods.conftest import make_batch
 
 
 class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that is made inside."""
+    """Number of elements of the largest tensor that is created inside."""
 
     elements = 0
 

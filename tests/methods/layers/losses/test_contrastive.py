@@ -21,7 +21,7 @@ def references():
 
 
 def caption_to_video(logits):
-    """L_t2v with a loop."""
+    """Compute L_t2v with a loop."""
     rows = [torch.logsumexp(row, 0) - row[i] for i, row in enumerate(logits)]
     return torch.stack(rows).mean()
 

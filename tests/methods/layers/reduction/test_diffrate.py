@@ -35,7 +35,7 @@ def test_the_schedule_of_another_tower_is_the_released_one_in_proportion():
 
 
 def test_rate_search_trains_rates_alone_and_reaches_its_target(small_clip):
-    """From half the tokens to nearly all of them; prompts stay in front of what is ranked."""
+    """The search moves from half the tokens to nearly all; prompts stay in front of the ranked tokens."""
     settings = reducer_config("diffrate", search_macs=1e-3 * 0.65, search_step=1)
     method = Prompt(PromptConfig(reducer=settings), small_clip)
     search, batch = method.reducer, make_batch(4, 3)

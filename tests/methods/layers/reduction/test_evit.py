@@ -7,7 +7,9 @@ from tests.methods.conftest import reducer_config
 
 
 def test_unattended_patches_weigh_nothing_and_fusion_trains_attention(small_clip):
-    """EViT: which patch is kept follows the places of the patches, and f carries a gradient to what chose."""
+    """The selection follows the positions of the patches, and f carries a gradient to the attention that selected
+    them.
+    """
     reducer, vision = EViT(4, 17, (1,), 0.5), small_clip.vision
     frames, order = torch.randn(1, 2, 3, 32, 32), torch.randperm(16)
     x, state = vision.embed(frames)

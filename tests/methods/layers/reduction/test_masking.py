@@ -1,4 +1,4 @@
-"""The slow attention of a search: the fused one where nothing is masked, with a gradient where it is."""
+"""The slow attention of a search equals the fused one where nothing is masked, and has a gradient where a mask is."""
 
 import pytest
 import torch

@@ -99,7 +99,7 @@ def test_negative_r_says_how_to_disable_merging(tokens):
 
 @pytest.mark.parametrize("settings", [reducer_config("tome", r=3), reducer_config("tempme", num_frames=4)])
 def test_tokens_are_followed_to_where_their_sizes_say(small_clip, settings):
-    """As many first tokens lead to a last one as its size counts, also where frames become clips."""
+    """The number of first tokens that lead to a last one equals its size, also where frames are joined into clips."""
     method = Lora(LoraConfig(reducer=settings), small_clip).eval()
     with record_tokens() as states, torch.no_grad():
         method.encode_video(torch.randn(2, 4, 3, 32, 32))

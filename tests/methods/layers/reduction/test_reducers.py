@@ -56,7 +56,7 @@ def test_vit_b_16_and_64_frames_take_the_paths_of_the_paper():
 
 
 def test_a_tower_without_class_tokens_merges_what_one_with_them_does():
-    """UMT has none: the same patches have the same rates."""
+    """UMT has no class tokens; the same patches have the same rates."""
     for patches in (49, 64, 65, 196):
         config = reducer_config("tempme", num_frames=12)
         with_class, without = tempme_steps(config, 12, patches + 1), tempme_steps(config, 12, patches, classes=0)
@@ -67,7 +67,7 @@ def test_a_tower_without_class_tokens_merges_what_one_with_them_does():
 
 
 def test_tomes_schedules_are_those_of_its_code_a_number_a_list_or_a_pair(compared):
-    """facebookresearch/ToMe: its table of parse_r."""
+    """The table is that of parse_r in facebookresearch/ToMe."""
     table = json.loads((FIXTURES / "recipes_released.json").read_text())["tome"]["parse_r"]
     assert len(table) > 60
     for row in table:
@@ -296,7 +296,7 @@ def test_shared_merging_gives_all_frames_the_same_sizes(small_clip):
 
 
 def test_class_tokens_come_back_one_for_each_frame_in_temporal_order(small_clip):
-    """Attention and MLP switched off: a class token leaves as it entered, plus its place in the video."""
+    """With attention and MLP switched off, a class token leaves unchanged, except for its position in the video."""
     for block in small_clip.vision.blocks:
         for module in (block.attn.out, block.mlp.c_proj):
             torch.nn.init.zeros_(module.weight)
@@ -362,8 +362,11 @@ def test_another_number_of_frames_is_refused_with_the_remedy(small_clip):
 
 
 def test_a_clip_block_equals_the_released_code(compared):
-    """Block 8 of the released TempMe (width 64, 12 frames), the clip of its first two frames: both merges,
-    sizes, positions; made by the authors' code with random weights (LoRA folded in here)."""
+    """Block 8 of the released TempMe (width 64, 12 frames) reads the clip of the first two frames.
+
+    Both merges, sizes and positions are compared. The authors' code made the outputs with random weights (LoRA is
+    merged into them here).
+    """
     with np.load(FIXTURES / "tempme_block8.npz") as file:
         weights = {name: torch.from_numpy(file[name].astype(np.float32)) for name in file.files}
     with np.load(FIXTURES / "tempme_released.npz") as file:

@@ -36,7 +36,7 @@ def test_frames_alike_everywhere_merge_before_those_equal_in_one_place():
 
 
 def test_merging_equal_frames_loses_nothing_and_keeps_embeddings(small_clip):
-    """The gate is closed: only merging could change anything. Frames leave their order, embeddings do not."""
+    """The gate is closed, so only merging could change the result. The order of frames changes, embeddings do not."""
     twins = torch.randn(2, 3, 3, 32, 32).repeat_interleave(2, dim=1)
     reducer = made(small_clip, r=0, stages=(0, 1), r_frames=(2, 1))
     with record_tokens() as states:

@@ -25,7 +25,7 @@ def pairs(start: int, count: int, length: int = 4) -> list[Batch]:
 
 
 class Numbered:
-    """The source of all `pairs`."""
+    """Source of all `pairs`."""
 
     def pairs(self, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         made = [pairs(number, 1)[0] for number in numbers]

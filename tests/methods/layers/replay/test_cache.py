@@ -1,4 +1,4 @@
-"""A model that does not change is asked once for each video of a task."""
+"""A model that does not change encodes each video of a task once."""
 
 from dataclasses import replace
 

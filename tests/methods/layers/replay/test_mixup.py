@@ -17,7 +17,7 @@ from tests.methods.conftest import make_batch
 
 @pytest.fixture
 def captions():
-    """Two groups of captions that differ in length, pair by pair."""
+    """Return two groups of captions whose lengths differ pair by pair."""
     return make_batch(4, seed=1).tokens, make_batch(4, seed=2).tokens
 
 

@@ -8,7 +8,7 @@ from ctvr.methods.layers.replay.statistics import ClassStatistics, dispersion, m
 
 
 def filled() -> ClassStatistics:
-    """Two categories; texts spread by 0.1 and 0.2 around their means, videos by 1 and 2."""
+    """Return statistics of two categories; texts spread by 0.1 and 0.2 around their means, videos by 1 and 2."""
     statistics = ClassStatistics()
     torch.manual_seed(0)
     for category, factor in ((3, 1.0), (5, 2.0)):
