@@ -44,7 +44,7 @@ Scheme = Literal["mean", "se", "attention"]
 class CAMoEConfig:
     """Settings, searched by search_spaces/camoe.py."""
 
-    UNPUBLISHED = ("optim.epochs", "data.batch_size")
+    UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
     sentences: Strategy = setting(
         "muw", doc="rule that makes captions into sentences of entities and actions, table 5: muw, rkw or akwe"

@@ -82,7 +82,7 @@ ORIGINAL = Recipe(
 class Clip4ClipConfig(ScaleConfig):
     """Settings, searched by search_spaces/clip4clip.py."""
 
-    UNPUBLISHED = ("optim.weight_decay",)
+    UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
     lr: float = setting(1e-6, doc="learning rate of both towers", unpublished=True)
     sim_header: Literal["meanP", "seqLSTM", "seqTransf"] = setting(

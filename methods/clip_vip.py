@@ -77,7 +77,7 @@ ORIGINAL = Recipe(
 class CLIPViPConfig(ScaleConfig):
     """Settings, searched by search_spaces/clip_vip.py."""
 
-    UNPUBLISHED = ("optim.weight_decay",)
+    UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
     lr: float = setting(1e-6, doc="learning rate of all weights", unpublished=True)
     num_proxies: int = setting(

@@ -26,7 +26,7 @@ from ctvr.methods.settings import require, setting
 class DSLConfig:
     """Settings, searched by search_spaces/dsl.py. Temperatures are those of the authors' code and advice."""
 
-    UNPUBLISHED = ("optim.epochs", "data.batch_size")
+    UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     loss: bool = setting(True, doc="revision of the retriever's contrastive loss")

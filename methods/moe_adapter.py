@@ -72,7 +72,7 @@ ORIGINAL = Recipe(
 class MoEAdapterConfig:
     """Settings, searched by search_spaces/moe_adapter.py."""
 
-    UNPUBLISHED = ("optim.weight_decay",)
+    UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
     lr: float = setting(1e-3, doc="learning rate of experts and routers", unpublished=True)
     num_experts: int = setting(22, doc="number of experts E", unpublished=True)

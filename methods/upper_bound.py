@@ -36,7 +36,7 @@ from ctvr.methods.settings import setting
 class UpperBoundConfig:
     """`base.*` are the settings of the wrapped retriever."""
 
-    UNPUBLISHED = ("base.lr", "optim.weight_decay")
+    UNPUBLISHED = ("base.lr", "optim.weight_decay", "optim.warmup")
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     only_final: bool = setting(False, doc="one training on all tasks at the end; earlier tasks stay zero-shot")

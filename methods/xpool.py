@@ -66,7 +66,7 @@ CHUNK = 2**22  # numbers in memory at a time in `score`: 16 MiB
 class XPoolConfig(ScaleConfig):
     """Settings, searched by search_spaces/xpool.py. Rates are the defaults of both papers' code."""
 
-    UNPUBLISHED = ("method.train_scale", "optim.weight_decay")
+    UNPUBLISHED = ("method.train_scale", "optim.weight_decay", "optim.warmup")
 
     lr: float = setting(1e-6, doc="learning rate of both towers and the temperature", unpublished=True)
     lr_head: float = setting(1e-5, doc="learning rate of X-Pool's pooling; 3e-5 on MSR-VTT-9k", unpublished=True)

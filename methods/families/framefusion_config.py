@@ -15,7 +15,7 @@ from ctvr.methods.settings import group, require, setting
 class FrameFusionMoEConfig:
     """Settings, searched by search_spaces/framefusion_moe.py; values that are not published are the released code's."""
 
-    UNPUBLISHED = ("optim.weight_decay",)
+    UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
     reducer: ReducerConfig = group(
         REDUCERS,

@@ -15,7 +15,7 @@ from ctvr.methods.settings import group, require, setting
 class StructAlignConfig:
     """Tuned by search_spaces/structalign.py; defaults are the paper's MSRVTT setting."""
 
-    UNPUBLISHED = ("optim.weight_decay", "data.num_frames")
+    UNPUBLISHED = ("optim.weight_decay", "optim.warmup", "data.num_frames")
 
     lr_first: float = setting(2e-5, doc="learning rate in the base task")
     lr: float = setting(3e-6, doc="learning rate in later tasks; 6e-6 on ACTNET", later=True)
