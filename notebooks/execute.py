@@ -1,7 +1,8 @@
-"""Executes a notebook in this process and keeps what its cells say: `python notebooks/execute.py first_run`.
+"""Executes a notebook in this process and stores the outputs of its cells: `python notebooks/execute.py first_run`.
 
-No Jupyter is needed for it: a cell is Python, and a line `!ctvr ...` a command of ours. What a cell prints and the value
-of its last line are kept in the notebook, and no path of this machine. Run it in a folder of its own: streams and runs lie there.
+It does not need Jupyter: a cell is Python, and a line `!ctvr ...` is one of our commands. The notebook stores the
+printed text and the value of the last line of each cell, without paths of this machine. Run it in an empty folder,
+which gets the streams and runs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def execute(notebook: dict[str, Any]) -> dict[str, Any]:
     """Return the notebook with the outputs of its cells.
 
     Raises:
-        Exception: what a cell raises.
+        Exception: any exception that a cell raises.
     """
     names: dict[str, Any] = {"__name__": "notebook", "_command": _command}
     count = 0
