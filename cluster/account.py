@@ -1,11 +1,12 @@
-"""Creates what an AWS account needs before `ray up`, and writes the resulting names into cluster/a100.yaml.
+"""Creates the resources that an AWS account needs before `ray up`, and writes the resulting names into
+cluster/a100.yaml.
 
     python cluster/account.py create --ssh-from 203.0.113.7/32     once, and again if your address changes
     python cluster/account.py fill --into cluster/other.yaml       write the names of an existing stack into a file
     python cluster/account.py delete                               bucket and file system stay: they hold results
 
 Runs on your own machine with your AWS credentials; needs `pip install boto3`, as `ray up` does. The template
-account.yaml lists what is created. Filled lines keep their comments; the rest of the file does not change.
+account.yaml lists the created resources. Filled lines keep their comments; the rest of the file does not change.
 """
 
 from __future__ import annotations

@@ -316,7 +316,7 @@ class CAMoE(Method):
         return contrastive(logits, config.reduction, same) if len(logits) else logits.sum()
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Report fig. 7 as a mean over the last batch: the weight of each expert, per matching if several."""
+        """Report the mean weight of each expert over the last batch (fig. 7), for each matching that has a gate."""
         found: dict[str, float | Tensor] = {}
         for stream, gate in self.gates.items():
             used, name = getattr(gate, "used", None), "gate" if stream == "sentence" else f"gate_{stream}"

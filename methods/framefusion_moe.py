@@ -81,7 +81,7 @@ class FrameFusionMoE(Method):
 
     @property
     def _has_bypass(self) -> bool:
-        """Report the release's bypass of the router for prototype 1; without prototypes every caption is routed."""
+        """Return whether prototype 1 bypasses the router, as released; without prototypes every caption is routed."""
         return self.config.first_task_bypass and self.config.use_prototypes
 
     # ------------------------------------------------------------------------------------- the stream
@@ -185,7 +185,7 @@ class FrameFusionMoE(Method):
         return {"contrastive": (1 - config.beta) * within, "cross_task": config.beta * across}
 
     def _sources(self, index: int) -> list[Tensor]:
-        """Return features of the videos of tasks before `index`: the searched ones, or those of training."""
+        """Return features of the videos of tasks before `index`: the searched ones, or those of training videos."""
         if self.config.reference_source == "train":
             return [self.train_features]
         return [gallery for i, gallery in sorted(self._galleries.items()) if i < index]

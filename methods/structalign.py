@@ -273,7 +273,7 @@ class StructAlign(Method):
         return {"ideal prototypes": p @ p.mT, "mean texts": text, "mean videos": video}
 
     def batch_metrics(self) -> dict[str, float | Tensor]:
-        """Report eq. 22, as fig. 8, and |epsilon| of eq. 9 of aligned texts and videos of the last batch.
+        """Report eq. 22 (fig. 8) and |epsilon| of eq. 9 for the aligned texts and videos of the last batch.
 
         It also reports the usage of the text adapters' experts.
         """

@@ -9,8 +9,8 @@ With q (Q, d) of captions and f (V, T, d) of frames, neither normalised, and one
     r = LN3(a + Dropout(a W_l)),  S = cos(q, r)                          eq. 7-8; r is (V, Q, d)
 
 All matrices have biases and start as identities; the printed 152.59 M parameters hold for this head only.
-A video's feature depends on the query, so the frames f are stored: T times the usual size, pooled
-by the current head whatever their age. Neither paper describes how its videos were stored.
+A video's feature depends on the query, so the frames f are stored: T times the usual size, pooled by the current head,
+however old they are. Neither paper describes how its videos were stored.
 
 Shapes: B pairs, Q captions, V videos, T frames, d joint embedding.
 """

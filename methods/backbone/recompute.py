@@ -40,5 +40,5 @@ def recomputing() -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Report a second pass of the same tokens within a step: a seam that counts must not count them twice."""
+    """Return whether this is a second pass of the same tokens in a step, which a seam must not count twice."""
     return _AGAIN.get()

@@ -162,7 +162,9 @@ class AdaptedClip(Method):
         return terms
 
     def task_metrics(self) -> dict[str, float]:
-        """Report a search: K_p and K_m of every block, for prune_to and merge_to, and the multiply-adds of a frame."""
+        """Report the result of a search: K_p and K_m of every block, for prune_to and merge_to, and a frame's
+        multiply-adds.
+        """
         if not isinstance(self.reducer, DiffRateSearch):
             return {}
         found = {"frame_gmacs": float(self.reducer.macs()) / 1e9}

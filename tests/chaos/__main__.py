@@ -65,7 +65,7 @@ def _cases(names: str | None) -> tuple[str, ...]:
 
 
 def kill_engine(folder: Path, kills: int, seed: int, only: int | None, cases: Sequence[str]) -> tuple[str, list[str]]:
-    """Kill runs without Ray `kills` times; the summary and the differences found."""
+    """Kill runs without Ray `kills` times; return the summary and the differences found."""
     from tests.chaos.engine import Engine, Outcome
 
     engine = Engine(folder, seed, tuple(cases))
@@ -106,7 +106,7 @@ def kill_engine(folder: Path, kills: int, seed: int, only: int | None, cases: Se
 def kill_sweeps(
     folder: Path, kills: int, seed: int, only: int | None, workers: int = 1, is_core: bool = False
 ) -> tuple[str, list[str]]:
-    """Do as `kill_engine`, with nested sweeps on a separate Ray cluster."""
+    """Do the same as `kill_engine` with nested sweeps on a separate Ray cluster."""
     from tests.chaos.sweeps import OF_RAY, VICTIMS, Outcome, Sweeps
 
     sweeps, outcomes = Sweeps(folder, seed, workers, OF_RAY if is_core else VICTIMS), list[Outcome]()

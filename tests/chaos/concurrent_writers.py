@@ -171,7 +171,7 @@ def _runs(store: Store) -> list[str]:
 
 
 def _stands_still(process: Any) -> bool:
-    """Wait until a process has stopped itself; False if it ended instead."""
+    """Wait until a process has stopped itself; return False if it ended instead."""
     until = time.monotonic() + SECONDS
     while process.is_alive():
         if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":

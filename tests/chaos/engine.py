@@ -58,7 +58,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Unbroken:
-    """Result of the unkilled run."""
+    """Result of the run without kills."""
 
     digest: str
     metrics: Points

@@ -211,7 +211,9 @@ def stored_runs(home: Path) -> list[str]:
 
 
 def waiting_metrics(home: Path) -> dict[str, tuple[float, int]]:
-    """Return the same for the outbox, where one point may wait several times, but with one value only."""
+    """Return the metrics of the outbox as `stored_metrics` does; one point may wait several times, with one value
+    only.
+    """
     outbox = Tracker(NOWHERE, home).outbox
     values: dict[str, set[float]] = {}
     for run in outbox.pending():

@@ -4,7 +4,7 @@
 where the method does; one of them reads the epoch's losses. The second is `end_task`. The third is the encoding and
 scoring of the search that follows, without the copies that the evaluation makes of every block. If you add a wait, the
 test names its line. If you remove one, write the smaller number with `python -m tests.devices --write`; without
-`--write` the command prints the table. fake_cuda.py lists what a pretended GPU cannot see.
+`--write` the command prints the table. fake_cuda.py lists what a simulated GPU cannot detect.
 """
 
 from collections.abc import Callable, Iterator

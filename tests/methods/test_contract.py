@@ -32,12 +32,12 @@ def subject(name: str) -> Subject:
 
 
 def shallow(subject: Subject) -> Subject:
-    """Return the same on towers of two blocks, at half the cost."""
+    """Return the method of `subject` on towers of two blocks, at half the cost."""
     return replace(subject, layers=2)
 
 
 def make(name: str) -> Method:
-    """Return the same on the small backbone, with seeded new weights."""
+    """Return the method of `subject` on the small backbone, with seeded new weights."""
     return subject(name).make()
 
 

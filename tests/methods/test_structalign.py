@@ -470,7 +470,7 @@ def test_a_weight_counts_as_often_as_it_says(small_clip, setting, term, pseudo):
 
 @pytest.mark.parametrize("name", ["tome", "evit", "tempme", "testa"])
 def test_teacher_keeps_its_own_token_reduction(small_clip, name):
-    """Also if the reducer's own weights are trained, so that the teacher has a copy of them."""
+    """The teacher has a copy of the reducer's own weights, also if these are trained."""
     frames = make_batch(4).frames.shape[1]
     method = StructAlign(StructAlignConfig(reducer=reducer_config(name, num_frames=frames)), small_clip)
     for index in range(2):

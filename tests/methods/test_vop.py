@@ -121,7 +121,7 @@ def test_a_video_is_the_mean_of_its_frames_directions(small_clip):
 
 
 def test_video_blocks_with_single_frame_masks_equal_clip(small_clip, monkeypatch):
-    """With a mask of single frames and no prompts as keys, blocks of videos are CLIP's."""
+    """The blocks of a video have a mask of single frames, and no prompts as keys."""
     method, frames = make(small_clip, video_blocks=4), make_batch(2, 3).frames
     assert method.first == 0
     frame = torch.cat([torch.full((2,), -1), torch.arange(3).repeat_interleave(17)])

@@ -95,7 +95,7 @@ def hunt(bugs: Sequence[Bug], root: Path, folder: Path, jobs: int) -> int:
 
 
 def _outcomes(bugs: Sequence[Bug], copies: Sequence[Path], folder: Path) -> Iterator[tuple[Bug, str, float]]:
-    """Yield each bug with its outcome, in the order in which they end; as many run at a time as there are copies."""
+    """Yield each bug with its outcome, in the order in which they end; each copy runs one bug at a time."""
     todo, free = list(bugs), list(copies)
     running: dict[int, tuple[Bug, Path, str, float]] = {}  # process -> its bug, copy, the sound text and its beginning
     while todo or running:

@@ -1,4 +1,4 @@
-"""RESULTS.md and the marks of old tables are what the generator writes from the printed tables."""
+"""RESULTS.md and the marks of old tables equal the generator's output for the printed tables."""
 
 import re
 import subprocess

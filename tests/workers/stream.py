@@ -54,7 +54,7 @@ class Dealt(StreamData):
 
 
 class DealtQuestions(Dealt, QuestionData):
-    """Does the same for questions."""
+    """Gives one worker the batches of questions of several, which are cut as for six."""
 
 
 def make_questions() -> Stream:

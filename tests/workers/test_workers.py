@@ -1,4 +1,4 @@
-"""Runs on two and three plain processes learn what one process learns, by the project's own loop.
+"""Runs on two and three plain processes learn the same as one process, with the project's own loop.
 
 With randomness off, the loss, every tensor, the galleries and R@1 are those of one worker up to rounding. With
 randomness on, all workers hold the same bits, and a repeated run gives the same bits. Two workers with a simulated GPU

@@ -144,7 +144,7 @@ def kind_of(word: str) -> Kind:
 
 
 def _is_compared(word: str) -> bool:
-    """Report comparatives and superlatives: `older`, `biggest`, `happier`."""
+    """Return whether a word is a comparative or superlative: `older`, `biggest`, `happier`."""
     body = next((word.removesuffix(end) for end in ("er", "est") if word.endswith(end)), "")
     forms = (body, body + "e", body[:-1], body[:-1] + "y")
     return len(body) > 2 and any(form in lists().adjectives and len(form) > 2 for form in forms)

@@ -111,7 +111,7 @@ class Sentence:
         return OTHER
 
     def _stands_alone_after_article(self, i: int) -> bool:
-        """Report `the singing of`, but not `the singing woman`."""
+        """Return whether a word is used as in `the singing of`, and not as in `the singing woman`."""
         return (self._kind(i - 1) is K.DETERMINER or self._kind(i - 1) is K.POSSESSIVE) and self._kind(
             i + 1
         ) not in MODIFIABLE | OBJECTS | {K.ADVERB}
@@ -184,7 +184,7 @@ class Sentence:
         return NOUN
 
     def _follows_singular_subject(self, i: int, is_s: bool) -> bool:
-        """Report a verb in -s after a determiner that acts as a subject: `which shows`, `one plays`."""
+        """Return whether a verb in -s follows a determiner that acts as a subject: `which shows`, `one plays`."""
         return is_s and i > 0 and self.words[i - 1] in lists().singular_subjects
 
     def _judge_joined(self, i: int, conjunction: int, is_s: bool, is_thing: bool) -> str:

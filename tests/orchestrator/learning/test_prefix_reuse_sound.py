@@ -1,8 +1,8 @@
-"""Task-prefix reuse is sound: a setting that a task did not read cannot change it, whatever the method.
+"""Reuse of tasks is sound: for every method, a setting that a task did not read cannot change the task.
 
-For every method one run records what it reads. Then every setting that was not read from the first task on gets
-another value: up to the task that reads it, all weights, galleries and metrics must be bit-identical.
-(A setting that was read is part of the key, so that nothing is shared between its values.)
+For every method one run records the settings that it reads. Then every setting that was not read from the first task on
+gets another value: up to the task that reads it, all weights, galleries and metrics must be bit-identical. (A setting
+that was read is part of the key, so that nothing is shared between its values.)
 """
 
 import typing

@@ -24,7 +24,7 @@ def model_of(learned, name: str) -> Model:
 
 
 def with_method(model: Model, name: str, **settings) -> Model:
-    """Return the same for an untrained method of that name."""
+    """Return a model with the same streams and an untrained method of that name."""
     cls = find_method(name)
     method = cls(cls.Config(**settings), model.trained.method if cls.wraps else model.trained.clip).eval()
     return replace(model, trained=replace(model.trained, method=method))

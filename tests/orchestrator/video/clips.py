@@ -73,7 +73,7 @@ def run_apart(function: Callable[..., Result], *settings: Any, **named: Any) -> 
 
 
 def needs(*decoders: str) -> None:
-    """Skip the test, with the reason, if one of them is missing or finds no FFmpeg."""
+    """Skip the test, with the reason, if one of these decoders is missing or finds no FFmpeg."""
     for decoder in decoders:
         if reason := _why_not(decoder):
             pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""The plain implementations compute the same as ours."""
+"""The plain implementations compute the same values as ours."""
 
 import pytest
 import torch
