@@ -17,7 +17,7 @@ theta_m is initialised from theta at every task; theta~_m is initialised once an
 Table 2 is this class with `bmu`, `use_local` and `use_global`; preset `local` is table 1's "BMU-MoCo (local)", which
 needs no memory beyond Base-MoCo's. Along a constant gradient its speed is m_hat (1 - m) / (1 - m m_hat) of plain
 training (0.4975 at .99, .99). All rows of the tables share their first
-task, so until `method_start_task` the model is Base-MoCo (theta~_m and its queue are updated all the same).
+task, so until `method_start_task` the model is Base-MoCo (theta~_m and its queue are still updated).
 """
 
 from __future__ import annotations

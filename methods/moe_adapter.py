@@ -12,11 +12,11 @@ c is the mean of the frames' class tokens; for captions it is the start-of-text 
 codes. That token does not depend on the caption: all captions share their gates (`text_gate=eot`
 reads the caption). After a task the two most used experts of each block are frozen.
 
-CTVR's trainer was not released. It needs the task of a query, and does not specify its source: here a caption
-that searches the videos of task i takes router i (`query_router=block`), which needs no task label of
-the query. Omitted: the original's autoencoders, which guess the task of an *image* (DDAS; the printed
-59.8 M parameters are the original's, with one of them), and its load-balancing term, which its code
-computes and never adds. Its learning rate for retrieval is unpublished; the original's is 1e-3.
+CTVR's trainer was not released. The method needs the task of a query, and the paper does not specify its source: here a
+caption that searches the videos of task i takes router i (`query_router=block`), which needs no task label of the
+query. Omitted: the original's autoencoders, which guess the task of an *image* (DDAS; the printed 59.8 M parameters are
+the original's, with one of them), and its load-balancing term, which its code computes and never adds. Its learning
+rate for retrieval is unpublished; the original's is 1e-3.
 
 Shapes: B videos or captions, T frames, G = B * T groups, N tokens of a group, D width, E experts, K chosen.
 """

@@ -26,7 +26,7 @@ real_time, real_time_ns = time.time, time.time_ns
 
 @pytest.fixture
 def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every query of the time return another jump."""
+    """Make the clock jump at every query."""
     rng = np.random.default_rng(7)
 
     def offset() -> float:

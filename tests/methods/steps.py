@@ -89,6 +89,6 @@ def distilled_by_hand(student: Tensor, teacher: Tensor, temperature: float) -> T
 
 
 def gradient_of(loss: Tensor, parameter: torch.nn.Parameter) -> float:
-    """Return the gradient of a loss in one number."""
+    """Return the derivative of a loss with respect to one number."""
     (found,) = torch.autograd.grad(loss, parameter)
     return float(found)

@@ -81,7 +81,7 @@ def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
 
 
 class TemporalAttention(nn.Module):
-    """Attention over the frames at one position, with a block's own frozen weights; 0 at first."""
+    """Attention over the frames at one position, with a block's own frozen weights; its output is 0 at first."""
 
     norm_weight: Tensor  # these buffers are not saved: a method always builds on the same CLIP
     norm_bias: Tensor

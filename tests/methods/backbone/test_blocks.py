@@ -146,8 +146,8 @@ def test_a_token_of_size_two_counts_as_two_equal_tokens(small_clip):
 @pytest.mark.parametrize("has_sizes", [False, True])
 @pytest.mark.parametrize("place", [None, "qkv", "k"])
 def test_the_last_block_makes_what_is_read_and_no_more(small_clip, batch, read, has_sizes, place):
-    """It computes the same tokens and gradients; also with merged tokens, clips of several class tokens, and a seam
-    before.
+    """Tokens and gradients are those of the whole block, also after merging, for clips with several class tokens, and
+    with a seam before it.
     """
 
     def before(x, state):

@@ -1,4 +1,4 @@
-"""Ray's files are found where Ray writes them, in a place where its sockets can be bound."""
+"""Ray's files are found in the folder where Ray writes them, whose path is short enough for sockets."""
 
 import os
 from pathlib import Path
