@@ -40,7 +40,7 @@ GROUND = {
     "memo",
     "setting_groups",
 }
-FACES = (ROOT / "ctvr/__init__.py",)  # hands the public names on when they are asked for
+FACES = (ROOT / "ctvr/__init__.py",)  # imports the public names when they are used
 MAY: dict[str, set[str]] = {
     package: set(words.split())
     for package, words in {

@@ -143,7 +143,7 @@ class Sweeps:
                 if kill.victim in FILES:  # a sweep that Ray's end stops twice without a task between gives up
                     least = len(watch.seen)
                 if kill.victim == "driver":
-                    self.server.start()  # a resumed sweep asks for it, and says so where it is away
+                    self.server.start()  # a resumed sweep needs it, and reports its absence
                     self.server.await_answer()
                     self.sweep = self._start(number, resume=True)
         wait_for(partial(self._has_ended_or_reached, watch, TRIALS * TASKS))

@@ -42,7 +42,7 @@ def test_recovery_is_reported_as_median_and_maximum():
 
 @pytest.mark.slow
 def test_a_few_kills_of_the_engine_leave_no_difference(capsys, monkeypatch):
-    for name in ("CTVR_CACHE", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"):  # what it sets is undone
+    for name in ("CTVR_CACHE", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"):  # its settings are undone
         monkeypatch.setenv(name, "")
     assert main(["--engine", "--kills", "2", "--seed", "1", "--cases", "vop"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]

@@ -19,7 +19,7 @@ RACE, DAMAGE = 9, 19  # numbers of stories
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CTVR_CACHE", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_DISABLE_TELEMETRY"):
-            patch.setenv(name, "")  # what it sets is undone
+            patch.setenv(name, "")  # its settings are undone
         made = Engine(tmp_path_factory.mktemp("rivals"), 0, (METHOD,))
         made.prepare()
         yield made

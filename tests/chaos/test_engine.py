@@ -59,7 +59,7 @@ def test_metrics_are_compared_by_presence_count_and_value():
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CTVR_CACHE", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_DISABLE_TELEMETRY"):
-            patch.setenv(name, "")  # what it sets is undone
+            patch.setenv(name, "")  # its settings are undone
         made = Engine(tmp_path_factory.mktemp("chaos"), 0, (METHOD, RANDOM))
         made.prepare()
         yield made

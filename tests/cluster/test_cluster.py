@@ -121,7 +121,7 @@ def test_sweep_waits_for_listed_machines_and_keeps_the_cloud_limit(cluster: Clus
         return
     assert 2 <= int(given["CTVR_NODES"]) <= int(given["CTVR_MAX_NODES"]) <= 1 + cluster["max_workers"]
     assert float(given["CTVR_BUDGET_HOURS"]) > 0
-    types = cluster["available_node_types"]  # no machine runs unless a sweep asks
+    types = cluster["available_node_types"]  # no machine runs unless a sweep requests it
     assert not any(kind.get("min_workers", 0) for name, kind in types.items() if name != cluster["head_node_type"])
 
 

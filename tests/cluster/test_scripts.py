@@ -102,7 +102,7 @@ def test_a_start_brings_back_what_a_machine_had(node: Path) -> None:
     asked.unlink()
     assert script(node, SETUP, "again", **more).returncode == 0
     assert f"mount -t nfs4 -o {entry.split()[3].removesuffix(',_netdev,nofail')} fs-1:/ {shared}" in asked.read_text()
-    assert "pip install" not in asked.read_text()  # what is installed is what the files ask for
+    assert "pip install" not in asked.read_text()  # the installed packages are those that the files require
     assert videos.is_dir()
     (node / "venv" / ".ctvr_stamp").write_text("of other files")
     assert script(node, SETUP, "again", **more).returncode == 0

@@ -404,7 +404,7 @@ def test_a_sweep_survives_the_loss_of_a_host(lab, store):
     lab.say(f"the sweep ended {time.monotonic() - at:.0f} s later")
     assert "2 complete, 0 stopped early, 0 failed" in said
     assert "nodes 2" in lab.head.run(NODES)
-    for key, of_tasks in seconds.items():  # what was finished was not computed again: it would have taken another time
+    for key, of_tasks in seconds.items():  # finished tasks were not computed again: their times would differ
         assert store.get_json("commits", f"{key}/task_004")["record"]["seconds"][: len(of_tasks)] == of_tasks
     lab.say("no finished task was computed again")
 

@@ -27,7 +27,7 @@ COUNTS = {"videos": 105, "captions": 45, "splits": 70, "manifests": 42, "setting
 class Malformed:
     """One input. `content` None: the file does not exist; for arguments of a command, only `text` counts."""
 
-    name: str  # what is wrong with it
+    name: str  # its fault
     content: bytes | None = None
     suffix: str = ""
     text: str = ""

@@ -94,7 +94,7 @@ def test_the_corpus_is_three_hundred_and_the_same_each_time(inputs, canary):
     assert sum(map(len, inputs.values())) == sum(COUNTS.values()) == 300
     again = corpus(canary)
     for group, made in inputs.items():
-        if group != "videos":  # of these only what is cut where: encoders write dates into files
+        if group != "videos":  # only the kind and place of their cuts: encoders write dates into files
             assert made == again[group]
 
 

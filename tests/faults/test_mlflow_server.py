@@ -18,7 +18,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 from tests.chaos.watch import Server
 
 pytestmark = pytest.mark.slow
-PATIENT = "300"  # seconds for an answer: what is slow on a loaded machine is not away
+PATIENT = "300"  # seconds for an answer: on a loaded machine a slow server is not an absent one
 
 
 @pytest.fixture

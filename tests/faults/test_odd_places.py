@@ -64,7 +64,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs
 
 
-@pytest.mark.timeout(120)  # MLflow retries for minutes what it cannot open
+@pytest.mark.timeout(120)  # MLflow retries for minutes to open it
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_in_the_way_is_named_with_the_remedy(recorded, tmp_path, monkeypatch, capsys, place, kind):

@@ -96,7 +96,7 @@ def test_every_preset_becomes_a_complete_configuration(name):
     for preset, settings in presets_of(name).items():
         made = resolve({"method": name, "stream": "s"}, presets=[preset])
         own = CONFIGURATIONS.get(name, ("", ""))[1]
-        assert {preset, f"{own}-{preset}"} & set(made.presets)  # a configuration's own variant stands for it
+        assert {preset, f"{own}-{preset}"} & set(made.presets)  # a configuration's own variant covers it
         for setting, value in settings.items():
             found = made.settings[setting]
             assert (tuple(found) if isinstance(found, list) else found) == value, f"{preset}: {setting}"

@@ -65,7 +65,7 @@ PARTS = {
     ImageBMUConfig: "m_hat=1.2",
     ImageProgressiveConfig: "alpha=0",
 }
-# What depends on more than one setting, or has a remedy of its own
+# Cases that depend on more than one setting, or have a separate remedy
 TOGETHER: list[tuple[str, dict[str, Any], str]] = [
     ("bmu_ensemble", {"ensemble_weights": (0.5, 0.0, 0.0)}, "must be >= 0 and sum to 1"),
     ("bmu_ensemble", {"ensemble_weights": (1.5, -0.5, 0.0)}, "must be >= 0 and sum to 1"),

@@ -71,7 +71,7 @@ def headers_equal(compared, state: Weights, io: Weights) -> None:
             compared("clip4clip", "forward", method.scale() * captions @ found.mT, io[f"{header}/logits_full"], 5e-5)
         loss = contrastive(method.scale() * captions @ method.encode_video(video).mT)
         compared("clip4clip", "loss", loss, FACTS["train_loss"][f"{header}/full"], 5e-5)
-    loss.backward()  # the release was asked for gradients of seqTransf
+    loss.backward()  # the gradients of seqTransf were recorded from the release
     trained = {name: norm for name, norm in FACTS["grad_norms"].items() if not of_text(name)}
     gradient_norms_equal(compared, method, "clip4clip", trained, released_name)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CLOSE = 5e-3  # of what training has changed; roundings are 1e-6 to 2e-3, what is wrong is 1e-2 and more
+CLOSE = 5e-3  # relative to the change by training; rounding gives 1e-6 to 2e-3, faults give 1e-2 and more
 LOSS = 2e-4
 
 

@@ -198,7 +198,7 @@ def test_a_plan_for_this_machine_is_refused_before_ray_starts():
         (None, 1, 8, False, 0),  # a torch without CUDA: trials run on CPUs
         (0, 1, 8, True, 0),
         (0.5, 1, 8, True, 0.5),
-        (4, 1, 2, True, 4),  # too few: `capacity` says so
+        (4, 1, 2, True, 4),  # too few: `capacity` reports it
     ],
 )
 def test_gpus_are_used_where_there_are_any_and_torch_can(monkeypatch, caplog, asked, workers, there, cuda, chosen):

@@ -10,4 +10,4 @@ def test_many_items_come_in_blocks_that_fill_packs():
     assert num_blocks(MANY) == MANY // LARGE
     video = 12 * 224 * 224 * 3
     full = -(-packer.FULL // video)  # videos of a pack
-    assert (LARGE - full) * video >= packer.LEAST  # and what is left of a block is one, too
+    assert (LARGE - full) * video >= packer.LEAST  # and the rest of a block is one, too

@@ -22,7 +22,7 @@ def cluster(monkeypatch):
         return found.pop(0) if len(found) > 1 else found[0]
 
     def answer(found):
-        assert made.asked[-2:] == ["n1", "n2"] or not nodes[2]["Alive"]  # no node is asked after an answer
+        assert made.asked[-2:] == ["n1", "n2"] or not nodes[2]["Alive"]  # no node gets a request after its answer
         return found
 
     monkeypatch.setattr(ray_nodes.ray, "nodes", lambda: nodes)

@@ -119,7 +119,7 @@ def test_rays_detector_of_nccl_hangs_is_on_for_plans_on_gpus_alone():
     from ray.train.v2._internal.constants import ENABLE_NCCL_HANG_DETECTOR_ENV_VAR as name
 
     assert _hang_detector(plan(workers=2, gpus_per_worker=1), {}) == {name: "1"}
-    assert _hang_detector(plan(workers=2, gpus_per_worker=1), {name: "0"}) == {name: "0"}  # as the user says
+    assert _hang_detector(plan(workers=2, gpus_per_worker=1), {name: "0"}) == {name: "0"}  # as the user requested
     assert _hang_detector(plan(workers=2), {}) == _hang_detector(plan(gpus_per_worker=1), {}) == {}
 
 

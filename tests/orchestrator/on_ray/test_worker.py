@@ -44,7 +44,7 @@ def test_next_stretch_continues_the_reports(small_stream):
         first.report(None, replace(record, done=2), 1.0)
     assert [row["task"] for row in sent] == [1, 2]
     assert "task_01/x" not in sent[0]
-    for done in (2, 3):  # nothing is trained; what lies beyond the segment is not said
+    for done in (2, 3):  # nothing is trained; tasks after the segment are not reported
         sent.clear()
         with pytest.raises(_StopTrial):
             ready(reports(2), done)

@@ -268,7 +268,7 @@ def test_of_two_packs_with_one_key_the_whole_one_is_served(store, which):
 @pytest.mark.parametrize("makes", [False, True])
 def test_what_is_deleted_is_gone_from_every_pack(store, makes):
     _overlapping(store)
-    if makes:  # and from a file of its own
+    if makes:  # and from a separate file
         store.put("frames", KEYS[1], arrays_of(KEYS[1]), {"video": "b"})
     deleter = other(store)
     deleter.delete("frames", KEYS[1])
@@ -280,7 +280,7 @@ def test_what_is_deleted_is_gone_from_every_pack(store, makes):
 
 
 def test_other_kinds_are_never_looked_for_in_packs(local, monkeypatch):
-    monkeypatch.setattr(local._objects, "state_of", None)  # who asked would fail
+    monkeypatch.setattr(local._objects, "state_of", None)  # a request would fail
     with pytest.raises(MissingObject):
         local.get("gallery", "a")
     assert not local.has("commits", "a")

@@ -369,7 +369,7 @@ def test_cvlm_rows_are_compared_by_the_mean_over_tasks(tmp_path):
     (table,) = build(Files(tmp_path, ranks, tasks), records)  # type: ignore[arg-type]
     assert [row.vs_best.p < 0.01 for row in table.rows if row.vs_best] == [True]
     (table,) = build(Files(tmp_path, ranks), records)  # type: ignore[arg-type]
-    assert not any(row.vs_best for row in table.rows)  # recorded before tasks were: nothing can be said
+    assert not any(row.vs_best for row in table.rows)  # recorded before tasks were: nothing can be concluded
 
 
 # --- images

@@ -35,7 +35,7 @@ SIZES: dict[str, tuple[int | None, int]] = {
     **PUBLISHED,
     **{name: (each.classes, each.per_task) for name, each in BENCHMARKS.items()},
 }
-# CAMoE says nothing of these rows, and Table 4 of BMU-MoCo nothing of any row
+# CAMoE specifies nothing for these rows, and BMU-MoCo's Table 4 nothing for any row
 NOT_PRINTED = {*product(map("camoe-table{}".format, (1, 2, 3, 6)), ("clip4clip", "CLIP4Clip with DSL"))}
 preset_named = cache(load_preset)
 BLOCKS = 12  # of a ViT-B

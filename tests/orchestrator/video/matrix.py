@@ -231,7 +231,7 @@ def _turn(path: Path) -> None:
 TIMED = ("mp4", "mov", "3gp", "mkv", "webm", "flv", "ts")  # containers that keep the time of each frame
 LATE = 3 / RATE  # seconds, in the others
 COUNTS = (1, 4, 12, 48)
-SEGMENTS = ((5, 6, 1), (19, 27, 3))  # first frame, the one after the last, frames that are asked for
+SEGMENTS = ((5, 6, 1), (19, 27, 3))  # first frame, the one after the last, requested frames
 
 
 def judge(folder: Path, container: str, codec: str, trait: str) -> Cell:

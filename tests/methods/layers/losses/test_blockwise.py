@@ -56,7 +56,7 @@ def test_methods_that_compare_cosines_take_blocks_of_a_large_batch(small_clip, m
         if is_large:
             monkeypatch.setattr(ctvr.methods.hooks, "LARGE", 6)
             monkeypatch.setattr(large_batches, "ROWS", 4)
-            monkeypatch.setattr(ctvr.methods.hooks, "contrastive", None)  # who asked for the matrix would fail
+            monkeypatch.setattr(ctvr.methods.hooks, "contrastive", None)  # a request for the matrix would fail
         torch.manual_seed(0)
         loss = torch.stack(list(method.losses(batch).values())).sum()
         made.append((loss.detach(), *torch.autograd.grad(loss, parameters)))
