@@ -1,4 +1,5 @@
-"""Attention over a whole video in one sequence: global tokens attend to all; a frame's tokens to these and their frame.
+"""Attention over a whole video in one sequence: global tokens attend to all tokens, others to these and their own
+frame.
 
 It uses CLIP's own weights, as proxies of CLIP-ViP (arXiv:2209.06430, section 3.3) and prompts of DGL (AAAI 2024,
 section 3) do. Keys and values of a token are computed once and serve both kinds of queries.

@@ -32,7 +32,7 @@ class ScaleConfig:
 
 
 def set_scale(clip: Clip, config: ScaleConfig) -> None:
-    """Set the temperature to its start value."""
+    """Set the temperature to its initial value."""
     if config.start_scale is not None:
         with torch.no_grad():
             clip.logit_scale.fill_(math.log(config.start_scale))

@@ -49,7 +49,7 @@ def reducer_config(name: str = "none", **settings: Any) -> ReducerConfig:
 
 
 def refusals(config: type, *cases: tuple[dict[str, Any], str]) -> Callable[..., None]:
-    """Return a test that each case's settings are refused with its message, a regular expression."""
+    """Return a test that refuses each case's settings with its message, a regular expression."""
 
     @pytest.mark.parametrize(("settings", "message"), cases)
     def test(settings: dict[str, Any], message: str) -> None:

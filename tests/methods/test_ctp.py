@@ -1,4 +1,4 @@
-"""CTP: its terms equal its authors' code, and preserve the topology of a batch but not an index."""
+"""CTP: its terms equal those of its authors' code, and preserve the topology of a batch but not an index."""
 
 import numpy as np
 import pytest

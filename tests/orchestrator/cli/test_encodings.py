@@ -1,4 +1,4 @@
-"""Names of videos may contain any character; a terminal or locale that lacks it makes no command fail."""
+"""Names of videos may contain any character, also one that the terminal or locale cannot print."""
 
 import io
 import json
