@@ -175,12 +175,11 @@ def _of_another_tool(
     if not here:
         text = f"{name}: no such option. A run uses the GPU that torch finds; CUDA_VISIBLE_DEVICES chooses it. Omit it."
         return len(old), Mistake(text, old, ())
-    if here in options:
-        what, new = "no such option", (here, value or "FOLDER")
-    else:
-        what, new = "is a setting, not an option", (f"{here}{value or 'VALUE'}" if here[-1] == "=" else here,)
+    what, new = "no such option", [here, value or "FOLDER"]
+    if here not in options:
+        what, new = "is a setting, not an option", [f"{here}{value or 'VALUE'}" if here[-1] == "=" else here]
     is_whole = takes or (here not in options and here[-1] != "=")
-    return len(old), Mistake(f"{name}: {what}. Write {' '.join(new)}.", old, new if is_whole else None)
+    return len(old), Mistake(f"{name}: {what}. Write {' '.join(new)}.", old, tuple(new) if is_whole else None)
 
 
 def _unknown_option(
