@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ctvr.orchestrator.cli.main import main
+from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.tracking import readable
 from ctvr.orchestrator.tracking.outbox import Outbox
 from tests.read_only import open_folder, read_only
@@ -69,9 +70,10 @@ def test_commands_that_read_write_nothing_and_find_the_files_of_a_moved_folder(m
     assert Path("page.html").is_file()
 
 
-@pytest.mark.parametrize("command", ["run zero_shot ../runs/small/small.json", "runs rm zero_shot", "rebuild", "sync"])
+@pytest.mark.parametrize("command", ["run zero_shot ../runs/small/small.json", "runs rm RUN", "rebuild", "sync"])
 def test_commands_that_write_are_refused_in_one_line(moved, command, capsys):
     Outbox(moved / "outbox").add("offline-1", {"op": "tags", "values": {"a": "b"}})
+    command = command.replace("RUN", ExecutionConfig(runs=moved).existing_tracker().find_runs()[0].run_id)
     before = contents(moved)
     with read_only(moved):
         assert main([*command.split(), "--runs", "../runs"]) == 2
