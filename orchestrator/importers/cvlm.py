@@ -218,7 +218,7 @@ def _didemo(files: _Files) -> dict[str, Captions]:
 
 
 def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]:
-    """Return the ids of `<split>_list.txt`, with or without a video extension; empty if there is no such file."""
+    """Return the ids of `<split>_list.txt`, with or without a video extension; empty if the file does not exist."""
     path = files.find(f"{split}_list.txt")
     lines = read_lines(path) if path is not None else []
     stems: dict[str, list[str]] = {}

@@ -40,7 +40,7 @@ def save_gallery(galleries: Sequence[Tensor], stream: Stream, split: str, folder
 
 
 def read_gallery(folder: Path) -> list[tuple[str, tuple[Item, ...], Tensor, int]]:
-    """Return name, videos (without paths), features and the method's task of each task; empty if there is no gallery.
+    """Return name, videos (without paths), features and the method's task of each task; empty without a gallery.
 
     Raises:
         ConfigError: if the files are damaged or do not belong together.

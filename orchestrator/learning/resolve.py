@@ -46,7 +46,7 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
 def with_recipe(method: str, presets: Sequence[str], recommended: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the presets in the order in which they apply: one recipe first, then the changes on top of it.
 
-    The recipe is the named one, else the one that the stream recommends, else `paper`. There is no recipe if the stream
+    The recipe is the named one, else the one that the stream recommends, else `paper`. No recipe applies if the stream
     recommends none, or if the recipe's number of frames differs from the stream's recommended `data.num_frames`, which
     then applies.
 

@@ -37,7 +37,7 @@ def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
 
 
 def image(clip: Clip, pictures: dict[Clip, str], said: str) -> str:
-    """Return the picture of a clip as HTML, with `said` as alternative text; a note if there is no picture."""
+    """Return the picture of a clip as HTML, with `said` as alternative text; a note without a picture."""
     from html import escape
 
     address = pictures.get(clip)

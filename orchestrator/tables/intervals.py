@@ -8,9 +8,9 @@ are paired by order. Videos and replicates are crossed, so the variance is
 
 where V_both is the part that is new for each pair of a video and a replicate; both other estimates contain it.
 V_replicates of few seeds is moderated toward the mean of all rows of the table (prior df of up to `PRIOR`).
-p and interval use the same distribution: Student's t for two rows; for the rows of a table, whose best row the data
-    choose,
-Tukey's studentized range in the form of Games and Howell. Measured levels: docs/statistics.md, `make null-simulation`.
+p and interval use the same distribution. It is Student's t for two rows. For the rows of a table, whose best row
+depends on the data, it is Tukey's studentized range in the form of Games and Howell. Measured levels:
+docs/statistics.md, `make null-simulation`.
 
 Shapes: S seeds, O orders, R replicates (S or O), Q queries, K rows, J variances that are estimated independently.
 """

@@ -253,7 +253,7 @@ END"""
 
 
 def ask(url: str, *, data: bytes | None = None, method: str | None = None, **headers: str) -> int:
-    """Return the status of an HTTP answer; 0 if there is no answer."""
+    """Return the status of an HTTP answer; 0 without an answer."""
     request = urllib.request.Request(url, data=data, method=method, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -265,7 +265,7 @@ def ask(url: str, *, data: bytes | None = None, method: str | None = None, **hea
 
 
 def ask_on(host: Host, url: str, *words: str) -> int:
-    """Return the status of an HTTP answer to a host; 0 if there is no answer."""
+    """Return the status of an HTTP answer to a host; 0 without an answer."""
     return int(host.run(f"curl -s -o /dev/null -w '%{{http_code}}' {' '.join(words)} {url}", check=False) or 0)
 
 

@@ -184,7 +184,7 @@ def test_a_mixture_without_a_partner_for_every_image_is_refused(released):
 
 
 def test_si_holds_weights_that_moved_and_no_others(released):
-    """At the anchor there is no pull; away from it the pull is 2 c Omega times the distance."""
+    """The pull is 2 c Omega times the distance from the anchor."""
     method = ImageSI(ImageSIConfig(strength=0.4), small(released))
     method.begin_task(make_task(1))
     method.importance.fill_(2.0)
