@@ -1,4 +1,4 @@
-"""Effect of the dials of `worlds-5`: `python docs/dials.py [DIAL ...]` trains, prints a table, writes docs/dials.png.
+"""Effect of the dials of `worlds-5`: `python docs/dials.py DIAL ...` trains, prints a table and writes a figure.
 
 Three methods and the untrained backbone run on each stream, with the settings of `worlds-quick` and three seeds.
 Finished runs are read instead of trained again. All dials take 200 runs; conflict and motion 90.
@@ -81,7 +81,7 @@ def main(dials: list[str]) -> None:
     for column, axis in zip(COLUMNS, axes[:, 0]):
         axis.set_ylabel(column)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
-    figure.savefig(Path(__file__).with_suffix(".png"), dpi=90)
+    figure.savefig(Path(__file__).with_name(f"dials-{'-'.join(dials)}.png"), dpi=90)
 
 
 if __name__ == "__main__":
