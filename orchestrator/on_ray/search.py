@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -77,7 +78,7 @@ def make_searcher(search: SearchConfig, space: SearchSpace, num_tasks: int) -> S
         return PluginSearcher(point, search, space, num_tasks)
     from ctvr.orchestrator.on_ray.optuna_searcher import OptunaSearcher  # Optuna takes a quarter of a second
 
-    return OptunaSearcher(search, space, points_to_evaluate(space), num_tasks)
+    return OptunaSearcher(search, space, points_to_evaluate(space, search), num_tasks)
 
 
 class PluginSearcher:
@@ -122,10 +123,11 @@ class PluginSearcher:
             raise ConfigError(f"{self.name} failed: {type(error).__name__}: {error}") from error
 
 
-def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
+def points_to_evaluate(space: SearchSpace, search: SearchConfig) -> list[dict[str, Any]]:
     """Return the points to evaluate first: the recommended one and the paper's, so that no search is worse.
 
-    They are followed by the fewest points that cover every value listed by the user.
+    They are followed by the fewest points that cover every value listed by the user. Values that exceed the number of
+    trials are in random order: in the listed order, a search would see only the low end of the range.
     """
     points: list[dict[str, Any]] = []
     for values in (space.recommended, space.paper):
@@ -134,7 +136,11 @@ def points_to_evaluate(space: SearchSpace) -> list[dict[str, Any]]:
             points.append(point)
     listed = {name: list(space.space[name].categories) for name in space.listed if name in space.space}
     left = {name: [v for v in values if all(p.get(name) != v for p in points)] for name, values in listed.items()}
-    for place in range(max(map(len, left.values()), default=0)):
+    longest = max(map(len, left.values()), default=0)
+    if len(points) + longest > search.trials:
+        generator = random.Random(search.seed)
+        left = {name: generator.sample(values, len(values)) for name, values in left.items()}
+    for place in range(longest):
         chosen = {name: (values[place:] or listed[name])[0] for name, values in left.items()}
         full = first_point(space, {**space.recommended, **chosen})
         points += [full] if full and full not in points else []

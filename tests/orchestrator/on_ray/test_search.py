@@ -87,7 +87,21 @@ def test_a_search_tries_the_recommended_point_before_the_papers():
     recommended = {**PAPER, "method.lr": 4e-6, "method.other": 1}
     algorithm = make_searcher(SearchConfig(), SearchSpace(SPACE, PAPER, recommended), 4)
     assert [algorithm.suggest(str(number)) for number in range(2)] == [{**PAPER, "method.lr": 4e-6}, PAPER]
-    assert points_to_evaluate(SearchSpace(SPACE, PAPER, PAPER)) == [PAPER]
+    assert points_to_evaluate(SearchSpace(SPACE, PAPER, PAPER), SearchConfig()) == [PAPER]
+
+
+def test_listed_values_are_tried_in_their_order_if_the_trials_suffice_and_else_in_random_order():
+    def tried(trials: int, seed: int) -> list[float]:
+        space = {"method.lr": tune.choice([0.1 * number for number in range(20)])}
+        listed = SearchSpace(space, {}, {}, listed=("method.lr",))
+        points = points_to_evaluate(listed, SearchConfig(trials=trials, seed=seed))
+        return [point["method.lr"] for point in points]
+
+    assert tried(20, 0) == tried(20, 1) == sorted(tried(20, 0))
+    assert sorted(tried(8, 0)) == sorted(tried(8, 1)) == tried(20, 0)
+    assert max(tried(8, 0)[:8]) > 0.1 * 8
+    assert tried(8, 0)[:8] != tried(8, 1)[:8]
+    assert tried(8, 0) == tried(8, 0)
 
 
 @pytest.mark.parametrize(
