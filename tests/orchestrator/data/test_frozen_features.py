@@ -65,6 +65,12 @@ def assert_equal(a: dict, b: dict) -> None:
     assert all(torch.equal(value, b["weights"][name]) for name, value in a["weights"].items())
 
 
+def assert_close(a: dict, b: dict) -> None:
+    """Compare the trained weights: on some processors kernels round differently for one video and for a batch."""
+    for name, value in a["weights"].items():
+        torch.testing.assert_close(value, b["weights"][name], atol=1e-4, rtol=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_stored_features_give_a_bit_identical_run(train, runs, case, monkeypatch):
@@ -77,9 +83,7 @@ def test_stored_features_give_a_bit_identical_run(train, runs, case, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(VisionTower, "prefix", None)  # nothing is computed again
         assert_equal(outcome(train(**CASES[case])), new)
-    plain = outcome(train(**CASES[case], **{"data.cache_features": False}))
-    for name, value in plain["weights"].items():  # kernels may round differently for one video and for a batch
-        torch.testing.assert_close(value, new["weights"][name], atol=1e-4, rtol=1e-3)
+    assert_close(outcome(train(**CASES[case], **{"data.cache_features": False})), new)
     assert len(store.list("features")) == made
 
 
@@ -90,7 +94,7 @@ def test_augmented_batches_stay_frames(train, runs):
     settings = {**CASES["frozen vision"], "data.augment": "crop_flip"}
     new = outcome(train(**settings))
     assert len(store.list("features")) == 3 * 3  # those of the test videos
-    assert_equal(outcome(train(**settings, **{"data.cache_features": False})), new)
+    assert_close(outcome(train(**settings, **{"data.cache_features": False})), new)
 
 
 def test_the_zero_shot_method_and_its_curve_share_features(manifest, runs, small_stream):
