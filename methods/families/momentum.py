@@ -34,14 +34,14 @@ from ctvr.methods.layers.replay.queues import Pair
 from ctvr.methods.layers.transfer import to_device
 from ctvr.methods.settings import require, setting
 
-MOCO_UNPUBLISHED = ("optim.weight_decay", "optim.warmup", "data.num_frames")  # of every row of BMU-MoCo's paper
+MOCO_UNPUBLISHED = ("optim.weight_decay", "data.num_frames")  # of every row of BMU-MoCo's paper
 # Section 4.1 and, where the paper does not specify (optimizer, weight decay, which caption), our assumption.
 PAPER: dict[str, Any] = {
     "optim.name": "adamw",
     "optim.epochs": 10,
     "optim.schedule": "first_epoch",  # 5e-5 in the first epoch of each task, 5e-6 afterwards
     "optim.first_epoch_scale": 0.1,
-    "optim.warmup": 0.0,
+    "optim.warmup": 0.0,  # the first epoch has 5e-5 from its first step on
     "optim.weight_decay": 0.01,
     "data.batch_size": 48,
     "data.augment": "gray_jitter",
