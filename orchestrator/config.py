@@ -87,27 +87,6 @@ def _fold(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def is_name(text: str) -> bool:
-    """Return whether a text is a folder name on every system: letters, digits, `.`, `_`, `-`; no leading `.` or `-`."""
-    device = text.partition(".")[0].lower()  # Windows reserves these names with any extension
-    is_device = device in {"con", "prn", "aux", "nul"} or re.fullmatch("(com|lpt)[0-9¹²³]", device)
-    is_short = len(text) <= 100 and len(text.encode(errors="replace")) <= 200  # file systems count bytes, at most 255
-    return not is_device and is_short and re.fullmatch(r"\w[\w.-]*", text) is not None and text[-1] != "."
-
-
-def check_name(text: str, where: str) -> None:
-    """Refuse a folder name that could escape its parent folder or be parsed as an option.
-
-    Raises:
-        ConfigError: the message begins with `where`, the option as the user wrote it.
-    """
-    if not is_name(text):
-        raise ConfigError(
-            f"{where} {text[:100]!r}: letters, digits and . _ - only, at most 100 (200 bytes) and not . or - first; it "
-            "names folders. Choose another name that is not a Windows device (con, nul, com1)."
-        )
-
-
 def parse_overrides(words: Iterable[str]) -> Settings:
     """Parse `name=value` arguments into a flat dictionary of strings.
 

@@ -98,7 +98,7 @@ class ExecutionConfig:
         place = absolute(self.store) or str(self.runs.resolve() / "store")
         if "://" in place or any((Path(place) / mark).is_dir() for mark in STORE_MARKS):
             return
-        named, why = f"--store {self.store or place}", "does not exist"
+        named, why = f"--store {self.store or place}", "is a file" if Path(place).is_file() else "does not exist"
         if Path(place).is_dir():
             why = "is not a store"
             if any((Path(place) / "store" / mark).is_dir() for mark in STORE_MARKS):

@@ -1,13 +1,49 @@
-"""Output folders of commands: checked with the arguments, created before the slow work."""
+"""Output folders of commands and their names: checked with the arguments, created before the slow work."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is a folder name on every system: letters, digits, `.`, `_`, `-`; no leading `.` or `-`."""
+    device = text.partition(".")[0].lower()  # Windows reserves these names with any extension
+    is_device = device in {"con", "prn", "aux", "nul"} or re.fullmatch("(com|lpt)[0-9¹²³]", device)
+    is_short = len(text) <= 100 and len(text.encode(errors="replace")) <= 200  # file systems count bytes, at most 255
+    return not is_device and is_short and re.fullmatch(r"\w[\w.-]*", text) is not None and text[-1] != "."
+
+
+def nearest_name(text: str) -> str:
+    """Return the folder name of ASCII characters that is closest to a text, or `my-name` if none of it is usable."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    name = re.sub("[^a-zA-Z0-9_.-]+", "-", plain).lstrip("-.")[:60].rstrip("-.")
+    return name if is_name(name) else f"my-{name or 'name'}"
+
+
+def check_name(text: str, where: str, is_ascii: bool = False) -> None:
+    """Refuse a folder name that could escape its parent folder or be parsed as an option.
+
+    Args:
+        text: the name.
+        where: the option as the user wrote it, with which the message begins.
+        is_ascii: whether the name becomes a part of addresses, so that only the letters a to z are accepted.
+
+    Raises:
+        ConfigError: with a name that is accepted.
+    """
+    if not is_name(text) or (is_ascii and not text.isascii()):
+        letters = "letters a to z" if is_ascii else "letters"
+        raise ConfigError(
+            f"{where}: is not a name for a folder on every system (got {text!r:.100}). Use {letters}, digits and . _ - "
+            f"(at most 100, not . or - first, no device of Windows such as con), for example {nearest_name(text)}."
+        )
 
 
 def require_empty(folder: Path) -> None:

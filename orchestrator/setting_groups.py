@@ -90,6 +90,6 @@ _NOTATIONS: tuple[tuple[str, Callable[..., float]], ...] = (
 
 
 def _as_number(value: float, is_whole: bool) -> str:
-    if not math.isfinite(value) or (is_whole and not float(value).is_integer()):
+    if not math.isfinite(value) or (is_whole and not (abs(value) < 1e15 and float(value).is_integer())):
         return ""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import keyword
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.output_dir import create_output_dir
+from ctvr.orchestrator.output_dir import create_output_dir, nearest_name
 
 MODULE = '''\
 """CLASS: CLIP of which only the LayerNorms are trained. Replace this method and this line by yours.
@@ -144,8 +145,10 @@ def new_method(name: str, into: Path = Path()) -> str:
         ConfigError: for a name that Python or ctvr cannot use, or a folder that already exists.
     """
     if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name != name.lower():
+        close = re.sub("[^a-z0-9]+", "_", nearest_name(name).lower()).strip("_")
+        meant = close if close.isidentifier() and not keyword.iskeyword(close) else f"my_{close}"
         raise ConfigError(
-            f"new method {name!r}: is not a module name. Use lower-case letters, digits and _, e.g. my_idea."
+            f"new method {name!r:.80}: is not a module name. Use lower-case letters, digits and _, for example {meant}."
         )
     if name in EVERY_METHOD or name in CONFIGURATIONS or name in plugins() or name == "ctvr":
         raise ConfigError(f"new method {name!r}: a method of this name already exists. Choose another name.")

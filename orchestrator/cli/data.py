@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of, user_path
+from ctvr.orchestrator.cli.options import (
+    add_execution_options,
+    add_settings,
+    get_execution,
+    settings_of,
+    stream_name,
+    user_path,
+)
 from ctvr.orchestrator.cli.sweep import MAIN_JOB
 from ctvr.orchestrator.errors import ConfigError
 
@@ -30,7 +37,9 @@ def add_streams(commands: Any) -> None:
         metavar="name=FILE",
         help="files by name, e.g. split=MSRVTT_10_dataset.pkl; see docs/own-videos.md",
     )
-    importer.add_argument("--name", metavar="NAME", help="name of the stream (default: after the split file)")
+    importer.add_argument(
+        "--name", type=stream_name, metavar="NAME", help="name of the stream (default: after the split file)"
+    )
     importer.add_argument(
         "--correct-captions",
         action="store_true",

@@ -144,7 +144,7 @@ def find(name: str | None) -> Path:
         known = [path for path in known if path.name == name]
     if not known:
         raise ConfigError(
-            f"attach: no sweep was submitted to this machine{f' at {name}' if name else ''}. Use `ray submit`."
+            f"attach: no sweep{f' {name!r}' if name else ''} was submitted to this machine. Use `ray submit`."
         )
     return next((path for path in reversed(known) if runs(path)), known[-1])
 

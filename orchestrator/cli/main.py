@@ -31,6 +31,7 @@ from ctvr.orchestrator.cli.model import add_export, add_page, add_schema, add_se
 from ctvr.orchestrator.cli.option_mistakes import check_options
 from ctvr.orchestrator.cli.options import add_trust, trust_user
 from ctvr.orchestrator.cli.plot import add_plot
+from ctvr.orchestrator.cli.positional import missing_value, place_names, surplus, usage
 from ctvr.orchestrator.cli.reproduce import add_reproduce
 from ctvr.orchestrator.cli.rerun import add_rerun
 from ctvr.orchestrator.cli.results import add_doctor, add_explain, add_methods, add_rebuild, add_sync, add_table, add_ui
@@ -55,7 +56,12 @@ from ctvr.orchestrator.streams.load import is_embedded
 
 log = logging.getLogger(__name__)
 SYNONYMS = {"help": "--help", "version": "--version", "ls": "runs", "list": "runs", "train": "run", "rm": "runs rm"}
-OF_RUNS = {"list": "", "ls": "", "all": "", "delete": "rm", "remove": "rm", "info": "show", "view": "show"}  # actions
+_LIST = dict.fromkeys(("list", "ls", "all"), "")
+ACTIONS: dict[str, dict[str, str]] = {  # of other tools -> ours, for a command with actions
+    "runs": {**_LIST, "delete": "rm", "del": "rm", "remove": "rm", "info": "show", "view": "show"},
+    "streams": {**_LIST, **dict.fromkeys(("show", "info", "view", "verify"), "check"), "add": "import"},
+    "cache": {"list": "ls", "show": "ls", "check": "verify", **dict.fromkeys(("clean", "clear", "prune"), "gc")},
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,12 +77,15 @@ class Parser(argparse.ArgumentParser):
         found, kept = check_options(parser, words[at:], known, others)
         if parser is self and found:
             raise mistakes.tell(words, found)
-        arguments, rest = self.parse_known_args([*words[:at], *kept], namespace)
+        try:
+            arguments, rest = self.parse_known_args([*words[:at], *kept], namespace)
+        except ConfigError as error:  # an argument is missing, perhaps because its option is misspelled
+            raise mistakes.tell(words, found or [missing_value(str(error), kept)]) from error
         if hasattr(arguments, "overrides"):
             arguments.overrides, rest = [*arguments.overrides, *rest], []
-            found += mistakes.place_names(arguments)
+            found += place_names(arguments)
         elif rest:
-            found += [_surplus(word, words, parser) for word in rest]
+            found += [surplus(word, words, parser) for word in rest]
         arguments.mistakes, arguments.words = found, words
         if found:
             raise mistakes.tell(words, mistakes.all_mistakes(arguments))
@@ -90,17 +99,19 @@ class Parser(argparse.ArgumentParser):
             if not choices or word.startswith("-"):
                 return parser, at
             if word not in choices:
-                synonyms = SYNONYMS if parser is self else OF_RUNS if words[:at] == ["runs"] else {}
+                synonyms = SYNONYMS if parser is self else ACTIONS.get(words[at - 1], {})
                 meant = synonyms.get(word, closest(word, choices))
                 given = [*meant.split(), *words[at + 1 :]]
                 if words[:at] == ["runs"] and is_embedded(word):
                     given = ["--stream", *words[at:]]
+                elif words[:at] == ["streams"] and is_embedded(word):
+                    given = ["check", *words[at:]]
                 elif not meant and words[:at] == ["runs"] and re.fullmatch("[0-9a-f]{6,32}|.+-.+", word):
                     given = ["show", *words[at:]]
                 is_clear = word in synonyms or given != words[at + 1 :]
                 line = f"Write: {shlex.join(['ctvr', *words[:at], *given])}"
                 kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
-                every = f"`{parser.prog} --help` lists them."
+                every = f"`{parser.prog} --help` lists them." if parser is self else f"Write {' or '.join(choices)}."
                 raise ConfigError(f"{word}: no such {kind}. {line if is_clear else every}")
             parser = choices[word]
         return parser, len(words)
@@ -113,35 +124,11 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"{choice[1]}: is not one of {', '.join(names)} (got {choice[2]!r:.80}).{meant}")
         if pair := re.fullmatch(r"argument (\S+): not allowed with argument (\S+)", message):
             raise ConfigError(f"{pair[1]}: cannot be combined with {pair[2]}. Omit one of them.")
+        if of_type := re.fullmatch(r"argument (\S+): (.*\.)", message):  # user_path refuses it
+            raise ConfigError(f"{of_type[1]}: {of_type[2]}")
         missing = message.partition("are required: ")[2]
-        text = f"{missing} is missing. Write: {_usage(self)}" if missing else f"{message}. See {self.prog} --help"
+        text = f"{missing} is missing. Write: {usage(self)}" if missing else f"{message}. See {self.prog} --help"
         raise ConfigError(f"{self.prog.removeprefix('ctvr ')}: {text}")
-
-
-def _surplus(word: str, words: Sequence[str], parser: argparse.ArgumentParser) -> mistakes.Mistake:
-    """Describe a surplus argument: the rest of a list with a space in it, or an option without its dashes."""
-    before = words[words.index(word) - 1]
-    if before.endswith(","):
-        return mistakes.Mistake(f"{before} {word}: is a list with a blank.", (before, word), (before + word,))
-    options = parser._option_string_actions
-    if f"--{word}" in options:
-        return mistakes.Mistake(f"{word!r}: is an option. Write --{word}.", (word,), (f"--{word}",))
-    if "--stream" in options and is_embedded(word):
-        return mistakes.Mistake(f"{word!r}: is a stream. Write --stream {word}.", (word,), ("--stream", word))
-    return mistakes.Mistake(f"{word!r}: is one argument too many. Omit it.", (word,), ())
-
-
-def _usage(parser: argparse.ArgumentParser) -> str:
-    """Return the required part of a command: its name, its arguments, its required options."""
-    needed = [action for action in parser._actions if action.required or not action.option_strings]
-    shown = []
-    for action in needed:
-        name = str(action.metavar or action.dest.upper())
-        if action.option_strings:
-            shown.append(f"{action.option_strings[0]} {name}")
-        elif action.nargs not in ("*", "?"):
-            shown.append(name)
-    return " ".join([parser.prog, *shown])
 
 
 def _names(words: Sequence[str]) -> dict[str, str]:

@@ -20,10 +20,8 @@ from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError, Mistakes
 
 _REMEDY = re.compile(r"(?:Write|Use) ([\w.]+=[^\s]+?)\.$")  # at the end of a message on a setting
-_SETTING = re.compile(r"(?:method|base|optim|data|evaluation|backbone|tracking|search)\.\w+")
-_WITH_COLON = re.compile(r"[/+-]*((?:seed|\w+\.\w+)):(-?[\d.][\w.+-]*|true|false)")  # no class of a module
-_PLAIN_VALUE = re.compile(r"-?[\d.][\w.+-]*|true|false", re.IGNORECASE)
 _MEANT = re.compile(r"Did you mean '?([\w@.:-]+?)'?\?")
+_UNKNOWN = re.compile(r"no (method|stream) called '([^']+)'")
 MOST = 20  # mistakes that are looked for
 
 
@@ -62,106 +60,6 @@ def _corrected(words: Sequence[str], found: Sequence[Mistake]) -> str:
     return shlex.join(["ctvr", *changed])
 
 
-# --------------------------------------------------------------------------------- names and settings
-
-
-def place_names(arguments: argparse.Namespace) -> list[Mistake]:
-    """Assign arguments without `=` in `arguments.overrides` to the command's positional arguments; return the mistakes.
-
-    A command's parser lists them as `places`, ("method", "stream") for `ctvr run METHOD STREAM`. Streams are recognised
-    by name, so the order does not matter.
-    """
-    places: tuple[str, ...] = getattr(arguments, "places", ())
-    rest, bare, found = [], list[str](), list[Mistake]()
-    given = _joined(arguments.overrides, found)
-    for at, word in enumerate(given):
-        is_value = at > 0 and "=" not in word and _SETTING.fullmatch(given[at - 1])
-        if re.fullmatch(r"[\w.]+=\S+(\s+[\w.]+=\S+)+", word):
-            parts = tuple(word.split())
-            found.append(Mistake(f"{word!r}: is several settings in quotes. Write {' '.join(parts)}.", (word,), parts))
-        elif "=" in word:
-            rest.append(word)
-        elif is_value:
-            continue
-        elif colon := _WITH_COLON.fullmatch(word):
-            new = f"{colon[1]}={colon[2]}"
-            found.append(Mistake(f"{word}: is a setting with a colon. Write {new}.", (word,), (new,)))
-        elif _SETTING.fullmatch(word):
-            value = given[at + 1] if at + 1 < len(given) and "=" not in given[at + 1] else ""
-            new = f"{word}={value or 'VALUE'}"
-            old = (word, value) if value else (word,)
-            found.append(Mistake(f"{word}: has no value. Write {new}.", old, (new,) if value else None))
-        else:
-            bare.append(word)
-    for word in list(rest):  # `method=clip4clip` gives the name, too
-        name, _, value = word.partition("=")
-        if name in ("method", "stream") and name in places and not getattr(arguments, name):
-            setattr(arguments, name, value)
-            rest.remove(word)
-    arguments.overrides = rest
-    for word in bare:
-        place = _place_of(word, places, arguments)
-        if place:
-            setattr(arguments, place, word)
-            continue
-        is_taken = [name for name in places if name != "preset" and getattr(arguments, name)]
-        if is_taken:
-            names = ", ".join(f"{name} {getattr(arguments, name)}" for name in is_taken)
-            found.append(
-                Mistake(f"{word!r}: is one argument too many after {names}. Omit it, or write name=value.", (word,), ())
-            )
-        else:
-            found.append(Mistake(f"{word!r} is not a setting. Write name=value, for example optim.epochs=8.", (word,)))
-    for name, _, value in (word.partition("=") for word in rest):
-        named = getattr(arguments, name, None) if name in places else None
-        if named not in (None, "", value):
-            found.append(Mistake(f"{name}: given twice, as {named!r} and {value!r}. Keep one of them."))
-    return found
-
-
-def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
-    """Drop settings such as `name = 2`, `name= 2` or `name: 2` from the arguments, and append their mistakes."""
-    kept, at = list[str](), 0
-    while at < len(words):
-        bare = words[at].rstrip("=:")
-        size = 3 if words[at + 1 : at + 2] == ["="] else 2
-        value = "".join(words[at + 1 : at + size]).lstrip("=")
-        is_split = words[at] != bare or words[at + 1 : at + 2] == ["="]
-        if words[at].endswith(":") and "." not in bare and not _PLAIN_VALUE.fullmatch(value):
-            is_split = bare in ("method", "stream", "precision")  # and no name with a colon: `clip4clip: shapes-5`
-        if is_split and value and "=" not in value and re.fullmatch(r"\w+(\.\w+)*", bare):
-            old = tuple(words[at : at + size])
-            found.append(
-                Mistake(f"{' '.join(old)}: is a setting in parts. Write {bare}={value}.", old, (f"{bare}={value}",))
-            )
-            at += size
-        else:
-            kept.append(words[at])
-            at += 1
-    return kept
-
-
-def _place_of(word: str, places: Sequence[str], arguments: argparse.Namespace) -> str:
-    """Return the positional argument that a text without `=` is for: stream, method, table, or none."""
-    from ctvr.orchestrator.streams.load import BENCHMARKS, available_streams, is_embedded, plain_name
-    from ctvr.orchestrator.sweeps.preflight import is_method
-
-    free = [name for name in places if not getattr(arguments, name)]
-    if "preset" in free:
-        from ctvr.orchestrator.tables.presets import names_table
-
-        is_manifest = word.endswith(".json") and bool(getattr(arguments, "method", None))  # a table names its methods
-        if names_table(word) and not is_manifest:
-            return "preset"
-    free = [name for name in free if name != "preset"]
-    if "stream" in free and not is_method(word):
-        streams = {*available_streams(arguments.runs), *BENCHMARKS}
-        name = plain_name(word)
-        if name in streams or is_embedded(name) or word.endswith((".json", ".csv")):
-            return "stream"
-    return free[0] if free else ""
-
-
 def setting_names(arguments: Mapping[str, Any]) -> list[str]:
     """Return all settings of a command: those of its method, and of a search if it is a sweep.
 
@@ -198,6 +96,11 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
     default = MAIN_JOB if arguments.command == "sweep" else {}
     names = {name: getattr(arguments, name) or default.get(name, "") for name in ("method", "stream")}
     found = [Mistake(missing_name(name, **names)) for name, value in names.items() if not value]
+    if _kind_of(names["method"], arguments.runs) == "stream" and _kind_of(names["stream"], arguments.runs) == "method":
+        for name, other in (("method", "stream"), ("stream", "method")):
+            text = f"--{name}: {names[name]!r} is a {other}. Write --{name} {names[other]}."
+            found.append(Mistake(text, (f"--{name}", names[name]), (f"--{name}", names[other])))
+        return names["stream"], names["method"], found
     try:
         check_method(names["method"] or "clip4clip")
     except ConfigError as error:
@@ -214,11 +117,30 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
     return names["method"], names["stream"], found
 
 
+def _kind_of(word: str, runs: Path) -> str:
+    """Return whether a word is the name of a "method" or a "stream", or an empty string."""
+    from ctvr.orchestrator.streams.load import BENCHMARKS, available_streams, is_embedded
+    from ctvr.orchestrator.sweeps.preflight import is_method
+
+    is_stream = is_embedded(word) or word in {*available_streams(runs), *BENCHMARKS}
+    return "method" if is_method(word) else "stream" if is_stream else ""
+
+
+def _of_another_kind(text: str, runs: Path) -> str:
+    """Return an error about an unknown method or stream; the name of the other kind is called so."""
+    unknown = _UNKNOWN.search(text)
+    if unknown is None or not (kind := _kind_of(unknown[2], runs)) or kind == unknown[1]:
+        return text
+    said = f"{unknown[1]}: {unknown[2]!r} is a {kind}, not a {unknown[1]}."
+    return f"{said} Give a {unknown[1]}; `ctvr {unknown[1]}s` lists them."
+
+
 def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) -> list[Mistake]:
     """Return all mistakes in the presets and settings of a run or sweep of a method ("": any). Imports torch."""
     from ctvr.orchestrator.cli.options import settings_of, split_commas
     from ctvr.orchestrator.learning.resolve import get_method, resolve, with_recipe
     from ctvr.orchestrator.streams.load import load_stream
+    from ctvr.orchestrator.sweeps.preflight import forbid_seed
 
     try:
         settings = settings_of(arguments)
@@ -231,6 +153,11 @@ def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) ->
     if stream:
         recommended = load_stream(stream, Path(arguments.runs).resolve(), arguments.videos, render=False).settings
     found = []
+    if arguments.command == "sweep" and "seed" in settings:
+        try:
+            forbid_seed(settings)
+        except ConfigError as error:
+            found.append(Mistake(str(error), (f"seed={settings.pop('seed')}",)))
     name, presets = method or "zero_shot", split_commas(arguments.preset) if method else ()
     try:
         chosen = with_recipe(name, presets, recommended)
@@ -244,7 +171,9 @@ def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) ->
 
 def missing_name(name: str, method: str | None, stream: str | None) -> str:
     """Return the error message for a run without a method or a stream."""
-    whole = f"ctvr run {method or 'clip4clip'} {stream or 'shapes-5'}"
+    from ctvr.orchestrator.sweeps.preflight import is_method
+
+    whole = f"ctvr run {method if method and is_method(method) else 'clip4clip'} {stream or 'shapes-5'}"
     return f"run: the {name} is missing; `ctvr {name}s` lists them. Write for example: {whole}"
 
 
@@ -314,6 +243,7 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
         except ConfigError as unreadable:
             return [*found, Mistake(str(unreadable))]
     is_table = getattr(arguments, "preset", "") and arguments.command == "sweep"
+    wrong = list[Mistake]()
     if arguments.command in ("run", "sweep") and not is_table and not getattr(arguments, "resume", None):
         method, stream, wrong = name_mistakes(arguments)
         found += wrong
@@ -331,11 +261,14 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
     is_known = any(
         str(error).endswith(each.text) or each.text.startswith(f"{name}: no such setting, and") for each in found
     )
+    is_known |= bool(wrong and _UNKNOWN.search(str(error)))
     if error is not None and not is_known:
         words = getattr(arguments, "overrides", [])
         found.append(_of_value(str(error), dict(word.split("=", 1) for word in words if "=" in word)))
     names = " ".join(filter(None, (getattr(arguments, name, None) for name in ("method", "stream"))))
     vary = f"ctvr sweep {names}".strip() + " --vary"
-    schema = f"ctvr schema {getattr(arguments, 'method', '') or 'METHOD'}"
+    method = getattr(arguments, "name" if arguments.command == "check-method" else "method", "")
+    schema = f"ctvr schema {method or 'METHOD'}"
     texts = [each.text.replace("ctvr sweep --vary", vary).replace("ctvr schema METHOD", schema) for each in found]
-    return [replace(each, text=text) for each, text in zip(found, texts)]
+    runs = Path(getattr(arguments, "runs", "runs"))
+    return [replace(each, text=_of_another_kind(text, runs)) for each, text in zip(found, texts)]

@@ -32,6 +32,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         required=True,
+        metavar="MODEL",
         help="model: a folder, run id, run, sweep (its best trial), method (its newest run) or best-STREAM",
     )
     parser.add_argument(
@@ -106,7 +107,10 @@ def add_export(commands: Any) -> None:
     hub = actions.add_parser("hf", help="safetensors and a model card for Hugging Face's hub; nothing is uploaded")
     hub.add_argument("folder", type=user_path, metavar="FOLDER", help="new folder")
     hub.add_argument(
-        "--model", required=True, help="model: a run id, run, sweep (its best trial), method or best-STREAM"
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="model: a run id, run, sweep (its best trial), method or best-STREAM",
     )
     hub.add_argument(
         "--license", default="", help="license of the weights (default: known for tiny-clip's and OpenAI's)"

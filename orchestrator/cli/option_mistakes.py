@@ -11,12 +11,14 @@ from typing import Any
 
 from ctvr.orchestrator.cli.mistakes import Mistake
 from ctvr.orchestrator.config import closest
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import nearest_name
 from ctvr.orchestrator.setting_groups import likely_number
 
 _NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
 UNKNOWN = "{}: no such option. `--help` lists the options of this command."
 UNITS = {"DAYS": "30", "HOURS": "2"}  # unit of a number -> an example
-NAMES = ("NAME", "FOLDER", "FILE", "HOST")
+NAMES = ("NAME", "FOLDER", "FILE", "HOST", "MODEL")
 # Options of other tools -> the option or the setting here; empty: the GPUs that a run may use
 OF_OTHER_TOOLS = {
     **dict.fromkeys(("output-dir", "out-dir", "outdir", "save-dir", "log-dir", "logdir", "results-dir"), "--runs"),
@@ -56,7 +58,10 @@ def check_options(
         following = words[place + 1] if place + 1 < len(words) else None
         if following is not None and following.startswith("-") and not _NUMBER.fullmatch(following):
             following = None
-        if not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
+        if not word and all(action.dest != "text" for action in parser._actions):
+            text = "'': is an empty argument, as of a variable that is not set. Omit it."
+            size, mistake = 1, Mistake(text, ("",), ())
+        elif not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
             size, mistake = 1, None
         else:
             size, mistake = _check_option(parser, word, following, known)
@@ -103,21 +108,18 @@ def _check_option(
     """Return the number of arguments that an option takes, and the mistake in them, if any."""
     name, equals, inline = word.partition("=")
     options = parser._option_string_actions
-    matches = [each for each in options if each == name] or [
-        each for each in options if len(name) > 3 and each.startswith(name)
-    ]
-    actions = {id(options[each]): options[each] for each in matches} if name.startswith("--") or name in options else {}
-    if not actions and not word.startswith("--") and word[:2] in options and len(word) > 2:
+    action = options.get(name)
+    if action is None and not word.startswith("--") and word[:2] in options and len(word) > 2:
         name, equals, inline = word[:2], "=", word[2:]  # -k5
-        actions = {0: options[name]}
-    if len(actions) > 1:
-        return 1, Mistake(f"{name}: is the beginning of {' and '.join(matches)}. Write one of them in full.")
-    if not actions:
+        action = options[name]
+    whole = [each for each in options if action is None and len(name) > 3 and each.startswith(name)]
+    if whole and name.lstrip("-") not in known():
+        return _abbreviated(options, name, whole, inline if equals else following, bool(equals))
+    if action is None:
         value = inline if equals else following
         takes_settings = any(action.dest == "overrides" for action in parser._actions)
-        found = _of_another_tool(options, name, value, word, takes_settings)
+        found = _of_another_tool(options, name, value, word, takes_settings) or _positional(parser, name, value, word)
         return found or _unknown_option(options, name, value, bool(equals), known)
-    (action,) = actions.values()
     if action.nargs == 0:
         return 1, Mistake(f"{name}: takes no value (got {inline!r}).", (word,), (name,)) if equals else None
     if action.nargs is not None:
@@ -133,6 +135,19 @@ def _check_option(
     return size, _check_value(action, name, value, example, old)
 
 
+def _abbreviated(
+    options: Mapping[str, argparse.Action], name: str, whole: Sequence[str], value: str | None, is_inline: bool
+) -> tuple[int, Mistake]:
+    """Describe the beginning of one or more options; `whole`: these options."""
+    if len({id(options[each]) for each in whole}) > 1:
+        text = f"{name}: is the beginning of {' and '.join(whole)}. Write one of them in full."
+        return 1 if is_inline or value is None else 2, Mistake(text)
+    takes = options[whole[0]].nargs != 0 and value is not None
+    old = (f"{name}={value}",) if is_inline else (name, str(value)) if takes else (name,)
+    new = (whole[0], str(value)) if takes else (whole[0],)
+    return len(old), Mistake(f"{name}: no such option. Write {' '.join(new)}.", old, new)
+
+
 def _check_value(action: argparse.Action, name: str, value: str, example: str, old: tuple[str, ...]) -> Mistake | None:
     """Return the mistake in an option's value; `old`: the arguments that give it."""
     if action.choices is not None and value not in action.choices:
@@ -146,6 +161,8 @@ def _check_value(action: argparse.Action, name: str, value: str, example: str, o
             raise ValueError
     except argparse.ArgumentTypeError as error:
         return Mistake(f"{name}: {error}")
+    except ConfigError as error:  # of a name
+        return Mistake(str(error), old, (name, nearest_name(value)))
     except (ValueError, TypeError):
         what, unit = KINDS.get(action.type, ("a valid value", ""))[0], str(action.metavar or "")
         number = likely_number(value, action.type is int, unit) if action.type in KINDS else ""
@@ -180,6 +197,18 @@ def _of_another_tool(
         what, new = "is a setting, not an option", [f"{here}{value or 'VALUE'}" if here[-1] == "=" else here]
     is_whole = takes or (here not in options and here[-1] != "=")
     return len(old), Mistake(f"{name}: {what}. Write {' '.join(new)}.", old, tuple(new) if is_whole else None)
+
+
+def _positional(parser: argparse.ArgumentParser, name: str, value: str | None, word: str) -> tuple[int, Mistake] | None:
+    """Return the mistake of an option that is a positional argument of the command, else None."""
+    own = [action for action in parser._actions if not action.option_strings and action.dest != "overrides"]
+    typed = name.removeprefix("--")
+    named = [action for action in own if typed in (action.dest, str(action.metavar).lower())]
+    if value is None or not (named or any(action.metavar == "name=FILE" for action in own)):
+        return None
+    new = value if named else f"{typed}={value}"
+    old = (word,) if "=" in word else (name, value)
+    return len(old), Mistake(f"{name}: is an argument, not an option. Write {new}.", old, (new,))
 
 
 def _unknown_option(

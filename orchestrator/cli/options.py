@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,16 +14,36 @@ from typing import Any, Literal
 from ctvr.orchestrator.config import parse_overrides
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
+from ctvr.orchestrator.output_dir import check_name
 from ctvr.orchestrator.sweeps.settings_file import read_settings
 from ctvr.orchestrator.sweeps.trust import trust_config, trust_named, trust_typed
 
 
 def user_path(text: str) -> Path:
     """Expand `~` in a path, which a shell does not do in `--runs=~/runs`."""
+    if re.match(r"\w+://", text):
+        raise argparse.ArgumentTypeError(f"is an address, not a path (got {text!r:.80}). Give a path on this machine.")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise argparse.ArgumentTypeError(f"{text!r:.80}: the user does not exist. Write the whole path.") from error
+
+
+def _sweep_name(text: str) -> str:
+    check_name(text, "--name", is_ascii=True)
+    return text
+
+
+def add_sweep_name(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add --name of a new sweep, which becomes a part of folders and addresses."""
+    text = f"name of the sweep (default: {default})"
+    parser.add_argument("--name", type=_sweep_name, metavar="NAME", help=text)
+
+
+def stream_name(text: str) -> str:
+    """Return the name of a new stream, which becomes a part of folders."""
+    check_name(text, "--name")
+    return text
 
 
 def add_execution_options(

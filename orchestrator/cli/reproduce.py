@@ -8,6 +8,7 @@ from typing import Any
 from ctvr.orchestrator.cli.options import (
     add_execution_options,
     add_settings,
+    add_sweep_name,
     add_task_orders,
     add_verbose,
     get_execution,
@@ -34,7 +35,7 @@ def add_reproduce(commands: Any) -> None:
     )
     parser.add_argument("--plan", action="store_true", help="print what the item requires and what is available")
     parser.add_argument("--stream", metavar="NAME", help="stream, a name of `ctvr streams` (default: the table's)")
-    parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: TABLE-STREAM-TIME)")
+    add_sweep_name(parser, "TABLE-STREAM-TIME")
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds of every row (default: the table's)")
     add_task_orders(parser)
     parser.add_argument(

@@ -132,11 +132,12 @@ def add_ui(commands: Any) -> None:
 
 
 def _ui(arguments: argparse.Namespace) -> str:
-    from ctvr.orchestrator.tracking.server import default_uri, ui_command
+    from ctvr.orchestrator.tracking.server import default_uri, require_records, ui_command
     from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
     if not 0 < arguments.port < 65536:
         raise ConfigError(f"--port {arguments.port}: is not a port. Give a number from 1 to 65535.")
+    require_records(arguments.runs)
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
     create_store(uri, arguments.runs)
@@ -170,11 +171,13 @@ def _doctor(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.doctor.run_checks import blocking, examine, to_text
     from ctvr.orchestrator.tracking.server import default_uri
 
+    get_execution(arguments).check_videos()
     uri = default_uri(arguments.runs)
     found = examine(arguments.runs, arguments.store, arguments.stream, arguments.videos, uri)
     text = to_text(found)
     if blocking(found):
-        raise ConfigError(f"doctor: {len(blocking(found))} problems\n{text}")
+        count = len(blocking(found))
+        raise ConfigError(f"doctor: {count} problem{'s' * (count > 1)}\n{text}")
     return text
 
 

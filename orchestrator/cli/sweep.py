@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.cli import supervisor
@@ -13,6 +12,7 @@ from ctvr.orchestrator.cli.options import (
     add_direction,
     add_execution_options,
     add_settings,
+    add_sweep_name,
     add_task_orders,
     add_verbose,
     check_source_digest,
@@ -25,6 +25,7 @@ from ctvr.orchestrator.cli.options import (
 from ctvr.orchestrator.cli.rerun import swept, with_page
 from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import nearest_name
 from ctvr.orchestrator.streams.metric_names import OBJECTIVES
 from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.trust import trust_options
@@ -48,7 +49,7 @@ def add_sweep(commands: Any) -> None:
         metavar="NAME",
         help=f"stream, a name of `ctvr streams` (default: {MAIN_JOB['stream']}, or the table's)",
     )
-    parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: METHOD-STREAM-TIME)")
+    add_sweep_name(parser, "METHOD-STREAM-TIME")
     parser.add_argument("--resume", metavar="NAME", help="name of the interrupted sweep or table to resume")
     parser.add_argument(
         "--trials",
@@ -244,7 +245,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     from ctvr.orchestrator.sweeps.session import within_budget
     from ctvr.orchestrator.sweeps.sweep import SweepRequest, sweep
 
-    name = arguments.name or generate_name(f"{method.replace(':', '-')}-{_slug(stream)}")
+    name = arguments.name or generate_name(f"{_slug(method)}-{_slug(stream)}")
     supervisor.report_name(name)
     request = SweepRequest(
         method=method,
@@ -265,9 +266,9 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         return with_page(sweep(request, execution), name, execution)
 
 
-def _slug(stream: str) -> str:
-    """Return a stream's name in the form that is used in a sweep's name."""
-    return Path(stream).stem.replace("@", "-order")
+def _slug(name: str) -> str:
+    """Return the name of a method, stream or table, or a file's, in the form that is used in a sweep's name."""
+    return nearest_name(name.rpartition("/")[2].removesuffix(".json").replace("@", "-order"))
 
 
 def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
@@ -311,8 +312,7 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
     check_table(preset.search, preset.seeds, overrides)
     arguments.stream = arguments.stream or preset.stream
-    table, stream = Path(arguments.preset).stem, _slug(arguments.stream)
-    name = arguments.name or generate_name(f"{table}-{stream}")
+    name = arguments.name or generate_name(f"{_slug(arguments.preset)}-{_slug(arguments.stream)}")
     supervisor.report_name(name)
     from ctvr.orchestrator.sweeps.table_plan import TableRequest
 
@@ -343,7 +343,7 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
     check_table(preset.search, preset.seeds, overrides)
     check_settings(method, overrides, arguments.vary)
     arguments.stream = arguments.stream or MAIN_JOB["stream"]
-    name = arguments.name or generate_name(f"{method.replace(':', '-')}-vary-{_slug(arguments.stream)}")
+    name = arguments.name or generate_name(f"{_slug(method)}-vary-{_slug(arguments.stream)}")
     supervisor.report_name(name)
     direction = get_direction(arguments)
     return TableRequest(name, arguments.stream, preset, overrides, direction, arguments.task_orders)

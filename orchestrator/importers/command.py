@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ctvr.orchestrator.config import check_name, parse_overrides, suggest
+from ctvr.orchestrator.config import parse_overrides, suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.builder import (
     Manifest,
@@ -30,6 +30,7 @@ from ctvr.orchestrator.importers.images import BENCHMARKS as IMAGES
 from ctvr.orchestrator.importers.images import import_images
 from ctvr.orchestrator.importers.msrvtt_qa import NAME as QUESTIONS
 from ctvr.orchestrator.importers.msrvtt_qa import import_questions
+from ctvr.orchestrator.output_dir import check_name, is_name, nearest_name
 from ctvr.orchestrator.streams.load import RENDERED
 
 # The arguments of each kind: word -> an example, and which words may be omitted
@@ -89,7 +90,8 @@ def import_stream(
     if videos is not None and not videos.is_dir():
         raise ConfigError(f"--videos {videos}: is not a folder. Give the folder that contains the videos.")
     if name is None:
-        name = _default_name(kind, files)
+        of_file = _default_name(kind, files)
+        name = of_file if is_name(of_file) else nearest_name(of_file)
     check_name(name, "--name")
     if name in RENDERED:
         raise ConfigError(f"--name {name!r}: is an embedded stream. Choose another name.")

@@ -79,15 +79,18 @@ def find_started(name: str, execution: ExecutionConfig) -> RunRecord:
 
 
 def _best(name: str, complete: list[RunRecord]) -> RunRecord:
-    from ctvr.orchestrator.sweeps.best import best_of, can_be_asked  # imports torch
-
     stream = name.removeprefix(BEST)
-    if chosen := best_of(stream, complete):
-        return chosen
     own = [run for run in complete if run.tags.get("ctvr.stream") == stream]
     if not own:
-        streams = ", ".join(sorted({run.tags.get("ctvr.stream", "") for run in complete})) or "none yet"
-        raise ConfigError(f"model {name}: stream {stream!r} has no complete run. Streams with runs: {streams}.")
+        streams = sorted({run.tags.get("ctvr.stream", "") for run in complete})
+        raise ConfigError(
+            f"model {name}: stream {stream!r} has no complete run.{suggest(name, [BEST + each for each in streams])} "
+            f"Streams with runs: {', '.join(streams) or 'none yet'}."
+        )
+    from ctvr.orchestrator.sweeps.best import best_of, can_be_asked  # imports torch
+
+    if chosen := best_of(stream, complete):
+        return chosen
     kept = [run for run in own if can_be_asked(run)]
     if not kept:
         raise ConfigError(f"model {name}: none of the {len(own)} runs of {stream} can be queried. Give a run.")

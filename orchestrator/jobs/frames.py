@@ -80,7 +80,8 @@ def frames(
         try:
             clip = decoder.decode(path, Sampling(num_frames, NATIVE), segment)
         except VideoError as error:
-            remedy = "" if ". " in error.reason else ". Give another video."
+            another = "--start" if error.reason.startswith("segment starts") else "video"
+            remedy = "" if ". " in error.reason else f". Give another {another}."
             raise VideoError(printable(error.path), printable(error.reason) + remedy) from None
     line = f"{printable(str(path))}: {_facts(clip)}"
     if out is not None:

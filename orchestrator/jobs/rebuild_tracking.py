@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctvr.orchestrator.config import is_name
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.on_ray.plan import read_plan
+from ctvr.orchestrator.output_dir import is_name
 from ctvr.orchestrator.store.keys import is_key
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.tracking.event_log import EVENTS, EventLog

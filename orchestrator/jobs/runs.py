@@ -32,8 +32,9 @@ def list_runs(execution: ExecutionConfig, stream: str | None = None, everything:
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream)
     if stream and not runs:
-        known = [run.tags.get("ctvr.stream", "") for run in tracker.find_runs()]
-        raise ConfigError(f"runs: no run of stream {stream!r}.{suggest(stream, known)}")
+        known = sorted({run.tags.get("ctvr.stream", "") for run in tracker.find_runs()})
+        meant = suggest(stream, known)
+        raise ConfigError(f"runs: no run of stream {stream!r}.{meant} Streams with runs: {', '.join(known)}.")
     shown = [run for run in reversed(runs) if everything or run.tags.get("ctvr.role", "final") == "final"]
     listed = shown if everything else shown[:MOST]
     lines = [HEAD, *map(_cells, listed)]

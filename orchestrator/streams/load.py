@@ -77,9 +77,10 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     if name in (others := plugins()) and not (root / "streams" / f"{name}.json").is_file():
         path = _manifest_of_others(others[name])
     if path.suffix != ".json" and len(path.parts) == 1:
-        path = root / "streams" / f"{name}.json"
-        if not path.is_file():
+        named = root / "streams" / f"{name}.json"
+        if not named.is_file() and not path.is_file():
             raise ConfigError(_unknown_stream(name, root))
+        path = named if named.is_file() else path
     with gc_disabled():
         return parse_manifest(read_json(path, unique_keys=True), source=str(path), base=path.parent, videos=videos)
 

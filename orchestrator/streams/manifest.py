@@ -26,8 +26,9 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from ctvr.orchestrator.config import check_name, suggest
+from ctvr.orchestrator.config import suggest
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import check_name
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import SPLITS, Item, Segment, Stream, StreamTask
 from ctvr.orchestrator.streams.videos import VideoPlaces
@@ -53,6 +54,8 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     """
     hook = _unique_object if unique_keys else None
     text = read_text(path)
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty. Give another file.")
     try:
         return json.loads(text, object_pairs_hook=hook, parse_constant=_no_number if unique_keys else None)
     except json.JSONDecodeError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ctvr.orchestrator.config import check_name
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import named_in
 from ctvr.orchestrator.on_ray.plan import read_plan
+from ctvr.orchestrator.output_dir import check_name
 from ctvr.orchestrator.sweeps import sweep, table_sweep
 from ctvr.orchestrator.sweeps.driver import only_driver
 from ctvr.orchestrator.sweeps.session import restore_execution

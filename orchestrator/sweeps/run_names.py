@@ -6,8 +6,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from ctvr.orchestrator.config import check_name
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.output_dir import check_name
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.execution import ExecutionConfig
@@ -28,9 +28,7 @@ def require_free_name(name: str, execution: ExecutionConfig) -> None:
     Raises:
         ConfigError: if the name is taken, with the command that resumes that sweep.
     """
-    check_name(name, "--name")
-    if not name.isascii():
-        raise ConfigError(f"--name {name!r}: letters, digits and . _ - only; it names folders. Use the letters a to z.")
+    check_name(name, "--name", is_ascii=True)
     if (execution.folder(name) / "plan.json").exists():
         raise ConfigError(
             f"--name {name}: this sweep already exists. Resume it with `ctvr sweep --resume {name}`, "

@@ -94,7 +94,8 @@ def made_tables(
     if not (sweep or stream):
         raise ConfigError("table: give the name of a sweep or a stream.")
     if stream and "," in stream:
-        return [made for each in stream.split(",") for made in made_tables(execution, None, each, direction, split)]
+        streams = [each.strip() for each in stream.split(",")]
+        return [made for each in streams for made in made_tables(execution, None, each, direction, split)]
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
     if not runs:

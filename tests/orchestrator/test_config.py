@@ -9,7 +9,6 @@ import pytest
 
 from ctvr.orchestrator.config import (
     build,
-    check_name,
     closest,
     closest_setting,
     flatten,
@@ -185,37 +184,6 @@ def test_a_fifo_or_device_as_settings_is_refused_at_once(tmp_path):
     for path in (tmp_path / "c.yaml", Path("/dev/zero"), tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="^--config .*cannot be read"):
             read_settings(path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "-x",
-        ".hidden",
-        "..",
-        "a/b",
-        "a\\b",
-        "con",
-        "Nul.txt",
-        "com1",
-        "LPT²",
-        "a.",
-        "a ",
-        "a\n",
-        "~",
-        "a" * 101,
-        "語" * 70,
-    ],
-)
-def test_a_name_that_is_no_folder_on_every_system_is_refused(name):
-    with pytest.raises(ConfigError, match="^--name .*it names folders. Choose another"):
-        check_name(name, "--name")
-
-
-@pytest.mark.parametrize("name", ["a", "my-sweep_2.1", "console", "com10", "a" * 100, "語" * 50])
-def test_a_name_that_is_a_folder_on_every_system_is_taken(name):
-    check_name(name, "--name")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ MISTAKES = [
     (["run", "clip4clip", "shapes-5", "--lr=1e-5"], "Write: ctvr run clip4clip shapes-5 method.lr=1e-5"),
     (["run", "clip4clip", "shapes-5", "lr=1e-5"], "Write: ctvr run clip4clip shapes-5 method.lr=1e-5"),
     (["run", "CLIP4Clip", "shapes-5"], "Did you mean clip4clip? All: `ctvr methods`. Write: ctvr run clip4clip"),
-    (["run", "clip4clip", "shapes-5", "shapes-10"], "'shapes-10': is one argument too many"),
+    (["run", "clip4clip", "shapes-5", "shapes-10"], "'shapes-10': is a second stream after shapes-5"),
     (
         ["run", "clip4clip", "shapes-5", "optim.epochs=2,4"],
         "takes one value, not 2 (got '2,4'). Run each: ctvr sweep clip4clip shapes-5 --vary optim.epochs=2,4",
@@ -122,7 +122,7 @@ MISTAKES = [
         "--expect-sources 0123456789ab: this machine has other sources (",
     ),
     (["sweep", "--storage", "s3://key:hidden@bucket/x"], "--storage: contains a password. Remove it"),
-    (["sweep", "--name", "a/b"], "--name 'a/b': letters, digits"),
+    (["sweep", "--name", "a/b"], "for example a-b. Write: ctvr sweep --name a-b"),
     (["sweep", "--resume", "monday"], "sweep: 'monday' does not exist. Known: none yet."),
     (["sweep", "--resume", "monday", "optim.epochs=2"], "resumes with the settings of the first command"),
     (["rerun", "--sweep", "monday"], "--runs: runs has no runs (mlflow.db does not exist)"),
@@ -172,7 +172,7 @@ MISTAKES = [
     (["cache", "verify"], "runs/store: does not exist"),
     (["explain", "abcd"], "--runs: runs has no runs (mlflow.db does not exist)"),
     (["sync", "--runs", "nowhere"], "--runs nowhere: has no runs. Give the folder of earlier runs."),
-    (["attach", "monday"], "attach: no sweep was submitted to this machine at monday"),
+    (["attach", "monday"], "attach: no sweep 'monday' was submitted to this machine"),
     (
         ["streams", "import", "csv", "none.csv"],
         "streams import csv: --videos is missing. Write: ctvr streams import",

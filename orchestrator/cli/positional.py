@@ -1,0 +1,177 @@
+"""Positional arguments of a command: names of a method, a stream and a table, and settings `name=value`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ctvr.orchestrator.cli.mistakes import Mistake
+from ctvr.orchestrator.streams.load import is_embedded
+
+_SETTING = re.compile(r"(?:method|base|optim|data|evaluation|backbone|tracking|search)\.\w+")
+_WITH_COLON = re.compile(r"[/+-]*((?:seed|\w+\.\w+)):(-?[\d.][\w.+-]*|true|false)")  # no class of a module
+_PLAIN_VALUE = re.compile(r"-?[\d.][\w.+-]*|true|false", re.IGNORECASE)
+
+
+def place_names(arguments: argparse.Namespace) -> list[Mistake]:
+    """Assign arguments without `=` in `arguments.overrides` to the command's positional arguments; return the mistakes.
+
+    A command's parser lists them as `places`, ("method", "stream") for `ctvr run METHOD STREAM`. Streams are recognised
+    by name, so the order does not matter.
+    """
+    places: tuple[str, ...] = getattr(arguments, "places", ())
+    rest, bare, found = [], list[str](), list[Mistake]()
+    given = _joined(arguments.overrides, found)
+    for at, word in enumerate(given):
+        is_value = at > 0 and "=" not in word and _SETTING.fullmatch(given[at - 1])
+        if re.fullmatch(r"[\w.]+=\S+(\s+[\w.]+=\S+)+", word):
+            parts = tuple(word.split())
+            found.append(Mistake(f"{word!r}: is several settings in quotes. Write {' '.join(parts)}.", (word,), parts))
+        elif "=" in word:
+            rest.append(word)
+        elif is_value:
+            continue
+        elif colon := _WITH_COLON.fullmatch(word):
+            new = f"{colon[1]}={colon[2]}"
+            found.append(Mistake(f"{word}: is a setting with a colon. Write {new}.", (word,), (new,)))
+        elif _SETTING.fullmatch(word):
+            value = given[at + 1] if at + 1 < len(given) and "=" not in given[at + 1] else ""
+            new = f"{word}={value or 'VALUE'}"
+            old = (word, value) if value else (word,)
+            found.append(Mistake(f"{word}: has no value. Write {new}.", old, (new,) if value else None))
+        else:
+            bare.append(word)
+    for word in list(rest):  # `method=clip4clip` gives the name, too
+        name, _, value = word.partition("=")
+        if name in ("method", "stream") and name in places and not getattr(arguments, name):
+            setattr(arguments, name, value)
+            rest.remove(word)
+    arguments.overrides = rest
+    for word in [word for word in bare if not _place(word, places, arguments)]:
+        found.append(_too_many(word, places, arguments))
+    for name, _, value in (word.partition("=") for word in rest):
+        named = getattr(arguments, name, None) if name in places else None
+        if named not in (None, "", value):
+            found.append(Mistake(f"{name}: given twice, as {named!r} and {value!r}. Keep one of them."))
+    return found
+
+
+def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
+    """Drop settings such as `name = 2`, `name= 2` or `name: 2` from the arguments, and append their mistakes."""
+    kept, at = list[str](), 0
+    while at < len(words):
+        bare = words[at].rstrip("=:")
+        size = 3 if words[at + 1 : at + 2] == ["="] else 2
+        value = "".join(words[at + 1 : at + size]).lstrip("=")
+        is_split = words[at] != bare or words[at + 1 : at + 2] == ["="]
+        if words[at].endswith(":") and "." not in bare and not _PLAIN_VALUE.fullmatch(value):
+            is_split = bare in ("method", "stream", "precision")  # and no name with a colon: `clip4clip: shapes-5`
+        if is_split and value and "=" not in value and re.fullmatch(r"\w+(\.\w+)*", bare):
+            old = tuple(words[at : at + size])
+            found.append(
+                Mistake(f"{' '.join(old)}: is a setting in parts. Write {bare}={value}.", old, (f"{bare}={value}",))
+            )
+            at += size
+        else:
+            kept.append(words[at])
+            at += 1
+    return kept
+
+
+def names_stream(word: str, runs: Path) -> bool:
+    """Report whether a text is the name of a stream or a benchmark, with or without suffixes, or a manifest's path."""
+    from ctvr.orchestrator.streams.load import BENCHMARKS, available_streams, plain_name
+
+    name = plain_name(word)
+    return name in {*available_streams(runs), *BENCHMARKS} or is_embedded(name) or word.endswith((".json", ".csv"))
+
+
+def _kind(word: str, places: Sequence[str], arguments: argparse.Namespace) -> str:
+    """Return which of a command's positional arguments a text names, "method" or "stream"; "" if it is not known."""
+    from ctvr.orchestrator.sweeps.preflight import is_method
+
+    if "method" in places and is_method(word):
+        return "method"
+    return "stream" if "stream" in places and names_stream(word, arguments.runs) else ""
+
+
+def _place(word: str, places: Sequence[str], arguments: argparse.Namespace) -> bool:
+    """Assign a text without `=` to its positional argument; return False if that one is taken."""
+    from ctvr.orchestrator.sweeps.preflight import is_method
+
+    free = [name for name in places if not getattr(arguments, name)]
+    if "preset" in free:
+        from ctvr.orchestrator.tables.presets import names_table
+
+        is_manifest = word.endswith(".json") and bool(getattr(arguments, "method", None))  # a table names its methods
+        if names_table(word) and not is_manifest:
+            arguments.preset = word
+            return True
+    free = [name for name in free if name != "preset"]
+    kind = _kind(word, places, arguments)
+    taken = getattr(arguments, kind) if kind else None
+    if taken and (is_method(taken) if kind == "method" else names_stream(taken, arguments.runs)):
+        return False
+    place = "stream" if kind == "stream" and kind in free else next(iter(free), "")
+    if place:
+        setattr(arguments, place, word)
+    return bool(place)
+
+
+def _too_many(word: str, places: Sequence[str], arguments: argparse.Namespace) -> Mistake:
+    """Describe a text without `=` that has no place: a second method or stream, or one argument too many."""
+    given = {name: getattr(arguments, name) for name in places if name != "preset" and getattr(arguments, name)}
+    kind = _kind(word, places, arguments)
+    other, example = ("stream", "shapes-5") if kind == "method" else ("method", "clip4clip")
+    if kind in given and other not in given and arguments.command == "run":
+        setattr(arguments, other, example)  # the name that is missing, too
+        text = f"{given[kind]!r} and {word!r}: are two {kind}s, where a {kind} and a {other} belong. Write {example}."
+        return Mistake(text, (word,), (example,))
+    if kind == "method" and kind in given and getattr(arguments, "baselines", "") is None:
+        new = ("--baselines", word)
+        text = f"{word!r}: is a second method after {given[kind]}, which is searched. Write {' '.join(new)}."
+        return Mistake(text, (word,), new)
+    if kind in given:
+        return Mistake(f"{word!r}: is a second {kind} after {given[kind]}. Omit it.", (word,), ())
+    if given:
+        names = ", ".join(f"{name} {value}" for name, value in given.items())
+        text = f"{word!r}: is one argument too many after {names}. Omit it, or write name=value."
+        return Mistake(text, (word,), ())
+    return Mistake(f"{word!r} is not a setting. Write name=value, for example optim.epochs=8.", (word,))
+
+
+def missing_value(text: str, kept: Sequence[str]) -> Mistake:
+    """Describe a missing argument; if it is the value of one option, and one value is given, that is the one."""
+    option = re.fullmatch(r"(\w+: )?(--\w+) is missing\. Write: ctvr [\w-]+ \2 [A-Z]+", text)
+    if option is None or len(kept) != 1 or kept[0].startswith("-"):
+        return Mistake(text)
+    said = f"{option[2]} is missing. Write {option[2]} {kept[0]}."
+    return Mistake(f"{option[1] or ''}{said}", (kept[0],), (option[2], kept[0]))
+
+
+def surplus(word: str, words: Sequence[str], parser: argparse.ArgumentParser) -> Mistake:
+    """Describe a surplus argument: the rest of a list with a space in it, or an option without its dashes."""
+    before = words[words.index(word) - 1]
+    if before.endswith(","):
+        return Mistake(f"{before} {word}: is a list with a blank.", (before, word), (before + word,))
+    options = parser._option_string_actions
+    if f"--{word}" in options:
+        return Mistake(f"{word!r}: is an option. Write --{word}.", (word,), (f"--{word}",))
+    if "--stream" in options and is_embedded(word):
+        return Mistake(f"{word!r}: is a stream. Write --stream {word}.", (word,), ("--stream", word))
+    return Mistake(f"{word!r}: is one argument too many. Omit it.", (word,), ())
+
+
+def usage(parser: argparse.ArgumentParser) -> str:
+    """Return the required part of a command: its name, its arguments, its required options."""
+    needed = [action for action in parser._actions if action.required or not action.option_strings]
+    shown = []
+    for action in needed:
+        name = str(action.metavar or action.dest.upper())
+        if action.option_strings:
+            shown.append(f"{action.option_strings[0]} {name}")
+        elif action.nargs not in ("*", "?"):
+            shown.append(name)
+    return " ".join([parser.prog, *shown])
