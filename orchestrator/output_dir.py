@@ -39,7 +39,7 @@ def check_name(text: str, where: str, is_ascii: bool = False) -> None:
         ConfigError: with a name that is accepted.
     """
     if not is_name(text) or (is_ascii and not text.isascii()):
-        letters = "letters a to z" if is_ascii else "letters"
+        letters = "ASCII letters" if is_ascii else "letters"
         raise ConfigError(
             f"{where}: is not a name for a folder on every system (got {text!r:.100}). Use {letters}, digits and . _ - "
             f"(at most 100, not . or - first, no device of Windows such as con), for example {nearest_name(text)}."

@@ -123,7 +123,9 @@ def _facts(clip: Frames) -> str:
 def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | None) -> str:
     """Decode the videos of a folder; return the number of readable ones and a line for each unreadable one."""
     found = find_videos(folder)
-    if not found.videos and not found.unreadable:
+    if not found.videos and found.unreadable:
+        raise found.unreadable[0]
+    if not found.videos:
         raise ConfigError(
             f"{printable(str(folder))}: contains no video: none of its {found.others} files ends in "
             f"{' '.join(VIDEO_SUFFIXES)}."

@@ -72,7 +72,7 @@ def test_a_table_has_the_rows_and_the_numbers_of_the_command(runs, manifest):
         (lambda: ctvr.sweep("clip4clpi"), "method: no method called 'clip4clpi'"),
         (lambda: ctvr.sweep(trails=3), "--trails: no such option. Write: ctvr sweep"),
         (lambda: ctvr.sweep(trials="x"), "--trials: is not a whole number (got 'x'). Write --trials 3."),
-        (lambda: ctvr.sweep(name="a/b"), "--name 'a/b': letters, digits"),
+        (lambda: ctvr.sweep(name="a/b"), "(got 'a/b'). Use ASCII letters, digits"),
         (lambda: ctvr.table(), "table: give the name of a sweep or a stream"),
         (lambda: ctvr.table("monday"), "--runs: runs has no runs"),
         (lambda: ctvr.load("monday", runs="nowhere"), "--runs: nowhere has no runs"),

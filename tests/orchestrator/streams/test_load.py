@@ -193,7 +193,7 @@ def test_what_is_wrong_is_said_in_one_line(manifest: dict[str, Any], tmp_path: P
     ("text", "message"),
     [
         ('{"format": 1,\n "name": }', "line 2: not JSON"),
-        ("", "line 1: not JSON"),
+        ("", "is empty. Give another file"),
         ("[" * 100_000, "nested too deeply|not JSON"),
         ('{"format": 1, "format": 1}', "key 'format' occurs twice"),
         ('{"format": ' + "9" * 5000 + "}", "not usable JSON"),
