@@ -56,7 +56,7 @@ def check_options(
         if word == "--":
             return found, [*kept, *words[place:]]
         following = words[place + 1] if place + 1 < len(words) else None
-        if following is not None and following.startswith("-") and not _NUMBER.fullmatch(following):
+        if following is not None and following[:1] == "-" != following and not _NUMBER.fullmatch(following):
             following = None
         if not word and all(action.dest != "text" for action in parser._actions):
             text = "'': is an empty argument, as of a variable that is not set. Omit it."

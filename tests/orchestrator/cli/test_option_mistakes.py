@@ -22,6 +22,7 @@ MISTAKES = [
     ("frames https://x.org/a.mp4", "FILE: is an address, not a path (got 'https://x.org/a.mp4'). Give a path on this"),
     ("frames ~nosuchuser/a.mp4", "FILE: '~nosuchuser/a.mp4': the user does not exist. Write the whole path."),
     ("plot attention m --count 1e99", "--count: is not a whole number (got '1e99'). Write --count 3."),
+    ("streams check shapes-5 --videos -", "--videos: - is not a folder."),
     ("doctor --videos none", "--videos: none is not a folder."),
     ("ui --runs none", "--runs: none has no runs"),
     ("streams list", "list: no such action of streams. Write: ctvr streams"),
