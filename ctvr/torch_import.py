@@ -1,31 +1,36 @@
-"""Imports of torch and open_clip: outside the current folder, and without garbage collection.
+"""Imports of torch and open_clip: outside the current folder, without garbage collection and without TorchDynamo.
 
 The library of cuSPARSELt, which torch loads, also searches libcuda.so.1 in the current folder (its RUNPATH is
 `$ORIGIN:`). Where no driver is installed, `import torch` would execute a file of that name.
 
 The two imports create 400,000 permanent objects. Python's collector would scan them repeatedly, which takes 0.4 of 3.1
 CPU-seconds.
+
+open_clip imports torchvision and timm. A module of each imports torch._dynamo, in 1.1 CPU-seconds, for functions that
+most processes never call. These modules get functions that import it when they are called.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-NAMES = ("torch", "open_clip")
+OF_DYNAMO = "torch._dynamo.utils"
 
 
 def guard() -> None:
-    """Install an import hook: each library's first import runs with / as the current folder and without collection."""
+    """Install import hooks: the first import of each module of `GUARDS` runs in its context managers."""
     guarded = {finder.name for finder in sys.meta_path if isinstance(finder, _Finder)}
-    for name in NAMES:
+    for name in GUARDS:
         if name not in sys.modules and name not in guarded:
             sys.meta_path.insert(0, _Finder(name))
 
@@ -43,15 +48,17 @@ class _Finder(MetaPathFinder):
             sys.meta_path.remove(self)
         spec = importlib.util.find_spec(self.name)
         if spec is not None and spec.loader is not None:
-            _execute_elsewhere(spec.loader)
+            _guard_loader(spec.loader, GUARDS[self.name])
         return spec
 
 
-def _execute_elsewhere(loader: Loader) -> None:
+def _guard_loader(loader: Loader, guards: tuple[Guard, ...]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        with _root_folder(), _no_collection():
+        with contextlib.ExitStack() as stack:
+            for each in guards:
+                stack.enter_context(each())
             execute(module)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -81,3 +88,31 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _lazy_dynamo() -> Iterator[None]:
+    def is_compile_supported(device_type: str) -> bool:
+        return bool(importlib.import_module(OF_DYNAMO).is_compile_supported(device_type))
+
+    lazy, compiler = ModuleType(OF_DYNAMO), importlib.import_module("torch.compiler")
+    lazy.is_compile_supported = is_compile_supported  # type: ignore[attr-defined]
+    is_placed = sys.modules.setdefault(OF_DYNAMO, lazy) is lazy
+    disable = compiler.disable
+    # The same decorator, except that it imports torch._dynamo at the first call
+    compiler.disable = importlib.import_module("torch._compile")._disable_dynamo  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        compiler.disable = disable  # type: ignore[attr-defined]
+        if is_placed:
+            del sys.modules[OF_DYNAMO]
+
+
+Guard = Callable[[], AbstractContextManager[None]]
+GUARDS: dict[str, tuple[Guard, ...]] = {
+    "torch": (_root_folder, _no_collection),
+    "open_clip": (_root_folder, _no_collection),
+    "torchvision.ops.roi_align": (_lazy_dynamo,),
+    "timm.layers.typing": (_lazy_dynamo,),
+}

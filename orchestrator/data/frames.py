@@ -61,9 +61,13 @@ class FrameSource:
             more = replace(config, sampling="linspace", num_frames=config.num_frames * CANDIDATES)
             self.candidates = FrameSource(store, more, image_size)
         self.decoder = config.decoder
-        self.version = decoder_version(config.decoder)
         self.quality = config.jpeg_quality
         self._keys: dict[Item, str] = {}
+
+    @cached_property
+    def version(self) -> str:
+        """Return the decoder's part of every key, which takes 0.2 CPU-s; a query of stored features needs no key."""
+        return decoder_version(self.decoder)
 
     def key(self, item: Item) -> str:
         """Return the content address of an item's frames, from file, frame selection, size and decoder."""

@@ -8,8 +8,9 @@ understood.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -109,15 +110,17 @@ def pick(rng: Generator, items: Sequence[T]) -> T:
     return items[int(rng.integers(len(items)))]
 
 
-def palette(category: int) -> tuple[list[str], list[str]]:
+@cache
+def palette(category: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the six colours and five shapes that a category prefers; its own nouns' shapes come first."""
     rng = np.random.default_rng(1000 + category)
-    colours = [str(c) for c in rng.permutation(list(COLOURS))[:6]]
+    colours = tuple(str(c) for c in rng.permutation(list(COLOURS))[:6])
     shapes = [*CATEGORIES[category].nouns.values(), *(str(s) for s in rng.permutation(list(SHAPES)))]
-    return colours, list(dict.fromkeys(shapes))[:5]
+    return colours, tuple(dict.fromkeys(shapes))[:5]
 
 
-def vocabulary(category: int) -> dict[str, str]:
+@cache
+def vocabulary(category: int) -> Mapping[str, str]:
     """Return shape -> this category's noun for it: two unique ones and three shared ones."""
     nouns = {shape: noun for noun, shape in CATEGORIES[category].nouns.items()}
     shared = np.random.default_rng(3000 + category).permutation(list(SHARED_NOUNS))

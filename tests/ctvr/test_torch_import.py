@@ -78,3 +78,20 @@ def test_no_folder_is_searched_by_a_relative_name(tmp_path):
     """
     done = in_folder(tmp_path, "import os, sys; print([entry for entry in sys.path if not os.path.isabs(entry)])")
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.slow
+def test_torch_dynamo_is_imported_when_a_function_needs_it_and_not_with_open_clip(tmp_path):
+    program = """if True:
+        import sys, ctvr, open_clip, timm, torchvision
+        assert not [name for name in sys.modules if name.startswith("torch._dynamo")]
+        from timm.layers import disable_compiler
+        from torchvision.ops.roi_align import is_compile_supported
+        assert is_compile_supported("cpu") is True
+        import torch._dynamo
+        assert is_compile_supported is not torch._dynamo.utils.is_compile_supported
+        assert disable_compiler(lambda: torch.compiler.is_compiling())() is False
+        assert torch.compiler.disable.__module__ == "torch.compiler"
+    """
+    done = in_folder(tmp_path, program)
+    assert done.returncode == 0, done.stderr
