@@ -170,15 +170,17 @@ class Experiment:
             frames: `frames_digest` of the stream; empty for a plan whose videos are not read yet.
             device: kind of device that computes, `cpu` or `cuda`.
         """
+        return self.key_in(self.environment_digests(stream, frames, device))
+
+    def key_in(self, environment: dict[str, str]) -> str:
+        """Return the key in an environment, as `environment_digests` describes it."""
         settings = self.settings.items()
         decisive = {
             k: v
             for k, v in settings
             if k not in NON_IDENTITY_SETTINGS and not (k in ADDS_METRICS and ADDS_METRICS[k] == v)
         }
-        return digest_of(
-            {"settings": decisive, "contents": self.file_digests(), **self.environment_digests(stream, frames, device)}
-        )
+        return digest_of({"settings": decisive, "contents": self.file_digests(), **environment})
 
     def file_digests(self) -> dict[str, str]:
         """Return setting -> digest of the file or folder that it names, or of the new backbone's weights."""
@@ -200,11 +202,9 @@ class Experiment:
             **environment(device),
         }
 
-    def prefixes(self, store: Store, stream: Stream, frames: str, device: str) -> Prefixes:
+    def prefixes(self, store: Store, environment: dict[str, str]) -> Prefixes:
         """Return the finished tasks that this run may share with others in the same environment."""
-        return Prefixes(
-            store, digest_of(self.environment_digests(stream, frames, device)), self.settings, self.file_digests()
-        )
+        return Prefixes(store, digest_of(environment), self.settings, self.file_digests())
 
     def track_reads(self, reads: AccessLog) -> Experiment:
         """Return an equal experiment that records in `reads` every setting that is read."""

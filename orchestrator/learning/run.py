@@ -161,10 +161,11 @@ def execute(
         tower.tokenize = tokens = TwoTokenizers(tower.tokenize, backbone.tokenize, complete.data.max_tokens)
         after, its = _open_data(newer, stream.after(change - 1), tower, store, workers, places)
         frames = frames if its == frames else digest_of([frames, its])
-    key, made_of = complete.key(stream, frames, device), complete.environment_digests(stream, frames, device)
+    made_of = complete.environment_digests(stream, frames, device)
+    key = complete.key_in(made_of)
     _check_agreement(workers, made_of | complete.file_digests())
     keeps = complete.tracking.keep_checkpoints  # adopted tasks would lack their checkpoints
-    shared = complete.prefixes(store, stream, frames, device) if reuse and not fresh and not keeps else None
+    shared = complete.prefixes(store, made_of) if reuse and not fresh and not keeps else None
     run = key if not fresh else workers.broadcast(f"{key}-{secrets.token_hex(4)}")
     commits = Commits(store, run, shared, made_of | complete.file_digests(), keeps)
     if workers.rank == 0 and (taken := commits.adopt_prefix(change - 1 if change else len(stream.tasks))):

@@ -33,7 +33,7 @@ from ctvr.methods.backbone.load import VERSION, is_path
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
-from ctvr.orchestrator.streams.protocol_names import plugins
+from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import Stream
 
 OF_PROTOCOL = "code of protocol "  # begins the name of the digest of another package's protocol
@@ -130,7 +130,7 @@ def _of_others(place: str) -> str:
 
 def protocol_digest(name: str) -> dict[str, str]:
     """Return one digest of the sources of a protocol of another package; empty for one of ours."""
-    point = plugins().get(name)
+    point = None if name in PROTOCOLS else plugins().get(name)  # which reads the metadata of all packages
     return {OF_PROTOCOL + name: _of_others(point.value)} if point is not None else {}
 
 
