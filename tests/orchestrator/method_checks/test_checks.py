@@ -28,8 +28,13 @@ def place(cls: str) -> str:
 @pytest.mark.parametrize(
     ("cls", "check", "message"),
     [
-        ("DeadSetting", "settings", r"no other value of method\.num_heads changes"),
-        ("IdleUnderOne", "settings", r"no other value of method\.size under method\.mode=last changes"),
+        pytest.param("DeadSetting", "settings", r"no other value of method\.num_heads changes", marks=pytest.mark.slow),
+        pytest.param(
+            "IdleUnderOne",
+            "settings",
+            r"no other value of method\.size under method\.mode=last changes",
+            marks=pytest.mark.slow,
+        ),
         (
             "Counts",
             "resume",
