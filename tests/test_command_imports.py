@@ -14,7 +14,7 @@ from tests.small_stream import write_stream
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = ("torch", "torch._dynamo", "torchvision", "open_clip", "ray", "mlflow", "sqlalchemy", "pandas", "scipy")
-SLOW += ("scipy.optimize", "matplotlib", "optuna", "fastapi", "uvicorn")
+SLOW += ("scipy.optimize", "av", "matplotlib", "optuna", "fastapi", "uvicorn")
 # Command -> the libraries among SLOW that it may import when it is given for the second time
 MAY = {
     "guide": "",
@@ -27,7 +27,7 @@ MAY = {
     "runs": "",
     "runs show": "",
     "explain": "torch",  # whether the key is the same today
-    "search": "torch torch._dynamo open_clip torchvision",
+    "search": "torch open_clip torchvision",
 }
 CODE = """
 import json, sys
