@@ -42,7 +42,7 @@ _PUBLIC = {
     )
     for name in names.split()
 }
-_RENAMED = {"streams": "list_streams"}  # read until 0.4; `ctvr.methods()` is a call of the package ctvr.methods
+_RENAMED = {"streams": "list_streams"}  # accepted until 0.4, as is `ctvr.methods()`, a call of the package
 __all__ = [
     "Batch",
     "ConfigError",
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     if name == "methods":
         return importlib.import_module("ctvr.methods")
     if name in _RENAMED:
-        text = f"`ctvr.{name}()` is now `ctvr.{_RENAMED[name]}()`; the old name is read until 0.4."
+        text = f"`ctvr.{name}()` is now `ctvr.{_RENAMED[name]}()`; the old name is accepted until 0.4."
         warnings.warn(text, FutureWarning, stacklevel=2)
         name = _RENAMED[name]
     if name not in _PUBLIC:

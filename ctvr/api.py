@@ -26,7 +26,7 @@ Place = str | Path
 class Run:
     """A complete run. Percentages; T tasks."""
 
-    run_id: str  # of MLflow
+    run_id: str  # MLflow's run id
     method: str
     stream: str
     settings: dict[str, Any]  # every setting, flat and dotted

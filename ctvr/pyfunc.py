@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.retrieval.model import Model
 
 COLUMNS = ("text", "rank", "score", "video", "path")
-DEFAULTS = {"k": 10, "folder": ""}  # those of the signature
+DEFAULTS = {"k": 10, "folder": ""}  # as in the signature
 
 
 @dataclass

@@ -44,7 +44,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self.name:
             return None
-        with contextlib.suppress(ValueError):  # another thread was faster
+        with contextlib.suppress(ValueError):  # another thread has removed it
             sys.meta_path.remove(self)
         spec = importlib.util.find_spec(self.name)
         if spec is not None and spec.loader is not None:
@@ -67,8 +67,8 @@ def _guard_loader(loader: Loader, guards: tuple[Guard, ...]) -> None:
 @contextlib.contextmanager
 def _root_folder() -> Iterator[None]:
     try:
-        here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)  # its name may have changed at the end
-    except OSError:  # a system without O_PATH, and a folder that cannot be read
+        here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)  # survives a change of its name
+    except OSError:  # the folder is unreadable, on a system without O_PATH
         yield
         return
     try:

@@ -27,7 +27,7 @@ Settings = dict[str, Any]
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the known name closest to `name` (the first of equals), or "". Case, `-` and `_` are ignored."""
+    """Return the known name closest to `name` (the first of several equals), or "". Case, `-` and `_` are ignored."""
     likeness = {each: difflib.SequenceMatcher(None, _fold(each), _fold(name)).ratio() for each in known}
     best = max(likeness, key=likeness.__getitem__, default="")
     return best if best and likeness[best] >= cutoff else ""

@@ -22,14 +22,14 @@ SOURCES = ("orchestrator", "methods", "search_spaces", "sandbox")
 # The folder of the package `ctvr`. In a checkout it contains links to orchestrator/ and the other folders
 ROOT = Path(__file__).absolute().parents[1]
 ROOT = ROOT / "ctvr" if (ROOT / "ctvr" / "orchestrator").is_dir() else ROOT
-_FRESH_NS = 2 * 10**9  # a file this new may still change without a change of its times
+_FRESH_NS = 2 * 10**9  # a file this new may change again without a new time stamp
 _LINE_LIMIT = 4000  # bytes; appends below a page are atomic between processes
 
 _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":")
 )  # created once because a stream has a key for each video
 
-Identity = tuple[int, int, int]  # of a file: size in bytes, modification and status-change time in ns
+Identity = tuple[int, int, int]  # a file's size in bytes, modification and status-change time in ns
 
 
 def cache_folder() -> Path:
@@ -188,7 +188,7 @@ class _FileDigestCache:
 
     def _catch_up(self) -> None:
         """Read the lines appended by other processes since the last read."""
-        if not self.file.is_file():  # a FIFO would be waited for
+        if not self.file.is_file():  # opening a FIFO would block
             return
         try:
             if self.file.stat().st_size < self.read_to:  # the cache was emptied

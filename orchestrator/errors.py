@@ -85,7 +85,7 @@ class UntrustedCode(ConfigError):
 class VideoError(CtvrError, ValueError):
     """A video file cannot be used. `path` is the file, `reason` the cause."""
 
-    status = 2  # of input, as ConfigError
+    status = 2  # invalid input, as in ConfigError
     is_permanent = True
 
     def __init__(self, path: str, reason: str) -> None:
@@ -182,27 +182,27 @@ class Interrupted(CtvrError, RuntimeError):
     status = 130
 
 
-# What an error of the system says about a path, and the remedy
+# System error -> what it means for a path, and the remedy
 _ALLOWED = ("access is not permitted", "Change its owner or mode, or choose another folder")
 _SPACE = ("no space is left", "Free some space and run again")
-_IN_THE_WAY = ("is a FIFO, a socket or a device where a file belongs", "Move it away and run again")
+_IN_THE_WAY = ("is a FIFO, a socket or a device, not a file", "Move it away and run again")
 _OF_THE_SYSTEM = {
-    errno.ENOENT: ("does not exist, or is a link that leads nowhere", "Check the path, or remove the link"),
-    errno.EEXIST: ("is a file or a link where a folder belongs", "Move it away and run again"),
-    errno.ENOTDIR: ("is, or lies below, a file where a folder belongs", "Move that file away and run again"),
-    errno.EISDIR: ("is a folder where a file belongs", "Move it away and run again"),
+    errno.ENOENT: ("does not exist, or is a broken link", "Check the path, or remove the link"),
+    errno.EEXIST: ("is a file or a link, not a folder", "Move it away and run again"),
+    errno.ENOTDIR: ("is a file or is below a file, where a folder is needed", "Move that file away and run again"),
+    errno.EISDIR: ("is a folder, not a file", "Move it away and run again"),
     errno.ENXIO: _IN_THE_WAY,
     errno.ENODEV: _IN_THE_WAY,
     errno.EINVAL: _IN_THE_WAY,
-    errno.ELOOP: ("is a link that leads to itself", "Remove it and run again"),
+    errno.ELOOP: ("is a link to itself", "Remove it and run again"),
     errno.EACCES: _ALLOWED,
     errno.EPERM: _ALLOWED,
-    errno.EROFS: ("lies on a read-only file system", "Choose another folder"),
+    errno.EROFS: ("is on a read-only file system", "Choose another folder"),
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
     errno.EFBIG: ("would exceed the limit of file sizes", "Raise it (`ulimit -f`), or choose another file system"),
     errno.EMFILE: ("cannot be opened, because too many files are open", "Raise the limit: ulimit -n 65536"),
-    errno.ENAMETOOLONG: ("is too long a name", "Give a shorter one"),
+    errno.ENAMETOOLONG: ("has too long a name", "Give a shorter one"),
     errno.EIO: ("cannot be read or written, because the disk reports an error", "Check it (`dmesg`)"),
     errno.ESTALE: ("is no longer on the file server", "Mount it again and run again"),
 }
@@ -212,7 +212,7 @@ NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, *NO_SPACE}  # such a fol
 
 
 def os_error_text(error: OSError) -> str:
-    """Describe an error of the system in one line: the path, what is wrong with it, and the remedy."""
+    """Describe a system error in one line: the path, what is wrong with it, and the remedy."""
     what, remedy = _OF_THE_SYSTEM.get(error.errno or 0, ("", ""))
     if isinstance(error.filename, (str, bytes, os.PathLike)):
         return f"{os.fsdecode(error.filename)}: {what or error.strerror}. {remedy or 'Check the path'}."

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.streams.stream import Stream
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-_ADDRESS = re.compile(r"auto|local|(ray://)?([^/:\s]+|\[[\da-fA-F:]+\]):\d+")  # of a Ray cluster
-STORE_MARKS = (".tmp", "commits", "frames")  # folders of which a store has one
+_ADDRESS = re.compile(r"auto|local|(ray://)?([^/:\s]+|\[[\da-fA-F:]+\]):\d+")  # address of a Ray cluster
+STORE_MARKS = (".tmp", "commits", "frames")  # a store contains at least one of these folders
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ExecutionConfig:
     runs: Path = Path("runs")
     store: str = ""
     videos: Path | None = None
-    address: str | None = None  # of a Ray cluster
+    address: str | None = None  # address of a Ray cluster
     nodes: int = 1
     local_cpus: int | None = None
     ray_storage: str | None = None  # folder or URI of Ray's own state, writable by every node

@@ -22,8 +22,8 @@ from ctvr.orchestrator.output_dir import publish
 
 LIBRARIES = ("torch", "open_clip_torch", "numpy", "pydantic", "matplotlib", "av", "decord", "torchcodec")
 _is_enabled = False
-KEPT = 8  # folders, one for each state of sources and libraries; older ones are removed
-OF_COMMITS = "commits"  # the folder of answers that depend on commits alone; it stays
+KEPT = 8  # folders to keep, one per state of sources and libraries
+OF_COMMITS = "commits"  # results that depend on commits only; never removed
 
 
 def remembered(question: list[Any], compute: Callable[[], Any], of_commits: bool = False) -> Any:
@@ -53,7 +53,7 @@ def recall(question: list[Any], state: str = "") -> Any:
         return None
     file = _folder(state) / digest_of(question)
     try:
-        return json.loads(file.read_bytes()) if file.is_file() else None  # a FIFO would be waited for
+        return json.loads(file.read_bytes()) if file.is_file() else None  # opening a FIFO would block
     except (OSError, ValueError, RecursionError):
         return None
 

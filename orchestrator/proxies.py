@@ -10,7 +10,7 @@ import ipaddress
 import os
 from urllib.parse import urlsplit
 
-# No proxy can reach these. Some libraries (requests, reqwest) read the network, all others the names
+# No proxy can reach these. Some libraries (requests, reqwest) read the network range, all others the names
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "127.0.0.0/8")
 EXCEPTIONS = ("no_proxy", "NO_PROXY")  # a library reads one of them; most prefer the first
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")

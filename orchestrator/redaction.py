@@ -26,7 +26,7 @@ _SECRET_NAME = re.compile(
     r"(?:^|_)(?:PASS|SAS|COOKIE)$|_PWD$",
     re.IGNORECASE,
 )
-_POINTER_NAME = re.compile(r"_(?:PATH|FILE|DIR|URI|URL|MODE)$", re.IGNORECASE)  # names the place of a secret
+_POINTER_NAME = re.compile(r"_(?:PATH|FILE|DIR|URI|URL|MODE)$", re.IGNORECASE)  # the value is the location of a secret
 _IN_ADDRESS = re.compile(  # pathlib leaves one slash, JSON may escape them; a password may contain @, / and '
     r"(:(?:\\?/){1,2})"
     r"(?:[^\s/\"'<>]{1,512}|[^\s/\"'<>:@]{0,256}:(?!\d{1,5}/)(?:[^\s\"'<>@]|'(?![\s,)\]};:>])){1,256})@"
@@ -37,7 +37,7 @@ _KEY = (
     r"secret[_-]?key|private[_-]?key|account[_-]?key|accesskeyid|accessid|credentials?|signature|authorization|jwt)"
 )
 _PLAIN = r"(?:\d{1,6}|true|false|none|null|\*\*\*)"  # a value that is not a secret
-_HEADER = r"authorization\b[\"']?\s*[:=,]\s*b?[\"']?"  # of a text, a dictionary or a list of pairs
+_HEADER = r"authorization\b[\"']?\s*[:=,]\s*b?[\"']?"  # in text, a dictionary or a list of pairs
 _NAMED = (
     re.compile(rf"([?&;](?:{_KEY}|sig|auth|key|pass)=)[^\s&;#\"'<>)\]]+", re.IGNORECASE),  # in an address
     re.compile(rf"(?<![\w.-])((?:--)?{_KEY}(?:=|(?<==)|\s=\s)[\"']?)(?!{_PLAIN}\b)[^\s\"'<>,;&}})\]]+", re.IGNORECASE),
@@ -57,7 +57,7 @@ _NAMED = (
     re.compile(r"(\bcookie[\"']?\s*[:,]\s*b?[\"']?)(?=[\w.-]+=)[^\"'\n]+", re.IGNORECASE),
     re.compile(r"(\bbearer\s+)(?=[\w~+/.-]*[\d._=])[\w.~+/=-]{6,}|(\bbasic\s+)[\w+/]{11,}={1,2}", re.IGNORECASE),
 )
-_PICTURE = re.compile(r"(?<=data:image/jpeg;base64,)[A-Za-z0-9+/]{256,}={0,2}")  # of a page
+_PICTURE = re.compile(r"(?<=data:image/jpeg;base64,)[A-Za-z0-9+/]{256,}={0,2}")  # a picture embedded in a page
 _HINTS = (
     "token",
     "secret",

@@ -48,7 +48,7 @@ REDUCTION: dict[str, tuple[str, ...]] = {
 REDUCED = {
     *("adapter", "clip4clip", "framefusion_moe", "lora", "prompt", "structalign", "tempme", "umt", "umt_qa"),
     *("diffrate", "evit", "sta", "testa", "tome", "umt4clip"),
-}  # methods and configurations of which REDUCTION holds
+}  # methods and configurations to which REDUCTION applies
 VALUES: dict[tuple[str, str], str] = {
     ("optim.schedule", "cosine_from_one"): "cosine_offset1",
     ("optim.schedule", "cosine_to_end"): "cosine_to_zero",
@@ -322,4 +322,4 @@ def _tell(old: str, new: str, quiet: bool = False) -> None:
     """Print a notice, once per process, that an old name was used."""
     if old != new and not quiet and (old, new) not in _told:
         _told.add((old, new))
-        say(f"`{old}` is now `{new}`; the old name is read until {UNTIL}.")
+        say(f"`{old}` is now `{new}`; the old name is accepted until {UNTIL}.")

@@ -18,14 +18,14 @@ from ctvr.orchestrator.errors import ConfigError
 MIB = 1 << 20
 MOST = 1024 * MIB  # a manifest of a million videos has about 300 MB
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-# First bytes of files that often lie where another is expected, and what each is
+# First bytes of files that are often given by mistake -> the fault and the remedy
 _STARTS = {
     b"version https://git-lfs": "is a pointer of Git LFS. Fetch the file itself: git lfs pull",
-    b"<!doctype": "is a web page, as a failed download leaves one. Fetch the file again",
-    b"<html": "is a web page, as a failed download leaves one. Fetch the file again",
-    b"<?xml": "is XML, such as the answer of a server that refuses. Fetch the file again",
+    b"<!doctype": "is a web page, probably from a failed download. Fetch the file again",
+    b"<html": "is a web page, probably from a failed download. Fetch the file again",
+    b"<?xml": "is XML, probably an error message from a server. Fetch the file again",
     b"pk\x03\x04": "is a zip archive or a spreadsheet (.xlsx). Unpack it, or export a sheet as .csv",
-    b"\xd0\xcf\x11\xe0": "is a document of Office (.xls). Export it as .csv",
+    b"\xd0\xcf\x11\xe0": "is an Office document (.xls). Export it as .csv",
     b"\x1f\x8b": "is compressed (gzip). Unpack it",
     b"bzh": "is compressed (bzip2). Unpack it",
     b"\xfd7zxz": "is compressed (xz). Unpack it",
@@ -34,19 +34,19 @@ _STARTS = {
     b"rar!": "is an archive (RAR). Unpack it",
     b"par1": "is a parquet file. Export it as text",
     b"\x89hdf": "is an HDF5 file. Export it as text",
-    b"\x93numpy": "is an array of numpy. Export it as text",
+    b"\x93numpy": "is a numpy array. Export it as text",
 }
 _BREAK = re.compile(r"\r\n|\n|\r")  # `str.splitlines` also splits at U+2028, U+0085, VT and FF, which occur in captions
 
 
 def other_file(head: bytes) -> str | None:
-    """Return what another file than the expected one is and the remedy, by its first bytes; None if unknown."""
+    """Identify an unexpected file by its first bytes: return its kind and the remedy, or None if unknown."""
     start = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
     return next((what for known, what in _STARTS.items() if start.startswith(known)), None)
 
 
 def first_bytes(path: Path) -> bytes:
-    """Return the first 64 bytes of a file, none of one that cannot be read."""
+    """Return the first 64 bytes of a file; empty if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(64)
@@ -82,8 +82,8 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         try:
-            content = file.read(size + 1 if size <= most else 0)  # `read` allocates what it may read
-            while size <= most >= len(content) and (more := file.read(max(len(content), MIB))):  # it grows; /proc
+            content = file.read(size + 1 if size <= most else 0)  # `read` allocates its argument in advance
+            while size <= most >= len(content) and (more := file.read(max(len(content), MIB))):  # it grew; /proc
                 content += more
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a file.") from error

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_* of linux/audit.h, by `os.uname().machine`
-SINCE_5_1 = 424  # from here on, calls have one number on every architecture, and libraries expect kernels without them
+SINCE_5_1 = 424  # numbers from here on are equal on all architectures; libraries cope without these calls
 
 # name, number on x86_64, number on aarch64
 _ALLOWED = """
@@ -51,8 +51,8 @@ tgkill 234 131
 """
 _OWN = """seccomp 317 277"""
 
-_THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000  # of clone(2)
-_CHANGES = 0o3 | 0o100 | 0o1000  # of open(2): the access mode, O_CREAT, O_TRUNC
+_THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000  # flags of clone(2)
+_CHANGES = 0o3 | 0o100 | 0o1000  # flags of open(2): access mode, O_CREAT, O_TRUNC
 _TERMINAL = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # ioctl(2): TCGETS, TCGETS2, TIOCGWINSZ, FION*
 _DESCRIPTOR = (0, 1, 2, 3, 4, 1030, 1032)  # fcntl(2): F_DUPFD, F_[GS]ETFD, F_[GS]ETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ
 _NAMES = (3, 15, 16, 23, 0x53564D41)  # prctl(2): PR_GET_DUMPABLE, PR_[SG]ET_NAME, PR_CAPBSET_READ, PR_SET_VMA
@@ -103,8 +103,8 @@ def bounds(machine: str, may_write: bool) -> Iterable[Bound]:
             yield Bound(number["open"], 1, (0,), _CHANGES)
         yield Bound(number["openat"], 2, (0,), _CHANGES)
     yield Bound(number["clone"], 0, (_THREAD,), _THREAD | _NEW_NAMESPACES)  # a thread, not a process
-    yield Bound(number["ioctl"], 1, _TERMINAL)  # not the flags and attributes of files
-    yield Bound(number["fcntl"], 1, _DESCRIPTOR)  # neither leases and locks nor signals to an owner
+    yield Bound(number["ioctl"], 1, _TERMINAL)  # excludes flags and attributes of files
+    yield Bound(number["fcntl"], 1, _DESCRIPTOR)  # excludes leases, locks and signals to an owner
     yield Bound(number["prctl"], 0, _NAMES)
     yield Bound(number["prlimit64"], 0, (0, me))
     yield Bound(number["kill"], 0, (me,))

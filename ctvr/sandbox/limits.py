@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-MOST_FILES = 256  # open files; a reader needs few, and pipes hold memory that no limit of a process counts
+MOST_FILES = 256  # open files; few are needed, and no process limit counts the memory in pipes
 
 
 def address_space() -> int:

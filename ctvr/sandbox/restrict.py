@@ -13,16 +13,16 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_NEWUSER, _NEWNET, _NEWNS = 0x10000000, 0x40000000, 0x20000  # of unshare(2): an own network, an own mount tree
-_RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE, _DETACH = 1, 1 << 5, 1 << 12, 1 << 14, 1 << 18, 2  # of mount(2), umount2(2)
+_NEWUSER, _NEWNET, _NEWNS = 0x10000000, 0x40000000, 0x20000  # of unshare(2): new user, network and mount namespaces
+_RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE, _DETACH = 1, 1 << 5, 1 << 12, 1 << 14, 1 << 18, 2  # flags of (u)mount(2)
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # system call; the C library has no function for it
 _ROOT = Path("/tmp")  # mount point of a new tree in memory; nothing is created in the folder below it
 _CAPABILITIES = 0x20080522  # version of capset(2)
-_READ_SEARCH = 1 << 2  # the only one that root keeps: files of other users stay readable
+_READ_SEARCH = 1 << 2  # root keeps only this one, to read files of other users
 _ROOT_OF_OURS = Path(__file__).resolve().parents[2]
 _PACKAGES = ("ctvr", "orchestrator", "methods", "search_spaces")
-_NO_NEW_PRIVILEGES = 38  # of prctl(2); Landlock asks for it
-# landlock(7): system calls, and rights to files by their bits
+_NO_NEW_PRIVILEGES = 38  # option of prctl(2) that Landlock requires
+# landlock(7): system calls, and access rights to files as bits
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _GET_VERSION, _PATH_BENEATH = 1, 1
 _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_FILE, _MAKE_REG, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 8, 1 << 14
@@ -146,7 +146,7 @@ def _leave_tree(readable: list[str | Path], writable: list[str | Path]) -> bool:
     os.chdir(here if here.exists() else "/")
     system.umount2(b"/.old", _DETACH)
     Path("/.old").rmdir()
-    with contextlib.suppress(OSError):  # what stays open is memory of this process only
+    with contextlib.suppress(OSError):  # only memory of this process stays open
         _mount(system, "none", "/", None, _REMOUNT | _BIND | _RDONLY)
     system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     # drop all capabilities in the namespace: read-only mounts cannot be mounted again
@@ -175,7 +175,7 @@ def _mount(system: ctypes.CDLL, source: str, place: str | Path, kind: str | None
 
 def landlock() -> int:
     """Return the kernel's Landlock version, or 0 if it is missing, disabled, or unavailable in this container."""
-    if sys.platform != "linux":  # the number belongs to another call there
+    if sys.platform != "linux":  # elsewhere the number belongs to another call
         return 0
     try:
         version = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _GET_VERSION)

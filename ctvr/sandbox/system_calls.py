@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 
 from ctvr.sandbox.calls import ARCHITECTURES, SINCE_5_1, Bound, allowed, bounds, known
 
-_NO_NEW_PRIVILEGES = 38  # of prctl(2); seccomp asks for it
-_SET_FILTER, _ALL_THREADS = 1, 1  # of seccomp(2)
+_NO_NEW_PRIVILEGES = 38  # option of prctl(2) that seccomp requires
+_SET_FILTER, _ALL_THREADS = 1, 1  # arguments of seccomp(2)
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; an argument has 8 bytes
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000  # return values of a filter; _FAIL plus an error number
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ABOVE, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 0x06  # codes of classic BPF

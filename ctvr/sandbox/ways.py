@@ -25,7 +25,7 @@ keyctl 250 219, add_key 248 217, io_uring_setup 425 425, userfaultfd 323 282, bp
 mq_open 240 180, ioprio_set 251 30, pidfd_send_signal 424 424, pidfd_open 434 434, name_to_handle_at 303 264,
 fanotify_init 300 262, openat2 437 437, clone3 435 435
 """
-_SET_ALL = 0o600 | 0o1000  # of shmget(2) and its kin: IPC_CREAT
+_SET_ALL = 0o600 | 0o1000  # flags of shmget(2), msgget(2) and semget(2): IPC_CREAT
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Target:
     udp: int
     memory: int  # id of System V shared memory
     parent: int
-    address: int  # of eight bytes in the parent's memory
+    address: int  # address of eight bytes in the parent's memory
 
 
 Attempt = Callable[[Target], object]
@@ -252,7 +252,7 @@ WAYS.update(
         "userfaultfd": lambda _: os.close(_system("userfaultfd", 1)),
         "files in memory": lambda _: os.close(os.memfd_create("way")),
         "another root": lambda _: os.chroot("/"),
-        "namespaces": lambda _: _system("unshare", 0x10000000 | 0x20000),  # a user's own, and its mounts
+        "namespaces": lambda _: _system("unshare", 0x10000000 | 0x20000),  # new user and mount namespaces
         "mounts": lambda t: _system("mount", b"none", os.fsencode(t.given), b"tmpfs", 0, None),
     }
 )

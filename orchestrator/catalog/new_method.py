@@ -13,7 +13,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import create_output_dir, nearest_name
 
 MODULE = '''\
-"""CLASS: CLIP of which only the LayerNorms are trained. Replace this method and this line by yours.
+"""CLASS: CLIP with only its LayerNorms trained. Replace this method and this line with yours.
 
 loss = contrastive + weight * |p - p0|^2   (L2-SP, arXiv:1802.01483; p0: the pre-trained values)
 

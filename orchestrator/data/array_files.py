@@ -204,7 +204,7 @@ def check_tar_end(archive: tarfile.TarFile, file: IO[bytes]) -> None:
         if length > _PADDING:
             raise ValueError(f"more than {_PADDING // MIB} MB of zeros follow byte {archive.offset}: fetch it again")
     if length < tarfile.BLOCKSIZE:
-        raise ValueError("its end is missing: it was not closed, or not fetched whole")
+        raise ValueError("its end is missing: it was not closed, or not fetched completely")
 
 
 def _key_of(member: str) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from ctvr.orchestrator.text_files import first_bytes, open_regular, other_file
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
 _MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"\x89HDF", b"PAR1")  # first bytes of these forms
-COLUMNS = ("name", "row", "features")  # of .parquet: one line for each vector
+COLUMNS = ("name", "row", "features")  # columns of .parquet, which has one row for each vector
 
 
 def read_arrays(path: Path) -> Arrays | np.ndarray:
@@ -151,7 +151,7 @@ def validate_features(found: np.ndarray, name: str) -> np.ndarray:
         raise VideoError(
             name, f"features have shape {found.shape} of {found.dtype}, not (frames, d) or (d,) of numbers"
         )
-    with np.errstate(over="ignore"):  # of float64; found below
+    with np.errstate(over="ignore"):  # overflow of float64, detected below
         features = np.ascontiguousarray(vectors, dtype=np.float32)
     if not np.isfinite(features).all():
         raise VideoError(name, "features contain NaN or infinite numbers, or some beyond float32")

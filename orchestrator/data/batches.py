@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Queries:
-    """Captions that search the videos of one task."""
+    """Captions that are queries for the videos of one task."""
 
     tokens: Tensor  # (Q, L)
     target: Tensor  # (Q,) int64, index of the caption's own video within its task
     twin: Tensor  # (Q,) int64, index of the time-reversed twin within its task, -1 without one
     names: tuple[str, ...] = ()  # "<video id>#<caption number>", for the stored ranks
-    task: int = 0  # of the method: its parts encode these captions and videos
+    task: int = 0  # task index of the method's parts that encode these captions and videos
 
 
 class StreamData:
@@ -74,7 +74,7 @@ class StreamData:
         self._std = torch.tensor(std, device=device).view(3, 1, 1)
         self._index()
         self._features: FrozenFeatures | None = None
-        self.others: dict[str, StreamData] = {}  # streams that are searched and never learned, each as one task
+        self.others: dict[str, StreamData] = {}  # streams that are only evaluated, each as one task
         self._lengths: dict[int, int] | None = None  # task -> tokens of its longest caption, if captions are trimmed
 
     def _index(self) -> None:

@@ -19,7 +19,7 @@ from ctvr.sandbox.calls import ARCHITECTURES
 from ctvr.sandbox.measure import ALWAYS, COUNT, measure
 
 SAFE_FFMPEG = (8, 1, 2)  # first version with the fix of CVE-2026-8461 (MagicYUV, out-of-bounds write)
-RAY = 1_300_000_000  # bytes that a started Ray takes
+RAY = 1_300_000_000  # bytes of memory that Ray uses once started
 LOW_MEMORY = 4 * 10**9  # about 2 GB with one small trial
 DRIVERS = {"12": 525, "13": 580}  # CUDA's major version -> oldest driver (NVIDIA, CUDA compatibility)
 
@@ -128,7 +128,7 @@ def machine(worker: int = 0) -> Iterator[Finding]:
     trials = trials_in_memory(worker, 1, [{"memory": free - RAY}]) if free is not None and free > RAY else None
     if trials is not None:
         few = "memory limits a sweep's concurrency" if trials < processors else "processors limit them"
-        text = f"room for {trials} trials of one worker at once, {worker / 1e9:.1f} GB each; {few}"
+        text = f"enough for {trials} concurrent trials of one worker, {worker / 1e9:.1f} GB each; {few}"
         yield Finding("note" if trials < processors else "ok", "memory", text)
 
 

@@ -42,7 +42,7 @@ class Examined:
         return Path(rest if separator else self.store).expanduser().absolute()
 
 
-_FOLDERS = ("artifacts", "outbox", EVENTS, "pages", "streams", "sweeps", "tables")  # of the runs folder
+_FOLDERS = ("artifacts", "outbox", EVENTS, "pages", "streams", "sweeps", "tables")  # subfolders of the runs folder
 
 
 def mlflow(place: Examined) -> Iterator[Finding]:

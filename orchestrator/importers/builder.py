@@ -1,4 +1,4 @@
-"""Construction of manifests (format: streams/manifest.py): finds the videos, counts, checks, writes atomically.
+"""Construction of manifests (format: streams/manifest.py): finds and counts videos, checks, writes atomically.
 
 All importers use it.
 """
@@ -22,12 +22,12 @@ from ctvr.orchestrator.streams.videos import IMAGE_SUFFIXES, composed, video_ste
 from ctvr.orchestrator.video.endings import VIDEO_SUFFIXES, is_video_name
 
 Manifest = dict[str, Any]
-Captions = dict[str, list[str]]  # video id -> its captions, in the order of the file
+Captions = dict[str, list[str]]  # video id -> its captions in file order
 
 BACKBONE = {"data.image_size": 224, "backbone.name": "ViT-B-32-quickgelu", "backbone.weights": "openai"}
-MAX_NAMED = 4  # files in a message
-DEPTH = 5  # levels of folders in which videos are found
-MAX_IDS = 1_000_000  # per pickle: repeated references to one list could make a small file ask for endless work
+MAX_NAMED = 4  # files listed in a message
+DEPTH = 5  # depth of folders that are searched for videos
+MAX_IDS = 1_000_000  # per pickle: references to one list could make a small file expand without limit
 
 
 class VideoFolder:
@@ -36,7 +36,7 @@ class VideoFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise ConfigError(f"videos: {folder} is not a folder. Give the folder below which the videos lie.")
+            raise ConfigError(f"videos: {folder} is not a folder. Give the folder that contains the videos.")
         self.files: dict[str, str] = {}
         self.frames: dict[str, str] = {}
         for place, folders, names in os.walk(self.folder, followlinks=True):
@@ -71,7 +71,7 @@ class VideoFolder:
 
 
 def _by_ending(name: str) -> tuple[int, str]:
-    """Return a sort key by which, of several files with one ID, the extension listed first in VIDEO_SUFFIXES wins."""
+    """Return a sort key that prefers, among files with one ID, the extension listed first in VIDEO_SUFFIXES."""
     suffix = os.path.splitext(name)[1].lower()
     return (VIDEO_SUFFIXES.index(suffix) if suffix in VIDEO_SUFFIXES else len(VIDEO_SUFFIXES), name)
 
@@ -154,7 +154,7 @@ class Builder:
         lines = _report(stream)
         if published is not None and not is_published:
             wanted = ", ".join(f"{split} {n}" for split, n in published.items())
-            lines.append(f"Not the published stream, which has {wanted}: it is compared with no paper.")
+            lines.append(f"Not the published stream, which has {wanted}: it is not compared with a paper.")
         return manifest, "\n".join(lines)
 
     def _videos_entry(self) -> str:

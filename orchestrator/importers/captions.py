@@ -82,7 +82,7 @@ def read_narrations(path: Path) -> Iterator[tuple[str, Narration]]:
         times: Any
         sentences: Any
         times, sentences = (entry.get(k) if isinstance(entry, dict) else None for k in ("timestamps", "sentences"))
-        if not isinstance(entry, dict):  # paragraphs, as captioning code has them
+        if not isinstance(entry, dict):  # paragraphs, as in captioning code
             text = f"{path}: {video!r} is not timestamps and sentences"
             raise ConfigError(f"{text}. Give ActivityNet's own train.json and val_1.json.")
         if not _is_list_of(list, times) or not _is_list_of(str, sentences) or len(times) != len(sentences):

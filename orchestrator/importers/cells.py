@@ -24,7 +24,7 @@ SPLIT_WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "val"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-# Columns of published tables, and the column of ours that each is
+# Column of published tables -> our column
 _OTHER_NAMES = {
     **dict.fromkeys(("video_id", "videoid", "vid", "video_name", "file_name", "filename", "youtube_id"), "video"),
     **dict.fromkeys(("sentence", "text", "description", "query", "captions"), "caption"),
@@ -55,7 +55,7 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
         renamed = [f"{known[name]!r} {name!r}" for name in missing if name in known]
         between = "" if table.separator == "," else f", separated by {SEPARATORS[table.separator]},"
         hint = hint or f" The header{between} has: {', '.join(table.header)[:200]}."
-        hint += f" Call {' and '.join(renamed)}." if renamed else " Name the columns so." * (len(missing) > 1)
+        hint += f" Call {' and '.join(renamed)}." if renamed else " Give the columns these names." * (len(missing) > 1)
         raise ConfigError(f"{path}: line 1: no column {listed}.{hint}")
     for line, row in table.rows:
         cells = {name: row.get(name, "").strip() for name in (*required, *optional)}
@@ -109,7 +109,7 @@ def _rows(
     path: Path, text: str, separator: str, header: list[str], skipped: int
 ) -> Iterator[tuple[int, dict[str, str]]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    line = 1  # that the row being read begins with
+    line = 1  # first line of the row being read
     try:
         next(reader, None)
         line = reader.line_num + skipped + 1
@@ -214,5 +214,5 @@ def in_order(tasks: Iterable[str], source: object = "tasks") -> list[str]:
     numbers: dict[Decimal, str] = {}
     for name in names:
         if (other := numbers.setdefault(Decimal(name), name)) != name:
-            raise ConfigError(f"{source}: tasks {other!r} and {name!r} are one number. Write it in one way.")
+            raise ConfigError(f"{source}: tasks {other!r} and {name!r} are the same number. Write it in one way.")
     return sorted(names, key=Decimal)

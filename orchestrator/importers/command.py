@@ -1,11 +1,10 @@
 """Function of `ctvr streams import`: selects the importer by its kind and writes the manifest.
 
-CTVR is in `importers.ctvr`, CVLM (BMU-MoCo) in `importers.cvlm`, a user's table in
-`importers.csv_table`, the same with features instead of videos in `importers.features`, a folder in the layout of
-Hugging Face's datasets in `importers.hf_dataset`, labelled images (Table 4 of BMU-MoCo) in `importers.images`,
-questions (Table 7 of TempMe) in `importers.msrvtt_qa`. Every importer checks its result as `load_stream` does,
-writes it to `out` and returns it with a short report; missing videos are counted, not rejected. The format is
-in streams/manifest.py.
+CTVR is in `importers.ctvr`, CVLM (BMU-MoCo) in `importers.cvlm`, a user's table in `importers.csv_table`, a table with
+features instead of videos in `importers.features`, a folder in the layout of Hugging Face's datasets in
+`importers.hf_dataset`, labelled images (Table 4 of BMU-MoCo) in `importers.images`, questions (Table 7 of TempMe) in
+`importers.msrvtt_qa`. Every importer checks its result as `load_stream` does, writes it to `out` and returns it with a
+short report; missing videos are counted, not rejected. The format is in streams/manifest.py.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def import_stream(
     if name in RENDERED:
         raise ConfigError(f"--name {name!r}: is an embedded stream. Choose another name.")
     if correct and kind in (*IMAGES, "features"):
-        why = "has no captions" if kind in IMAGES else "may have features of captions as they are"
+        why = "has no captions" if kind in IMAGES else "may have features of the unchanged captions"
         raise ConfigError(f"--correct-captions: {kind} {why}. Leave it out.")
     out = Path(root) / "streams" / f"{name}.json"
     before = out.read_bytes() if out.is_file() else None

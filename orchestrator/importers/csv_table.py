@@ -18,7 +18,7 @@ from ctvr.orchestrator.streams.stream import SPLITS
 REQUIRED = ("video", "caption", "split", "task")
 OPTIONAL = ("category", "start", "end")
 _TIMES = re.compile(r"(start|begin|end|stop)[ _]?(time|times|timestamp|sec|seconds|s)?", re.IGNORECASE)
-ANY = "any"  # category of every video of a table without that column
+ANY = "any"  # default category, for a table without that column
 
 
 def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = None) -> tuple[Manifest, str]:

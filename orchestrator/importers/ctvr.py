@@ -23,7 +23,7 @@ from ctvr.orchestrator.importers.pickles import read_pickle
 MSRVTT_SETTINGS = {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20, **BACKBONE}
 
 
-# The papers print separate values for ActivityNet; methods keep them in a preset of this name
+# The papers give separate values for ActivityNet; each method has them in a preset of this name
 ACTNET_SETTINGS = {
     "preset": "paper-actnet",
     "data.num_frames": 24,
@@ -89,7 +89,7 @@ def hold_out(split: Split, number: int, source: Path) -> Split:
             if len(ids) <= number:
                 raise ConfigError(
                     f"held_out={number}: category {category} of task {place} in {source} has {len(ids)} training "
-                    f"videos, and one must be left. Write held_out={len(ids) - 1} or less."
+                    f"videos, and at least one must remain. Write held_out={len(ids) - 1} or less."
                 )
         chosen = {name: set(sorted(ids, key=_drawn)[:number]) for name, ids in task.items()}
         left.append({name: [video for video in ids if video not in chosen[name]] for name, ids in task.items()})
@@ -208,7 +208,7 @@ def _ctvr_tasks(
         if lacking:
             raise ConfigError(
                 f"{sources[part]}: no caption for {len(lacking)} of the split's {len(ids)} {part} videos, first "
-                f"{', '.join(map(repr, lacking[:3]))}. Give the file that has them as well."
+                f"{', '.join(map(repr, lacking[:3]))}. Also give the file that contains them."
             )
     made = []
     for place, train in enumerate(split["train"]):

@@ -29,15 +29,15 @@ from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import SPLITS
 from ctvr.orchestrator.streams.videos import video_stem
 
-CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # it prints no frames
+CVLM_SETTINGS = {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10, **BACKBONE}  # number of frames not given
 ALONE = {"preset": "paper", **BACKBONE}
-# Numbers of training and of searched videos. LSMDC: its training file has several lines for some clips, so that its
+# Numbers of training and searched videos. The training file of LSMDC has several lines for some clips, so that its
 # 101,079 is not the number of clips
 PUBLISHED: dict[str, tuple[int | None, int]] = {
     "vatex": (25_991, 6_000),
     "activitynet": (10_009, 4_917),
     "msrvtt": (9_000, 1_000),
-    "didemo": (8_395, 1_004),  # 8,392 in the lists that other papers share
+    "didemo": (8_395, 1_004),  # 8,392 in the lists used by other papers
     "msvd": (1_200, 670),
     "lsmdc": (None, 1_000),
     "msrvtt-full": (7_010, 2_990),
@@ -194,7 +194,7 @@ def _lsmdc(files: _Files) -> dict[str, Captions]:
                     "between tabs. Download it again."
                 )
             if line.strip() and not any(cell[:1].isdigit() for cell in cells[1:5]):
-                raise ConfigError(f"{path}: line {number}: {cells[1]!r:.40} is not a time. Remove a line of headings.")
+                raise ConfigError(f"{path}: line {number}: {cells[1]!r:.40} is not a time. Remove the header line.")
             if line.strip() and cells[-1].strip():
                 found.setdefault(split, {}).setdefault(cells[0], []).append(cells[-1].strip())
     return found
@@ -277,7 +277,7 @@ def _msvd_captions(path: Path) -> Captions:
             if not isinstance(texts, list):
                 raise ConfigError(f"{path}: is not video id -> captions. Give X-Pool's captions_msvd.json.")
             captions[video] = clean(all_text(path, video, texts))
-    elif path.suffix == ".csv" and "corpus" in path.name.lower():  # as first published: in all languages
+    elif path.suffix == ".csv" and "corpus" in path.name.lower():  # the first published version, in all languages
         for _, row in read_csv(path, ("VideoID", "Start", "End", "Language"), ("Description",)):
             if row["Language"] == "English" and row["Description"]:
                 captions.setdefault(f"{row['VideoID']}_{row['Start']}_{row['End']}", []).append(row["Description"])
@@ -310,4 +310,4 @@ DATASETS: dict[str, Callable[[_Files], dict[str, Captions]]] = {
     "lsmdc": _lsmdc,
     "msrvtt-full": _msrvtt_full,
 }
-FIVE = tuple(DATASETS)[:5]  # of BMU-MoCo
+FIVE = tuple(DATASETS)[:5]  # the data sets of BMU-MoCo

@@ -38,13 +38,13 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     Raises:
         ConfigError: for videos or captions without features, or features of different lengths.
     """
-    with tempfile.TemporaryDirectory() as empty:  # a folder without videos
+    with tempfile.TemporaryDirectory() as empty:  # a manifest needs a folder, even if it contains no videos
         manifest, _ = import_csv(table, Path(empty), None, name)
     items = items_of(manifest)
     names = ids_of(table)
     read = _unnamed(read_arrays(features), names)
     found = _by_name(features, read, names, "videos")
-    arrays: Arrays = {}  # for each file
+    arrays: Arrays = {}  # digest of each file
     width = 0
     for number, item in enumerate(items):
         vectors = _checked(features, item["video"], found[item["video"]])
@@ -72,7 +72,7 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     of_texts = "captions also have features" if texts else "captions are encoded by the selected backbone"
     zeros = [item["video"] for item in items if not arrays[item["path"]].any(axis=1).all()]
     count = f"{len(zeros)} of {len(items)} videos"
-    notes = [f"{count} have a vector of zeros, first {zeros[0]!r}. It counts as a frame."] if zeros else []
+    notes = [f"{count} have a vector of zeros, first {zeros[0]!r}. Such a vector counts as a frame."] if zeros else []
     order = " in the order of the table" if isinstance(read, np.ndarray) else ""
     size = f"features of {width} numbers{order}, {min(frames)} to {max(frames)} a video"
     lines = [describe(stream), f"{size}; {of_texts}"]
@@ -93,7 +93,7 @@ def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str
     if isinstance(found, np.ndarray):
         if len(found) != len(names):
             raise ConfigError(
-                f"{file}: has {len(found)} rows for {len(names)} {what} of the table. Give one each, in order."
+                f"{file}: has {len(found)} rows for {len(names)} {what} of the table. Give one row for each, in order."
             )
         return dict(zip(names, found))
     if what == "videos" and any(name not in found for name in names):
@@ -150,7 +150,9 @@ def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
     found: Arrays = {}
     if isinstance(arrays, np.ndarray):
         if len(arrays) != len(captions):
-            raise ConfigError(f"{texts}: has {len(arrays)} rows for {len(captions)} lines of {table.name}. One each.")
+            raise ConfigError(
+                f"{texts}: has {len(arrays)} rows for {len(captions)} lines of {table.name}. Give one each."
+            )
         for caption, row in zip(captions, arrays):
             if caption in found and not np.array_equal(found[caption], row):
                 raise ConfigError(f"{texts}: {caption[:60]!r} is twice in the table, with two features. Keep one.")
@@ -159,5 +161,5 @@ def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
         found = _by_name(texts, arrays, captions, "captions")
     rows = {caption: _checked(texts, caption, found[caption]) for caption in captions}
     if wrong := [row for row in rows.values() if row.shape != (1, width)]:
-        raise ConfigError(f"{texts}: captions have features of shape {wrong[0].shape}, videos of {width} numbers each.")
+        raise ConfigError(f"{texts}: captions have features of shape {wrong[0].shape}, videos {width} numbers each.")
     return {caption: row[0] for caption, row in rows.items()}

@@ -116,7 +116,7 @@ def _metadata(folder: Path) -> Path | None:
     """
     found = [file for end in (METADATA, "metadata.csv") if (file := folder / end).is_file()]
     if len(found) > 1:
-        raise ConfigError(f"folder: {found[0]} and {found[1]} both describe its videos. Keep one of them.")
+        raise ConfigError(f"folder: {found[0]} and {found[1]} both describe the videos. Keep one of them.")
     return found[0] if found else None
 
 
@@ -132,7 +132,7 @@ def _of_splits(folder: Path) -> dict[str, list[Path]]:
         if split:
             found[split].append(place)
         elif file := _metadata(place):
-            raise ConfigError(f"{file}: its folder is not of a split. Call it train, validation or test.")
+            raise ConfigError(f"{file}: its folder is not a split. Rename it to train, validation or test.")
     return found
 
 
@@ -146,7 +146,7 @@ def _rows(folder: Path) -> Iterator[tuple[str, Path, int, Row]]:
     for split, places in _of_splits(folder).items():
         files = [file for place in places if (file := _metadata(place))]
         if len(files) > 1 or (files and whole):
-            raise ConfigError(f"folder: {whole or files[1]} and {files[0]} both describe its videos. Keep one of them.")
+            raise ConfigError(f"folder: {whole or files[1]} and {files[0]} both describe the videos. Keep one of them.")
         if places and not files and not whole:
             raise ConfigError(f"{places[0]}: has no {METADATA} with the captions of its videos. Write one.")
         for file in files:
@@ -273,7 +273,7 @@ def _by_path(paths: set[str], path: str) -> str:
     if len(tops) > 1:
         first, second = sorted(paths)[:2]
         raise ConfigError(
-            f"{first} and {second} have one name in two splits. If they are two videos, give each an id in the column "
+            f"{first} and {second} have the same name in two splits. If they are two videos, give each an id in column "
             "video_id; if they are one, keep one of them."
         )
     return video_stem(path.partition("/")[2])

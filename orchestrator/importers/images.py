@@ -25,7 +25,7 @@ from ctvr.orchestrator.importers.pickles import BROKEN
 from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.text_files import lines_of, open_regular, read_bytes, read_text
 
-SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
+SETTINGS: dict[str, Any] = {  # settings of divyam3897/UCL@cfaa81d
     "preset": "paper",
     "backbone.name": "resnet18",
     "backbone.weights": "random",
@@ -40,8 +40,8 @@ SETTINGS: dict[str, Any] = {  # of divyam3897/UCL@cfaa81d
     "optim.carry_momentum": True,
     "optim.epochs": 200,
 }
-MAX_BYTES = 1 << 28  # per file; the largest published has 155 MB
-MAX_TEXT = 1 << 24  # of names and labels; the largest published has 400 kB
+MAX_BYTES = 1 << 28  # limit per file; the largest published file has 155 MB
+MAX_TEXT = 1 << 24  # limit for names and labels; the largest published file has 400 kB
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
     ]
     is_published = all(counts[split] == {n} for split, n in benchmark.published.items())
     published = {split: len(names) if is_published else -1 for split in splits}
-    if classes is not None:  # the release has another order, so these tasks are compared with no printed number
+    if classes is not None:  # the release uses another order, so these tasks are not compared with printed numbers
         return Builder(places, out).finish(f"{kind}-classes-{classes}", "ucl", tasks, SETTINGS, files)
     return Builder(places, out).finish(kind, "ucl", tasks, SETTINGS, files, published)
 
@@ -120,7 +120,7 @@ def _cifar(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Sp
         for stem in stems:
             path = next((p for p in (folder / stem, folder / f"{stem}.bin") if p.is_file()), None)
             if path is None:
-                raise ConfigError(f"{folder / stem}: no such file, nor {stem}.bin. Unpack {kind} there.")
+                raise ConfigError(f"{folder / stem}: neither this file nor {stem}.bin exists. Unpack {kind} there.")
             used.append(path)
             found.append(_binary(path, kind) if path.suffix == ".bin" else _pickled(path, kind))
         splits[split] = np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
@@ -132,7 +132,7 @@ def _binary(path: Path, kind: str) -> Split:
     before = 1 if kind == "cifar-10" else 2
     data = np.frombuffer(read_bytes(path, MAX_BYTES), np.uint8)
     if not len(data) or len(data) % (before + 3072):
-        raise ConfigError(f"{path}: {len(data)} bytes are not whole records of {before + 3072}. Download {kind} again.")
+        raise ConfigError(f"{path}: {len(data)} bytes is not a multiple of {before + 3072}. Download {kind} again.")
     records = data.reshape(-1, before + 3072)
     return _pixels(records[:, before:]), _labels(records[:, before - 1].astype(np.int64), path, kind)
 
@@ -189,7 +189,7 @@ def _tiny(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Spl
         raise ConfigError(f"{folder}: has no train/ and val/val_annotations.txt. Give the unpacked tiny-imagenet-200.")
     names = sorted(place.name for place in (folder / "train").iterdir() if place.is_dir())[:classes]
     if len(names) < classes:
-        raise ConfigError(f"{folder / 'train'}: has {len(names)} folders of classes, needs {classes}. Unpack it again.")
+        raise ConfigError(f"{folder / 'train'}: has {len(names)} class folders, not {classes}. Unpack it again.")
     number = {name: label for label, name in enumerate(names)}
     train = ((path, number[name]) for name in names for path in sorted((folder / "train" / name / "images").iterdir()))
     lines = (line.split("\t") for line in lines_of(read_text(table, MAX_TEXT)))

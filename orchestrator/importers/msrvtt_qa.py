@@ -1,8 +1,8 @@
 """Importer of MSRVTT-QA, a stream of questions (TempMe, Table 7; Xu et al., ACM MM 2017).
 
 Its files are `train_qa.json`, `val_qa.json` and `test_qa.json`, each a list of {"question", "answer", "video_id",
-"category_id"}; video 42 is `video42.mp4`. The stream is one task, as in the papers, or, in no paper, equal groups of
-its 20 categories. Questions are unchanged; repeated pairs of question and answer about one video are dropped.
+"category_id"}; video 42 is `video42.mp4`. The stream is one task, as in the papers, or (in no paper) a task per equal
+group of its 20 categories. Questions are unchanged; repeated pairs of question and answer about one video are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import SPLITS
 
 NAME, CATEGORIES = "msrvtt-qa", 20
-PUBLISHED = {"train": 6513, "val": 497, "test": 2990}  # videos of the publishers' split
+PUBLISHED = {"train": 6513, "val": 497, "test": 2990}  # numbers of videos in the published split
 SETTINGS: dict[str, Any] = {"data.image_size": 224, "backbone.name": "UMT-B-16", "preset": "paper"}
 
 
@@ -61,7 +61,7 @@ def _videos(file: Path) -> dict[str, tuple[int, list[tuple[str, str]]]]:
     """Return video -> its category and its questions with their answers, in the order of the file."""
     rows = read_json(file)
     if not isinstance(rows, list):
-        raise ConfigError(f"{file}: is not a list of questions. Give the file as it is published.")
+        raise ConfigError(f"{file}: is not a list of questions. Give the published file unchanged.")
     found: dict[str, tuple[int, dict[tuple[str, str], None]]] = {}
     for place, row in enumerate(rows):
         question, answer, video, category = (_field(file, place, row, name) for name in _FIELDS)
@@ -84,6 +84,6 @@ def _field(file: Path, place: int, row: Any, name: str) -> Any:
     if type(value) is not _FIELDS[name] or value == "":
         kind = "text" if _FIELDS[name] is str else "a whole number"
         raise ConfigError(
-            f"{file}: entry {place}: {name} is {str(value)[:40]!r}, not {kind}. Give the file as published."
+            f"{file}: entry {place}: {name} is {str(value)[:40]!r}, not {kind}. Give the published file unchanged."
         )
     return value

@@ -81,7 +81,7 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
     except _Refused as error:
         raise ConfigError(
             f"{path}: refused: {error}. Only dict, list, text, integers and defaultdict(list) are read; nothing "
-            "was executed. Take the file from the benchmark's own release."
+            "was executed. Use the file from the benchmark's own release."
         ) from error
     except (*BROKEN, TypeError, AttributeError, pickle.UnpicklingError) as error:
         raise ConfigError(f"{path}: damaged, or not a pickle. Download it again.") from error

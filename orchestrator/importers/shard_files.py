@@ -17,8 +17,8 @@ from ctvr.orchestrator.video.endings import is_video_name
 MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, most likely first
 NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "video", "video_id")
 TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
-ROWS = 16  # read at a time: a video may have 100 MB
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream of Arrow
+ROWS = 16  # rows read at a time; a video may have 100 MB
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # marks the end of an Arrow stream
 _MAGIC = {".parquet": b"PAR1", ".arrow": b"\xff\xff\xff\xff"}
 VIDEO, _TEXTS = "of a video", (".txt", ".json")  # kinds of members of a .tar
 
@@ -58,7 +58,7 @@ def _arrow(file: Path) -> Iterator[dict[str, Any]]:
 
     with arrow.memory_map(str(file)) as source:
         opened: Any
-        if source.read(6) == b"ARROW1":  # as pandas and polars write it
+        if source.read(6) == b"ARROW1":  # text type of pandas and polars
             opened = arrow.ipc.open_file(source)
             batches = map(opened.get_batch, range(opened.num_record_batches))
         else:
@@ -70,7 +70,7 @@ def _arrow(file: Path) -> Iterator[dict[str, Any]]:
         columns = _Columns(file, opened.schema)
         for whole in batches:
             batch = whole.select(columns.wanted)
-            batch.validate(full=True)  # of a damaged file, else read beyond its end
+            batch.validate(full=True)  # a damaged file would be read beyond its end
             for start in range(0, len(batch), ROWS):
                 yield from columns.rows(batch.slice(start, ROWS))
 
@@ -145,7 +145,7 @@ def _tar(file: Path) -> Iterator[dict[str, Any]]:
             if not name:
                 raise ConfigError(f"{file}: {key!r:.80} has no video. Put KEY.mp4 next to KEY.txt or KEY.json.")
             if many := [kind for kind in (VIDEO, ".txt") if len(found[kind]) > 1]:
-                raise ConfigError(f"{file}: {key!r:.80} has two files {many[0]}. Give each sample one of each kind.")
+                raise ConfigError(f"{file}: {key!r:.80} has two files {many[0]}. Keep one file of each kind.")
             row = _cells(f"{file}: {key!r:.80}", found[".json"])
             if found[".txt"]:
                 row["caption"] = found[".txt"][0].decode("utf-8-sig").strip()
@@ -159,7 +159,7 @@ def _cells(where: str, texts: list[bytes]) -> dict[str, Any]:
         if not isinstance(row, dict):
             raise ConfigError(f'{where}: its .json is not an object. Write {{"caption": ...}}.')
         if different := [name for name in TAKEN if name in row and cells.get(name, row[name]) != row[name]]:
-            raise ConfigError(f"{where}: its .json files have two values of {different[0]}. Keep one of them.")
+            raise ConfigError(f"{where}: its .json files have two values for {different[0]}. Keep one of them.")
         cells |= row
     return cells
 

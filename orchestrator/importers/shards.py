@@ -22,7 +22,7 @@ from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.videos import VIDEO_SUFFIXES
 
-SPARE, RATIO = 64 << 20, 20  # bytes written at most: the compression of videos, but not of a decompression bomb
+SPARE, RATIO = 64 << 20, 20  # maximum ratio of bytes written to bytes read; a decompression bomb has a higher one
 _WORD = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in SPLIT_WORDS))
 _NUMBERS = re.compile(r"-\d+-of-\d+.*$|[-_]?\d+$")
 _COUNT = re.compile(r"-(\d+)-of-(\d+)(\.\w+)$")
@@ -108,7 +108,7 @@ class Shards:
             about = read_json(state) if state.is_file() else None
             if isinstance(about, dict) and (about.get("_indices_files") or about.get("_indices_data_files")):
                 remedy = "load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW_FOLDER)"
-                raise ConfigError(f"{state}: names indices of rows, which are not read. Save it again: {remedy}")
+                raise ConfigError(f"{state}: lists row indices, which are not supported. Save it again: {remedy}")
 
     def _place(self, file: Path, number: int, row: dict[str, Any]) -> str:
         content, name = row.pop("bytes"), row.pop("name")
@@ -139,7 +139,7 @@ class Shards:
         self.left -= len(content)
         if self.left < 0:
             raise ConfigError(
-                f"folder: {self.folder}: its videos have {RATIO} times the bytes of its shards. Check it."
+                f"folder: {self.folder}: its videos have more than {RATIO} times the bytes of its shards. Check them."
             )
         write_in_runs(file, content)
 

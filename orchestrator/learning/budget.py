@@ -123,10 +123,10 @@ def _step_gmacs(method: Method, batch: Batch) -> float:
     """Return the multiply-adds (10^9) of one training step. It runs on a copy; method and RNG state do not change."""
     from ctvr.orchestrator.learning.multiplications import Multiplications  # imports triton
 
-    trial = copied(method).train()  # what is trained is known from the task before
+    trial = copied(method).train()  # the trained weights are those of the last task
     losses = Losses(trial)
     devices: Sequence[int] = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices), Multiplications() as counter:
-        torch.manual_seed(0)  # which experts a step takes is drawn
+        torch.manual_seed(0)  # a step draws its experts at random
         torch.stack(list(losses(batch).values())).sum().backward()
     return counter.get_total_flops() / 2e9

@@ -45,7 +45,7 @@ class RunState:
     aged_ranks: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0  # optimizer steps so far
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
-    timing: list[dict[str, float]] = field(default_factory=list)  # of every epoch, with "step"; see epoch_timing.py
+    timing: list[dict[str, float]] = field(default_factory=list)  # per epoch, with "step"; see epoch_timing.py
 
     def add(self, found: Evaluation, ranks: dict[str, float], seconds: float) -> None:
         """Add a task's results, its ranks in the protocol's gallery, and its duration."""
@@ -57,7 +57,7 @@ class RunState:
         self.seconds.append(seconds)
 
 
-MEASURED = frozenset({"seconds", "timing"})  # differ between two runs of the same settings
+MEASURED = frozenset({"seconds", "timing"})  # values that differ between two runs of the same settings
 
 
 def objects_of(commit: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -152,7 +152,7 @@ class Commits:
                 continue
             commit |= {"reused": prefix.done, "made_of": self.made_of}
             if not self.store.create_json("commits", self._name(prefix.done), commit):
-                if (now := self.finished(num_tasks)) >= prefix.done:  # another worker of this run was faster
+                if (now := self.finished(num_tasks)) >= prefix.done:  # another worker of this run committed it first
                     return now - own
                 self.store.put_json("commits", self._name(prefix.done), commit)  # replaces a damaged commit
             self.reused = prefix.done
@@ -281,8 +281,8 @@ class Commits:
     def _prune(self, num_done: int) -> None:
         """Delete the weights of an old task: a run resumes from its last commit or the one before.
 
-        Kept are weights that another run trained, and those after which a setting was read for the first time, because
-        runs that differ in that setting branch off there.
+        Weights that another run trained are kept. So are those after which a setting was read for the first time,
+        because runs that differ in that setting branch off there.
         """
         if num_done < 1 or self.keep_checkpoints:
             return
@@ -316,6 +316,6 @@ def _sha(array: np.ndarray) -> str:
 
 def _tensor(array: np.ndarray) -> Tensor:
     """Return a writable copy: the store's arrays are read-only memory maps."""
-    import torch  # takes seconds, which a command that reads the record only does not need
+    import torch  # takes seconds; commands that only read the record do not need it
 
     return torch.from_numpy(np.array(array))

@@ -66,7 +66,7 @@ class VideoCost:
     """Cost of encoding one video."""
 
     macs: int
-    log: list[tuple[int, int, int]]  # of the last pass through the tower: groups, tokens in attention, tokens in MLP
+    log: list[tuple[int, int, int]]  # last pass through the tower: groups, tokens in attention, tokens in MLP
     stored: int  # numbers stored per video
 
     @property

@@ -23,7 +23,7 @@ class EvaluationConfig:
     )
     patience: int | None = setting(
         None,
-        doc="epochs without a better one after which a task ends, counted after `patience_start`, with select=best",
+        doc="with select=best, epochs without improvement after which a task ends; counted after `patience_start`",
     )
     patience_start: int = setting(10, doc="first epochs of a task that `patience` does not count", exact=True)
     batch_size: int = setting(32, doc="videos or captions per encoding step")
@@ -31,7 +31,7 @@ class EvaluationConfig:
     log_losses: bool = setting(False, doc="all losses on the evaluated split's pairs after every epoch (CAMoE, fig. 6)")
     every_epoch: bool = setting(
         False,
-        doc="the metrics of a task after each of its epochs, too, as epoch/...; searches of streams with one task "
+        doc="metrics of a task also after each of its epochs, as epoch/...; searches of streams with one task "
         "set it to stop trials early",
     )
     own_gallery: Literal["alone", "cut"] = setting(
@@ -41,7 +41,7 @@ class EvaluationConfig:
         "(StructAlign's release)",
     )
     oracle_task: bool = setting(
-        False, doc="R@1 with known task of each caption, after every task; all captions are encoded again"
+        False, doc="R@1 if the task of each caption is known, after every task; all captions are encoded again"
     )
     reencode: tuple[int, ...] = setting(
         (),
@@ -76,8 +76,8 @@ class EvaluationConfig:
         require(self, "in (0, 1]", "knn_share", hint="Use 0.02, or none for `knn_k`.")
         if self.patience is not None and (self.patience < 1 or self.select == "last"):
             raise ValueError(
-                f"patience counts epochs without a better one (>= 1, got {self.patience}), which select=last does not "
-                "look for. Use select=best, or patience=none."
+                f"patience counts epochs without improvement (>= 1, got {self.patience}), which select=last does not "
+                "measure. Use select=best, or patience=none."
             )
         if wrong := [share for share in self.reencode if not 0 <= share <= 100]:
             raise ValueError(

@@ -37,7 +37,7 @@ class BackboneConfig:
         doc="tiny-clip, tiny-clip-stem, UMT-B-16, UMT-L-16 or an open_clip architecture; for images resnet18 or "
         "resnet18-8 (narrow)",
     )
-    weights: str = setting("openai", doc="shipped (of both tiny-clips), an open_clip tag, a local file, or random")
+    weights: str = setting("openai", doc="shipped (only for tiny-clip*), an open_clip tag, a local file, or random")
     sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
     vocabulary: str = setting("", doc="BERT's vocab.txt, for UMT's captions only")
 
@@ -87,9 +87,7 @@ class RunConfig:
     precision: Precision = setting(
         "fp32", doc="number format of the forward pass; weights and optimizer stay float32; tf32 acts on GPUs only"
     )
-    deterministic: bool = setting(
-        True, doc="GPU kernels that give the same numbers twice; false is stored under another key"
-    )
+    deterministic: bool = setting(True, doc="deterministic GPU kernels; false changes the key of a run")
     compile: bool = setting(
         False, doc="torch.compile of the towers' blocks in which the method adds nothing; results differ by rounding"
     )
@@ -110,7 +108,7 @@ class TrackingConfig:
         "none", doc="second record next to MLflow, offline, below the runs folder"
     )
     keep_checkpoints: bool = setting(
-        False, doc="weights after every task stay in the store, else the last two; other runs reuse no task of them"
+        False, doc="keeps the weights after every task, not only the last two; other runs then reuse no task"
     )
 
 
@@ -135,8 +133,8 @@ class Experiment:
     evaluation: EvaluationConfig
     tracking: TrackingConfig
     upgrade: UpgradeConfig
-    method: Any  # an instance of the method's Config
-    base: Any | None  # of the wrapped retriever's Config, for a strategy
+    method: Any  # instance of the method's Config
+    base: Any | None  # instance of the wrapped retriever's Config, for a strategy
     settings: Settings = field(default_factory=dict)
     presets: tuple[str, ...] = ()
 

@@ -32,7 +32,7 @@ from ctvr.orchestrator.learning.upgrade import TwoTokenizers, make_upgraded, new
 from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.streams.stream import Stream
 
-REMEMBERED = 10_000  # texts whose tokens a queried model of two backbones keeps
+REMEMBERED = 10_000  # texts whose tokens are kept while a model with two backbones is queried
 
 
 def load_clip(config: BackboneConfig) -> Clip:

@@ -98,7 +98,7 @@ def measure_ages(
     seconds = time.monotonic() - started
     queries = context.queries()
     features = caption_features_for(context, queries, reencodes)
-    # A caption that is moved to an older model searches re-encoded videos as it is
+    # Captions that are mapped to an older model search re-encoded videos unmapped
     unmoved = caption_features_for(context, queries, True) if context.method.declared.compensates_age else None
     if not context.is_scoring:
         return Evaluation()

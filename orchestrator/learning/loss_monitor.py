@@ -18,7 +18,7 @@ from ctvr.orchestrator.errors import NonFiniteLoss
 from ctvr.orchestrator.learning.distributed import all_reduce_min
 from ctvr.orchestrator.learning.pulse import at
 
-SYNC_EVERY = 20  # steps, on a GPU: at most so many steps run on non-finite numbers; they are never committed
+SYNC_EVERY = 20  # steps between checks on a GPU; at most this many use non-finite numbers, and they are never committed
 REMEDY = "Lower the learning rates, for example by optim.lr_scale."
 
 

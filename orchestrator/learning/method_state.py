@@ -124,7 +124,7 @@ def save_model(method: Method, settings: Mapping[str, Any], stream: Stream, fold
         str(folder / "model.safetensors"),
     )
     described: dict[str, Any] = {"settings": redact_data(dict(settings)), "tasks": list(map(vars, tasks_of(stream)))}
-    if stream.learned:  # by the former model, which the method holds
+    if stream.learned:  # encoded by the former model, which the method holds
         described["earlier_tasks"] = list(map(vars, tasks_of(replace(stream, learned=0))[: stream.learned]))
     (folder / "model.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
 
@@ -140,7 +140,7 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if not os.path.lexists(folder / name):
             raise FileNotFoundError(f"{folder / name}: no such file. Give a folder that holds a saved model.")
     about = read_json(folder / "model.json")
-    if not (folder / "model.safetensors").is_file():  # a FIFO would be waited for
+    if not (folder / "model.safetensors").is_file():  # opening a FIFO would block
         raise ConfigError(f"{folder / 'model.safetensors'}: is not a file. Save the model again.")
     tasks = about.get("tasks") if isinstance(about, dict) else None
     if not isinstance(tasks, list) or not isinstance(about.get("settings"), dict):

@@ -84,7 +84,7 @@ class OptimConfig:
     )
     accumulation_steps: int = setting(1, doc="batches per step; their gradient equals that of one large batch")
     activation_checkpointing: bool = setting(
-        False, doc="recomputation of activations in the backward pass: less memory, same bits"
+        False, doc="recomputation of activations in the backward pass: less memory, bit-identical results"
     )
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class OptimConfig:
         if self.carry_momentum and self.name != "sgd":
             raise ValueError(f"carry_momentum keeps the moments of sgd, not of {self.name}. Write optim.name=sgd.")
         require(self, "in [0, 1)", "warmup", hint="Use 0.1 for 10 %.")
-        require(self, "> 0", "grad_clip", hint="Use none to clip nothing.")
+        require(self, "> 0", "grad_clip", hint="Use none to disable clipping.")
         require(self, ">= 1", "accumulation_steps")
 
 

@@ -63,7 +63,7 @@ class Protocol(ABC):
     """Rules of one kind of stream."""
 
     name: ClassVar[str]
-    kind: ClassVar[str]  # one of our names, also for a subclass of another package: the columns of its tables
+    kind: ClassVar[str]  # one of our names, also in a plug-in's subclass; selects the columns of its tables
     reencodes_gallery: ClassVar[bool] = False  # encode every task's items with the current model after each task
     gain: ClassVar[tuple[str, str] | None] = None  # metric, and the name of its gain over the untrained backbone
 
@@ -122,7 +122,7 @@ class CTVR(Retrieval):
     name = kind = "ctvr"
 
     def score(self, found: Evaluation) -> float:
-        return found.metrics["stream/t2v/r1"]  # of the cumulative gallery, which equals the task's own in task 1
+        return found.metrics["stream/t2v/r1"]  # on the cumulative gallery, which equals the task's own in task 1
 
     def ranks(self, found: Evaluation) -> dict[str, float]:
         return found.ranks
@@ -145,7 +145,7 @@ class AccuracyProtocol(Protocol):
     """Accuracies instead of retrieval: `own` and `union` are two accuracies (%) of each task with the current model."""
 
     reencodes_gallery = True
-    family: ClassVar[str]  # of its metrics: stream/<family>/accuracy
+    family: ClassVar[str]  # part of the names of its metrics: stream/<family>/accuracy
     knn_metric: ClassVar[str]  # suffix of the second accuracy's name
 
     def add_history(self, found: Evaluation, own: Matrix, union: Matrix) -> None:

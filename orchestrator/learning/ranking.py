@@ -205,7 +205,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
     offsets = [*(int(group[row]) if row < len(group) else int(group[-1]) + 1 for row in tiles.offsets)]
     in_tiles = [_Groups(group[rows] - group[rows.start], own.device) for rows in tiles.rows] if several else []
     for c, (task, columns) in enumerate(tiles.columns):
-        carry: Tensor | None = None  # of the video whose captions continue in the next tile
+        carry: Tensor | None = None  # best caption score of the video whose captions continue in the next tile
         for r, rows in enumerate(tiles.rows):
             tile = tiles(r, c)
             counts = _beating(tile, own[rows, None], 1)

@@ -35,7 +35,7 @@ def presets_of(method: str) -> dict[str, dict[str, Any]]:
         return known
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name.removeprefix(f"{own}-") for name in known if name != own):
-        meant = copy.copy(known.get(f"{own}-{name}", known.get(name, {})))  # a recipe keeps its sources
+        meant = copy.copy(known.get(f"{own}-{name}", known.get(name, {})))  # a copy of a recipe keeps its sources
         if isinstance(meant, Recipe) and "method.base" in known[own]:
             continue  # a recipe for the authors' command, with another base than the row's
         found[name] = meant

@@ -61,7 +61,7 @@ ZERO_SHOT_SETTINGS = (
     "precision",
     "deterministic",
 )
-MAX_DROPPED_FRACTION = 0.05  # of a task's pairs per epoch, where batches cannot be split evenly
+MAX_DROPPED_FRACTION = 0.05  # share of a task's pairs per epoch, where batches cannot be split evenly
 
 
 @dataclass
@@ -152,7 +152,7 @@ def execute(
     backbone = load_backbone(experiment, stream, workers.device)
     data, frames = _open_data(experiment, stream, backbone, store, workers, places)
     stream = data.stream
-    device, change = workers.device.type, complete.upgrade.task  # read without a record: earlier tasks do not know it
+    device, change = workers.device.type, complete.upgrade.task  # not recorded: earlier tasks do not depend on it
     if change:
         newer = new_experiment(complete).track_reads(reads)
         tower = load_backbone(newer, stream, workers.device)

@@ -36,7 +36,7 @@ from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sourc
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import Stream
 
-OF_PROTOCOL = "code of protocol "  # begins the name of the digest of another package's protocol
+OF_PROTOCOL = "code of protocol "  # prefix of the name of the digest of a plug-in's protocol
 # Content digests replace the names of the stream and of a weights file; activation checkpointing changes no bit
 NON_IDENTITY_SETTINGS = (
     "stream",

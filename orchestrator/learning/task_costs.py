@@ -26,7 +26,7 @@ def task_costs(method: Method, data: StreamData, split: str, device: torch.devic
         method: after `tasks` tasks, on `device`.
         data: data of the stream; a video and a caption of `split` are read.
     """
-    plain = data.with_features(None)  # the whole tower, even where stored tokens enter later
+    plain = data.with_features(None)  # counts the whole tower, even where stored tokens enter later
     video = video_cost(method, next(plain.videos(0, split, [0], 1)))
     tokens = trim_padding(data.queries(0, split).tokens[:1]).to(device)
     return {

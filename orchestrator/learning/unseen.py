@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.learning.protocols import EvaluationContext
     from ctvr.orchestrator.store.paths import RunPaths
 
-DISTRACTORS = "distractors"  # key of their stream among `StreamData.others`; the name of no stream of `also`
+DISTRACTORS = "distractors"  # key of their stream in `StreamData.others`; no stream of `also` can have this name
 
 
 def load_others(config: EvaluationConfig, stream: Stream, places: RunPaths, render: bool = True) -> dict[str, Stream]:

@@ -137,7 +137,7 @@ def check_resume(subject: Subject) -> None:
             load_state(resumed, saved, pretrained)
         except ValueError as error:
             raise ContractViolation(
-                f"begin_task(), when replayed, creates other tensors than in the run: {error}"
+                f"a replay of begin_task() creates other tensors than the run did: {error}"
             ) from error
         resumed.eval()
         for done in range(index):
@@ -147,19 +147,19 @@ def check_resume(subject: Subject) -> None:
         saved = copy.deepcopy(trained_state(resumed, pretrained))
 
 
-_LOST = "a state that decides them is neither a parameter nor a buffer, nor set by begin_task() or on_gallery_stored()"
+_LOST = "some state is neither a parameter nor a buffer, nor set by begin_task() or on_gallery_stored()"
 
 
 def _same_step(unbroken: Method, resumed: Method, index: int) -> Tensor:
     """Train task `index` with both methods and check that they are equal afterwards; return the stored gallery."""
     where = f"resumed after task {index}, task {index + 1}"
     if learn(resumed, index) != learn(unbroken, index):
-        raise ContractViolation(f"{where} has other losses: {_LOST}")
+        raise ContractViolation(f"{where} has different losses: {_LOST}")
     stored = [store_gallery(method, index) for method in (resumed, unbroken)]
     mine, others = resumed.state_dict(), unbroken.state_dict()
     if mine.keys() != others.keys():
         raise ContractViolation(
-            f"{where} creates other tensors, for example {sorted(mine.keys() ^ others.keys())[0]}: {_LOST}"
+            f"{where} creates different tensors, for example {sorted(mine.keys() ^ others.keys())[0]}: {_LOST}"
         )
     if differing := [key for key in mine if not torch.equal(mine[key], others[key])]:
         raise ContractViolation(f"{where} ends with different values of {differing[0]}: {_LOST}")

@@ -1,6 +1,6 @@
 """Check that an untrained model does not forget, in any protocol.
 
-Backward forgetting compares a task's ranks in its own gallery while later tasks follow. Where nothing is trained, only
+Backward forgetting compares a task's ranks in its own gallery before and after later tasks. If nothing is trained, only
 the evaluation can change them: scores that are normalized over other tasks, or captions padded to those of others.
 """
 
@@ -49,7 +49,7 @@ def first_moved(method: Method, config: EvaluationConfig, protocol: str) -> int 
         method.on_gallery_stored(task, stored[-1])
         queries = [_queries(i) for i in range(index + 1)]
         ranked = compute_ranks(method, queries, stored, config, torch.device("cpu"), protocol)
-        assert ranked is not None  # this process scores
+        assert ranked is not None  # this process has all scores
         found = list(zip(ranked.own.split(CAPTIONS), ranked.own_videos.split(VIDEOS)))
         if any(not torch.equal(a, b) for one, other in zip(own, found) for a, b in zip(one, other)):
             return index

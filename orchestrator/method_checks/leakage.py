@@ -58,7 +58,7 @@ def check_evaluation(subject: Subject) -> None:
     if not equal(before, _after(subject.make(), 0, SeenPairs(), [])):
         raise ContractViolation(
             "a new method learns the first task differently after another method has learned later tasks: it depends "
-            "on a variable of a class or a module, or on a random number without torch's seed"
+            "on a variable of a class or a module, or on a random number that torch's seed does not control"
         )
     _is_idle(method)
     _knows_no_order(method)

@@ -1,7 +1,7 @@
 """Comparison of an untrained method's scores with zero-shot CLIP's, on the same noise.
 
 A method whose score uses more than the two unit features of CLIP (words, frames, normalization, merged tokens, new
-weights not initialised to zero) starts at another R@1 than the row of zero-shot CLIP.
+weights not initialised to zero) starts at another R@1 than zero-shot CLIP.
 
 Shapes: Q captions, V videos.
 """
@@ -38,7 +38,7 @@ def own_scores(experiment: Experiment) -> Tensor | None:
         if not method.param_groups():
             return None
         found = _scores(method, batch.frames, batch.tokens)
-    except (ConfigError, ValueError, RuntimeError, AttributeError, IndexError):  # UMT, or sizes of a larger tower
+    except (ConfigError, ValueError, RuntimeError, AttributeError, IndexError):  # UMT, or settings for a larger tower
         return torch.empty(0)
     return None if is_among(found, _zero_shot(batch.frames, batch.tokens)) else found
 

@@ -28,7 +28,7 @@ from ctvr.orchestrator.setting_groups import variants_of
 Trace = tuple[str, ...]
 COUNTS, IDLE, REFUSED = "counts", "idle", "refused"
 ABSENT = object()
-BY_DATA = ("num_frames",)  # determined by the data; other values are refused
+BY_DATA = ("num_frames",)  # determined by the data: other values are refused
 
 
 def check_settings_matter(subject: Subject) -> str:
@@ -111,7 +111,7 @@ class SettingProbe:
             said = self._under(choice)
             if said == IDLE and self._under_some(self._beside(choice)) == COUNTS:
                 said = COUNTS
-            if said == IDLE and not set(choice.values()) <= {"none", False}:  # it may be idle if switched off
+            if said == IDLE and not set(choice.values()) <= {"none", False}:  # it may be idle because a switch is off
                 return IDLE, choice
             heard.append(said)
             untaken += [choice] if said == REFUSED else []
@@ -210,7 +210,7 @@ class SettingProbe:
 def _traced(made: Subject) -> Trace | None:
     try:
         return trace(made.make())
-    except (ValueError, RuntimeError, IndexError):  # refused later, or too large for the small backbone
+    except (ValueError, RuntimeError, IndexError):  # refused only now, or too large for the small backbone
         return None
 
 

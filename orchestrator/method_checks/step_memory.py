@@ -1,9 +1,9 @@
 """Memory of a training step on a GPU, computed without one, for the plans of `ctvr run` and `ctvr sweep`.
 
 The losses of a batch are computed on `meta` tensors, which have shapes and no numbers. A number that a method reads is
-1, and a replay memory holds the pairs of one batch, as often as a step needs them. Counted are weights, gradients,
-the optimizer's moments, frames, and the tensors that autograd keeps for the backward pass, as on a CPU byte for byte.
-Not counted are workspaces of kernels and fragments: docs/gpu.md compares the sum with peaks that were measured.
+1, and a replay memory holds the pairs of one batch, repeated as a step needs them. The sum includes weights, gradients,
+the optimizer's moments, frames, and the tensors that autograd keeps for the backward pass; on a CPU it is exact to the
+byte. It excludes kernel workspaces and fragmentation: docs/gpu.md compares it with measured peaks.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ctvr.orchestrator.learning.optimizer import freeze_except
 log = logging.getLogger(__name__)
 
 GIB = 2**30
-LONGEST = 77  # tokens of a caption; UMT's text tower takes more, but captions are shorter
-MARGIN = 1.1  # of a step that is said to fit: measured peaks were up to 1.09 times the estimate (docs/gpu.md)
+LONGEST = 77  # tokens of a caption; UMT's text tower accepts more, but captions are shorter
+MARGIN = 1.1  # margin of a step reported to fit: measured peaks were up to 1.09 times the estimate (docs/gpu.md)
 # Functions that autocast computes in bfloat16 on a GPU, as far as the towers use them
 _LOWERED = {
     F.linear, F.conv2d, F.scaled_dot_product_attention, torch.conv2d, torch.matmul, torch.bmm, torch.einsum,
@@ -51,10 +51,10 @@ _READS = {Tensor.cpu, Tensor.tolist, Tensor.item, Tensor.__int__, Tensor.__bool_
 class StepMemory:
     """Bytes of a training step on one GPU."""
 
-    weights: int  # parameters and buffers, those of teachers and momentum encoders included
-    moments: int  # of the optimizer
+    weights: int  # parameters and buffers, including teachers and momentum encoders
+    moments: int  # state of the optimizer
     gradients: int
-    activations: int  # kept for the backward pass, and the gradients of those of one block
+    activations: int  # kept for the backward pass, and gradients of one block's activations
     frames: int
     accumulates: bool  # gradients stay during the next forward pass
 
@@ -82,7 +82,7 @@ def step_memory(experiment: Experiment, workers: int = 1) -> StepMemory | None:
             modules = list(modules_within(method))
             trained = sum(map(_bytes, freeze_except(method, method.param_groups())))
             activations = _activations(method, batch, experiment.run.precision, optim.activation_checkpointing)
-    except Exception:  # an estimate ends no run, whatever a method of another package does with such tensors
+    except Exception:  # an estimate must not end a run, whatever a plug-in method does with such tensors
         log.debug("the memory of a step cannot be estimated", exc_info=True)
         return None
     moments = 2 if optim.name != "sgd" else bool(optim.momentum)
@@ -91,7 +91,7 @@ def step_memory(experiment: Experiment, workers: int = 1) -> StepMemory | None:
         moments=moments * trained,
         gradients=trained,
         activations=activations,
-        frames=_bytes(batch.frames) * 5 // 4,  # and the uint8 ones of which they are made
+        frames=_bytes(batch.frames) * 5 // 4,  # and the uint8 frames that they are made from
         accumulates=optim.accumulation_steps > 1 or workers > 1,
     )
 
@@ -153,7 +153,7 @@ def _activations(method: Method, batch: Batch, precision: str, is_checkpointing:
 
 
 def _second_task(experiment: Experiment, pairs: int) -> tuple[Method, Batch]:
-    """Return a method that has begun the second task, and a batch of so many pairs."""
+    """Return a method that has begun the second task, and a batch of this many pairs."""
     method = make_method(experiment, _shapes_of(experiment.backbone.name))
     batch = _batch(experiment, _clip_of(method), pairs)
     with _Numbers():
@@ -219,7 +219,7 @@ def _batch(experiment: Experiment, clip: Clip, pairs: int) -> Batch:
 def _kept(method: Method, batch: Batch, precision: str, is_checkpointing: bool) -> int:
     """Return the bytes that autograd keeps from the losses of a batch until its backward pass, each storage once."""
     known = {_storage(x) for x in (*method.parameters(), *method.buffers(), batch.frames, batch.tokens)}
-    kept: dict[int, Tensor] = {}  # tensors, so that no storage is made again under the same number
+    kept: dict[int, Tensor] = {}  # keeps the tensors alive, so that no address of a storage is reused
 
     def keep(x: Tensor) -> Tensor:
         if _storage(x) not in known:
@@ -254,7 +254,7 @@ class _Numbers(TorchFunctionMode):
 
 
 class _Lowered(TorchFunctionMode):
-    """Autocast to bfloat16 for `meta` tensors, which torch's own does not know."""
+    """Autocast to bfloat16 for `meta` tensors, which torch's own does not support."""
 
     def __init__(self) -> None:
         super().__init__()

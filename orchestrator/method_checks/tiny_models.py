@@ -88,7 +88,7 @@ class RegeneratedPairs:
         return torch.stack(frames_of), torch.stack(tokens_of)
 
 
-_regenerated = functools.lru_cache(64)(make_batch)  # rows of it are copied
+_regenerated = functools.lru_cache(64)(make_batch)  # its rows are copied
 
 
 def make_task(index: int = 0, num_tasks: int = 3) -> Task:

@@ -14,7 +14,7 @@ from html import escape
 from ctvr.orchestrator.pages.thumbnails import image, strips
 from ctvr.orchestrator.streams.stream import Item
 
-ANCHOR = "forgotten"  # of the explorer's heading
+ANCHOR = "forgotten"  # id of the explorer's heading
 SHOWN = 12  # lost queries per run with pictures
 
 
@@ -42,7 +42,7 @@ class ModelHistory:
     label: str
     found: int  # queries that were found first after their own task, without those of the last task
     lost: tuple[LostQuery, ...]
-    reason: str = ""  # why nothing is known, if so
+    reason: str = ""  # reason why nothing is known; empty otherwise
     is_open: bool = False  # whether its pictures are unfolded
 
 

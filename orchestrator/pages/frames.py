@@ -1,4 +1,4 @@
-"""Pictures of frames with a model's attention to their patches or its merges; a row of frames below the other.
+"""Pictures of frames with a model's attention to their patches, its merges or its experts' weights, in rows.
 
 Shapes: T frames, H = W pixels, P patches of a frame (rows x columns).
 """
@@ -17,7 +17,7 @@ from ctvr.orchestrator.retrieval.attention import AttentionMaps, Merges, enlarge
 
 SIDE, GAP, TOP = 168, 4, 18  # pixels of a drawn frame, between frames, and of a line of text
 DIM = 0.15  # remaining brightness of a pixel without attention
-GOLDEN = 0.618033988749895  # step between hues that are far apart, for any number of them
+GOLDEN = 0.618033988749895  # step between hues that keeps any number of them far apart
 
 
 def draw_attention(found: AttentionMaps, names: Sequence[str]) -> list[Image.Image]:
@@ -88,7 +88,7 @@ def merged_patches(frames: np.ndarray, tokens: np.ndarray, rows: int) -> np.ndar
 
 
 def written(pictures: Sequence[Image.Image], form: str) -> bytes:
-    """Encode pictures below each other, as "png" or "pdf"; the bytes depend only on the pictures."""
+    """Encode pictures, one below the other, as "png" or "pdf"; the bytes depend only on the pictures."""
     width, height = max(each.width for each in pictures), sum(each.height for each in pictures)
     whole, top = Image.new("RGB", (width, height), "white"), 0
     for each in pictures:

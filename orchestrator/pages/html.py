@@ -77,7 +77,7 @@ def check_page(path: Path) -> None:
     elif path.is_dir():
         reason = "it is a folder"
     elif not above.is_dir() or not os.access(above, os.W_OK):
-        reason = f"{above} takes no files"
+        reason = f"{above} cannot contain files"
     elif above != path.parent:
         reason = f"the folder {path.parent} does not exist"
     if reason:

@@ -45,5 +45,5 @@ def _grid(matrix: Sequence[Sequence[float]], top: float) -> str:
 def _cell(value: float, top: float) -> str:
     if value != value:  # not measured
         return "<td></td>"
-    share = round(45 * value / top)  # the text keeps its contrast, in dark, too
+    share = round(45 * value / top)  # keeps the text readable, also in dark mode
     return f'<td style="background:color-mix(in srgb,var(--c0) {share}%,transparent)">{value:.0f}</td>'

@@ -23,7 +23,7 @@ input:focus-visible, button:focus-visible, a:focus-visible { outline: 2px solid 
 ol.grid { list-style: none; padding: 0 }
 """
 _HASH = base64.b64encode(hashlib.sha256((STYLE + FORM).encode()).digest()).decode()
-CONTENT_POLICY = (  # our style by its digest, pictures and the form of this service; nothing else
+CONTENT_POLICY = (  # allow our style by its digest, and this service's pictures and form; nothing else
     f"default-src 'none'; style-src 'sha256-{_HASH}'; img-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )

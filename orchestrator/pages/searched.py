@@ -9,7 +9,7 @@ from html import escape
 
 from ctvr.orchestrator.pages.charts import ticks_around
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 240, 130, 34, 24  # of a chart, in units of its view box
+WIDTH, HEIGHT, LEFT, BOTTOM = 240, 130, 34, 24  # sizes of a chart, in units of its view box
 STAR = "M0 -7L1.8 -2.2L7 -2.2L2.9 1L4.3 6L0 3L-4.3 6L-2.9 1L-7 -2.2L-1.8 -2.2z"
 CIRCLE = "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0"
 
@@ -23,7 +23,7 @@ class SearchedSetting:
     low: float = math.nan
     high: float = math.nan
     is_log: bool = False
-    is_known: bool = True  # False: the record has no space, so the range is that of the values tried
+    is_known: bool = True  # False: the record has no space, so the range covers the values tried
 
     def place(self, value: str) -> float:
         """Return the position of a value in the space, 0 to 1; NaN for a value outside it."""

@@ -30,7 +30,7 @@ class PatchMaps:
     """Frames as the model received them, with a result for each patch."""
 
     frames: Tensor  # (V, T, H, W, 3) uint8
-    rows: int  # of patches; as many columns
+    rows: int  # number of rows of patches, equal to that of columns
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
     spatial = seen.spatial.get(chosen)
     if tower.classes != 1 or rows is None or spatial is None or spatial.shape[-1] != patches:
         where = (
-            f"in block {chosen + 1}, or goes around CLIP's attention there"
-            if spatial is not None
-            else "in CLIP's blocks"
+            f"in block {chosen + 1}, or bypasses CLIP's attention there" if spatial is not None else "in CLIP's blocks"
         )
         raise ConfigError(
             f"plot attention: {model.method} has no patches of single frames {where}. "
@@ -123,7 +121,7 @@ def expert_weights(model: Model, items: Sequence[Item]) -> tuple[Tensor, dict[st
     modules = model.trained.method.named_modules()
     gates = {name.rpartition(".")[2]: module for name, module in modules if isinstance(module, Gate)}
     if not gates:
-        raise ConfigError(f"plot gates: {model.method} has no gates over experts. Name a model of camoe.")
+        raise ConfigError(f"plot gates: {model.method} has no gates over experts. Name a model trained with camoe.")
     frames, pictures = _frames(model, items)
     found: dict[str, dict[str, list[float]]] = {}
 
@@ -157,7 +155,7 @@ def score_matrices(model: Model, number: int) -> tuple[Tensor, Tensor, list[str]
     texts = model.encode_text([item.captions[0] for item in chosen], block.task)
     plain = method.score(texts.to(model.device), block.features[: len(chosen)].to(model.device)).float()
     if plain.shape != (len(chosen), len(chosen)):
-        raise none  # it has several scores of a pair, and calibration combines them
+        raise none  # it has several scores for a pair, which calibration combines
     return plain.cpu(), method.normalize_scores(plain).float().cpu(), [item.video for item in chosen]
 
 

@@ -23,7 +23,7 @@ class Drift:
 
     points: np.ndarray  # (T, N, 2): the first task's queries after each task
     others: np.ndarray  # (M, 2): the last task's queries after it
-    cosines: tuple[float, ...]  # (T,): mean cosine of the first task's queries with themselves after task 1
+    cosines: tuple[float, ...]  # (T,): mean cosine similarity of the first task's queries to their state after task 1
     explained: float  # share of the variance in these two directions
 
 

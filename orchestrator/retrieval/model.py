@@ -47,10 +47,10 @@ class Hit:
     score: float
     video: str
     path: str
-    segment: tuple[float, float] | None = None  # seconds of the file
-    task: str = ""  # of the stream; empty for the user's videos
+    segment: tuple[float, float] | None = None  # start and end in the file, in seconds
+    task: str = ""  # name in the stream; empty for the user's videos
     captions: tuple[str, ...] = ()
-    category: str = ""  # of the stream; empty for the user's videos
+    category: str = ""  # name in the stream; empty for the user's videos
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Model:
     """
 
     name: str
-    trained: TrainedModel = field(repr=False)  # a notebook would print every module
+    trained: TrainedModel = field(repr=False)  # else a notebook prints every module
     store: Store = field(repr=False)
     stream: Stream | None = field(default=None, repr=False)
     device: torch.device = field(default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -308,7 +308,7 @@ def _is_folder(videos: Videos) -> bool:
 
 
 def videos_of(videos: Videos) -> tuple[Item, ...]:
-    """Return files as items; a folder stands for the videos in it and its subfolders, by name.
+    """Return files as items; a folder means the videos in it and its subfolders, sorted by name.
 
     Hidden files and folders (`._v0.mp4` of a Mac) and broken links are left out of a folder.
 
@@ -328,7 +328,7 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
                 f"{' '.join(VIDEO_SUFFIXES)}."
             )
         if found.others:
-            log.info("videos: %d files of %s do not have the extension of a video", found.others, folder)
+            log.info("videos: %d files in %s do not have a video extension", found.others, folder)
         names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
         return tuple(Item(name, str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
     if missing := [path for path in paths if not path.is_file()]:

@@ -85,7 +85,7 @@ class MtebEncoder:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """Return the model's facts for MTEB's results: name, size, modalities.
+        """Return the model's metadata for MTEB's results: name, size, modalities.
 
         Raises:
             ConfigError: if mteb is not installed.

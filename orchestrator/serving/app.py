@@ -55,11 +55,11 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *given)
 
     def _found(self, query: str, k: int) -> tuple[Snapshot, list[Hit]]:
-        snapshot = self.current()  # once: text and videos are of the same model
+        snapshot = self.current()  # read once, so that text and videos belong to the same model
         return snapshot, snapshot.search(query, k)
 
     def _routes(self) -> FastAPI:
-        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)  # their pages load scripts from elsewhere
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)  # their pages load scripts from other hosts
         app.add_exception_handler(RequestValidationError, _refuse_arguments)
         app.add_exception_handler(ConfigError, _refuse_arguments)
         app.add_exception_handler(StarletteHTTPException, _refuse_address)
@@ -145,4 +145,4 @@ async def _refuse_address(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _fail(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": "the service failed. Its terminal shows why."}, 500)
+    return JSONResponse({"error": "the service failed. Its terminal shows the cause."}, 500)

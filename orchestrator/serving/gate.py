@@ -19,7 +19,7 @@ from ctvr.orchestrator.text_files import MIB, read_bytes
 
 TOKEN = "CTVR_SERVE_TOKEN"
 LEAST = 16  # characters of a token
-HEADERS = {  # of every answer; the page adds its Content-Security-Policy
+HEADERS = {  # headers of every response; the page adds its own Content-Security-Policy
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(host: str, file: Path | None) -> str:
-    """Return the token of a file, else of the environment; empty where none is needed or given.
+    """Return the token of a file, else of the environment; empty if none is needed or given.
 
     Raises:
         ConfigError: without a token for a host that others can reach, or for one that is too short.
@@ -48,7 +48,7 @@ def read_token(host: str, file: Path | None) -> str:
             place, token = f"--token-file {file}", read_bytes(file.expanduser(), most=MIB).decode("ascii")
         except UnicodeDecodeError as error:
             raise ConfigError(f"--token-file {file}: cannot be read (it is not ASCII). Give another file.") from error
-        except ConfigError as error:  # absent, a FIFO, a device
+        except ConfigError as error:  # absent, a FIFO or a device
             raise ConfigError(f"--token-file {error}") from error
     token = token.strip()
     if (token or file is not None) and not (len(token) >= LEAST and token.isascii() and token.isprintable()):

@@ -19,7 +19,7 @@ MAX_CONNECTIONS = 100
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket that does not listen yet, so that a wrong address is refused before a model is loaded.
+    """Return a bound socket that does not listen yet: a wrong address is then refused before a model is loaded.
 
     Raises:
         ConfigError: for an unknown host, or a port that is in use or not permitted.
@@ -30,7 +30,7 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {host}: is not an address of this machine. Write 127.0.0.1.") from error
-    found = socket.socket(family, kind, protocol)  # without it asyncio sets no TCP_NODELAY: 40 ms an answer
+    found = socket.socket(family, kind, protocol)  # else asyncio sets no TCP_NODELAY: 40 ms per response
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
@@ -39,7 +39,7 @@ def bind(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             text = f"--port {port}: is in use on {host}. Give another, or 0 for a free one."
         elif error.errno == errno.EACCES:
-            text = f"--port {port}: needs more rights. Give a number above 1023, or 0 for a free one."
+            text = f"--port {port}: needs root privileges. Give a number above 1023, or 0 for a free one."
         else:
             text = f"--host {host}: is not an address of this machine ({error.strerror}). Write 127.0.0.1."
         raise ConfigError(text) from error
@@ -80,5 +80,5 @@ class Server(uvicorn.Server):
 
     @property
     def is_terminated(self) -> bool:
-        """Return whether SIGTERM ended it, not Ctrl-C."""
+        """Return whether SIGTERM ended it, rather than Ctrl-C."""
         return self.ended_by == signal.SIGTERM

@@ -40,7 +40,7 @@ class Snapshot:
         Raises:
             ConfigError: for a text without words.
         """
-        with merged_weights(self._merged):  # of weights that never change
+        with merged_weights(self._merged):  # for weights that never change
             return self.model.search(query, k)
 
     @cached_property
@@ -80,13 +80,13 @@ class Watcher:
         while not self._stopped.wait(self._seconds):
             try:
                 newer = self._load_newer()
-            except Exception as error:  # a commit that is being removed, a server that is away: the next look may do
+            except Exception as error:  # a commit is being removed, or a server is down: the next check may succeed
                 reason = redact(f"{type(error).__name__}: {error}")
                 if reason != self._failed:
-                    log.warning("serve: the newest model cannot be loaded, the current one answers (%s)", reason)
+                    log.warning("serve: the newest model cannot be loaded, the current one stays in use (%s)", reason)
                 self._failed = reason
                 continue
             self._failed = ""
             if newer is not None:
-                self.current = newer  # one assignment: a query has the old pair or the new one
+                self.current = newer  # one assignment, so that a query uses either the old pair or the new one
                 log.info("serve: now %s, %d videos", newer.about, len(newer.videos))

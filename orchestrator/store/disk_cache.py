@@ -14,8 +14,8 @@ from ctvr.orchestrator.errors import ConfigError, StoreError
 from ctvr.orchestrator.store.local import LocalFiles, Stamp
 
 _CACHE_GB = 100.0
-_TOUCH_SECONDS = 60  # a use is recorded at most this often
-_UNIT = 64 * 1024  # bytes; the unit in which writes to the cache are counted
+_TOUCH_SECONDS = 60  # minimum time between two records of use
+_UNIT = 64 * 1024  # bytes; unit of the counter of writes to the cache
 
 
 class _Copies(LocalFiles):
@@ -41,7 +41,7 @@ class DiskCache(_Copies):
         self.limit = limit
         self.evicted = 0  # copies evicted by this process
         self._everyone = _Copies(root.parent)
-        self._written = root.parent / ".written"  # its size: units written by all processes since the last eviction
+        self._written = root.parent / ".written"  # file size: units written by all processes since the last eviction
         self._is_measured = False
 
     def open(self) -> None:

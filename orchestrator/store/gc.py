@@ -29,10 +29,10 @@ from ctvr.orchestrator.store.store import Entry, Size, Store, size_of
 DAY = 24 * 3600.0
 USES = "uses"
 FILES = "files"  # digests of a stream's files (data/file_digests.py)
-PAUSES = "pauses"  # of a run between two epochs (learning/epoch_state.py)
+PAUSES = "pauses"  # states of runs between two epochs (learning/epoch_state.py)
 OF_RUNS = ("commits", PAUSES)  # kinds of records whose keys begin with the key of a run
 _AGEING = (*OF_RUNS, USES, FILES)  # kinds of records that can be removed by age
-_COLLECTED = re.compile(  # kinds of arrays that are removed without a record; everything else stays
+_COLLECTED = re.compile(  # kinds of arrays that are removed if no record names them; others stay
     r"(frames/[0-9a-f]{64}|features/[0-9a-f]{64}/.+|(weights|gallery)/.+/(task|select)_\d+-[0-9a-f]{16})\.safetensors"
 )
 _READERS = 16  # records read at once
@@ -92,7 +92,7 @@ def find_garbage(store: Store, older_than: float | None = None, recent: Collecti
     records = [entry for entry in entries if entry.name.endswith(JSON) and entry.name not in packs]
     aged = _aged(records, now - older_than * DAY, recent) if older_than is not None else set()
     named = _named_by(store, [entry for entry in records if entry.name not in aged])
-    while found := {name for name in aged if split_name(name)[1] in named}:  # a record that a younger one names
+    while found := {name for name in aged if split_name(name)[1] in named}:  # keep a record that a younger one names
         aged -= found
         named |= _named_by(store, [entry for entry in records if entry.name in found])
     loose = [e for e in entries if _COLLECTED.fullmatch(e.name) and not _is_named(e.name, named)]

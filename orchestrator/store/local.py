@@ -21,7 +21,7 @@ from ctvr.orchestrator.errors import NO_SPACE, NOT_WRITABLE, ConfigError, Corrup
 from ctvr.orchestrator.store.serialization import check
 
 _STALE_SECONDS = 24 * 3600
-_NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV}  # opening a link to itself, a socket, a device
+_NO_FILE = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV}  # a link to itself, a socket, a folder, a device
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
 
 Stamp = tuple[int, ...]  # identifies a file's content: it changes when the content does
@@ -159,7 +159,7 @@ class LocalFiles:
         try:
             try:
                 return self._publish(target, buffers, create)
-            except FileNotFoundError:  # a process whose clock is ahead removed our temporary file as a day old
+            except FileNotFoundError:  # a process with a fast clock took our file for a day old and removed it
                 return self._publish(target, buffers, create)
         except OSError as error:
             raise self._explained(error, target, needed) from error
@@ -192,19 +192,19 @@ class LocalFiles:
         path, aside = self.path(name), self._temporary / f"{uuid.uuid4().hex}.aside"
         try:
             if path.is_dir() and not path.is_symlink():
-                path.rmdir()  # an empty one
-                return "is removed; it will be made again"
+                path.rmdir()  # succeeds for an empty folder
+                return "has been removed and will be created again"
             self._temporary.mkdir(parents=True, exist_ok=True)
             os.rename(path, aside)  # atomic, so that its bytes can be checked once more
         except FileNotFoundError:
-            return "is gone; it will be made again"
+            return "no longer exists and will be created again"
         except OSError as error:
-            return f"stays: it cannot be removed ({error.strerror}). Move it away"
+            return f"remains, because it cannot be removed ({error.strerror}). Move it away"
         try:
             check(name, self.read(aside.relative_to(self.root).as_posix()))
         except (CorruptObject, FileNotFoundError, StoreError):  # the second: a link to itself was renamed
             aside.unlink(missing_ok=True)
-            return "is removed; it will be made again"
+            return "has been removed and will be created again"
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)
         aside.unlink(missing_ok=True)

@@ -65,8 +65,8 @@ Place = tuple[str, int]  # a pack, and the number of an object in it
 class _Scan(NamedTuple):
     """The last listing of packs."""
 
-    state: int | None  # of their folder
-    at: float  # seconds
+    state: int | None  # state of the folder of packs; see `state_of`
+    at: float  # time of the listing in seconds
 
     def age(self) -> float:
         return time.monotonic() - self.at
@@ -80,8 +80,8 @@ class Packs:
         self._known: dict[str, set[str]] = defaultdict(set)  # kind -> packs
         self._places: dict[str, dict[str, tuple[Place, ...]]] = defaultdict(dict)  # kind -> key -> its places
         self._open: OrderedDict[str, tuple[Stamp | None, list[Arrays]]] = OrderedDict()  # least recently used first
-        self._seen: dict[str, _Scan] = {}  # kind -> the last one
-        self._listing = threading.Lock()  # a reader that misses an object waits for the listing that may find it
+        self._seen: dict[str, _Scan] = {}  # kind -> its last scan
+        self._listing = threading.Lock()  # a reader that misses an object waits for a listing that may find it
 
     def put(self, kind: str, members: Sequence[Member]) -> None:
         """Store objects in one pack; durable when this returns.
@@ -101,9 +101,9 @@ class Packs:
         for pack, number in self._places[kind].get(key, ()):
             try:
                 return self._members(kind, pack)[number]
-            except MissingObject:  # removed before, or found damaged and removed now
+            except MissingObject:  # already removed, or found damaged and removed now
                 self._forget(kind, pack)
-                with contextlib.suppress(StoreError):  # a read-only store keeps it; this process does not
+                with contextlib.suppress(StoreError):  # a read-only store keeps the pack; this process ignores it
                     self._remove(kind, pack)
         return None
 

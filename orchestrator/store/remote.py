@@ -35,7 +35,7 @@ _ANNOUNCED = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-_FAILURES = (BaseError, OSError, ValueError)  # what obstore raises; FileNotFoundError is one of them
+_FAILURES = (BaseError, OSError, ValueError)  # raised by obstore; FileNotFoundError is an OSError
 _MEMORY: dict[str, MemoryStore] = {}
 
 
@@ -239,11 +239,11 @@ def _explained(error: Exception, uri: str) -> str:
         return f"the bucket is in another region ({code}). Correct AWS_REGION."
     if " 403 " in text or " 401 " in text:
         return (
-            f"the access key is not allowed to do that ({code or 'forbidden'}). It must read, write, list and "
+            f"the access key does not permit that ({code or 'forbidden'}). It must read, write, list and "
             f"delete in {bucket}."
         )
     if "HTTP error" in text:
-        return f"no server answers at {_server()}. Start it, or correct AWS_ENDPOINT_URL and AWS_REGION."
+        return f"no server responds at {_server()}. Start it, or correct AWS_ENDPOINT_URL and AWS_REGION."
     return f"{_first_line(error)}."
 
 

@@ -24,7 +24,7 @@ _MAX_HEADER = 16 * 2**20  # bytes
 _MAX_DIMENSIONS = 32
 _ALIGN = 64  # bytes; the first array starts here so that every dtype is aligned in a memory map
 _ZEROS = "0" * 64
-_BEGIN, _END = b'{"sha256":"', b"}\n"  # of a JSON object
+_BEGIN, _END = b'{"sha256":"', b"}\n"  # first and last bytes of a JSON object
 _NAMES = {
     "F64": "<f8",
     "F32": "<f4",

@@ -198,7 +198,7 @@ class Store:
             if self._objects.write(name, [data], create=True):
                 self.counters["put"] += 1
                 return True
-            with contextlib.suppress(MissingObject):  # damaged, and removed now: the key is free
+            with contextlib.suppress(MissingObject):  # a damaged object has been removed: the key is free
                 self.get_json(kind, key)
                 return False
         return False
@@ -343,5 +343,5 @@ class Store:
             done = files.discard(name)
         else:
             files.delete(name)
-            done = "is removed; it will be made again"
+            done = "has been removed and will be created again"
         log.warning("%s/%s is damaged (%s) and %s", where, name, problem, done)

@@ -54,7 +54,7 @@ def captions_of(cell: str) -> list[str]:
 def cell_of(caption: str) -> str:
     """Write a caption as a cell that `captions_of` parses as this single caption."""
     try:
-        is_plain = "\0" not in caption and captions_of(caption) == [caption]  # Python 3.10 reads no NUL in a table
+        is_plain = "\0" not in caption and captions_of(caption) == [caption]  # Python 3.10 cannot read a NUL in a table
     except ValueError:  # a marker for a missing value, or text that looks like a list
         is_plain = False
     return caption if is_plain else json.dumps([caption], ensure_ascii=False)

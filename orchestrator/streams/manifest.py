@@ -35,7 +35,9 @@ from ctvr.orchestrator.streams.videos import VideoPlaces
 from ctvr.orchestrator.text_files import read_text
 
 FORMAT = 1
-FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of an item, besides id, path, category: must, may
+FIELDS: dict[
+    str, tuple[tuple[str, ...], tuple[str, ...]]
+] = {  # of an item, besides id, path, category: required, optional
     "ucl": ((), ()),
     "qa": (("captions", "answers"), ("segment",)),
 }
@@ -136,7 +138,7 @@ class _Reader:
             return text  # as `PurePosixPath` would write it
         path = PurePosixPath(text)
         if path.is_absolute() or ".." in path.parts or "\\" in str(path) or not path.parts:
-            self.fail(where, f"{value!r} leads out of the videos folder", "Write a path below `videos`, with '/'.")
+            self.fail(where, f"{value!r} is outside the videos folder", "Write a path below `videos`, with '/'.")
         return str(path)
 
 
@@ -190,7 +192,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         reader.fail("tasks", "is empty", "Write at least one task.")
     for name, count in Counter(task.name for task in tasks).items():
         if count > 1:
-            reader.fail(f"tasks: {name}", f"{count} tasks have this name", "Give each task its own.")
+            reader.fail(f"tasks: {name}", f"{count} tasks have this name", "Give each task its own name.")
     _check_unique(reader, tasks)
     _check_kinds(reader, tasks, top["protocol"] == "ucl")
     return Stream(
@@ -228,7 +230,7 @@ def _parse_settings(reader: _Reader, value: Any) -> dict[str, Any]:
     for name, setting in value.items():
         if isinstance(setting, dict | list):
             reader.fail(f"settings: {name}", f"is {_kind(setting)}", "Write one value per dotted name.")
-        if isinstance(setting, int | float) and not abs(setting) < 2**63:  # NaN, too
+        if isinstance(setting, int | float) and not abs(setting) < 2**63:  # also true for NaN
             reader.fail(f"settings: {name}", f"is {str(setting)[:30]}", "Write a finite number of at most 18 digits.")
     return dict(value)
 

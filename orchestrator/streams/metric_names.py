@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 GAIN = "stream/t2v/r1_gain"
-MEAN = "stream/t2v/r1_mean"  # over tasks, each with its own gallery, as in the tables of the CVLM protocol
+MEAN = "stream/t2v/r1_mean"  # mean over tasks, each with its own gallery, as in CVLM's tables
 ACCURACY, FORGETTING = "stream/knn/accuracy", "stream/knn/forgetting"
 ANSWERED = "stream/qa/accuracy"
 # Settings that add metrics and change none: at these values they are omitted from the key of a run
@@ -21,7 +21,7 @@ ADDS_METRICS: dict[str, object] = {
     "evaluation.distractors": (),
     "evaluation.distractors_from": "",
 }
-COSTS = "stream/cost/"  # of evaluation.costs
+COSTS = "stream/cost/"  # prefix of the metrics of evaluation.costs
 OBJECTIVES = {  # word of `ctvr sweep --objectives` -> metric, better direction
     "gain": (GAIN, "max"),
     "r1": ("stream/t2v/r1", "max"),
@@ -39,7 +39,7 @@ def progress_text(metrics: Mapping[str, float]) -> str:
     """Format the main metrics after a task for a progress line."""
     for accuracy, forgetting in ((ACCURACY, FORGETTING), (ANSWERED, "stream/qa/forgetting")):
         if accuracy in metrics:
-            forgotten = f"  forgetting {metrics[forgetting]:.2f}" if forgetting in metrics else ""  # not after task 1
+            forgotten = f"  forgetting {metrics[forgetting]:.2f}" if forgetting in metrics else ""  # none after task 1
             return f"accuracy {metrics[accuracy]:.2f}{forgotten}"
     gain = f"  ({metrics[GAIN]:+.2f} over zero-shot)" if GAIN in metrics else ""
     bwf = metrics.get("stream/t2v/bwf", math.nan)

@@ -50,8 +50,8 @@ class Item:
     category: str
     captions: tuple[str, ...]
     twin: str | None = None  # id of the same scene played backwards, if the stream has one
-    answers: tuple[str, ...] = ()  # to the questions; empty in other streams
-    chunk: int | None = None  # of a training video whose stream hides its boundaries (`Stream.chunked`)
+    answers: tuple[str, ...] = ()  # answers to the questions; empty in other streams
+    chunk: int | None = None  # set for training videos if the stream hides its boundaries (`chunked`)
 
     def __hash__(self) -> int:
         """Hash only the ID, since Python caches a string's hash and items are hashed often."""
@@ -75,12 +75,12 @@ class Stream:
 
     name: str
     tasks: tuple[StreamTask, ...]
-    protocol: str  # of protocol_names.py
+    protocol: str  # a name in protocol_names.py
     has_val: bool  # every task has a validation split; without one, selection uses test videos
     settings: dict[str, Any] = field(default_factory=dict)  # recommended dotted settings
     paper: str | None = None  # the published table that this stream is compared with
     dropped: int = 0  # videos removed by `drop_videos`
-    lost_captions: int = 0  # captions of these that are in the test split
+    lost_captions: int = 0  # captions of dropped videos in the test split
     text_features: str | None = None  # file with features of all captions, if any (data/)
     held_out: int = 0  # validation videos per category, taken from the published training split
     order: int = 0  # seed of the task order; 0: the order of the manifest

@@ -21,7 +21,7 @@ from ctvr.orchestrator.synthetic.motion import Thing, render_clip
 from ctvr.orchestrator.synthetic.scenes import FLAT_SPIN, pick, with_articles
 from ctvr.orchestrator.synthetic.video_files import Clip, render_files
 
-VERSION = 1  # raise it whenever pixels or captions change
+VERSION = 1  # increase it when pixels or captions change
 SPLITS = {"test": (1, 16), "val": (2, 8), "train": (0, 16)}  # split -> its key in seeds, clips per category
 NOUN_RATE = 0.7  # how often a caption uses the noun instead of the shape
 SETTINGS: dict[str, Any] = {
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "data.batch_size": 8,
     "optim.epochs": 4,
     "optim.lr_scale": 50,
-    "preset": "shapes",  # of methods that have it
+    "preset": "shapes",  # used if the method has it
 }
 
 
@@ -90,7 +90,7 @@ class DataSet:
     nouns: dict[str, str]  # shape -> noun; only these shapes appear
     actions: tuple[Action, ...]
     templates: tuple[str, ...]
-    captions: int  # per clip
+    captions: int  # captions per clip
     look: CameraStyle = field(default_factory=CameraStyle)
 
     def colours(self) -> list[str]:

@@ -20,9 +20,9 @@ from numpy.random import Generator
 from ctvr.orchestrator.output_dir import write_in_runs
 from ctvr.orchestrator.synthetic.drawing import Array, Pixels, noise, to_pixels
 
-VERSION = 2  # raise it whenever pixels change
+VERSION = 2  # increase it when pixels change
 NAME, SIZE, CLASSES_PER_TASK = "shapes-images", 32, 2
-SPLITS = {"train": (0, 128), "test": (1, 32)}  # key in the seed of an image, and images per class
+SPLITS = {"train": (0, 128), "test": (1, 32)}  # split -> its key in seeds, images per class
 PATTERNS = ("rows", "columns", "spots", "checks", "rings", "rays", "grid", "slants", "waves", "blots")
 TILT, GRAIN = 0.15, 8.0  # radians; standard deviation of the grain in steps of 255
 # The training of divyam3897/UCL@cfaa81d, adapted to 256 images per task and a small network: batches of 32 with twice
@@ -54,7 +54,7 @@ def paint(kind: str, key: list[int]) -> Pixels:
     above = _pattern(kind, u, v, rng)
     if rng.random() < 0.5:
         above = ~above
-    tints = rng.uniform(-70, 70, (2, 3)) + rng.uniform(-40, 40)  # (2, 3): each channel's own, and a common light
+    tints = rng.uniform(-70, 70, (2, 3)) + rng.uniform(-40, 40)  # (2, 3): offsets per channel, and a brightness
     image = np.where(above[..., None], 176 + tints[1], 80 + tints[0])
     return to_pixels(image + rng.normal(0, GRAIN, (SIZE, SIZE, 1)))
 
@@ -74,7 +74,7 @@ def _pattern(kind: str, u: Array, v: Array, rng: Generator) -> Any:
         return (np.floor(across) + np.floor(down)) % 2 > 0
     if kind == "grid":
         return (across % 1 < 0.25) | (down % 1 < 0.25)
-    if kind == "slants":  # they fall or rise; mirrored they are of the same class
+    if kind == "slants":  # they fall or rise: mirrored images belong to the same class
         return np.abs(((u + (v if q < 0.5 else -v)) * repeats * 0.75 + p) % 1 - 0.5) > 0.25
     if kind == "waves":
         return np.abs((down + 0.35 * np.sin(2 * np.pi * (u * 3 + p))) % 1 - 0.5) > 0.25

@@ -14,7 +14,7 @@ from ctvr.orchestrator.synthetic import stream as shapes
 from ctvr.orchestrator.synthetic.scenes import CATEGORIES, Scene
 
 NAME, TASKS = "shapes-qa", 5
-SETTINGS: dict[str, Any] = {**shapes.SETTINGS, "optim.epochs": 30, "optim.lr_scale": 20}  # towers with new weights
+SETTINGS: dict[str, Any] = {**shapes.SETTINGS, "optim.epochs": 30, "optim.lr_scale": 20}  # trained from new weights
 
 
 def render_questions(root: Path, videos: bool = True) -> dict[str, Any]:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 SHARED_NOUNS = ("player", "piece", "toy", "gem", "runner")  # another shape in every category
 NOUN_RATE = 0.7  # how often a caption uses the noun instead of the shape
 PLACE_RATE = 0.75  # how often a caption names the place
-CAMERA_SHIFT = 0.6  # 0: one camera for all categories; 1: zero-shot retrieval breaks down
+CAMERA_SHIFT = 0.6  # 0: one camera for all categories; 1: zero-shot retrieval fails
 FLAT_SPIN = ("circle", "ring")  # shapes whose rotation is invisible
 
 

@@ -20,7 +20,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.synthetic.scenes import CATEGORIES, Scene, draw_scene
 from ctvr.orchestrator.synthetic.video_files import Clip, render_files
 
-VERSION = 1  # raise it whenever pixels or captions change
+VERSION = 1  # increase it when pixels or captions change
 TASK_COUNTS = (5, 10, 20)
 SPLITS = ("train", "val", "test")
 SETTINGS: dict[str, Any] = {
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "data.batch_size": 8,
     "optim.epochs": 8,
     "optim.lr_scale": 50,  # the published rates are those of a tower a hundred times larger
-    "preset": "shapes",  # of methods that have it
+    "preset": "shapes",  # used if the method has it
 }
 
 
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 class Share:
     """A split's number of scenes per category: those shown in both directions, and those in one."""
 
-    key: int  # in the seed of its scenes
+    key: int  # part of the seed of its scenes
     twins: int
     singles: int
 

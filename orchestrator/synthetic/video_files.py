@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2
 FPS, FRAMES, SIZE = 12, 24, 96  # two seconds of 96 x 96 pixels
-# With its assembly, x264 encodes some clips differently each time: of 960, 46 were not the same in four
-# renderings on one machine, from equal pixels. In plain C, 300 encodings of five of them gave one result for each.
+# With its assembly code, x264 encodes some clips differently each time: of 960 clips, 46 differed between four
+# renderings of equal pixels on one machine. In plain C, 300 encodings of five of them gave one result for each.
 X264 = {"crf": "28", "preset": "veryfast", "g": "24", "bf": "0", "threads": "1", "x264-params": "asm=0"}
 MAX_WORKERS = 8
 
@@ -86,7 +86,7 @@ class Rendered:
 
 def encode(frames: Pixels, rate: int = FPS, options: Mapping[str, str] = X264) -> bytes:
     """Encode (T, H, W, 3) uint8 as mp4 (H.264, yuv420p, `rate` frames/s); with X264 equal frames give equal bytes."""
-    import av  # here: a process that only lists streams does not load FFmpeg
+    import av  # imported here, so that a process that only lists streams does not load FFmpeg
 
     target = io.BytesIO()
     with av.open(target, "w", format="mp4") as container:

@@ -43,7 +43,7 @@ NAMES = (
     "cellar", "attic", "rooftop", "highway", "village", "canyon", "glacier", "volcano", "orchard", "stadium",
     "submarine", "telescope", "workshop", "bakery", "ballroom", "barn", "courtyard", "lagoon", "swamp", "zoo",
 )  # fmt: skip
-RADIUS, BESIDE = 0.19, 0.13  # of the main thing when large, of the other one
+RADIUS, BESIDE = 0.19, 0.13  # radius of the main thing when large, and of the other one
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class World:
     name: str
     places: tuple[str, ...]
     colours: tuple[str, ...]
-    verbs: tuple[str, ...]  # of MOVES
+    verbs: tuple[str, ...]  # a verb for each axis of MOVES
     nouns: dict[str, str]  # shape -> noun
     signs: dict[str, str]  # place -> call sign
     style: CameraStyle
@@ -125,7 +125,7 @@ class Scene:
     size: str
     other_colour: str
     other_shape: str
-    axis: int  # of MOVES
+    axis: int  # index into MOVES
     distractors: int
     shift: float
     seed: int  # positions, shades, background
@@ -180,7 +180,7 @@ class Scene:
             at = (np.arange(clip.shape[1]) + 0.5) / clip.shape[1] - 0.5
             dark = np.where(np.hypot(at[:, None], at) > 0.5, 1 - shown.vignette, 1)
             clip = to_pixels(np.asarray(clip * dark[..., None], np.float64))
-        return shown.style.develop(clip, np.random.default_rng(0))  # no style shakes, so nothing is drawn
+        return shown.style.develop(clip, np.random.default_rng(0))  # no camera shakes, so the generator is unused
 
 
 def draw_scene(index: int, dials: Dials, rng: Generator) -> Scene:

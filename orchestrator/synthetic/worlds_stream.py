@@ -20,11 +20,11 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.synthetic.video_files import Clip, VideoFormat, render_files
 from ctvr.orchestrator.synthetic.worlds import NAMES, Dials, Scene, caption, draw_scene
 
-VERSION = 1  # raise it whenever pixels or captions change
+VERSION = 1  # increase it when pixels or captions change
 TASK_COUNTS = (5, 10, 20, 50)
-TOGETHER = 5  # worlds of a folder
+TOGETHER = 5  # worlds in one folder
 SPLITS = ("train", "val", "test")
-DRAWN = {"test": (1, 80), "val": (2, 40), "train": (0, 480)}  # in drawing order: key in the seeds, clips of a task
+DRAWN = {"test": (1, 80), "val": (2, 40), "train": (0, 480)}  # in drawing order: key in the seeds, clips per task
 DEFAULT = Dials()
 FORMAT = VideoFormat(frames=4, size=64, fps=4, intra=True)
 SETTINGS: dict[str, Any] = {
@@ -34,14 +34,14 @@ SETTINGS: dict[str, Any] = {
     "data.batch_size": 16,
     "optim.epochs": 6,
     "optim.lr_scale": 125,
-    "preset": "shapes",  # of methods that have it
+    "preset": "shapes",  # used if the method has it
 }
 QUICK = "worlds-quick"
 QUICK_PAIRS = 320
 QUICK_SETTINGS: dict[str, Any] = {
     **SETTINGS,
     "data.num_frames": 2,
-    "data.sampling": "linspace",  # the first and the last, which are the same of both twins
+    "data.sampling": "linspace",  # includes the first and last frame, which twins share
     "data.batch_size": 32,
     "optim.epochs": 4,
     "optim.lr_scale": 200,
@@ -130,7 +130,7 @@ def _plan_split(
     key, count = DRAWN[split]
     count = dials.pairs if split == "train" else count
     twins = round(dials.motion * count / 2)
-    more = joined("", dials)  # other dials are other videos
+    more = joined("", dials)  # other dials give other videos
     for number in range(count - twins):
         directions = (False, True) if number < twins else (number % 2 == 1,)
         scene, captions = _new_scene([seed, 200 + index, key, number], index, directions, dials, used)

@@ -17,7 +17,7 @@ from ctvr.orchestrator.text_files import other_file
 
 CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, raw H.264, HEVC, MPEG and DV"
 CUT = "the file ends inside a packet, so it is cut short"
-_PLAIN, _AVCHD, _DVB = 188, 192, 204  # bytes of a packet of a transport stream; AVCHD's begins with a time
+_PLAIN, _AVCHD, _DVB = 188, 192, 204  # packet sizes of transport streams in bytes; AVCHD packets begin with a time
 _PROBED = 5 * _DVB
 # First bytes of formats that FFmpeg reads and this package does not, to name them in a message
 _OTHERS = (
@@ -42,8 +42,8 @@ _MP4_BOXES = frozenset(
 _OF_FRAGMENTS = frozenset((b"moov", b"moof", b"mdat", b"styp", b"sidx", b"emsg", b"prft"))
 _UNKNOWN_RIFF = (0, 0xFFFFFFFF)  # placeholders that FFmpeg and other programs write first
 _RIFF = "the RIFF chunk"
-_HEADER = re.compile(rb"\0\0\x01[\xba-\xbf\xe0-\xef]")  # of a pack, of the system, of a packet of video
-_BLOCK, _PADDED = 1 << 16, 16  # bytes that are read at once, blocks of zeros that may precede a recording
+_HEADER = re.compile(rb"\0\0\x01[\xba-\xbf\xe0-\xef]")  # header of a pack, of the system or of a video packet
+_BLOCK, _PADDED = 1 << 16, 16  # bytes per read; maximum blocks of zeros before a recording
 _MAX_BOXES = 100_000  # fragmented files have two boxes per second
 
 
@@ -51,7 +51,7 @@ def container_of(path: Path) -> str | None:
     """Return FFmpeg's name of the demuxer for this file, or None if it is not a container of the allow-list."""
     with path.open("rb") as file:
         head = file.read(_PROBED)
-        if not head[:8].strip(b"\0"):  # recordings of receivers can begin with padding
+        if not head[:8].strip(b"\0"):  # recordings of TV receivers can begin with padding
             file.seek(0)
             head = _after_zeros(file)
     if head[4:8] in _MP4_BOXES:
@@ -66,7 +66,7 @@ def container_of(path: Path) -> str | None:
         return "asf"
     if head.startswith(b"OggS"):
         return "ogg"
-    if head.startswith(b"RIFF") and head[8:12] == b"CDXA":  # copied from a Video CD
+    if head.startswith(b"RIFF") and head[8:12] == b"CDXA":  # a file copied from a Video CD
         return "mpeg"
     if head.startswith(b"\x00\x00\x01\xba"):
         return "mpeg"
@@ -145,9 +145,9 @@ def refusal(path: Path) -> str:
     if other := other_file(head[:64]):
         return other
     if not head.strip(b"\0"):
-        return "begins with zeros alone, as an unfinished download. Fetch it again"
+        return "contains only zeros at its start, like an unfinished download. Fetch it again"
     if head.startswith(b"#EXTM3U"):
-        name = shlex.quote(f"{path.stem}.m3u8")  # FFmpeg insists on this ending
+        name = shlex.quote(f"{path.stem}.m3u8")  # FFmpeg requires this extension
         return f"is a playlist (HLS). Call it {name} and join its segments: `ffmpeg -i {name} -c copy OUT.mp4`"
     is_riff = head.startswith(b"RIFF")
     if head.startswith(_SOUNDS) or (is_riff and head[8:12] == b"WAVE"):
@@ -155,7 +155,7 @@ def refusal(path: Path) -> str:
     others = (*_OTHERS, (b"RIFF", "a WebP")) if head[8:12] == b"WEBP" else _OTHERS
     kind = next((name for start, name in others if head.startswith(start)), None)
     if kind:
-        return f"is {kind}, which is not read. Convert it: {convert(path)}"
+        return f"is {kind}, which is not supported. Convert it: {convert(path)}"
     return f"is not a video file of a known container ({CONTAINERS}). Convert it, if FFmpeg reads it: {convert(path)}"
 
 
@@ -206,7 +206,7 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
         length, name = struct.unpack(">I4s", head[:8])
         if length == 1 and len(head) == 16:
             length = struct.unpack(">Q", head[8:])[0]
-        elif length == 0:  # "to the end of the file"
+        elif length == 0:  # 0 means "to the end of the file"
             length = size - position
         if not name.isascii() or not name.replace(b" ", b"_").replace(b"-", b"_").replace(b"_", b"a").isalnum():
             if b"moov" in seen and b"mdat" in seen:  # bytes after a complete video are harmless
@@ -225,8 +225,8 @@ def _mp4(file: BinaryIO, size: int) -> str | None:
     if b"moof" in seen:
         return "is a segment of a stream without its first part (`moov` box). Join them: cat INIT SEGMENT > OUT.mp4"
     if is_picture:
-        return "is a picture (AVIF or HEIC), which is not read. Put the pictures of a video into a folder, as .png"
-    return "is cut short: it has no index (`moov` box), as an unfinished download"
+        return "is a picture (AVIF or HEIC), which is not supported. Put the frames of a video into a folder, as .png"
+    return "is cut short: it has no index (`moov` box), like an unfinished download"
 
 
 def _matroska(file: BinaryIO, size: int) -> str | None:

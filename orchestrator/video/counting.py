@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 _IDR = 5  # NAL unit type of H.264
-REORDERED = 16  # positions by which H.264 and HEVC can reorder a frame, at most
+REORDERED = 16  # maximum positions by which H.264 and HEVC can reorder a frame
 
 
 def frames_in_order(file: Any, stream: Any, strict: bool) -> Iterator[Any]:
@@ -75,7 +75,7 @@ def seconds_of(pts: Sequence[int | None], base: float, rate: float) -> np.ndarra
     known = np.zeros(len(values), dtype=bool)
     reached = -np.inf
     for i, value in enumerate(values):
-        if value > reached:  # false for NaN
+        if value > reached:  # false if `value` is NaN
             known[i], reached = True, value
     if known.sum() < 2:
         return number / rate

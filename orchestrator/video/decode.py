@@ -147,7 +147,7 @@ def _decode_film(
     for name in order:
         try:
             known: dict[int, np.ndarray] = {}
-            if limits.strict and name != "pyav":  # the others conceal damage, or begin elsewhere, without an error
+            if limits.strict and name != "pyav":  # the others conceal damage or wrong start frames
                 seen = read_pyav(path, index, wanted, limits, watch)
                 known = {i: brightness(resize_and_crop(image, sampling.size)) for i, image in seen}
             small = {}
@@ -208,7 +208,7 @@ def _decoders(name: str) -> tuple[str, ...]:
 
 def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watch) -> Frames:
     files = _frame_files(folder)
-    # The images count as one per second
+    # The images count as one frame per second
     chosen = choose_frames(np.arange(len(files), dtype=np.float64), sampling.num_frames, rule=sampling.rule)
     small: dict[int, np.ndarray] = {}
     for i in sorted({*chosen.tolist()} - {MISSING}):
@@ -239,7 +239,7 @@ def _open_image(folder: Path, file: Path, limits: Limits) -> np.ndarray:
         with Image.open(file, formats=["PNG", "JPEG"]) as image:
             check_size(folder, image.width, image.height, limits)
             upright = ImageOps.exif_transpose(image)
-            if upright.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip to 8
+            if upright.mode.startswith("I"):  # 16-bit grey, which Pillow would clip to 8 bits
                 upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
             return np.asarray(upright.convert("RGB"))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:

@@ -27,7 +27,7 @@ from ctvr.sandbox.limits import MOST_FILES, address_space, limit
 
 log = logging.getLogger(__name__)
 
-READY = b"\0\0\0\0"  # an answer without a header: the program is loaded, so a later crash is due to a file
+READY = b"\0\0\0\0"  # empty answer: the program is loaded, so a later crash is due to a file
 
 
 def serve() -> None:
@@ -42,7 +42,7 @@ def serve() -> None:
     os.dup2(2, 1)  # output that a library prints must not mix with the answers
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_NOFILE, MOST_FILES)
-    limit(resource.RLIMIT_FSIZE, 1 << 20)  # it writes only its log
+    limit(resource.RLIMIT_FSIZE, 1 << 20)  # the process writes only its log
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     import av
 
@@ -80,7 +80,7 @@ def _load(decoder: str) -> None:
 
 def _bound(limits: Limits, idle_bytes: int) -> None:
     """Set this process's resource limits for the next file; they apply even after the parent's death."""
-    if idle_bytes:  # also the hard limit, equal for all files of a pool: a process can raise a soft one
+    if idle_bytes:  # also set the hard limit, equal for all files of a pool: a process can raise a soft limit
         limit(resource.RLIMIT_AS, idle_bytes + limits.memory_bytes)
     seconds = int(limits.max_seconds * 1.25) + 2
     usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -25,12 +25,12 @@ from ctvr.orchestrator.video.upright import display_matrix, upright
 Images = Iterator[tuple[int, np.ndarray]]
 _Frames = Iterator[tuple[int, Any, tuple[int, ...] | None]]  # PyAV frames, each with its display matrix
 
-PARTS = 16  # per side, in which frames are compared
-# Of 255, in any part: decord's colours change one by 1.8 at most (10 bits; interlaced 0.5), and its wrong frames of a
+PARTS = 16  # parts per side in which frames are compared
+# Tolerance of 255 in any part: decord's colours differ by at most 1.8 (10 bits; interlaced 0.5), its wrong frames of a
 # moving counter by 12 to 110
 UNLIKE = 6.0
-# Codecs whose slices may end with any number of zero bytes (ISO 13818-2, 5.2.3), which FFmpeg's check of the bitstream
-# calls damage
+# Codecs whose slices may end with any number of zero bytes (ISO 13818-2, 5.2.3), which FFmpeg's bitstream check reports
+# as damage
 _STUFFED = ("mpeg1video", "mpeg2video")
 
 
@@ -109,7 +109,7 @@ def _walk(path: Path, index: Index, wanted: list[int], limits: Limits, watch: Wa
                 if frame.key_frame:  # not for every frame: that costs a tenth of the decoding time
                     matrix = display_matrix(frame)
                 if key is not None:
-                    if frame.pts is None or frame.pts < key:  # shown before the key frame of the seek
+                    if frame.pts is None or frame.pts < key:  # precedes the key frame of the seek
                         continue
                     if not frame.key_frame:
                         raise IndexDisagrees(index.times[place + 1])
@@ -161,11 +161,11 @@ def read_decord(path: Path, index: Index, wanted: list[int], limits: Limits, wat
 def _ask_decord(decord: Any, path: Path, index: Index, wanted: list[int], watch: Watch) -> Images:
     reader = decord.VideoReader(str(path.absolute()), ctx=decord.cpu(0), num_threads=1)
     if len(reader) != len(index.times):
-        raise VideoError(str(path), f"decord reads {len(reader)} frames of {len(index.times)}")
+        raise VideoError(str(path), f"decord reads {len(reader)} of {len(index.times)} frames")
     begins = reader.get_frame_timestamp([0, *wanted])[:, 0]
     tolerance = max(SLACK, frame_seconds(index.times) / 2)
     if np.abs(begins[1:] - begins[0] - index.times[wanted]).max() > tolerance:
-        raise VideoError(str(path), "decord puts its frames at other times than the container")
+        raise VideoError(str(path), "decord's frame times differ from the container's")
     for i in wanted:
         watch.check()
         yield i, reader[i].asnumpy()
@@ -197,15 +197,15 @@ def _ask_torchcodec(path: Path, index: Index, wanted: list[int], limits: Limits,
         str(path.absolute()), dimension_order="NHWC", num_ffmpeg_threads=1, device="cpu", seek_mode="exact"
     )
     if len(video) != len(index.times):
-        raise VideoError(str(path), f"torchcodec reads {len(video)} frames of {len(index.times)}")
+        raise VideoError(str(path), f"torchcodec reads {len(video)} of {len(index.times)} frames")
     begin = float(video.metadata.begin_stream_seconds or 0.0)
     tolerance = max(SLACK, frame_seconds(index.times) / 2)
     for i in wanted:
         watch.check()
-        frame = video.get_frame_at(i)  # one by one: a batch would keep all of them in full size
+        frame = video.get_frame_at(i)  # one at a time: a batch would keep all of them in full size
         # times of the returned frame, not of the requested one: in MPEG streams they differ
         if abs(frame.pts_seconds - begin - index.times[i]) > tolerance:
-            raise VideoError(str(path), "torchcodec puts its frames at other times than the container")
+            raise VideoError(str(path), "torchcodec's frame times differ from the container's")
         image = frame.data.numpy()
         check_size(path, image.shape[1], image.shape[0], limits)
         yield i, image
@@ -219,11 +219,11 @@ def torchcodec_version() -> str:
         ConfigError: if one of them cannot be loaded.
     """
     try:
-        from torchcodec._core import get_ffmpeg_library_versions  # the public name reports only 5 of 5.1.9
+        from torchcodec._core import get_ffmpeg_library_versions  # the public function returns only 5 for 5.1.9
 
         ffmpeg = get_ffmpeg_library_versions()["ffmpeg_version"]
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        reason = (str(error).splitlines() or [""])[0][:120].rstrip(" .:")  # the rest is pages about each FFmpeg version
+        reason = (str(error).splitlines() or [""])[0][:120].rstrip(" .:")  # the rest is about each FFmpeg version
         raise ConfigError(
             f"decoder: 'torchcodec' cannot be loaded ({type(error).__name__}: {reason}). Install FFmpeg's shared "
             "libraries (Debian: apt-get install ffmpeg) and the torchcodec of this torch, or use pyav."

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-# If several files of a folder share a name, the earliest extension of this list wins
+# If several files in a folder share a name, the extension that is first in this list wins
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".qt", ".3gp", ".3g2", ".f4v", ".divx", ".xvid", ".mk3d"),
     *(".flv", ".wmv", ".asf", ".ogv", ".ogm", ".ogg", ".mpg", ".mpeg", ".mpe", ".m2p", ".vob", ".mod", ".tod"),
@@ -26,7 +26,7 @@ def is_video_name(name: str) -> bool:
 class Found(NamedTuple):
     """The content of a folder and its subfolders, sorted by name; hidden files and hidden folders are left out."""
 
-    videos: list[Path]  # by their extensions; includes broken links and devices
+    videos: list[Path]  # files with a video extension; includes broken links and devices
     others: int  # files with other extensions
     unreadable: list[OSError]  # errors of folders that cannot be listed
 

@@ -35,16 +35,16 @@ _CODECS = frozenset(
         *("h264", "hevc", "vp8", "vp9", "libvpx", "libvpx-vp9", "av1", "libdav1d", "libaom-av1", "theora", "prores"),
         *("mpeg1video", "mpeg2video", "mpeg4", "msmpeg4v1", "msmpeg4v2", "msmpeg4", "msmpeg4v3", "h263", "flv"),
         *("mjpeg", "vc1", "wmv1", "wmv2", "wmv3", "dnxhd", "cfhd"),
-        # of old cameras and programs
+        # codecs of old cameras and programs
         *("dvvideo", "mjpegb", "svq1", "svq3", "cinepak", "msvideo1", "indeo3", "indeo4", "indeo5", "vp6", "vp6f"),
         *("qtrle", "rpza", "h261", "huffyuv", "ffvhuff", "ffv1", "rawvideo", "utvideo", "magicyuv", "lagarith", "v210"),
-        # of screen recorders and newer encoders
+        # codecs of screen recorders and newer encoders
         *("png", "zmbv", "flashsv", "flashsv2", "tscc", "tscc2", "cscd", "fraps", "msrle", "smc", "mss1", "mss2"),
         *("jpeg2000", "vvc"),
     )
 )
 HIDDEN = "its edit list hides every packet"
-# Containers that store times of file positions: a frame has the time of the packet that makes the decoder show it
+# Containers that store the times of packets in file order: a frame has the time of the packet after which it is shown
 _PLACED = ("avi", "asf")
 _RAW = ("h264", "hevc", "mpegvideo", "m4v")  # streams without a container: they have a rate and no times
 _TOO_FAST = 1.5  # a declared rate is ignored if frames are longer by this factor
@@ -58,7 +58,7 @@ class Limits:
     """
 
     max_pixels: int = 7680 * 4320  # per frame
-    max_frames: int = 1_000_000  # of the whole video: 9 hours at 30 fps
+    max_frames: int = 1_000_000  # in the whole video: 9 hours at 30 fps
     max_seconds: float = 120.0  # wall-clock
     memory_bytes: int = 4 * 2**30  # in addition to what the idle child uses
     strict: bool = True  # reject frames with concealed damage; False accepts them, as the released code does
@@ -81,7 +81,7 @@ class Index:
     times: np.ndarray  # (N,) seconds since the first frame
     pts: np.ndarray | None  # (N,) timestamps of the packets in units of the stream; None: frames were counted
     keys: np.ndarray  # (K,) pts where decoding can begin
-    why: str = ""  # why the frames were counted by decoding; empty: they were not
+    why: str = ""  # reason why the frames were counted by decoding; empty if they were not
 
 
 class Watch:
@@ -90,7 +90,7 @@ class Watch:
     def __init__(self, path: Path, limits: Limits) -> None:
         self.path, self.seconds = path, limits.max_seconds
         self.end = time.monotonic() + limits.max_seconds
-        self.hint = ""  # why a video takes long, for the message
+        self.hint = ""  # reason why a video takes long, for the message
 
     def check(self) -> None:
         """Raise VideoError if the time limit is exceeded."""
@@ -243,11 +243,11 @@ def _read_packets(path: Path, container: str, file: Any, stream: Any, limits: Li
         text = f"is damaged: the data that give the size of its frames are missing. {keep_the_rest(path)}"
         raise VideoError(str(path), text)
     check_size(path, width, height, limits)
-    if stream.frames > limits.max_frames and container == "mov":  # elsewhere the header is not reliable
+    if stream.frames > limits.max_frames and container == "mov":  # in other containers the header is not reliable
         raise VideoError(str(path), f"{stream.frames} frames exceed the limit max_frames={limits.max_frames}")
     reader = Reader(path, container, codec, is_interlaced(stream.codec_context))
     for packet in file.demux(stream):
-        if not packet.size:  # the flush at the end
+        if not packet.size:  # the flush packet at the end
             continue
         reader.add(packet, limits.strict)
         if reader.count > limits.max_frames:

@@ -25,9 +25,9 @@ _FRAME_A_PACKET = frozenset(
         *("vp8", "libvpx", "vp9", "libvpx-vp9", "mpeg4", "ffv1", "huffyuv", "ffvhuff", "rawvideo"),
     )
 )
-_SMALLEST_PICTURE = 24  # bytes of MPEG-4: a picture that is not coded, and repeats the previous one, has fewer
+_SMALLEST_PICTURE = 24  # bytes of MPEG-4: an uncoded picture, which repeats the previous one, has fewer
 # Where recordings are joined (segments of HLS), the demuxer marks the last packet of one, or the one before it, as
-# corrupt, because counters do not continue. If a key frame follows, nothing refers to what could be missing
+# corrupt, because counters are interrupted. If a key frame follows, no later frame refers to the missing data
 _AT_A_JOIN = 1
 _PROGRESSIVE = (0, 1)  # FFmpeg's field orders "unknown" and "progressive"
 
@@ -55,10 +55,10 @@ class Reader:
         self.keys: list[int] = []
         self.first_key: int | None = None
         self.count = 0
-        self.broken = 0  # number of a packet that is marked as corrupt, until it is known to be whole
+        self.broken = 0  # number of a packet marked as corrupt; 0 once it is known to be intact
         self.why = ""
         if container not in _TIMED:
-            self.why = "its container does not store when each frame is shown"
+            self.why = "its container does not store presentation times"
         elif codec not in _FRAME_A_PACKET:
             self.why = f"packets of {codec} need not be frames"
         elif interlaced and codec == "h264":

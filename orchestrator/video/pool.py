@@ -36,8 +36,8 @@ from ctvr.orchestrator.video.decode_worker import READY
 from ctvr.orchestrator.video.index import Limits
 from ctvr.orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
 
-_START_SECONDS = 120.0  # imports of a child on a busy machine
-_ANSWER_SECONDS, _PIECE = 5.0, 1 << 15  # a child gets this time per so many bytes of its answer, after its deadline
+_START_SECONDS = 120.0  # time for the imports of a child on a busy machine
+_ANSWER_SECONDS, _PIECE = 5.0, 1 << 15  # extra seconds after the deadline per this many bytes of an answer
 _JOBS_PER_CHILD = 500  # restarting a child now and then bounds memory leaks of decoders
 _CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
 _CHILD = run_module("ctvr.orchestrator.video.decode_worker")
@@ -153,7 +153,7 @@ class _Child:
     def give(self, job: Job, decoder: str, limits: Limits) -> None:
         """Send a job to the process, which is started or replaced if necessary."""
         before = self.folders
-        for path in (os.path.realpath(job.path), os.path.abspath(job.path)):  # a link is opened at its own path
+        for path in (os.path.realpath(job.path), os.path.abspath(job.path)):  # a link is opened by its own path
             if not any(Path(path).is_relative_to(known) for known in self.folders):
                 self.folders = with_parents(self.folders, Path(path).parent)
         if self.folders is not before or self.jobs_done >= _JOBS_PER_CHILD:
@@ -216,7 +216,7 @@ class _Child:
 
     def _start(self) -> None:
         environment = {name: os.environ[name] for name in _CHILD_ENV if name in os.environ}
-        environment["PYTHONUTF8"] = str(int(sys.getfilesystemencoding() == "utf-8"))  # the same names of files
+        environment["PYTHONUTF8"] = str(int(sys.getfilesystemencoding() == "utf-8"))  # same encoding of file names
         environment |= {"PYTHONPATH": library_path(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         pipe = subprocess.PIPE
@@ -286,7 +286,7 @@ def _finished(busy: list[_Child], limits: Limits) -> Iterator[tuple[_Child, Fram
             was_ready = child.is_ready
             child.stop()
             if not was_ready:
-                raise CtvrError("decoder: its process has not started in time. End other programs and run again.")
+                raise CtvrError("decoder: its process has not started in time. Stop other programs and run again.")
             child.job = job
             limit = f"{limits.max_seconds:g} seconds (limit max_seconds)"
             yield child, VideoError(job.path if job else "", f"the decoder hung for more than {limit} and was stopped")

@@ -16,7 +16,7 @@ from ctvr.orchestrator.video.index import frame_seconds
 
 Rule = Literal["segments", "linspace", "one_per_second"]
 MISSING = -1  # index of a frame that the video does not have
-NATIVE = 0  # size: that of the video
+NATIVE = 0  # `size` that keeps the video's size
 SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
 
 
@@ -110,7 +110,7 @@ def choose_frames(
     if rule == "linspace":
         return first + np.linspace(0, stop - first - 1, num_frames).astype(np.int64)
     if rule == "one_per_second":
-        last = stop if stop == len(times) else stop + 1  # the frame that begins the second of `end` counts
+        last = stop if stop == len(times) else stop + 1  # include the frame that begins the second of `end`
         return _thinned(np.arange(first, last, max(1, int(fps))), num_frames)
     parts = min(num_frames, stop - first)
     edges = np.linspace(first, stop, parts + 1).astype(np.int64)

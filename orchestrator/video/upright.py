@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-_SKEW = 0.02  # of the matrix's larger part: below it, the rotation is a multiple of 90 degrees
+_SKEW = 0.02  # share of the matrix's larger part: below it, the rotation is a multiple of 90 degrees
 
 
 def display_matrix(frame: Any) -> tuple[int, ...] | None:

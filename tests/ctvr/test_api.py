@@ -133,7 +133,7 @@ def test_former_functions_answer_with_a_notice(first):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True", "ctvr.methods.lora:Lora"]
     for name in ("methods", "streams"):
-        said = f"FutureWarning: `ctvr.{name}()` is now `ctvr.list_{name}()`; the old name is read until 0.4."
+        said = f"FutureWarning: `ctvr.{name}()` is now `ctvr.list_{name}()`; the old name is accepted until 0.4."
         assert done.stderr.count(said) == 1
 
 

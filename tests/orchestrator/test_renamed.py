@@ -32,8 +32,8 @@ def test_a_word_with_an_old_name_is_read_with_one_notice(capsys: pytest.CaptureF
     parse_overrides(["optim.old=3"])
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "`optim.old` is now `optim.new`; the old name is read until 0.4.",
-        "`base.old` is now `base.new`; the old name is read until 0.4.",
+        "`optim.old` is now `optim.new`; the old name is accepted until 0.4.",
+        "`base.old` is now `base.new`; the old name is accepted until 0.4.",
     ]
 
 
@@ -102,7 +102,7 @@ def test_settings_of_token_reduction_are_read_as_those_of_their_group(capsys: py
     assert renamed.setting_word("method.keep_rate=0.5,0.7", "evit") == "method.reducer.keep_rate=0.5,0.7"
     assert renamed.of_method({"method.r": 2}, "tempme") == {"method.reducer.r": 2}
     assert renamed.settings({"method": "lwf", "base.reducer": "tome"}) == {"method": "lwf", "base.reducer.name": "tome"}
-    said = "`method.reducer` is now `method.reducer.name`; the old name is read until 0.4."
+    said = "`method.reducer` is now `method.reducer.name`; the old name is accepted until 0.4."
     assert capsys.readouterr().err.splitlines().count(said) == 1
 
 

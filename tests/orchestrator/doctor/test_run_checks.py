@@ -147,7 +147,7 @@ def test_a_machine_of_little_memory_is_shown_how_many_trials_it_holds(runs, tmp_
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(16)))
     (found,) = about(look(runs, stream=str(write_manifest(tmp_path, 2, 2))), "memory")
     assert found.level == "note"
-    assert found.text.startswith("room for 2 trials of one worker at once, 1.9 GB each; memory limits")
+    assert found.text.startswith("enough for 2 concurrent trials of one worker, 1.9 GB each; memory limits")
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1})
     assert [each.level for each in machine.machine(10**9) if each.subject == "memory"] == ["ok"]
     assert about(look(runs), "memory") == []

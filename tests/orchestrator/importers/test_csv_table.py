@@ -39,7 +39,7 @@ def test_a_table_becomes_a_stream(tmp_path):
         (("x", "a", "c", "train", "1", "a", "b"), "are not two numbers"),
         (("x", "a", "c", "train", "1", "2", "1"), "segment: is not a time segment"),
         (("x", "a", "c", "train", "1", "nan", "1"), "segment: is not a time segment"),
-        (("../x", "a", "c", "train", "1", "", ""), "leads out of the videos folder"),
+        (("../x", "a", "c", "train", "1", "", ""), "is outside the videos folder"),
         (("x", "a", "c", "train", "1", "", ""), "task_01: test: has no videos"),
     ],
 )

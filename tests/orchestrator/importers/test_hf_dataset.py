@@ -149,15 +149,15 @@ def test_split_folders_and_columns_may_have_synonyms(tmp_path):
         ),
         (
             {"metadata.csv": "file_name,text\ntrain/a.mp4,x\n", "test/metadata.csv": "file_name,text\nb.mp4,x\n"},
-            "both describe its videos. Keep one of them",
+            "both describe the videos. Keep one of them",
         ),
         (
             {"train/metadata.csv": "file_name,text\na.mp4,x\n", "train/metadata.jsonl": "{}"},
-            "both describe its videos. Keep one of them",
+            "both describe the videos. Keep one of them",
         ),
         (
             {"train/metadata.csv": "file_name,text\na.mp4,x\n", "more/metadata.csv": "file_name,text\na.mp4,x\n"},
-            "more/metadata.csv: its folder is not of a split",
+            "more/metadata.csv: its folder is not a split",
         ),
     ],
 )

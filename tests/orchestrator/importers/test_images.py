@@ -109,7 +109,7 @@ def test_published_stream_is_shown_next_to_the_paper(tmp_path, monkeypatch):
     stream = load_stream("cifar-10", tmp_path)
     assert (stream.paper, stream.tasks[1].categories) == ("cifar-10", ("name2", "name3"))
     for content, message in (
-        (b"\0" * 3072, "3072 bytes are not whole records of 3073"),
+        (b"\0" * 3072, "3072 bytes is not a multiple of 3073"),
         (b"\x0b" + b"\0" * 3072, "has label 11, and cifar-10 has 10 classes"),
     ):
         (tmp_path / "files" / "data_batch_2.bin").write_bytes(content)
@@ -122,7 +122,7 @@ def test_published_stream_is_shown_next_to_the_paper(tmp_path, monkeypatch):
     (tmp_path / "files" / "data_batch_2").unlink()
     write_cifar(tmp_path / "again", "cifar-10", is_binary=True)
     (tmp_path / "again" / "test_batch.bin").unlink()
-    with pytest.raises(ConfigError, match=r"test_batch: no such file, nor test_batch\.bin"):
+    with pytest.raises(ConfigError, match=r"test_batch: neither this file nor test_batch\.bin"):
         import_stream("cifar-10", {"folder": str(tmp_path / "again")}, None, tmp_path)
 
 

@@ -99,7 +99,7 @@ def test_files_of_a_sample_may_lie_apart_and_be_several_json(tmp_path):
         ({"a__mp4": "1", "a__json": "[1]"}, "its .json is not an object"),
         (
             {"a__mp4": "1", "a__json": '{"text": "x"}', "a__b__json": '{"text": "y"}'},
-            "'a': its .json files have two values of text",
+            "'a': its .json files have two values for text",
         ),
         ({"a__mp4": "1", "a__json": "{"}, "cannot be read as .tar"),
     ],
@@ -136,7 +136,7 @@ def test_a_tar_that_loses_samples_without_a_word_is_refused(tmp_path):
     damaged = bytearray(whole)
     damaged[4 * 512 + 150] ^= 1  # of the third header
     for content, message in (
-        (whole[: 4 * 512], "its end is missing: it was not closed, or not fetched whole"),
+        (whole[: 4 * 512], "its end is missing: it was not closed, or not fetched completely"),
         (whole[: 4 * 512 + 100], "cannot be read as .tar"),
         (bytes(damaged), "after byte 2048 it is damaged"),
         (whole + whole, "after byte 4096 it is damaged, or another archive follows"),
@@ -213,7 +213,9 @@ def test_every_cut_of_arrow_is_refused_also_between_batches(tmp_path):
 def test_a_folder_with_an_order_of_its_own_is_not_read_in_another(tmp_path):
     folder = saved(tmp_path, "stream", train=[row("a", "a dog")], test=[row("c", "a fish")])
     (folder / "test/state.json").write_text('{"_indices_data_files": [{"filename": "indices.arrow"}]}')
-    with pytest.raises(ConfigError, match=r"test/state.json: names indices of rows, which are not read. Save it again"):
+    with pytest.raises(
+        ConfigError, match=r"test/state.json: lists row indices, which are not supported. Save it again"
+    ):
         import_dataset(folder, None)
 
 

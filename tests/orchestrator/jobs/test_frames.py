@@ -58,7 +58,7 @@ def test_short_segment_repeats_its_last_frame(videos, tmp_path, capsys):
 
 def test_a_film_that_is_decoded_whole_says_why(videos, capsys):
     assert main(["frames", str(videos / "below/counted.avi")]) == 0
-    assert "; decoded whole, since its container does not store when" in capsys.readouterr().out
+    assert "; decoded whole, since its container does not store presentation times" in capsys.readouterr().out
 
 
 def test_a_sheet_shows_every_frame_in_rows(videos, tmp_path):

@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_present_one(caplog):
     assert watcher.current == "first"
     told = [text for record in caplog.records if "model: gone" in (text := record.getMessage())]
     assert len(told) == 1, "the same reason is told once"
-    assert "the current one answers" in told[0]
+    assert "the current one stays in use" in told[0]
 
 
 @contextmanager

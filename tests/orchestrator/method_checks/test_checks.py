@@ -38,7 +38,7 @@ def place(cls: str) -> str:
         (
             "Counts",
             "resume",
-            "resumed after task 1, features differ: a state that decides them is neither a parameter nor",
+            "resumed after task 1, features differ: some state is neither a parameter nor",
         ),
         ("ClassMemory", "leaks", "a variable of a class or a module"),
         ("Peeks", "leaks", "pair 1000000 is read from the source of pairs before any task has shown it"),

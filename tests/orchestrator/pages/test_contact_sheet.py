@@ -36,8 +36,8 @@ def test_unwritable_page_is_refused_first(tmp_path):
     execution = ExecutionConfig(runs=tmp_path / "none")
     for html, reason in (
         (tmp_path / "folder.html", "it is a folder"),
-        (tmp_path / "file" / "a.html", "file takes no files"),
-        (tmp_path / "file" / "new" / "a.html", "file takes no files"),
+        (tmp_path / "file" / "a.html", "file cannot contain files"),
+        (tmp_path / "file" / "new" / "a.html", "file cannot contain files"),
     ):
         refused = rf"the page cannot be written \(.*{reason}\)"
         with pytest.raises(ConfigError, match=refused):

@@ -277,7 +277,7 @@ def test_a_server_that_is_away_is_one_line(tmp_path, monkeypatch):
     use(f"http://somebody:canary@127.0.0.1:{a_port()}", monkeypatch)
     started = time.monotonic()
     text = refused("s3://bucket", tmp_path)
-    assert "no server answers at 127.0.0.1:" in text
+    assert "no server responds at 127.0.0.1:" in text
     assert "Start it, or correct AWS_ENDPOINT_URL" in text
     assert time.monotonic() - started < 30
 
@@ -295,7 +295,7 @@ def test_a_lost_server_is_one_line_and_its_objects_come_back(tmp_path, monkeypat
         server.wait()
         np.testing.assert_array_equal(store.get("k", "a")["frames"], X["frames"])  # the copy on this machine
         for work in (lambda: store.get_json("k", "b"), lambda: store.put("k", "c", X, {}), store.size):
-            with pytest.raises(StoreError, match=r"s3://bucket/a/.*: no server answers at 127.0.0.1") as caught:
+            with pytest.raises(StoreError, match=r"s3://bucket/a/.*: no server responds at 127.0.0.1") as caught:
                 work()
             assert "\n" not in str(caught.value)
         server = start_rclone(folder, port)
@@ -308,7 +308,7 @@ def test_a_lost_server_is_one_line_and_its_objects_come_back(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("PUT returned 403 Forbidden: <Code>AccessDenied</Code>", "not allowed to do that (AccessDenied). It"),
+        ("PUT returned 403 Forbidden: <Code>AccessDenied</Code>", "does not permit that (AccessDenied). It"),
         ("returned 400 Bad Request: <Code>ExpiredToken</Code>", "Renew AWS_SESSION_TOKEN"),
         ("returned 301 : <Code>PermanentRedirect</Code>", "in another region (PermanentRedirect). Correct AWS_REGION."),
         ("something new\nDebug: a dump", "something new."),

@@ -69,7 +69,7 @@ def test_bytes_behind_a_complete_mp4_are_harmless(videos, tmp_path):
         ("concat.mp4", b"ffconcat version 1.0\nfile /etc/passwd\n", "is not a video file"),
         ("dash.mp4", b"<?xml version='1.0'?><MPD></MPD>", "is XML"),
         ("text.mp4", b"not a video at all" * 100, "is not a video file"),
-        ("zeros.avi", bytes(4096), "begins with zeros alone"),
+        ("zeros.avi", bytes(4096), "contains only zeros at its start"),
         ("page.mkv", b"<html>404 Not Found</html>", "is a web page"),
     ],
 )
