@@ -67,7 +67,7 @@ def promote(tracker: Tracker, chosen: RunRecord) -> tuple[bool, str]:
     complete = tracker.find_runs(stream=stream, tags={"ctvr.complete": "true"})
     holder = best_of(stream, complete)
     is_better, text = (
-        (True, "the first that a search chose") if holder is None else _beats(tracker, chosen, holder, complete)
+        (True, "the first run that a search chose") if holder is None else _beats(tracker, chosen, holder, complete)
     )
     if is_better:
         tracker.set_tags(chosen.run_id, {SINCE: f"{time.time():.6f}", BY: text})
@@ -76,10 +76,10 @@ def promote(tracker: Tracker, chosen: RunRecord) -> tuple[bool, str]:
 
 def _beats(tracker: Tracker, chosen: RunRecord, holder: RunRecord, complete: Sequence[RunRecord]) -> tuple[bool, str]:
     if _candidate(chosen) == _candidate(holder):
-        return True, f"the settings of {holder.name}, which was it before"
+        return True, f"the settings of {holder.name}, the previous best"
     new, old = (evidence(run, complete) for run in (chosen, holder))
     if not new or not old or (split_of(new[0]), content_of(new[0])) != (split_of(old[0]), content_of(old[0])):
-        return False, f"{chosen.name} was not chosen on the same videos, so the two are not compared"
+        return False, f"{chosen.name} was not selected on the same videos, so the two are not compared"
     ranks = {run.run_id: found for run in (*old, *new) if (found := read_ranks(tracker, run.run_id))}
     metric = next((key for key in (R1, ACCURACY, ANSWERED) if new[0].last(key)), R1)
     (seen,) = compare(old, [new], ranks, (metric, "max"))

@@ -28,5 +28,5 @@ def list_committed_tasks(runs: Path, name: str, store: str = "") -> set[str]:
     place = place or str(runs / "store")
     if "://" not in place and not Path(place).is_dir():
         return set()
-    opened = Store.open(place)  # a pause is progress, too
+    opened = Store.open(place)  # a pause also counts as progress
     return {key for kind in OF_RUNS for key in opened.list(kind) if not key.startswith("zero-")}

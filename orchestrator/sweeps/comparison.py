@@ -60,7 +60,7 @@ def is_trained(run: RunRecord) -> bool:
         return has_training(experiment_of(run))
 
     named = {str(run.settings[name]) for name in ("method", "method.base") if name in run.settings}
-    if not named <= EVERY_METHOD.keys():  # a class whose sources may change
+    if not named <= EVERY_METHOD.keys():  # its sources may change
         return compute()
     return bool(remembered(["is trained", run.settings, run.tags.get("ctvr.presets", "")], compute))
 

@@ -44,12 +44,12 @@ class Candidate:
     """A candidate of a confirmation: the recommended settings, or a trial."""
 
     sweep: str
-    name: str  # RECOMMENDED, or the trial's
+    name: str  # RECOMMENDED, or the trial's name
     experiment: Experiment
 
     def runs(self, seeds: Sequence[int], workers: int) -> list[Rerun]:
         tags = {CONFIRMS: self.sweep, "ctvr.candidate": self.name}
-        settings = {**self.experiment.settings, "evaluation.every_epoch": False}  # of the search, to stop trials
+        settings = {**self.experiment.settings, "evaluation.every_epoch": False}  # it only serves to stop trials
         made = [
             resolve({**settings, "seed": seed, "workers": workers}, None, self.experiment.presets)
             for seed in (seeds if has_training(self.experiment) else seeds[:1])

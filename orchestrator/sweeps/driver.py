@@ -34,7 +34,7 @@ def only_driver(folder: Path, name: str) -> Iterator[None]:
     except ConfigError:
         if missing and [each.name for each in folder.iterdir()] == ["driver.lock"]:
             (folder / "driver.lock").unlink()
-            with suppress(OSError):  # a folder that another process uses now
+            with suppress(OSError):  # another process now uses the folder
                 for each in missing:
                     each.rmdir()
         raise
@@ -77,5 +77,5 @@ def _holder(descriptor: int) -> str:
     try:
         held = json.loads(os.pread(descriptor, 1000, 0))
         return f"process {int(held['pid'])} on {held['host']}"
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # it is being written, or damaged
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # the file is being written, or is damaged
         return "another process"

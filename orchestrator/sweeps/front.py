@@ -35,11 +35,11 @@ COLUMNS = {"gmacs": "gmacs", "query_gmacs": "query_gmacs", "stored": "stored"}  
 class Member:
     """A candidate of a front: its values over new seeds, and the candidates that dominate it."""
 
-    name: str  # RECOMMENDED, or the trial's
+    name: str  # RECOMMENDED, or the trial's name
     experiment: Experiment
-    values: tuple[tuple[float, ...], ...]  # of each objective, one a seed
-    dominated_by: str = ""  # "": on the front
-    is_significant: bool = True  # that it is dominated is more than chance at 5 %
+    values: tuple[tuple[float, ...], ...]  # values of each objective, one per seed
+    dominated_by: str = ""  # empty: on the front
+    is_significant: bool = True  # whether it is dominated significantly (5 %)
 
     @property
     def is_on_front(self) -> bool:
@@ -49,7 +49,7 @@ class Member:
     def standing(self) -> str:
         if self.is_on_front:
             return "yes"
-        return f"no: {self.dominated_by} is better" + ("" if self.is_significant else ", by no more than chance")
+        return f"no: {self.dominated_by} is better" + ("" if self.is_significant else ", not significantly")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FrontResult:
         left = sum(member.name != RECOMMENDED for member in self.front)
         return (
             f"{_aligned('confirmed front', self.metrics, rows, 'on the front')}\n"
-            f"{left} of {searched} trials stay on the front: means over {self.seeds} new seeds on validation videos"
+            f"{left} of {searched} trials remain on the front: means over {self.seeds} new seeds on validation videos"
         )
 
     def tags(self, member: Member) -> dict[str, str]:

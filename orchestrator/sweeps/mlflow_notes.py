@@ -65,10 +65,10 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
         complete = sum(run.tags.get("ctvr.complete") == "true" for run in trials)
         numbers = {"trials/complete": complete, "trials/stopped": stopped, "trials/all": len(trials)}
         what, trust = _what([best]), trust_text()
-        if len(config.metrics) > 1:  # a front has no winner whose metrics stand for the sweep
+        if len(config.metrics) > 1:  # a front has no winner whose metrics represent the sweep
             tracker.log_task(parent, 0, numbers)
             text = describe_front(ranked, (metric, config.mode))
-            again = f"- again over fresh seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`"
+            again = f"- repeat it over new seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`"
             _add_note(tracker, parent, [f"**Pareto front** by {describe_metric(metric)}", *_item(text), again])
             return
         _summarise(tracker, parent, best, numbers)
@@ -79,8 +79,12 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
             f"{describe_metric(metric)} {result_text(best, metric)} "
             f"on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",
-            *([] if what != "videos" else [f"- ask it: `ctvr search 'a red square moves left' --model {name}{trust}`"]),
-            f"- again over fresh seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`",
+            *(
+                []
+                if what != "videos"
+                else [f"- query it: `ctvr search 'a red square moves left' --model {name}{trust}`"]
+            ),
+            f"- repeat it over new seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`",
             f"- one HTML file to mail: `ctvr report {name}{trust}` (then below Artifacts, `page/`)",
         ]
         _add_note(tracker, parent, lines)
@@ -116,7 +120,7 @@ def annotate_confirmation_runs(
             place = f"{run.tags['ctvr.method']} " if len(sweeps) > 1 else ""
             tracker.rename(run.run_id, f"{place}{label} s{run.settings.get('seed')} {_first(run)}")
         which = "The Pareto front" if "" in kept else "The best trials"
-        lines = [f"**{which} and the recommended settings again, over fresh seeds, on validation videos**"]
+        lines = [f"**{which} and the recommended settings, repeated over new seeds on validation videos**"]
         best = [run for run in runs if len(kept) == 1 and run.tags.get("ctvr.candidate") == kept[0]]
         if best:
             first = min(best, key=lambda run: int(run.settings.get("seed", 0)))
@@ -144,9 +148,9 @@ def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, execution:
             tracker.log_artifacts(parent, folder, into="table")
         what = _what(runs)
         lines = [
-            f"**Winners of {of} and baselines again, over fresh seeds, on test {what}**",
+            f"**Winners of {of} and baselines, repeated over new seeds on test {what}**",
             "- table and figures: below Artifacts, `table/`",
-            f"- the same again: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr report {name}{trust_text()}`",
+            f"- the same table: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr report {name}{trust_text()}`",
         ]
         if best := selected_run(runs):
             _summarise(tracker, parent, best, {"runs/complete": len(runs)})
@@ -215,5 +219,5 @@ def _add_note(tracker: Tracker, parent: str, lines: Sequence[str]) -> None:
 def _best_effort() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # annotations must not stop hours of work
+    except Exception as error:  # a failed annotation must not stop a sweep of hours
         say(f"tracking: some annotations in MLflow are missing ({type(error).__name__}: {error})")

@@ -37,7 +37,7 @@ def describe_confirmation(search: SearchConfig) -> str:
     if len(search.metrics) > 1:
         return (
             f"up to {search.confirm} trials of the Pareto front and the recommended settings over "
-            f"{search.confirm_seeds} new seeds on the same videos, which decide the front again"
+            f"{search.confirm_seeds} new seeds on the same videos, from which the front is computed again"
         )
     return (
         f"the best {search.confirm} and the recommended settings over {search.confirm_seeds} new seeds on the same "
@@ -55,12 +55,12 @@ def describe_scheduler(search: SearchConfig, num_tasks: int, epochs: Iterable[in
 
 
 def most_at_once(search: SearchConfig, trials: int, rows: int = 1) -> int:
-    """Return how many trials a search, or each of the searches of a table, can ever run at once."""
+    """Return how many trials a search, or each of the searches of a table, can run at once."""
     return rows * min(trials, max(1, search.brackets_at_once) * search.bracket_size)
 
 
 def describe_decoding(decoded: int) -> str:
-    return f"{decoded} decoded, the others were in the store" if decoded else "0 decoded: all are in the store"
+    return f"{decoded} decoded, the others were in the store" if decoded else "none decoded: all are in the store"
 
 
 def describe_groups(search: SearchConfig, searched: SearchSpace) -> str:
@@ -68,7 +68,7 @@ def describe_groups(search: SearchConfig, searched: SearchSpace) -> str:
     if search.searcher != "grouped_tpe":
         return ""
     if not is_grouped(search, searched):
-        return " (as tpe: task 1 reads all or none of what is searched)"
+        return " (as tpe: task 1 reads either all searched settings or none)"
     return f" (groups of {search.group_size} share task 1, and differ in {', '.join(searched.later)})"
 
 
@@ -118,8 +118,8 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
         *batch_lines(execution, [planned.experiment.data.batch_size]),
         *memory_lines(execution, planned.experiment, room.models),
         f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",
-        f"  sees       {describe_mde(stream, planned.experiment.evaluation.split)}",
-        *([f"  aims at    {describe_metric(search.metric)} ({search.mode})"] if len(search.metrics) > 1 else []),
+        f"  detects    {describe_mde(stream, planned.experiment.evaluation.split)}",
+        *([f"  optimises  {describe_metric(search.metric)} ({search.mode})"] if len(search.metrics) > 1 else []),
         f"  confirms   {describe_confirmation(search)}",
         f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
         f"  stream     recommends {recommended or 'nothing'}",

@@ -35,7 +35,7 @@ def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[st
     """
     for number, word in enumerate(methods):
         if any(":" in earlier and not is_place(earlier) for earlier in methods[:number]):
-            break  # from here on a word may be a preset of the row before it
+            break  # after the first, a word may be a preset of the preceding row
         try:
             place_of(word if is_place(word) else word.partition(":")[0])
         except ValueError as error:

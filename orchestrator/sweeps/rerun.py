@@ -174,7 +174,7 @@ def rerun(
     check_machine(execution, sweep_name)
     winners = best_trials(tracker, sweep_name, None)
     sweep = tracker.find_sweep(sweep_name)
-    assert sweep is not None  # best_trials has found it
+    assert sweep is not None  # `best_trials` has found it
     rule = selection_metric(sweep)
     winners = (front_of(winners, rule) if len(names_of(rule[0])) > 1 else winners)[:top]
     stream_name = winners[0].settings["stream"]

@@ -69,9 +69,9 @@ def apply_conditions(
             remedy = f"{other} is not searched at such a value. List it in --space {other}=VALUE,VALUE"
         else:
             if str(fixed.get(other)) in map(str, values):
-                continue  # it always holds
+                continue  # the condition always holds
             remedy = (
-                f"{other} is {fixed.get(other, 'unknown')} in every trial. Search it, too: --space {other}=VALUE,VALUE"
+                f"{other} is {fixed.get(other, 'unknown')} in every trial. Search it too: --space {other}=VALUE,VALUE"
             )
         if name in listed:
             raise ConfigError(f"{said}: the condition never holds, since {remedy}.")

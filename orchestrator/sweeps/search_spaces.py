@@ -38,7 +38,7 @@ def method_text(name: str) -> str:
         for setting, value in flatten(cls.Config(), "method").items():
             group, _, rest = setting.removeprefix("method.").partition(".")
             if rest not in {"", "name"}:
-                continue  # of the default variant, which is listed with the others
+                continue  # belongs to the default variant, which is listed with the others
             known = facts.get(setting.removeprefix("method."))
             line = f"  {setting}={value}" + (f"  {known.doc}" if known else "")
             (exact if known and known.exact else lines).append(line)
@@ -203,7 +203,7 @@ def _plugin_search_space(method: str) -> dict[str, Any]:
             raise ConfigError(
                 f"method: the search space {name} of {method} cannot be imported ({error}). Correct it."
             ) from error
-        module = own or inspect  # has no SPACE
+        module = own or inspect  # the module has no SPACE
     found = {**_DEFAULTS, **renamed.search_space(vars(module))}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(

@@ -31,9 +31,9 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 # Model -> TFLOP/s in fp32, TF32 and bf16 without sparsity; NVIDIA's data sheets (SXM)
 PEAKS = {"A100": (19.5, 156.0, 312.0), "H100": (67.0, 495.0, 989.0), "H200": (67.0, 495.0, 989.0)}
 WITHOUT_TF32 = frozenset({"V100", "T4", "P100", "K80", "P4"})  # older models have neither TF32 nor bf16
-# Model -> GiB; NVIDIA's data sheets, less what ECC takes. A name of two sizes has the smaller one
+# Model -> GiB; NVIDIA's data sheets, less the part used by ECC. A name with two sizes has the smaller one
 CARDS = {"T4": 15, "V100": 16, "L4": 22, "A10G": 22, "A100": 40, "A100-80G": 80, "H100": 80, "H200": 140}
-FEW_PAIRS = 8  # of a worker: below, a GPU waits for its host
+FEW_PAIRS = 8  # per worker; with fewer, a GPU waits for its host
 MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for an unreachable server
 
 
@@ -57,7 +57,7 @@ def _close_open_runs(tracker: Tracker, parents: Sequence[str]) -> None:
                 if run.status == "RUNNING":
                     tracker.close(run.run_id, "KILLED")
             tracker.close(parent, "KILLED")
-    except Exception as error:  # must not hide the line with the command that resumes
+    except Exception as error:  # a failure here must not hide the command that resumes
         say(f"tracking: some runs of the sweep remain open ({type(error).__name__})")
 
 
@@ -260,10 +260,10 @@ def describe_concurrency(room: Capacity, most: int) -> str:
         most: number of trials that the search can run at once.
     """
     if most < room.concurrent:
-        return f"{most} at once; the cluster has room for {room.concurrent}"
+        return f"{most} at once; the cluster can run {room.concurrent}"
     if not room.memory_binds:
         return f"{room.concurrent} at once"
     return (
         f"{room.concurrent} at once, limited by memory at {room.memory_per_worker / 1e9:.1f} GB for a worker; the "
-        f"processors have room for {room.by_processors} (--max-concurrent overrides this)"
+        f"processors can run {room.by_processors} (--max-concurrent overrides this)"
     )

@@ -12,7 +12,7 @@ from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.text_files import read_text
 
-YAML_BYTES, YAML_VALUES, YAML_LEVELS, YAML_DIGITS = 1 << 20, 10_000, 50, 100  # at most, aliases written out
+YAML_BYTES, YAML_VALUES, YAML_LEVELS, YAML_DIGITS = 1 << 20, 10_000, 50, 100  # limits, with all aliases expanded
 
 
 def read_settings(path: Path) -> Settings:
@@ -32,7 +32,7 @@ def read_settings(path: Path) -> Settings:
         raise ConfigError(f"--config {error}") from error
     except RecursionError as error:
         raise ConfigError(f"--config {path}: is nested too deeply. Write lines such as optim.epochs: 8.") from error
-    # also a number of 5000 digits, a date in month 13, and text that its tag does not fit (`!!bool perhaps`)
+    # e.g. a number of 5000 digits, a date in month 13, text that does not fit its tag (`!!bool perhaps`)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         raise ConfigError(f"--config {path}: cannot be read as YAML ({reason[:300]}). Correct it.") from error
@@ -74,7 +74,7 @@ def _bounded_loader() -> Any:
 
         def __init__(self, stream: str) -> None:
             super().__init__(stream)
-            self.open: set[str] = set()  # anchors of incomplete nodes
+            self.open: set[str] = set()  # anchors of nodes that are not complete yet
             self.sizes: dict[int, tuple[int, int]] = {}  # id of a node -> expanded nodes and levels below it
 
         def compose_node(self, parent: Any, index: Any) -> Any:

@@ -78,7 +78,7 @@ class SweepRequest:
     space: tuple[str, ...] = ()  # `name=v1,v2 [where other=w1,w2]`: the only settings that are searched
     space_add: tuple[str, ...] = ()  # `name=v1,v2`: searched together with the method's search space
     top: int = 1
-    seeds: int = 0  # > 0: rerun the winners and tabulate
+    seeds: int = 0  # > 0: rerun the winners and write a table
     baselines: tuple[str, ...] = ()
     direction: Direction = "t2v"  # retrieval direction of the table
     orders: int = 1  # number of task orders in the rerun
@@ -95,13 +95,15 @@ class PlannedSweep:
     space: dict[str, Any]
     paper_point: dict[str, Any]
     search: SearchConfig
-    conditions: dict[str, Condition] = field(default_factory=dict)  # setting -> where it is searched; else always
+    conditions: dict[str, Condition] = field(
+        default_factory=dict
+    )  # setting -> its condition; others are always searched
 
     @property
     def recommended(self) -> dict[str, Any]:
         """Return the recommended point of the space; numbers of blocks are limited to those of the tower."""
         settings = self.experiment.settings
-        point = {name: settings[name] for name in self.space if name in settings}  # not those of another variant
+        point = {name: settings[name] for name in self.space if name in settings}  # excludes settings of other variants
         for name in point.keys() & set(depth_settings(self.request.method)):
             point[name] = min(point[name], max(self.space[name].categories))
         return point
@@ -133,7 +135,7 @@ class PlannedSweep:
     @property
     def searched(self) -> SearchSpace:
         later = tuple(name for name in later_task_settings(self.request.method) if name in self.space)
-        later = later if len(self.stream.tasks) > 1 else ()  # trials that differ in what is never read are one model
+        later = later if len(self.stream.tasks) > 1 else ()  # trials that differ only in unread settings are one model
         bounds = upper_bounds(self.request.method)
         words = (*self.request.space, *self.request.space_add)
         listed = tuple(name for name in (parse_values(word)[0] for word in words) if name in self.space)
@@ -236,7 +238,7 @@ def sweep(request: SweepRequest, execution: ExecutionConfig) -> str:
     planned = plan_sweep(request, execution)
     check_machine(execution, request.name, [planned.experiment])
     with only_driver(execution.folder(request.name), request.name):
-        require_free_name(request.name, execution)  # again: another driver may have been faster
+        require_free_name(request.name, execution)  # checked again: another driver may have started first
         return _search(planned, execution, None)
 
 
@@ -247,7 +249,7 @@ def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
         ConfigError: if another version wrote the plan.
     """
     values = dict(kept)
-    if "space_add" not in values:  # before 0.3 --space added to the method's search space
+    if "space_add" not in values:  # before 0.3, --space extended the method's search space
         values |= {"space": (), "space_add": values.get("space", ())}
     try:
         return build(SweepRequest, values, dotted=False)
@@ -286,7 +288,7 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
             request = planned.request
         ready = prepare_run(planned.experiment, execution, stream.splits, not execution.gpus_per_trial, on_cluster=True)
         stream = ready.stream
-        tracker = execution.tracker(stream.name)  # only now: a refusal leaves no database
+        tracker = execution.tracker(stream.name)  # created only now, so that a refusal leaves no database
         say(describe_sweep(planned, room, ready.decoded, execution, tracker))
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
         tags = {OVERRIDES: json.dumps(request.overrides), SPACE: json.dumps(describe_space(planned.space))}

@@ -33,8 +33,8 @@ from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
-PIPE_WIDTH = 100  # characters of a line where the output is not a terminal
-# protocol -> benchmark that a run on another stream is compared with
+PIPE_WIDTH = 100  # characters per line if the output is not a terminal
+# protocol -> benchmark for runs on other streams
 BENCHMARK = {"cvlm": "cvlm", "ucl": "cifar-10", "qa": "msrvtt-qa"}
 
 

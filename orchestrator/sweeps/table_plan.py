@@ -36,7 +36,7 @@ class TableRequest:
     name: str
     stream: str
     preset: TablePreset
-    overrides: Settings  # for all rows
+    overrides: Settings  # settings for all rows
     direction: Direction = "t2v"  # retrieval direction of the table
     orders: int = 1  # number of task orders in the rerun
 
@@ -46,7 +46,7 @@ class PlannedRow:
     """A checked row."""
 
     row: TableRow
-    experiment: Experiment  # a trial's, except the searched settings; the rerun's for a row without a search
+    experiment: Experiment  # of a trial, except the searched settings; without a search, of the rerun
     sweep: PlannedSweep | None  # None: not searched
     equal: tuple[str, ...] = ()  # names of rows with the same settings, which are not run again
 
@@ -57,7 +57,7 @@ class PlannedTable:
 
     request: TableRequest
     stream: Stream
-    search: SearchConfig  # unused if no row is searched
+    search: SearchConfig  # None if no row is searched
     rows: tuple[PlannedRow, ...]
 
     @property
@@ -86,7 +86,7 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
     expand_task_orders((), request.orders)
     search, trials = check_table(preset.search, preset.seeds, request.overrides)
     stream = execution.load_stream(request.stream, render=False)
-    if "metric" not in preset.search:  # one metric for all rows
+    if "metric" not in preset.search:  # all rows use one metric
         search = replace(search, metric=SEARCHED[protocol_of(stream).kind])
     if preset.protocol not in {"any", protocol_of(stream).kind}:
         raise ConfigError(

@@ -75,7 +75,7 @@ def sweep_table(request: TableRequest, execution: ExecutionConfig) -> str:
     planned = plan_table(request, execution)
     check_machine(execution, request.name, [row.experiment for row in planned.rows])
     with only_driver(execution.folder(request.name), request.name):
-        require_free_name(request.name, execution)  # again: another driver may have been faster
+        require_free_name(request.name, execution)  # checked again: another driver may have started first
         return _run(planned, execution, is_new=True)
 
 
@@ -111,7 +111,7 @@ def _run(planned: PlannedTable, execution: ExecutionConfig, is_new: bool) -> str
         experiments = [row.experiment for row in planned.rows]
         ready = prepare_all(experiments, execution, stream.splits, not execution.gpus_per_trial, on_cluster=True)
         stream = ready[0].stream
-        tracker = execution.tracker(stream.name)  # only now: a refusal leaves no database
+        tracker = execution.tracker(stream.name)  # created only now, so that a refusal leaves no database
         say(_plan_text(planned, room, max(each.decoded for each in ready), execution, tracker))
         settings = {"rows": ",".join(row.row.name for row in planned.rows), "seeds": request.preset.seeds}
         settings |= {**flat_search(planned.search), "search.trials": planned.search.trials if planned.searched else 0}

@@ -14,7 +14,7 @@ from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.verified import Verified, equals, of_method
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
-SHOWN = 6  # number of settings in a footnote
+SHOWN = 6  # maximum number of settings in a footnote
 
 
 def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
@@ -38,7 +38,7 @@ def _preset(entry: Verified) -> dict[str, Any]:
 
     try:
         return dict(presets_of(entry.method).get(entry.preset, {}))
-    except ConfigError:  # a record of a removed method
+    except ConfigError:  # the record is of a removed method
         return {}
 
 

@@ -81,7 +81,7 @@ def collect(
             groups.setdefault((method_of(record), own, tags), {})[seed] = record  # a seed run twice counts once
     rows = [_row(list(group.values())) for group in groups.values()]
     firsts = [next(iter(group.values())) for group in groups.values()]
-    rows = [  # no paper prints a mean over orders
+    rows = [  # no paper reports a mean over orders
         row if row.orders else beside_paper(row, run, papers_of(run) if papers_of else [])
         for row, run in zip(rows, firsts)
     ]
@@ -110,7 +110,7 @@ def build(
     """
     complete = [record for record in records if record.tags.get("ctvr.complete") == "true"]
     if not complete:
-        raise ConfigError(f"table: none of the {len(records)} runs is complete. `make ui` shows how far they are.")
+        raise ConfigError(f"table: none of the {len(records)} runs is complete. `make ui` shows their progress.")
     ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
     return tables(records, ranks, papers_of, direction, split, of_stream)
 
@@ -196,7 +196,7 @@ def _row(runs: list[RunRecord]) -> Row:
     orders = by_order(runs, measured, finals)
     of_first = orders.get("r1", orders.get("accuracy", ()))
     points = tuple(curve(runs, shown.curve))
-    if first.settings.get("method.only_final", "").lower() == "true":  # it has learned nothing that it could forget
+    if first.settings.get("method.only_final", "").lower() == "true":  # an untrained model cannot forget
         values |= {key: Value() for key in FORGOTTEN & values.keys()}
         matrices, points = {}, points[-1:]
     return Row(

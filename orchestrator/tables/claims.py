@@ -33,7 +33,7 @@ from ctvr.orchestrator.tables.table import Difference
 from ctvr.orchestrator.tables.table_columns import OF, PRINTED
 
 FILE = Path(__file__).parent / "claims.json"
-STREAM = "worlds-5"  # on which the claims are tested by default
+STREAM = "worlds-5"  # default stream for testing the claims
 SEEDS = 3
 IMAGE_TABLE = "bmu-table4"  # its rows train on images without captions
 
@@ -49,14 +49,14 @@ class Claim:
 
     claim: str
     paper: str
-    place: str  # in the paper
+    place: str  # table or figure in the paper
     says: str
     table: str  # table preset with both rows
     row: str
     than: str
     column: str  # r1, forgetting, rsum, gmacs, twin, ...
     better: Literal["higher", "lower"]
-    effect: float = 0.0  # points
+    effect: float = 0.0  # effect in points
     margin: float = 0.0  # points by which the row may be worse; 0: the claim is a difference
     at_most: float = 0.0  # largest ratio of the row's cost to the other's; 0: no ratio is claimed
 
@@ -83,9 +83,9 @@ class Result:
     verdict: Verdict
     improvement: Difference = UNKNOWN  # of an `at_most` claim: the ratio of both costs
     detectable: float = math.nan  # effect that the comparison detects in 4 of 5 cases
-    means: tuple[float, float] = (math.nan, math.nan)  # of the row, and of the other
+    means: tuple[float, float] = (math.nan, math.nan)  # mean of the row, and of the other one
     seeds: int = 0
-    why: str = ""  # it is not run
+    why: str = ""  # reason why it is not run
 
     @property
     def note(self) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
 OWN = "own gallery"  # title of a row's matrix
-FORGOTTEN = {"bwf", "fr", "hm", "forgetting", "forgetting_fixed"}  # columns of a row that learns more than once
+FORGOTTEN = {"bwf", "fr", "hm", "forgetting", "forgetting_fixed"}  # rows that learn more than one task
 # metrics that figures show over training: StructAlign's geometry, gates of CAMoE and of experts
 TRAINING = re.compile(r"train/((?:micd|angle)_(?:text|video)|(?:gate(?:_\w+)?|expert)/\w+)")
 
@@ -60,7 +60,7 @@ def training(runs: Sequence[RunRecord]) -> dict[str, tuple[tuple[int, float, flo
     evaluated = {key.partition("/")[0] for key in losses} - {"train"}
     if not losses or not (known or evaluated):
         return {}
-    steps = {step for key in losses for step, _ in runs[0].metrics[key]}  # a later task may have other terms
+    steps = {step for key in losses for step, _ in runs[0].metrics[key]}  # later tasks may have other loss terms
     epochs = {step: number for number, step in enumerate(sorted(steps), start=1)}
     curves = {key: curve(runs, f"train/{key}") for key in known}
     for split in ("train", *sorted(evaluated)) if evaluated else ():

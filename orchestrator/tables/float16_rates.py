@@ -11,7 +11,7 @@ FLOAT16: Mapping[str, Mapping[str, float]] = {
     "camoe": {"lr": 1e-7},
     "mv_adapter": {"lr": 5e-6, "lr_bias": 1e-7},
 }
-TEXT = "{settings}: published for float16 weights; at this rate float32 weights change far less (docs/protocol.md)"
+TEXT = "{settings}: published for float16 weights; at this rate, float32 weights change far less (docs/protocol.md)"
 
 
 def float16_note(settings: Mapping[str, Any]) -> str:
@@ -22,6 +22,6 @@ def float16_note(settings: Mapping[str, Any]) -> str:
             try:
                 if float(settings.get(f"{group}.{name}", 0)) == rate:
                     found.append(f"{group}.{name}={rate:g}")
-            except (TypeError, ValueError):  # an old record
+            except (TypeError, ValueError):  # the record is old
                 continue
     return TEXT.format(settings=", ".join(found)) if found else ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: epochs per task that stream and recipe recommend
 CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched`, `recommended` or `front, TRIAL`
-NOTES = " | "  # between footnotes in the tag ctvr.note
+NOTES = " | "  # separator of footnotes in the tag ctvr.note
 TEXTS = {
     "best_test": "keeps the epoch of each task that scores best on the test videos (best-on-test)",
     "best_val": "keeps the epoch of each task that scores best on the validation videos",
@@ -38,7 +38,7 @@ def marks_of(run: RunRecord) -> list[str]:
     tags, marks = run.tags, []
     split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
     if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
-        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: the evaluated split
+        marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: evaluated split
     if trains_on_searched(run):
         marks.append(TEXTS[f"trains_on_{split}"])
     if short := _short_of_epochs(run):
@@ -49,7 +49,7 @@ def marks_of(run: RunRecord) -> list[str]:
         marks.append(tags["ctvr.mark"])
     if tags.get("ctvr.transductive") == "true":
         marks.append(TEXTS["transductive"])
-    # Over images the memory is written as in the released code
+    # For images the memory is written as in the released code
     if str(run.settings.get("method.buffer_size", "0")) not in {"0", ""} and method_of(run) not in IMAGE_METHODS:
         marks.append(TEXTS["replay"])
     if tags.get("ctvr.note"):

@@ -40,7 +40,7 @@ UNSEEN_NOTE = (
 )
 RETENTION, ADDED = re.compile(r"stream/also/(.+)/retention"), re.compile(r"stream/distractors/r1_(\d+)")
 SHARE, OF_TASK = re.compile(r"stream/index/r1_(\d+)"), re.compile(r"task_(\d+)/index/gap")
-MOST_TASKS = 10  # gaps of single tasks are columns up to so many; of longer streams they are in the CSV file alone
+MOST_TASKS = 10  # up to this many tasks, gaps of single tasks are columns; otherwise they are only in the CSV file
 
 
 def age_values(means: Mapping[str, Value]) -> dict[str, Value]:
@@ -71,7 +71,7 @@ def age_columns(rows: Sequence[Row]) -> list[Column]:
     known = {key for row in rows for key in row.values}
     shares = sorted(int(key[6:]) for key in known if re.fullmatch(r"index_\d+", key))
     tasks = sorted(key for key in known if re.fullmatch(r"gap_\d+", key))
-    found = [COLUMNS[key][0] for key in (FRESH, GAP) if key in known]  # first: a screen shows what fits
+    found = [COLUMNS[key][0] for key in (FRESH, GAP) if key in known]  # first: a screen may drop later columns
     found += [Column(f"index_{share}", f"R@1, {share} % re-encoded") for share in shares]
     found += [Column(AREA, "R@1, mean over shares")] if AREA in known else []
     found += [Column(key, f"Gap T{int(key[4:])}") for key in tasks if len(tasks) <= MOST_TASKS]

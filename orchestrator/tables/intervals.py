@@ -28,9 +28,9 @@ from scipy import special  # scipy.optimize takes 0.2 s of CPU time to import
 
 from ctvr.orchestrator.tables.table import LEVEL, Difference
 
-SHARED = 1.1  # factor of the subtracted V_both: max(0, .) leaves too much if seeds hardly change a row
-STEP = 1e-8  # of a quantile
-PRIOR = 1.5  # degrees of freedom of the mean variance of a table's rows, at most
+SHARED = 1.1  # factor of the subtracted V_both, since max(0, .) leaves too much if seeds hardly matter
+STEP = 1e-8  # precision of a quantile
+PRIOR = 1.5  # maximum degrees of freedom of the mean variance of a table's rows
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ SHARED = "Every row differs from {what} in: {settings}."
 class PaperRun:
     """A run of a paper."""
 
-    settings: Settings  # all of them, resolved
-    numbers: PublishedRow | None = None  # of an ablation table; None: those of the main table, if it has any
+    settings: Settings  # all settings, resolved
+    numbers: PublishedRow | None = None  # from an ablation table; None: those of the main table, if any
     what: str = "its paper"  # its name in footnotes
 
 

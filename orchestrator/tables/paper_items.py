@@ -32,14 +32,14 @@ class Item:
 
     item: str  # paper/table2
     shows: str
-    preset: str = ""  # table preset that makes it
+    preset: str = ""  # table preset that reproduces it
     direction: Direction = "t2v"
-    why: str = ""  # it does not run
-    note: str = ""  # what the command does not say
+    why: str = ""  # reason why it does not run
+    note: str = ""  # facts that the command does not contain
 
     def __post_init__(self) -> None:
         if bool(self.preset) == bool(self.why):
-            raise ValueError(f"{self.item}: has either a preset that makes it or the reason why none does.")
+            raise ValueError(f"{self.item}: needs either a preset that reproduces it or the reason why none does.")
 
     @property
     def command(self) -> str:
@@ -56,7 +56,7 @@ class Item:
         return (*missing, *([self.note] if self.note else []))
 
 
-CLAIMS = Item(item="claims", shows="headline claims of the papers, tested", preset="claims")  # rows: claims.py
+CLAIMS = Item(item="claims", shows="headline claims of the papers, tested", preset="claims")  # rows: see claims.py
 
 
 @cache

@@ -46,12 +46,12 @@ class PublishedRow:
     table: str
     label: str  # as printed
     stream: str
-    row: str  # of the table preset of the same name; empty: not implemented here
-    method: str  # or configuration; empty: not implemented here
-    presets: tuple[str, ...]  # on top of the stream's recommended one
-    settings: Settings  # on top of the presets
-    recommended: Settings  # `Stream.settings` of the paper, where the defaults are not meant
-    values: dict[str, float]  # column -> number, those that are printed
+    row: str  # row of the table preset of the same name; empty: not implemented here
+    method: str  # method or configuration; empty: not implemented here
+    presets: tuple[str, ...]  # presets on top of the stream's recommended one
+    settings: Settings  # settings on top of the presets
+    recommended: Settings  # `Stream.settings` of the paper, if they differ from the defaults
+    values: dict[str, float]  # column -> printed number
     source: str
     seeds: int | None
     notes: tuple[str, ...] = field(default=())

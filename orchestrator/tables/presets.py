@@ -50,14 +50,14 @@ class TableRow:
     """A row: the method and settings to run, and whether settings are searched first."""
 
     name: str
-    method: str = ""  # if the name is not the method
+    method: str = ""  # set if the name is not the method
     presets: tuple[str, ...] = ()
     searched: bool = True
-    settings: dict[str, Any] = field(default_factory=dict)  # of this row only; the user's take precedence
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of this row only; the user's take precedence
     on: OnStreams = field(default_factory=dict)
     only: tuple[str, ...] = ()  # streams on which the row can run; empty: all
     notes: tuple[str, ...] = ()  # footnotes
-    control: bool = False  # a row of ours, which no paper prints
+    control: bool = False  # True: our own row, which no paper prints
 
     def __post_init__(self) -> None:
         if self.method:
@@ -92,10 +92,10 @@ class TablePreset:
     search: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     on: OnStreams = field(default_factory=dict)
-    name: str = ""  # of a table of the package; set by `load_preset`
-    varies: tuple[str, ...] = ()  # settings of which some rows change exactly one
-    columns: tuple[More, ...] = ()  # besides the usual ones
-    claims: tuple[str, ...] = ()  # of claims.json, judged by these rows; set by `claims.preset_of`
+    name: str = ""  # name of a table of the package; set by `load_preset`
+    varies: tuple[str, ...] = ()  # settings that some rows change one at a time
+    columns: tuple[More, ...] = ()  # columns besides the usual ones
+    claims: tuple[str, ...] = ()  # names in claims.json that these rows test; set by `claims.preset_of`
 
     def __post_init__(self) -> None:
         names = [row.slug for row in self.rows]

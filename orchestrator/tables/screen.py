@@ -1,4 +1,4 @@
-"""Result tables as plain text for a terminal or a pipe: columns that fit, and the notes that matter to a reader."""
+"""Result tables as plain text for a terminal or a pipe: columns that fit, and the notes needed to read them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from ctvr.orchestrator.tables.formats import Footnotes, last_titles
 from ctvr.orchestrator.tables.table import Row, Table, cell, number
 
-LABEL = 40  # characters of a row's name, where the table is wider than the screen
-LINES = 8  # of notes
+LABEL = 40  # characters of a row's name if the table is wider than the screen
+LINES = 8  # maximum lines of notes
 # Columns that are dropped first from a table that is wider than the screen
 DROPPED = ("R@1 vs best", "Time", "Trials", "MeanR", "MedR", "R@10", "R@5", "Params (M)")
 # Notes that explain columns, or compare settings with the papers'; the files have them
@@ -87,7 +87,7 @@ def _is_shown(note: str) -> bool:
 
 
 def _cut(label: str) -> str:
-    """Shorten a row's name; its footnotes stay."""
+    """Shorten a row's name, but keep its footnotes."""
     name, mark, signs = label.rpartition(" [")
     name, signs = (name, mark + signs) if mark else (label, "")
     return (name if len(name) <= LABEL else f"{name[: LABEL - 3]}...") + signs
@@ -114,7 +114,7 @@ def _width_of(widths: Sequence[int]) -> int:
 
 
 def _fitting(notes: Sequence[str], width: int) -> tuple[list[str], int]:
-    """Return the first notes as lines, and the number of notes without room."""
+    """Return the first notes as lines, and the number of the remaining notes."""
     lines: list[str] = []
     for place, note in enumerate(notes):
         wrapped = textwrap.wrap(_shown(note), width, subsequent_indent="    ")

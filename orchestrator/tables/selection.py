@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.tables.significance import Ranks
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-SPLITS = {"test": "test", "val": "validation"}  # the first is the default of a table
+SPLITS = {"test": "test", "val": "validation"}  # a table uses the first by default
 CHOSE = ("ctvr.trial", "ctvr.confirms")  # tags of runs whose purpose is to choose settings: trials, confirmations
 
 

@@ -52,7 +52,7 @@ def _varied(table: Table, name: str) -> list[list[Row]]:
     for row in table.rows:
         if name in row.settings:
             fixed = {name, *(key for key, bound in at_most(row.method).items() if bound == name)}
-            if name.startswith("data."):  # settings of a method that follow from its data: method.num_frames
+            if name.startswith("data."):  # settings of a method that follow from its data, such as method.num_frames
                 fixed |= set(of_data(name.removeprefix("data.")))
             others = tuple(sorted((key, value) for key, value in row.settings.items() if key not in fixed))
             groups.setdefault((row.method, others), []).append(row)

@@ -16,11 +16,11 @@ from ctvr.orchestrator.tracking.run_record import as_text
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
 
-# Settings of how a run was executed, not of what was run
+# Settings of the execution of a run, which are not part of what was run
 OF_THE_RUN = {"seed", "stream", "workers", "threads", "data.prefetch_threads", "data.skip_missing", "data.decoder"}
 OF_THE_RUN |= {"tracking.mirror", "tracking.keep_checkpoints", *ADDS_METRICS}
 OF_THE_RUN |= {"evaluation.split", "evaluation.batch_size", "evaluation.query_chunk", "backbone.sha256"}
-RELEASED_IMAGES = {  # divyam3897/UCL@cfaa81d, the protocol of BMU-MoCo's Table 4
+RELEASED_IMAGES = {  # values in divyam3897/UCL@cfaa81d, the protocol of BMU-MoCo's Table 4
     "preset": "paper",
     "backbone.name": "resnet18",
     "backbone.weights": "random",
@@ -35,7 +35,7 @@ RELEASED_IMAGES = {  # divyam3897/UCL@cfaa81d, the protocol of BMU-MoCo's Table 
     "optim.grad_clip": None,
     "optim.carry_momentum": True,
 }
-DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmarks, by the first word of `ctvr.paper`
+DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # on the papers' own benchmarks, by the first word of `ctvr.paper`
     "msrvtt": {"preset": "paper", "data.num_frames": 12, "data.batch_size": 8, "optim.epochs": 20},
     "actnet": {"preset": "paper-actnet", "data.num_frames": 24, "data.batch_size": 16, "optim.epochs": 20},
     "cvlm": {"preset": "paper", "data.batch_size": 48, "optim.epochs": 10},
@@ -44,7 +44,7 @@ DATA_AND_OPTIMISER: dict[str, dict[str, Any]] = {  # of the papers' own benchmar
 }
 FRAMES = "data.num_frames"
 PROVENANCE = "ctvr.provenance"  # tag of a run
-SHOWN = 12  # settings in a footnote; the CSV has all
+SHOWN = 12  # maximum settings in a footnote; the CSV has all
 CVLM_BACKBONE = (
     "initialised from {name} ({weights}); the paper uses its own pre-trained ViT-B and BERT-B, which are not public"
 )

@@ -29,7 +29,7 @@ NOTE = (
     "these videos and seeds do not distinguish them."
 )
 ONE_SEED = "not compared: one seed, and no row has several seeds from which to estimate the variance over seeds"
-LEAST_ORDERS = 4  # with two, 10 % of equal rows are called different; with three, 1 to 9 %
+LEAST_ORDERS = 4  # with two, 10 % of equal rows are found different; with three, 1 to 9 %
 FEW_ORDERS = f"not compared: estimating the variance over task orders requires at least {LEAST_ORDERS} orders"
 OTHER_ORDERS = "not compared: its task orders differ from those of the best row"
 NO_RANKS = "not compared: the ranks of its queries are not stored"

@@ -67,17 +67,17 @@ class Row:
     seeds: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()  # MLflow run ids, in the order of `seeds`
     marks: tuple[str, ...] = ()  # caveats of our numbers
-    settings: Mapping[str, str] = field(default_factory=dict)  # differences from other rows of the same method
-    differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # from its paper: (ours, the paper's)
-    differs_from: str = ""  # which part of its paper that is
+    settings: Mapping[str, str] = field(default_factory=dict)  # distinguishes it from other rows of the same method
+    differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # setting -> (our value, the paper's)
+    differs_from: str = ""  # the part of its paper that it is compared with
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
-    intervals: Mapping[str, Difference] = field(default_factory=dict)  # column -> a value that is itself a difference
+    intervals: Mapping[str, Difference] = field(default_factory=dict)  # column -> difference that it shows
     vs_best: Difference | None = None  # R@1 minus the best row's; p and interval are simultaneous
-    is_reference: bool = False  # the row with the best R@1 of those that are compared
-    is_transductive: bool = False  # a query's result depends on the other queries
-    trials: int | None = None  # searched for this row; None: not recorded
-    seconds: float = math.nan  # of all its trials and runs
-    place: int = 0  # its position in a table with a given order
+    is_reference: bool = False  # True: best R@1 among the compared rows
+    is_transductive: bool = False  # True: a query's result depends on the other queries
+    trials: int | None = None  # number of search trials; None: not recorded
+    seconds: float = math.nan  # total time of its trials and runs
+    place: int = 0  # position in a table with a given order
     paper: Mapping[str, Value] = field(default_factory=dict)
     paper_source: str = ""
     paper_marks: tuple[str, ...] = ()
@@ -170,4 +170,4 @@ def number(value: Value, digits: int = 2, sign: str = "±") -> str:
 
 def _fixed(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
-    return text.removeprefix("-") if float(text) == 0 else text  # no -0.00
+    return text.removeprefix("-") if float(text) == 0 else text  # avoids -0.00

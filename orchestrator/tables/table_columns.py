@@ -47,7 +47,7 @@ EXTRA = _by_key(
     (Column("current", "R@1 (current)", "up"), CURRENT),
     (Column("own", "R@1 (own gallery)", "up"), OWN),
     (Column("twin", "Twins", "up"), "stream/t2v/twin"),
-    # no paper prints these
+    # papers do not print these
     (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),
     (Column("query_gmacs", "GMACs (query)", "down", 1), "cost/query_gmacs"),
     (Column("speed", "Videos/s", "up", 1), "cost/videos_per_second"),
@@ -94,8 +94,8 @@ class Measures:
     names: dict[str, str]  # column -> metric
     curve: str  # metric over tasks
     matrices: dict[str, str]  # title -> metric of each task, without the prefix `task_NN/`
-    columns: tuple[Column, ...] = ()  # all of them, if nothing is searched
-    note: str = ""  # their definition
+    columns: tuple[Column, ...] = ()  # metrics of all tasks, if nothing is searched
+    note: str = ""  # definition of the columns
 
 
 OF = {

@@ -18,8 +18,8 @@ from ctvr.orchestrator.tables.table import Row, Table, Value, competes
 from ctvr.orchestrator.tracking.plots import Line, Panel, Scale
 from ctvr.orchestrator.tracking.styles import LineName, styles_of
 
-Drawing = tuple[str, str, list[Panel]]  # the end of the file's name, the title after the stream's name, the panels
-Cost = tuple[str, Scale, Callable[[Row], float]]  # the axis, and the value of a row
+Drawing = tuple[str, str, list[Panel]]  # suffix of the file name, title after the stream's name, panels
+Cost = tuple[str, Scale, Callable[[Row], float]]  # label of the axis, and the value of a row
 GEOMETRY = {
     "micd_text": "MICD of captions (eq. 22)",
     "micd_video": "MICD of videos (eq. 22)",
@@ -228,7 +228,7 @@ def expert_shares(row: Row) -> np.ndarray:
     for expert, key in enumerate(keys):
         for task, mean, _ in _last_epochs(row, key):
             counted[expert, task - 1] = mean
-    with np.errstate(invalid="ignore"):  # a task that trained none
+    with np.errstate(invalid="ignore"):  # a task that trained no experts
         return 100 * counted / counted.sum(axis=0)
 
 
@@ -267,15 +267,15 @@ COSTS: tuple[Cost, ...] = (
 FIGURES: dict[str, tuple[str, Callable[[Table], list[Panel]]]] = {
     "r1": ("R@1 after each task", _curves),
     "forgetting": ("forgetting", _forgetting),
-    "final": ("what was learned and what is left of it", _final),
-    "plasticity": ("what each task gains over zero-shot", _plasticity),
+    "final": ("R@1 when learned, and at the end", _final),
+    "plasticity": ("gain of each task over zero-shot", _plasticity),
     "cost": ("R@1 against cost (grey: no row beats these)", _cost),
     "sums": ("R-Sum against multiply-adds (grey: no row beats these)", _sums),
     "pareto": ("R@1 and forgetting against multiply-adds (grey: no row beats these)", _pareto),
     "reencoding": ("R@1 after re-encoding a share of the index", _reencoding),
     "backfilling": ("R@1 over the re-encoded share of old videos", _backfilling),
     "orders": ("robustness to the order of tasks", _orders),
-    "experts": ("what each expert counts", _experts),
+    "experts": ("share of each expert", _experts),
     "losses": ("loss while training", _losses),
     "geometry": ("geometry of categories while training", _geometry),
 }

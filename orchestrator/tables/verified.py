@@ -29,13 +29,13 @@ class Check:
     cases: int
     tolerance: float  # largest absolute difference; 0: equal digit for digit
     test: str  # path::function
-    in_clone: bool = True  # else only with the complete reference files
+    in_clone: bool = True  # False: only with the complete reference files
 
     def __post_init__(self) -> None:
         if self.what not in WHAT:
             raise ValueError(f"what: {self.what!r} is not one of {', '.join(WHAT)}.")
         if self.cases < 1 or self.tolerance < 0:
-            raise ValueError(f"cases and tolerance: {self.cases} cases to {self.tolerance} prove nothing.")
+            raise ValueError(f"cases and tolerance: {self.cases} cases within {self.tolerance} prove nothing.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Verified:
     preset: str
     source: str  # owner/name@commit, or owner/name (commit not recorded)
     checks: tuple[Check, ...]
-    open: str = ""  # what could not be compared, and why
+    open: str = ""  # the parts that could not be compared, with reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class VerificationRow:
     """A method's row of REPRODUCIBILITY.md, apart from its entries."""
 
     method: str
-    grade: str  # without a release: paper or ours
+    grade: str  # basis of a method without a release: paper or ours
     tests: tuple[str, ...]
     against: str
     note: str = ""
@@ -100,7 +100,7 @@ def grade_of(row: VerificationRow) -> str:
     return "code" if any(check.in_clone and check.what in PROVES_CODE for check in checks) else row.grade
 
 
-# --- what is printed and written ------------------------------------------------------------------------------
+# --- text that is printed and written ------------------------------------------------------------------------------
 
 
 def text() -> str:

@@ -77,7 +77,7 @@ def _write_figure(files: Sequence[Path], draw: str, *of: Any) -> list[bytes]:
     contents = []
     for file in files:
         contents.append(figures.in_form(figure, file.suffix.removeprefix(".")))
-        figure.set_layout_engine(None)  # laid out once, for all forms
+        figure.set_layout_engine(None)  # laid out once for all formats
         publish(file, contents[-1])
     return contents
 
@@ -100,7 +100,7 @@ def _figures(table: Table, name: str) -> Iterator[tuple[Any, ...]]:
 
 def _plain(value: Any) -> Any:
     """Convert an argument of a figure that JSON cannot encode."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.tolist()  # else numpy's
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.tolist()  # else numpy
 
 
 def _digest(file: Path) -> str:

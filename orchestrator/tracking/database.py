@@ -14,10 +14,10 @@ from ctvr.orchestrator.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 120.0  # maximal wait for a database that another process has locked
+WAIT_SECONDS = 120.0  # maximum wait for a database that another process has locked
 UNFINISHED = ".unfinished"  # suffix of a kept incomplete database
 _OF_MLFLOW = {"alembic_version", "experiments"}  # tables that MLflow creates early
-_HELD = ("experiments", "runs", "registered_models")  # one of them has a row in every completed or used database
+_HELD = ("experiments", "runs", "registered_models")  # in every complete or used database, one of them has a row
 
 
 def ensure_whole(file: Path, fill: Callable[[str], object]) -> None:
@@ -52,7 +52,7 @@ def _publish(source: Path, target: Path) -> None:
         of.backup(to)
     with copy.open("rb+") as file:
         os.fsync(file.fileno())
-    for left in ("-journal", "-wal", "-shm"):  # of the former file: SQLite would apply them to the new one
+    for left in ("-journal", "-wal", "-shm"):  # of the former database; SQLite would apply them to the new one
         target.with_name(target.name + left).unlink(missing_ok=True)
     os.replace(copy, target)
     folder = os.open(target.parent, os.O_RDONLY)

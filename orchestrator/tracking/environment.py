@@ -49,7 +49,7 @@ def _commit() -> tuple[str | None, bool | None]:
         return done.stdout.decode("utf-8", "replace")
 
     try:
-        git("ls-files", "--error-unmatch", "config.py")  # excludes a repository that contains an installed copy
+        git("ls-files", "--error-unmatch", "config.py")  # excludes a repository that merely contains an installed copy
         return git("rev-parse", "HEAD").strip(), bool(git("status", "--porcelain", "--untracked-files=no").strip())
     except (OSError, subprocess.SubprocessError):
         return None, None

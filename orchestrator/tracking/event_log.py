@@ -23,7 +23,7 @@ from ctvr.orchestrator.tracking.outbox import file_name, locked
 log = logging.getLogger(__name__)
 
 EVENTS = "told"  # the folder below the runs folder
-Runs = list[tuple[set[str], list[Message]]]  # the ids of each run, and its messages
+Runs = list[tuple[set[str], list[Message]]]  # names of each run, and its messages
 
 
 class EventLog:
@@ -83,7 +83,7 @@ class EventLog:
             messages = sorted((m for name in group for m in records.get(name, ())), key=lambda m: float(m["at"]))
             messages = [message for message in messages if message["op"] != IS]
             first = next((message for message in messages if message["op"] == "open"), None)
-            if first is not None:  # it comes first, even if a clock was set back
+            if first is not None:  # the opening comes first, even if a clock was set back
                 messages = [first, *(message for message in messages if message is not first)]
             elif messages:
                 name = next(iter(sorted(group & records.keys())))
@@ -94,7 +94,7 @@ class EventLog:
     def _records(self, path: Path) -> Iterator[Message]:
         try:
             content = read_bytes(path)
-        except ConfigError as error:  # larger than a log can be
+        except ConfigError as error:  # the file is larger than a log can be
             self.bad.append(f"{error} Its run is left out.")
             return
         for number, line in enumerate(content.split(b"\n"), start=1):
@@ -131,7 +131,7 @@ def replay(
     for names, messages in runs:
         name = next(iter(sorted(names)))
         if messages[0]["op"] != "open":
-            continue  # written by a version that logged only messages after an upgrade
+            continue  # by a version that, after an upgrade, logged only new messages
         tags: dict[str, Any] = {}
         for message in messages:
             try:
@@ -141,7 +141,7 @@ def replay(
                     ids.update(dict.fromkeys(names, (opened[name], tags)))
                 elif name in ids:  # otherwise its opening was refused, which has been reported
                     send(opened[name], message)
-            except Exception as error:  # `refused` decides
+            except Exception as error:  # `refused` may raise the error
                 refused(name, message, error)
                 continue
             if message["op"] in ("open", "tags"):

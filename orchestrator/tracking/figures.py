@@ -160,7 +160,7 @@ def draw_shares(shares: np.ndarray, title: str) -> Figure:
     """Draw the share (%) of each expert (E rows) in each task (T columns), with the numbers in the cells."""
     experts, tasks = shares.shape
     figure, (panel,) = new_figure(1, panel=max(2.6, 0.36 * experts + 1.5), width=max(4.6, 0.43 * tasks + 2.2))
-    routed = shares[:, np.nanmax(shares, axis=0, initial=0) < 100]  # one expert with 100 % would make the others pale
+    routed = shares[:, np.nanmax(shares, axis=0, initial=0) < 100]  # else an expert with 100 % makes the others pale
     high = max(float(np.nanmax(routed, initial=0)), 1.0)
     image = _matrix(panel, shares, 0.0, high, ("task", "expert"))
     _bar(figure, image, [panel], "share of the gates (%)", (0.0, high))
@@ -203,7 +203,7 @@ def _bar(figure: Figure, image: Any, panels: Sequence[Axes], label: str, between
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=INK, length=0)
     bar.set_label(label, fontsize=9, color=INK)
-    bar.ax.set_ylim(*between)  # the palest colours are below, so that cells differ from the background
+    bar.ax.set_ylim(*between)  # starts below `low`, so that the palest cells differ from the background
 
 
 def _matrix(

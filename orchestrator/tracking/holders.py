@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ctvr.orchestrator.digests import digest_of
 
 HOLDER = "ctvr.holder"
-_FIRST_NAMESPACE = "pid:[4026531836]"  # of processes outside containers
+_FIRST_NAMESPACE = "pid:[4026531836]"  # namespace of processes outside containers
 
 
 class Holder(NamedTuple):
@@ -67,7 +67,7 @@ def is_gone(tags: Mapping[str, str]) -> bool:
         os.kill(holder.pid, 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # of another user, whose processes /proc may hide
+    except (OSError, OverflowError):  # the process is of another user, and /proc may hide it
         pass
     try:
         state = _state_of(holder.pid)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 OUT_OF_DATE = "out-of-date database schema"  # in the error about a database of another MLflow version
-AUTOFLUSH = "(raised as a result of Query-invoked autoflush"  # precedes SQLAlchemy's reason
+AUTOFLUSH = "(raised as a result of Query-invoked autoflush"  # text before SQLAlchemy's reason
 PARENT = "mlflow.parentRunId"  # the tag that makes a run a child
 KIND = "mlflow.experimentKind"  # tag for an experiment's kind; only MLflow's pages define the name
 TRAINING = "custom_model_development"  # its value for training runs
@@ -30,7 +30,7 @@ LOCATIONS = (
     ("logged_models", "artifact_location"),
 )
 SCHEMA = "dc11669786a5"  # revision of the SQLite file's tables that sqlite_records.py reads
-NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")  # loggers; we report their important errors ourselves
+NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")  # silenced: we report their important errors ourselves
 
 
 def latest_points(run: Run) -> dict[str, tuple[int, float]]:

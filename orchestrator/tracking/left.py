@@ -32,7 +32,7 @@ def open_or_take_up(
     A run is continued if it was stopped or its process has ended. Returns run id and name.
     """
     with ExitStack() as stack:
-        with suppress(OSError):  # of two concurrent starts, one continues the run; without a lock both may
+        with suppress(OSError):  # only one of two concurrent starts continues the run; without a lock both may
             stack.enter_context(locked(tracker.outbox.folder / "open.lock"))
         if (found := _unfinished(tracker, stream, settings, tags)) is not None:
             name = found.name

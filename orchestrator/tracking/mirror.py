@@ -21,7 +21,7 @@ from ctvr.orchestrator.errors import ConfigError
 
 log = logging.getLogger(__name__)
 ROOM = 10_000  # capacity of the queue, in rows
-PATIENCE = 10.0  # seconds that the end of a run waits for the thread
+PATIENCE = 10.0  # seconds to wait for the thread at the end of a run
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 Row = tuple[int, dict[str, float]]  # step, values
 
@@ -136,7 +136,7 @@ class _Wandb(_Steps):
 
 class _Trackio(_Steps):
     def __init__(self, folder: Path, name: str, project: str, settings: Mapping[str, Any]) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str(folder))  # read when it is imported
+        os.environ.setdefault("TRACKIO_DIR", str(folder))  # read when wandb is imported
         self.module = importlib.import_module("trackio")
         self.module.init(project=project, name=name, config={key: str(value) for key, value in settings.items()})
 

@@ -25,7 +25,7 @@ OUR_VIEW = f"{VIEW}ctvr"  # tag of an experiment: columns of its table of runs, 
 OF_VIDEOS = ("stream/t2v/r1", "stream/t2v/r1_gain", "stream/t2v/bwf")
 OF_IMAGES = ("stream/knn/accuracy", "stream/knn/forgetting")
 OF_QUESTIONS = ("stream/qa/accuracy", "stream/qa/forgetting")
-WIDTH = 40  # characters of a run's name that fit a narrow column
+WIDTH = 40  # characters of a run's name that fit into a narrow column
 
 
 def experiment_tags(stream: str) -> dict[str, str]:
@@ -51,7 +51,7 @@ def code(text: str) -> str:
 def our_view() -> str:
     """Return the view state (JSON) of MLflow's table of runs with our columns: name, R@1, gain and forgetting."""
     name, begun = "attributes.`Run Name`", "runDateAndNestInfo"  # column names of MLflow's pages
-    columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # empty ones are hidden
+    columns = [f"metrics.`{key}`" for key in (*OF_VIDEOS, *OF_IMAGES, *OF_QUESTIONS)]  # empty columns are hidden
     state = {
         "selectedColumns": columns,
         "columnOrder": [name, begun, *columns],

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits of one batch
+MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits for one batch
 MATRICES = {"matrix_own": "R@1 in each task's own gallery", "matrix_union": "R@1 among all videos so far"}
 REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # permanent errors
 
@@ -216,7 +216,7 @@ class Sender:
         try:
             self.client.create_experiment(stream, artifact_location=where, tags=experiment_tags(stream))
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was faster
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process has created it first
                 raise
         return self.client.get_experiment_by_name(stream)
 

@@ -25,7 +25,7 @@ from ctvr.orchestrator.tracking.messages import Message, files_below, is_id, rea
 
 log = logging.getLogger(__name__)
 
-OFFLINE = "offline-"  # prefix of run ids that were assigned while the server did not answer
+OFFLINE = "offline-"  # prefix of run ids that were assigned while the server did not respond
 REFUSED = "-refused"  # suffix of files of records with permanent errors; kept for inspection
 RETRY_AFTER_S = 300.0  # pause after a failure, so that training does not wait for time-outs
 
@@ -198,11 +198,11 @@ class OutboxSender:
                 for name in names:
                     done, rest = self._flush_one(name)
                     sent, left = sent + done, left + rest
-        except BlockingIOError:  # another process is sending
+        except BlockingIOError:  # another process is sending its records
             left = sum(len(self.outbox.read(name)[0]) for name in names)
-        except OSError as error:  # a folder that takes no files, something else in its place
+        except OSError as error:  # the folder is not writable, or is not a folder
             self.reasons[f"the outbox cannot be used: {os_error_text(error).rstrip('.')}"] = None
-            left = len(names)  # at least
+            left = len(names)  # at least one record is left
             log.error("tracking: the outbox cannot be used: %s", os_error_text(error))
         return sent, left
 
@@ -211,7 +211,7 @@ class OutboxSender:
         records, bad, size = self.outbox.read_all(name)
         parent = records[0].get("parent") if records and records[0]["op"] == "open" else None
         before = 0
-        if parent in children:  # a damaged file: they would wait for each other
+        if parent in children:  # in a damaged file, runs could wait for each other
             records[0] = {**records[0], "parent": name}
         if is_id(parent) and parent not in (name, *children) and self.outbox.has(parent):
             before, _ = self._flush_one(parent, (name, *children))

@@ -25,7 +25,7 @@ class Line:
     """One row of a table in a panel: (x, mean, std), with std NaN if unknown."""
 
     label: str
-    method: str  # decides colour, line and marker
+    method: str  # determines colour, line and marker
     points: Sequence[tuple[float, float, float]]
 
 
@@ -37,10 +37,10 @@ class Panel:
     y: str
     lines: Sequence[Line]
     title: str = ""
-    levels: Sequence[Line] = ()  # rows without an x, drawn as a level at the first point's mean
+    levels: Sequence[Line] = ()  # rows without an x, drawn as a horizontal line at the first point's mean
     joined: bool = True  # False: points only, with their std as error bars
     scale: Scale = "linear"
-    ticks: Sequence[tuple[float, str]] = ()  # position and label; if empty, integer x values where they are few
+    ticks: Sequence[tuple[float, str]] = ()  # position and label; if empty, integer x values if there are few
     borders: Sequence[float] = ()  # vertical lines, for example at the ends of tasks
     front: Sequence[tuple[float, float]] = ()  # corners of a Pareto front
     between: tuple[float, float] | None = None  # limits of y, for panels that are compared
@@ -143,7 +143,7 @@ def _dress(place: Axes, panel: Panel) -> None:
 
 
 def _plain_numbers(place: Axes) -> None:
-    """Set the ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, with plain numbers."""
+    """Set the ticks of a logarithmic axis to 1, 2 and 5 times powers of ten, with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     place.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

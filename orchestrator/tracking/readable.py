@@ -17,7 +17,7 @@ from ctvr.orchestrator.tracking.relocate import follow_move
 from ctvr.orchestrator.tracking.server import check, create_database
 from ctvr.orchestrator.tracking.sqlite_records import SqliteRecords
 
-_OF_SQLITE = ("readonly", "disk is full", "disk i/o error", "unable to open")  # in errors about such a folder
+_OF_SQLITE = ("readonly", "disk is full", "disk i/o error", "unable to open")  # texts in errors about such a folder
 _LOGS = ("-journal", "-wal", "-shm")  # files of a writer that was stopped, without which a copy would be damaged
 
 

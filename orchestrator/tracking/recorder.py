@@ -36,7 +36,7 @@ class Recorder:
 
     tracker: Tracker
     experiment: Experiment
-    name: str  # of the MLflow run
+    name: str  # name of the MLflow run
     parent: str | None = None  # run id of the sweep
     tags: Mapping[str, str] = field(default_factory=dict)
     keep_model: bool = False  # upload the trained model when the stream is learned
@@ -61,7 +61,7 @@ class Recorder:
             "ctvr.select_split": self.experiment.evaluation.selects_on(stream.has_val) or "",
             "ctvr.mark": stream.table_caveat,
             "ctvr.trains_on_searched": str(self.experiment.trains_on_searched).lower(),
-            "ctvr.protocol": protocol_of(stream).kind,  # it decides the columns of tables
+            "ctvr.protocol": protocol_of(stream).kind,  # determines the columns of tables
             "ctvr.stream_digest": stream.digest,
             "ctvr.stream_content": stream.content,
             "ctvr.frames": commits.made_of.get("frames", ""),
@@ -97,7 +97,7 @@ class Recorder:
     def report(self, task: Task, record: RunState, seconds: float) -> None:
         """Record the results after a task."""
         step = task.index + 1
-        self._log_task(record, step)  # first, since MLflow's pages list metrics in the order of their first values
+        self._log_task(record, step)  # first: MLflow's pages list metrics in the order of their first values
         self.log_training(record)
         if step == task.num_tasks:
             self.complete(record)
@@ -133,7 +133,7 @@ class Recorder:
             cost |= query_cost(method, tokens, num_tasks)
             cost |= budget(method, data, split, cost, record, self.experiment.run.seed)
         cost |= training_costs(record.timing)
-        if not self.experiment.optim.epochs:  # a control without training
+        if not self.experiment.optim.epochs:  # the run is a control without training
             cost["cost/trained_parameters"] = 0.0
         self.tracker.log_task(self.run_id, num_tasks, cost)
         for name in ("own", "union"):
@@ -183,7 +183,7 @@ class Recorder:
             for form in ("png", "pdf"):
                 with (Path(folder) / f"similarity.{form}").open("wb") as file:
                     figures.save(figure, file, form)
-                figure.set_layout_engine(None)  # laid out once, for both forms
+                figure.set_layout_engine(None)  # laid out once for both formats
             self.tracker.log_artifacts(self.run_id, Path(folder))
 
 

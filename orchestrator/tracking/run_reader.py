@@ -35,7 +35,7 @@ class RunReader:
 
         Raises:
             ConfigError: if the file cannot be read, or, with `strict`, for a damaged record.
-            StoreError: if the server does not answer.
+            StoreError: if the server does not respond.
         """
         with self._in_one_line():
             found = self._sender.search(stream, tags, status)

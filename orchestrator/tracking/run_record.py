@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
 
-MAX_PARAM, MAX_TAG = 6000, 8000  # MLflow's limits, in characters of one value
+MAX_PARAM, MAX_TAG = 6000, 8000  # MLflow's limits, in characters per value
 
 
 class Histories(Mapping[str, list[tuple[int, float]]]):

@@ -118,7 +118,7 @@ def new_client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; the default of 120, 8 times, blocks training
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; the default, 8 times 120 s, blocks training
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from mlflow import MlflowClient
 
@@ -137,7 +137,7 @@ def create_database(uri: str) -> None:
         return
     except ConfigError:
         raise
-    except Exception as error:  # not a database, a full disk: one line for the user
+    except Exception as error:  # not a database, or a full disk: one line for the user
         if OUT_OF_DATE not in str(error):
             raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
     shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))

@@ -40,7 +40,7 @@ class StoredRun:
     artifacts: str  # URI of its artifact folder
     params: dict[str, str]
     tags: dict[str, str]
-    latest: dict[str, Point]  # of each metric, at its last step
+    latest: dict[str, Point]  # last point of each metric
 
     def check(self) -> None:
         """Check the types of all values: a file may have been edited or damaged.
@@ -75,7 +75,7 @@ class StoredRun:
     def _wrong(self, what: str, value: object) -> ConfigError:
         return ConfigError(
             f"tracking: run {self.run_id}: {what}: {value!r:.60} cannot be the recorded value. Restore mlflow.db "
-            "from a copy; or move it away and write `ctvr rebuild`, which makes it from the event log."
+            "from a copy; or move it away and run `ctvr rebuild`, which recreates it from the event log."
         )
 
 
@@ -101,7 +101,7 @@ class SqliteRecords:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.file, timeout=WAIT_SECONDS)
-        connection.text_factory = lambda content: content.decode(errors="replace")  # of a damaged or edited file
+        connection.text_factory = lambda content: content.decode(errors="replace")  # the file may be damaged or edited
         return connection
 
     def search(self, stream: str | None, tags: Mapping[str, str], status: str | None = None) -> list[StoredRun]:
@@ -121,7 +121,7 @@ class SqliteRecords:
             f"(experiment_id) WHERE {' AND '.join(wanted)} ORDER BY start_time IS NULL, start_time, run_uuid"
         )
         with closing(self._connect()) as connection:
-            connection.execute("BEGIN")  # all of it as of one moment
+            connection.execute("BEGIN")  # one transaction: a consistent snapshot
             return [self._with_details(connection, *row) for row in connection.execute(query, values).fetchall()]
 
     def _with_details(

@@ -9,12 +9,12 @@ from typing import Literal
 
 LineName = Literal["-", "--", ":", "-."]
 INK, FAINT = "#24292f", "#d0d7de"
-# Okabe-Ito without the pale yellow, which is invisible on white: distinguishable with colour vision deficiency.
+# Okabe-Ito without the pale yellow, which is invisible on white: distinguishable with a colour vision deficiency.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 LINES: tuple[LineName, ...] = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-MORE_MARKERS = ("<", ">", "p", "h", "*", "d", "8")  # of the methods after the first 56, which use up the others
-# A method's position decides its style: append, never insert
+MORE_MARKERS = ("<", ">", "p", "h", "*", "d", "8")  # for methods after the first 56, which use all other markers
+# A method's position determines its style: append, never insert
 ORDER = (
     *("clip4clip", "framefusion_moe", "structalign", "lwf", "xpool", "moe_adapter", "zero_shot"),
     *("clip_vip", "tvr_plus_cl", "zscl", "vr_lwf", "tempme", "lora", "upper_bound"),

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OUTBOX = "outbox"
-WRITTEN = (OUTBOX, EVENTS, "mlflow.db")  # files and folders of which a runs folder has one after a run
+WRITTEN = (OUTBOX, EVENTS, "mlflow.db")  # after a run, a runs folder contains at least one of these
 
 
 def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
@@ -65,7 +65,7 @@ def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
     if stream is not None:
         try:
             Tracker(uri, runs).experiment(stream)
-        except Exception as error:  # a full disk, a file that another process has locked since: one line
+        except Exception as error:  # a full disk, or a file that another process has locked since: one line
             raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
 
 
@@ -113,7 +113,7 @@ class Tracker:
     ) -> str:
         """Start a trial's run, or continue the run with the same tag `ctvr.identity` (default: `name`) and parent.
 
-        Returns its run id; while the server does not answer, an id "offline-..." that works in every method here.
+        Returns its run id; while the server does not respond, an id "offline-..." that works in every method here.
         """
         return self._open(stream, name, settings, parent, {"ctvr.kind": "trial", "ctvr.identity": name, **(tags or {})})
 

@@ -111,10 +111,10 @@ def test_memory_bounds_trials_unless_their_number_was_said(monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity.ray.cluster_resources", lambda: there[0]["Resources"])
     large = replace(plan(), memory_per_worker=2 * GB)
     said = describe_concurrency(capacity(large), 64)
-    assert said.startswith("4 at once, limited by memory at 2.1 GB for a worker; the processors have room for 8")
+    assert said.startswith("4 at once, limited by memory at 2.1 GB for a worker; the processors can run 8")
     assert describe_concurrency(capacity(large, 6), 64) == "6 at once"
     assert describe_concurrency(capacity(plan()), 64) == "8 at once"
-    assert describe_concurrency(capacity(plan()), 4) == "4 at once; the cluster has room for 8"
+    assert describe_concurrency(capacity(plan()), 4) == "4 at once; the cluster can run 8"
     record_free_memory(5 * GB)  # as if this process had started Ray while other programs use the rest
     try:
         assert capacity(large).concurrent == 2

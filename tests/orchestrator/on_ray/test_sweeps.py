@@ -388,7 +388,7 @@ def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, man
     assert_closed(found, answers)
     assert not (execution.runs / "owned").exists()
     assert "2 complete, 0 stopped early, 0 failed" in out
-    assert "0 decoded: all are in the store" in err
+    assert "none decoded: all are in the store" in err
     wait_for(lambda: not running(children))  # and no process outlives the command
 
     tracker = execution.tracker()

@@ -67,7 +67,7 @@ def test_the_best_moves_by_validation_videos_and_not_by_the_test_score(execution
     first, lucky, better = (
         add(execution, f"final-{lr}", lr, r1) for lr, r1 in (("1e-6", 30), ("1e-5", 90), ("1e-4", 40))
     )
-    assert best.promote(execution, first) == (True, "best-few: final-1e-6 (the first that a search chose)")
+    assert best.promote(execution, first) == (True, "best-few: final-1e-6 (the first run that a search chose)")
     is_best, said = best.promote(execution, lucky)
     assert not is_best
     assert said.startswith("best-few: final-1e-6 (final-1e-5 against final-1e-6: 2.00 [")
@@ -87,7 +87,7 @@ def test_what_was_chosen_on_other_videos_is_not_compared(execution):
     is_best, said = best.promote(execution, add(execution, "other", "1e-3", 95.0))
     assert (is_best, said) == (
         False,
-        "best-few: final (other was not chosen on the same videos, so the two are not compared)",
+        "best-few: final (other was not selected on the same videos, so the two are not compared)",
     )
     assert best.promote(execution, add(execution, "again", "1e-6", 29.0, seed=2))[0]  # the same settings, trained again
     assert find_run("best-few", execution).name == "again"

@@ -86,7 +86,7 @@ def test_the_front_of_a_search_is_decided_again_over_fresh_seeds(execution, monk
     assert lines[0].split() == ["confirmed", "front", "gain", "gmacs", "on", "the", "front"]
     assert lines[1].split() == ["s-0.3", "7.1", "±", "0.1", "2", "yes"]
     assert lines[2].endswith("no: s-0.3 is better")
-    assert lines[-1] == "2 of 3 trials stay on the front: means over 3 new seeds on validation videos"
+    assert lines[-1] == "2 of 3 trials remain on the front: means over 3 new seeds on validation videos"
     assert read_verdict(tracker, "s") == made
     rule, out = (TWO["search.metric"], TWO["search.mode"]), "not on the Pareto front of the search"
     shown = [with_standing(tracker.find_runs(sweep="s"), rule, verdict) for verdict in (made, None)]

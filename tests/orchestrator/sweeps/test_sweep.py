@@ -145,7 +145,7 @@ def test_a_setting_of_one_variant_is_searched_with_that_variant(few, execution):
     ("space", "message"),
     [
         ((MERGED,), r"--space method.reducer.r where method.reducer.name=tome: the condition never holds, since "
-         r"method.reducer.name is none in every trial. Search it, too: --space method.reducer.name=VALUE,VALUE"),
+         r"method.reducer.name is none in every trial. Search it too: --space method.reducer.name=VALUE,VALUE"),
         ((KINDS, MERGED.replace("=tome", "=sta")), "never holds, since method.reducer.name is not searched at such a"),
         (("method.lr=1,2 where method.rank=4", "method.rank=4,8 where method.lr=1"), "leads back to method.lr"),
         ((KINDS, "method.reducer.r=1,2 where method.reducer.name"), "where: 'method.reducer.name' is not name=VALUE"),
@@ -170,7 +170,7 @@ def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front
     assert planned.fixed_settings["evaluation.costs"] is True
     assert planned.unsearched(1).evaluation.costs
     text = describe_sweep(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
-    assert "aims at    R@1 gain over zero-shot, GMACs of a video (max,min)" in text
+    assert "optimises  R@1 gain over zero-shot, GMACs of a video (max,min)" in text
     assert "confirms   up to 8 trials of the Pareto front and the recommended settings over 3 new seeds" in text
     fewer = plan_sweep(request(few, search={**objectives, "confirm": 3}), execution)
     assert fewer.search.confirm == 3
@@ -412,7 +412,7 @@ def test_a_new_sweep_fills_the_cluster_and_its_request_records_how(few, executio
     assert "; 16 at once" in text
     few_trials = plan_sweep(request(few, search={"trials": 8}), execution).filling(16)
     text = describe_sweep(few_trials, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
-    assert "; 8 at once; the cluster has room for 16" in text
+    assert "; 8 at once; the cluster can run 16" in text
 
 
 def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, execution):

@@ -66,7 +66,7 @@ def test_rows_without_a_method_are_named_from_the_papers_numbers():
 
 def test_an_item_either_runs_or_says_why_not():
     for wrong in ({}, {"preset": "ctvr-table1", "why": "it rains"}):
-        with pytest.raises(ValueError, match="either a preset that makes it or the reason"):
+        with pytest.raises(ValueError, match="either a preset that reproduces it or the reason"):
             Item(item="a/b", shows="c", **wrong)
     with pytest.raises(ConfigError, match="'tempme/tabel2' is unknown. Did you mean 'tempme/table2'"):
         find("tempme/tabel2")
