@@ -41,7 +41,7 @@ def script(
 
     names = {"method": methods, "baselines": methods, "preset": presets}
     listing = LIST_STREAMS.format(" ".join(streams))
-    # zsh would run shtab's own command once, when it reads the script, and not in the folder of the moment
+    # zsh would run shtab's own command once, when it reads the script, and not in the current folder
     at_each_tab = {**shtab.cmd(listing), "zsh": rf"{{compadd -- \$({listing})}}"}
     _declare(parser, "", names, at_each_tab, shtab.FILE)
     return shtab.complete(parser, shell)

@@ -74,7 +74,7 @@ def _new_folder() -> Path:
 def supervise(place: Path) -> int:
     """Run the command of a driver, forward signals to it, and store its exit status."""
     command = (place / "command").read_text(encoding="utf-8", errors="surrogateescape").split("\0")
-    shown = redact("\0".join(command))  # from here on it is only for reading
+    shown = redact("\0".join(command))  # from here on this log is only read
     (place / "command").write_text(shown, encoding="utf-8", errors="surrogateescape")
     running: list[subprocess.Popen[bytes]] = []
 
@@ -126,7 +126,7 @@ def runs(place: Path) -> bool:
     try:
         process = Path("/proc", (place / "pid").read_text().strip())
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        if not any(words):  # during exec, or a zombie
+        if not any(words):  # empty during exec and for a zombie
             return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 TOKEN = "CTVR_DRIVER"  # environment variable of a driver and all its descendants
-GRACE_SECONDS = 10.0  # for the processes to exit by themselves
+GRACE_SECONDS = 10.0  # time for the processes to exit by themselves
 START_SECONDS = 0.5  # longest wait for programs that are being loaded
 PROCESSES = Path("/proc")
 
@@ -41,7 +41,7 @@ def _with_token(token: str) -> list[int]:
     mark, found = f"{TOKEN}={token}".encode(), []
     until = time.monotonic() + START_SECONDS
     for folder in PROCESSES.glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):  # exited, or of another user
+        with contextlib.suppress(OSError, IndexError):  # the process has exited, or is of another user
             while not (environment := (folder / "environ").read_bytes()) and _is_starting(folder):
                 if time.monotonic() > until:
                     break

@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         lines = (os_error_text(error) if isinstance(error, OSError) else str(error)).strip().splitlines()
         is_unavailable = _is_unavailable(error) or _is_full(error)
         named = lines[:1] if is_unavailable else [type(error).__name__, *lines[:1]]
-        is_final = isinstance(error, (ImportError, NameError, SyntaxError))  # of our code or of a plug-in
+        is_final = isinstance(error, (ImportError, NameError, SyntaxError))  # an error in our code or in a plug-in
         supervisor.report_exit(1, redact(": ".join(named)), is_unavailable, is_final)
         return 1
     supervisor.report_exit(status)
@@ -173,7 +173,7 @@ def _stop(number: int, frame: object) -> None:
 def _run(argv: list[str] | None) -> int:
     _set_up_logging()
     with contextlib.suppress(ValueError):  # not the main thread
-        for number in (signal.SIGTERM, signal.SIGHUP):  # sent by a scheduler, by a closed terminal
+        for number in (signal.SIGTERM, signal.SIGHUP):  # sent by a scheduler or a closed terminal
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, _stop)
     arguments = None
@@ -200,7 +200,7 @@ def _run(argv: list[str] | None) -> int:
         if supervisor.is_child():
             raise
         return _fail(_no_memory(str(error)), CtvrError.status)
-    except RuntimeError as error:  # of torch; of Path.resolve, before Python 3.13
+    except RuntimeError as error:  # raised by torch; before Python 3.13 also by Path.resolve
         if "can't allocate memory" in str(error) and not supervisor.is_child():
             return _fail(_no_memory(str(error).partition("memory: ")[2]), CtvrError.status)
         if not str(error).startswith("Symlink loop"):
@@ -230,7 +230,7 @@ def _print(text: str) -> int:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # receives what is flushed at exit
     except OSError as error:  # a full disk
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _fail(f"the result was not written to stdout: {error.strerror}. Write it elsewhere.", ConfigError.status)

@@ -108,7 +108,7 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
         table = closest(names["method"], preset_names(), 0.8) if arguments.command == "sweep" else ""
         if table:
             found[-1] = replace(found[-1], new=(table,))
-        names["method"] = "" if table else (found[-1].new or ("",))[0]  # its settings are probably those meant
+        names["method"] = "" if table else (found[-1].new or ("",))[0]  # the settings probably belong to this method
     try:
         load_stream(names["stream"] or "shapes-5", Path(arguments.runs).resolve(), arguments.videos, render=False)
     except ConfigError as error:
@@ -211,7 +211,7 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
             break
         value, name = kept.pop(first), typed[first]
         mistake = Mistake(text, (f"{name}={value}",), (remedy[1],) if remedy else None)
-        if name != first:  # the setting that was probably meant refuses the value, too
+        if name != first:  # the setting that was probably meant also refuses the value
             mistake = Mistake(f"{name}: no such setting, and {text}", mistake.old, mistake.new)
             found = [each for each in found if each.old != mistake.old]
         found.append(mistake)
@@ -220,7 +220,7 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
             kept[meant], typed[meant] = value, name
         elif meant != first:
             given = settings[typed[meant]]
-            said = f"{name}: no such setting, and {meant}, which it may mean, is given too ({given!r} and {value!r})."
+            said = f"{name}: no such setting, and {meant}, probably meant, is also given ({given!r} and {value!r})."
             found[-1] = Mistake(f"{said} Keep one of them.", mistake.old, () if given == value else None)
     return found
 

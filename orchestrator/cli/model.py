@@ -43,7 +43,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _search(arguments: argparse.Namespace) -> str:
     if len(arguments.text) > 2 and not any(" " in text for text in arguments.text):
         whole = " ".join(arguments.text)
-        say(f"search: these are {len(arguments.text)} texts of one word. For one text write {whole!r}")
+        say(f"search: these are {len(arguments.text)} texts of one word each. For one text write {whole!r}")
     execution = get_runs_of_model(arguments)
     from ctvr.orchestrator.jobs.query import run_query
 

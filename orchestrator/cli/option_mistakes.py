@@ -129,7 +129,7 @@ def _check_option(
     example = f"{name} {_example(action)}"
     if value is None:
         return 1, Mistake(f"{name}: has no value. Write {example}.")
-    if not value and action.metavar in NAMES:  # of a shell's variable that is not set
+    if not value and action.metavar in NAMES:  # for example from an unset shell variable
         return size, Mistake(f"{name}: its value is empty. Write {example}, or omit it.")
     old = (word,) if equals else (name, value)
     return size, _check_value(action, name, value, example, old)
@@ -231,7 +231,7 @@ def _unknown_option(
     setting = closest_setting(typed.replace("-", "_"), settings) if is_setting or not option else ""
     if setting and not is_setting and not closest(typed, [setting, setting.rpartition(".")[2]], 0.8):
         setting = ""
-    if typed == "name":  # a run's own is meant, not that of the optimizer or the backbone
+    if typed == "name":  # prefer the run's own setting to that of the optimizer or the backbone
         setting = ""
     size = 1 if is_inline or value is None or (option and not takes and not is_setting) or "=" in value else 2
     given = value if size == 2 or is_inline else None

@@ -194,7 +194,7 @@ def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
     if not text:
         return default
     with contextlib.suppress(ValueError):
-        if (number := kind(text)) >= 0:  # false for NaN
+        if (number := kind(text)) >= 0:  # false if the number is NaN
             return number
     what = "whole number" if kind is int else "number"
     raise ConfigError(f"{variable}={text!r} in the environment is not a {what} >= 0. Correct or unset it.")
@@ -280,7 +280,7 @@ def get_runs_of_model(arguments: argparse.Namespace, may_be_incomplete: bool = F
     if is_folder(arguments.model):
         return get_execution(arguments)
     execution = get_existing_runs(arguments)
-    if not arguments.model.startswith(BEST):  # which warns, and would do so twice
+    if not arguments.model.startswith(BEST):  # loading prints warnings, which would be repeated
         (find_started if may_be_incomplete else find_run)(arguments.model, execution)
     return execution
 
@@ -327,7 +327,7 @@ def check_source_digest(asked: str | None) -> None:
 
     if asked and asked != (here := source_digest()):
         raise ConfigError(
-            f"--expect-sources {asked}: this machine has other sources ({here}), from the last `ray up`. Run `ray up` "
+            f"--expect-sources {asked}: this machine has other sources ({here}). Run `ray up` "
             "with the cluster's YAML and submit again."
         )
 

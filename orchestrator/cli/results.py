@@ -29,7 +29,7 @@ def add_table(commands: Any) -> None:
     parser.add_argument(
         "--stream",
         metavar="NAME",
-        help="stream whose complete runs are shown, without trials; several (NAME,NAME): a figure of their means, too",
+        help="stream whose complete runs are shown, without trials; several (NAME,NAME): also a figure of their means",
     )
     parser.add_argument(
         "--split",
@@ -142,7 +142,7 @@ def _ui(arguments: argparse.Namespace) -> str:
     command = ui_command(uri, arguments.host, arguments.port)
     create_store(uri, arguments.runs)
     server = f"http://{arguments.host}:{arguments.port}/"
-    page = "#/experiments?workflowType=machine_learning"  # else MLflow opens on pages for language models
+    page = "#/experiments?workflowType=machine_learning"  # else MLflow opens its pages for language models
     say(f"MLflow: {server}{page} (stop it with Ctrl-C)")
     for stream, page in Tracker(uri, arguments.runs).pages():
         say(f"  {stream}: {server}{page}")

@@ -32,7 +32,7 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.interpreter import child_environment, run_module
 from ctvr.orchestrator.redaction import redact
 
-CHILD = "CTVR_SUPERVISED"  # environment variable of the child only
+CHILD = "CTVR_SUPERVISED"  # environment variable that only the child has
 MAX_ATTEMPTS_WITHOUT_PROGRESS = 2  # consecutive attempts without a finished task before giving up
 MAX_ATTEMPTS = 20
 STOPPED = 130  # exit status
@@ -139,7 +139,7 @@ def supervise(job: SupervisedCommand, verbose: bool = False) -> int:
         is_late = job.deadline is not None and time.monotonic() >= job.deadline
         if end.is_final or fruitless == MAX_ATTEMPTS_WITHOUT_PROGRESS or job.attempts == MAX_ATTEMPTS or is_late:
             many = "its time limit has passed" if is_late else f"{fruitless or job.attempts} attempts in a row ended so"
-            many = "the next attempt would end so, too" if end.is_final else many
+            many = "the next attempt would end the same way" if end.is_final else many
             say(f"ctvr: {line}. Not restarted: {many}. Log: {log}. Resume with: {_said(job)}")
             return end.status
         if end.is_unavailable:
@@ -180,7 +180,7 @@ def _live(job: SupervisedCommand, folder: Path, verbose: bool) -> DriverExit:
             job.command(), env=environment, stderr=None if verbose else log, pass_fds=kept, start_new_session=True
         )
         waiting.append(process)
-        if job.stopped:  # the signal came before the process existed
+        if job.stopped:  # the signal arrived before the process existed
             process.send_signal(signal.SIGINT)
         status = process.wait()
     if not verbose:
@@ -219,7 +219,7 @@ def _end_of(status: int, folder: Path) -> DriverExit:
         reported, fault, is_unavailable, is_final = json.loads((folder / "end").read_text(encoding="utf-8")).values()
         if is_unavailable:
             return DriverExit(1, None, fault, is_unavailable=True)
-    if reported is not None:  # whatever happened during the interpreter's shutdown
+    if reported is not None:  # even if the interpreter's shutdown failed
         return DriverExit(reported, reported)
     log = (folder / "log").read_text(encoding="utf-8", errors="replace")
     cause = "" if is_final else next((text for mark, text in CAUSES if mark in f"{fault}\n{log}"), "")

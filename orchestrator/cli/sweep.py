@@ -80,7 +80,7 @@ def add_sweep(commands: Any) -> None:
         action="append",
         default=[],
         metavar="name=v1,v2",
-        help="values to search, all else as recommended; every combination if the trials suffice; may be repeated. "
+        help="values to search, all else as recommended; all combinations if the trials suffice; may be repeated. "
         "'name=v1,v2 where other=w' searches it where the other setting has that value",
     )
     parser.add_argument(

@@ -15,7 +15,7 @@ from ctvr.orchestrator.errors import NO_SPACE, CtvrError, UserCodeFailed
 from ctvr.orchestrator.redaction import traceback_text
 from ctvr.orchestrator.sweeps.trust import place_in_user_code
 
-SHOW = "CTVR_TRACEBACK"  # variable: 1 prints the traceback, too
+SHOW = "CTVR_TRACEBACK"  # environment variable: 1 also prints the traceback
 
 
 @contextlib.contextmanager

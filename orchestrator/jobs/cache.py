@@ -81,7 +81,7 @@ def build_cache(
     with cluster(execution.address, execution.local_cpus, execution.nodes):
         gpus = choose_gpus(execution.gpus_per_trial, 1) if features else 0.0
         there = featurize_on_nodes(experiment.settings, places, gpus) if features else None
-        return build(lambda each: partial(decode_on_nodes, each), 0, there)  # 0: on every CPU of the cluster
+        return build(lambda each: partial(decode_on_nodes, each), 0, there)  # 0: use every CPU of the cluster
 
 
 def _lost(done: Prepared) -> dict[str, str]:

@@ -152,7 +152,7 @@ def _runs_of(key: str, tracker: Tracker | None) -> list[RunRecord]:
 
 def _why_unknown(key: str, tracker: Tracker | None) -> str:
     if key.startswith("zero-"):
-        return "those of the stream's backbone without training (method zero_shot); no separate run records them"
+        return "those of the untrained backbone (method zero_shot); no separate run records them"
     if tracker is None:
         return "unknown without MLflow"
     return "no run in MLflow records them"
@@ -259,7 +259,7 @@ def _task_text(commit: Mapping[str, Any], store: Store, is_newest: bool) -> str:
     words = [f"{record['seconds'][-1]:.1f} s"] if record.get("seconds") else []
     words.append(f"{record.get('steps', 0)} steps so far")
     if commit.get("reused") and commit["reused"] == record["done"]:
-        words.append(f"taken over from run {commit['weights'].partition('/')[0][:16]}")
+        words.append(f"adopted from run {commit['weights'].partition('/')[0][:16]}")
     for name, word in (("stream/t2v/r1", "R@1"), (ACCURACY, "accuracy"), (ANSWERED, "accuracy")):
         if name in metrics:
             words.append(f"{word} {metrics[name]:.2f}")
@@ -267,7 +267,7 @@ def _task_text(commit: Mapping[str, Any], store: Store, is_newest: bool) -> str:
 
     gone = [f"{kind}/{name}" for kind, name in objects_of(commit) if not store.has(kind, name)]
     if gone and not is_newest and all(each.startswith("weights/") for each in gone):
-        words.append("its weights were not kept")  # a run needs those of its last two tasks; see Commits
+        words.append("its weights were not kept")  # a run needs only the weights of its last two tasks; see `Commits`
     elif gone:
         words.append(f"{len(gone)} of its objects {'is' if len(gone) == 1 else 'are'} missing, so it is trained again")
     return ", ".join(words)

@@ -12,7 +12,7 @@ from ctvr.orchestrator.tables.table_columns import PRINTED, SCALE
 from ctvr.orchestrator.text_files import read_text
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
-ENDS = ("_std", "_paper", "_minus_paper", "_vs_best")  # of columns that follow from others
+ENDS = ("_std", "_paper", "_minus_paper", "_vs_best")  # suffixes of derived columns
 OTHERS = {"stream", "method", "label", "n", "seeds", "trials", "marks", "differs", "settings", "runs", "paper_source"}
 
 
@@ -35,7 +35,7 @@ def explain_cell(table: str, row: str, column: str, execution: ExecutionConfig) 
         tracker = execution.existing_tracker()
         if not (tracker.find_sweep(table) or tracker.find_runs(stream=table)):
             raise ConfigError(f"explain: {no_runs_of(table, tracker)}")
-        raise ConfigError(f"explain: table {table!r} is not written.{suggest(table, known)} Write: ctvr table {table}")
+        raise ConfigError(f"explain: table {table!r} does not exist.{suggest(table, known)} Write: ctvr table {table}")
     files = sorted((folder / table).glob("*.csv"))
     rows = [line for file in files for line in csv.DictReader(read_text(file).splitlines())]
     labels = [line["label"] for line in rows]

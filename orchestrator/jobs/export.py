@@ -84,7 +84,7 @@ def export_stream(
     stream, _ = prepare_stream(stream, source, stream.splits, experiment.data.skip_missing)
     items = [item for _, _, item in iter_items(stream)]
     if "frames" in what:
-        frames = ((item.video, source.load(item)) for item in items)  # one at a time, because all are gigabytes
+        frames = ((item.video, source.load(item)) for item in items)  # one at a time, because all frames take gigabytes
         lines.append(f"frames of {len(items)} videos: {write_arrays(out / f'frames.{form}', frames)}")
     if "features" in what:
         torch.set_num_threads(experiment.run.threads)

@@ -99,7 +99,7 @@ def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) 
         taken.add(file.casefold())
         try:
             os.link(source.resolve(), folder / file)
-        except OSError:  # another disk, or a file system without links
+        except OSError:  # the target is on another disk, or its file system has no links
             shutil.copyfile(source, folder / file)
         start, end = item.segment or (None, None)
         yield {
@@ -158,7 +158,7 @@ configs:
 # {stream.name}
 
 {len(stream.tasks)} tasks of continual text-to-video retrieval (protocol `{stream.protocol}`), one after the other:
-a model learns the pairs of a task's `train` split, and is asked among the `test` videos of all tasks so far.
+a model learns the pairs of a task's `train` split, and searches the `test` videos of all tasks so far.
 
 | task | categories | {" | ".join(FOLDERS[split] for split in splits)} |
 |---|---|{"--:|" * len(splits)}

@@ -65,8 +65,8 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     stream = model.stream
     if stream is None:
         raise ConfigError(
-            f"model {name}: its stream {run.settings['stream']} does not exist here, and the card describes it. "
-            "Restore its manifest and videos."
+            f"model {name}: its stream {run.settings['stream']} does not exist here, "
+            "but the card needs it. Restore its manifest and videos."
         )
     settings = {**model.settings, "stream": stream.name}  # without paths of this machine
     for setting in (*weights, *(f"{group}.sha256" for group in groups), "backbone.vocabulary"):
@@ -160,9 +160,9 @@ model = ctvr.load("this-folder")
 model.search("a red square moves left", videos="my-videos")
 ```
 
-The features under which videos were stored while it learned are not here: videos are encoded by the model as it is.
+The features that were stored during training are not included: the final model encodes the videos.
 
-## What it was made of
+## Provenance
 
 | what | sha256 |
 |---|---|

@@ -1,4 +1,4 @@
-"""Runs whose models are asked for by name, found without torch: a wrong name is refused at once."""
+"""Lookup of a run by the name of its model, without torch, so that a wrong name is refused immediately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEST = "best-"
 
 def is_folder(name: str) -> bool:
     """Return whether a name is a folder with a saved model."""
-    return os.path.lexists(Path(name).expanduser() / "model.json")  # a FIFO or a loop there is refused by its name
+    return os.path.lexists(Path(name).expanduser() / "model.json")  # a FIFO or a loop of links is refused later
 
 
 def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
@@ -58,7 +58,7 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
     known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
     raise ConfigError(
         f"model: {name!r} is not a folder with a model.json, run id, run, sweep or method of {execution.runs}."
-        f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'nothing yet'}."
+        f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'none yet'}."
     )
 
 

@@ -48,7 +48,7 @@ def finished_run(settings: Settings, presets: Sequence[str], execution: Executio
         found = execution.existing_tracker().find_runs(
             stream.name, tags={"ctvr.result": key, "ctvr.commits": key, "ctvr.complete": "true"}
         )
-    except (CtvrError, OSError):  # the ordinary way reports it
+    except (CtvrError, OSError):  # the complete run will report the error
         return None
     if not found:
         return None
@@ -86,7 +86,7 @@ def question_of(settings: Settings, presets: Sequence[str], stream: Stream) -> l
 
 
 METHODS = ("method", "method.base")
-OTHER_STREAMS = ("evaluation.also", "evaluation.distractors")  # whose files are not among those of the stream
+OTHER_STREAMS = ("evaluation.also", "evaluation.distractors")  # its files are not among those of the stream
 
 
 def _machine() -> list[Any]:

@@ -106,17 +106,17 @@ def _segment(start: float | None, end: float | None) -> tuple[float, float] | No
 def _facts(clip: Frames) -> str:
     """Format container, codec, size, frames, rate, duration and decoder of a video in one line."""
     info = clip.info
-    assert info is not None  # present for a file
+    assert info is not None  # always set for a file
     said = [
         f"{_CONTAINERS[info.container]}, {info.codec}, {info.width}x{info.height}",
         f"{info.frames} {'frame' if info.frames == 1 else 'frames'}, {info.fps:.6g} frames/s, {info.seconds:.2f} s",
         f"decoder {clip.decoder}",
     ]
     if info.counted:
-        said.append(f"decoded whole, since {info.counted}")
+        said.append(f"decoded completely, since {info.counted}")
     different = len(np.unique(clip.timestamps))
     if different < len(clip.timestamps):
-        said.append(f"{different} of {len(clip.timestamps)} frames are different, the last repeats")
+        said.append(f"{different} of {len(clip.timestamps)} frames are distinct, the last repeats")
     return "; ".join(said)
 
 

@@ -43,8 +43,8 @@ from ctvr.orchestrator.synthetic.video_files import write_textured
 from ctvr.orchestrator.video.pool import Decoder, Job
 from ctvr.orchestrator.video.sampling import Sampling
 
-PAIRS, LARGER, FRAMES, EPOCHS = 8, 32, 12, 20  # of a step, of a larger one, of a video, of a run
-FASTER = 1.2  # a setting is recommended from this speed-up on
+PAIRS, LARGER, FRAMES, EPOCHS = 8, 32, 12, 20  # pairs per step, pairs per larger step, frames, epochs per run
+FASTER = 1.2  # minimum speed-up for recommending a setting
 KIND = "frames"
 
 
@@ -65,7 +65,7 @@ class Step:
 class Measured:
     """Results of the probe; rates in clips per second."""
 
-    gpu: str  # name; empty without a GPU
+    gpu: str  # name of the GPU; empty without one
     model: str  # name of the backbone
     steps: tuple[Step, ...]
     store: float
@@ -85,7 +85,7 @@ class Measured:
     @property
     def bound(self) -> str:
         """Return the bottleneck of a run of EPOCHS epochs: steps, store or (once) decoding."""
-        seconds = {  # for each clip of an epoch
+        seconds = {  # seconds for each clip of an epoch
             "steps": 1 / self.fastest.clips_per_second,
             "store": 1 / self.store,
             "decoding": 1 / (self.decoding * EPOCHS),
@@ -109,7 +109,7 @@ def probe(store: str, runs: Path, steps: int = 10, megabytes: int = 100, seconds
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     is_gpu = device.type == "cuda"
     if not is_gpu:
-        torch.set_num_threads(1)  # as a run by default
+        torch.set_num_threads(1)  # the default of a run
     place = store or str(runs / "store")
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     backbone = load_backbone("ViT-B-32-quickgelu", "random") if is_gpu else load_backbone(TINY, "shipped")
@@ -159,7 +159,7 @@ def _store_rate(place: str, backbone: Clip, device: torch.device, megabytes: int
             for number in range(clips):
                 packer.add(f"{number:064x}", {"frames": frames + np.uint8(number % 256)}, {})
         _forget_pages(folder)
-        source: Any = _Stored(Store.open(folder))  # another one: nothing is verified or mapped yet
+        source: Any = _Stored(Store.open(folder))  # a new store object, which has not verified or mapped anything
         data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, config, device)
         started = time.perf_counter()
         for batch in data.train_batches([0], 0, 0, 0):

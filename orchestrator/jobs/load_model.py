@@ -67,7 +67,7 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
     _check_run(name, run)
     if change := int(run.settings.get("upgrade.task", 0)):
         raise ConfigError(
-            f"model {name}: run {run.name} has another backbone from task {change} on (upgrade.task), so its features "
+            f"model {name}: run {run.name} changes its backbone at task {change} (upgrade.task), so its features "
             "before and after cannot be compared. Name a run without an upgrade."
         )
     for done in range(1, len(stream.tasks) + 1):
@@ -98,7 +98,7 @@ def load_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
     model = Model(run.name, trained, execution.places().open_store(), stream, run=run.name)
     items = [stream.items(index, trained.experiment.evaluation.split) for index in range(done)]
     if list(map(len, items)) != list(map(len, trained.galleries)):
-        raise ConfigError(f"model: the stream of run {run.name} has other videos than when it ran. Run it again.")
+        raise ConfigError(f"model: the stream of run {run.name} has changed since it ran. Run it again.")
     model.set_gallery(
         [
             Block(each, rows, (model.stream or stream).method_task(index), stream.tasks[index].name)
@@ -164,7 +164,7 @@ def _read(folder: Path) -> TrainedModel:
         return load_trained(folder)
     except ConfigError:
         raise
-    except (ValueError, KeyError, TypeError) as error:  # a missing field of a task, or one of another type
+    except (ValueError, KeyError, TypeError) as error:  # a field of a task is missing or has another type
         raise ConfigError(f"model {folder}: {error}. Save the model again.") from error
 
 
@@ -190,7 +190,7 @@ def _make_model(name: str, trained: TrainedModel, execution: ExecutionConfig, st
             stream = None
     if root.is_dir():
         return Model(name, trained, execution.places().open_store(), stream)
-    folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a model folder needs no runs folder
+    folder = tempfile.TemporaryDirectory(prefix="ctvr-")  # a saved model needs no runs folder
     model = Model(name, trained, Store.open(folder.name), stream)
     model.__dict__["_folder"] = folder  # removed with the model
     return model

@@ -51,7 +51,7 @@ def rebuild(execution: ExecutionConfig) -> str:
 def _committed(execution: ExecutionConfig, tags: Mapping[str, Any]) -> dict[int, dict[str, float]]:
     """Return all metrics of a run's newest commit, by step; empty without a commit."""
     key, sweep = str(tags.get("ctvr.commits") or ""), str(tags.get("ctvr.sweep") or "")
-    if not is_key(key):  # no key, or a damaged line
+    if not is_key(key):  # the key is missing, or a line is damaged
         return {}
     store = _store(execution, sweep if is_name(sweep) else "")
     for name in reversed(store.list("commits", f"{key}/")):

@@ -64,7 +64,7 @@ def write_report(name: str, execution: ExecutionConfig, html: Path | None = None
     facts = _facts(name, search or sweep, tracker)
     if reruns:
         which = "the Pareto front" if search and "," in selection_metric(search)[0] else "the best"
-        facts.append(("Shown below", f"{which} again next to baselines, over fresh seeds on test videos: {shown}"))
+        facts.append(("Shown below", f"{which} and the baselines, over new seeds on test videos: {shown}"))
     memories, names = _memories(tables, tracker, execution)
     text = report(name, facts, tables, memories, names, _searched(search, tracker))
     file = write_page(html or execution.runs / "pages" / f"{Path(name).stem}.html", text)
@@ -80,7 +80,7 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
     settings, stream = sweep.settings, sweep.tags.get("ctvr.stream", "")
     trials = sweep.tags.get("ctvr.trials")
     if trials is None:
-        return [("Question", f"How do these methods compare on the test split of {stream}, over fresh seeds?")]
+        return [("Question", f"How do these methods compare on the test split of {stream}, over new seeds?")]
     facts = [
         ("Question", f"Which settings of {settings.get('method')} are best on {stream}?"),
         ("Budget", f"{trials} trials, {sweep.tags.get('ctvr.complete_trials')} of them complete; "
@@ -158,7 +158,7 @@ def _as_tried(name: str, trials: Sequence[Trial]) -> SearchedSetting:
 
 
 def _verdict(name: str, sweep: RunRecord, tracker: Tracker) -> str:
-    """Return the sentence of a sweep's confirmation, which complete runs decide; empty if there is none."""
+    """Return the sentence on a sweep's confirmation, computed from its complete runs; empty if there is none."""
     confirmation = sweep.tags.get("ctvr.confirmation", "")
     if not confirmation:
         return ""
@@ -187,7 +187,7 @@ def _memories(
             memories.append(_memory(label, run, streams[digest], execution))
         except MissingObject:
             memories.append(
-                ModelHistory(label, 0, (), "its commits are no longer in the store, so nothing is known of it")
+                ModelHistory(label, 0, (), "its commits are no longer in the store, so its history is unknown")
             )
         except CtvrError as error:  # also an untrusted class; the other rows are shown
             memories.append(ModelHistory(label, 0, (), str(error)))
@@ -241,7 +241,7 @@ def _winners(
     from ctvr.orchestrator.learning.protocols import protocol_of  # imports torch
 
     model = load_task(run, execution, stream, len(stream.tasks))
-    # Normalised scores of a query depend on the other queries; else only the lost ones are encoded
+    # Normalised scores depend on all queries; otherwise only the lost queries are encoded
     chosen = range(len(queries)) if model.trained.method.declared.normalizes_scores else lost
     blocks = model.gallery()
     scores = dict(zip(chosen, model.scores([queries[row][1] for row in chosen], blocks)))

@@ -36,7 +36,7 @@ def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> 
     except ConfigError as error:
         name = split_order(request.stream)[0]
         if name not in BENCHMARKS or (execution.runs / "streams" / f"{name}.json").is_file():
-            raise  # an unknown name, or an invalid manifest, which an import cannot mend
+            raise  # an unknown name or an invalid manifest, which no import can repair
         rows = [row.name for row in request.preset.rows]
         lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not available: {error}"]
         lines.insert(-1, f"  runs      {_count(len(rows), request.preset.seeds)}")
@@ -76,7 +76,7 @@ def _time(planned: PlannedTable, execution: ExecutionConfig) -> str:
     known = sum(row.row.method in means for row in planned.rows)
     runs = sum(map(len, taken.values()))
     text = f"about {format_duration(sum(each) * planned.request.preset.seeds)} one after the other, by {runs} run"
-    return text + f"{'s' * (runs != 1)} of {known} of these {len(each)} rows' methods; other rows as their mean"
+    return text + f"{'s' * (runs != 1)} of {known} of these {len(each)} rows' methods; other rows by their mean"
 
 
 def _videos(stream: Stream) -> str:
@@ -92,7 +92,7 @@ def _runs(planned: PlannedTable) -> list[str]:
     names = [row.row.name for row in rows]
     lines = [f"  rows      {len(names)}: {', '.join(names)}"]
     equal = {name: row.row.name for row in rows for name in row.equal}
-    lines += [f"            {name} has the settings of {row} here and is not run again" for name, row in equal.items()]
+    lines += [f"            {name} has the settings of {row}, so it is not run again" for name, row in equal.items()]
     if left := [row.name for row in planned.request.preset.rows if row.name not in {*names, *equal}]:
         lines.append(f"            not on {planned.stream.name}: {', '.join(left)}")
     tasks = len(planned.stream.tasks)

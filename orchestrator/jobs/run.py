@@ -91,7 +91,7 @@ def train(
     _check(experiment)
     check_streams(experiment, stream, places)
     places.open_store().check_writable()
-    if is_embedded(settings["stream"]):  # all mistakes have been reported: videos are rendered
+    if is_embedded(settings["stream"]):  # all mistakes have been reported: now videos may be rendered
         stream = execution.load_stream(settings["stream"])
     question = question_of(settings, presets, stream)
     tracker = execution.tracker(stream.name)
@@ -102,7 +102,7 @@ def train(
     started = start_text(experiment, stream, settings, chosen, device, f"{execution.runs}, run {name}")
     took: list[float] = []
 
-    def ready(*context: Any) -> None:  # everything fits together: a mistake is one line
+    def ready(*context: Any) -> None:  # checks the combination of settings: a mistake is reported in one line
         say(started)
         recorder.ready(*context)
 
@@ -132,7 +132,7 @@ def train(
 
 def _prepare_table(tracker: Tracker, key: str) -> None:
     """Compute and cache the parts of this run's table that need torch, which this process has already imported."""
-    with suppress(CtvrError):  # MLflow's server may be away
+    with suppress(CtvrError):  # MLflow's server may be unavailable
         for run in tracker.find_runs(tags={"ctvr.result": key})[-1:]:
             marks_of(run)
             papers_of(run)

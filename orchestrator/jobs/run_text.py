@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.learning.experiment import Experiment
 
 WIDTH = 110  # characters of a line
-FIRST_WITH_BF16 = 8  # compute capability (Ampere), also of TF32
-FAR_BELOW = 3.0  # points of R@1 below zero-shot from which a warning is printed
+FIRST_WITH_BF16 = 8  # compute capability (Ampere) from which TF32 and bf16 exist
+FAR_BELOW = 3.0  # a warning is printed if R@1 is this many points below zero-shot
 DIRECTIONS = {"t2v": "text to video", "v2t": "video to text"}
 TITLES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "MeanR"}
 

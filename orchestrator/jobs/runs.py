@@ -18,7 +18,7 @@ from ctvr.orchestrator.tracking.run_record import RunRecord, artifact_folder
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 RUNS = "still runs"
-MOST = 20  # listed runs, unless all are asked for
+MOST = 20  # listed runs, unless all are requested
 HEAD = ("RUN", "METHOD", "STREAM", "SPLIT", "SEED", "R@1", "AGE", "FILES", "STATE", "NAME")
 MEASURES = ("stream/t2v/r1", ACCURACY, ANSWERED)  # R@1, or the accuracy of images and of answers
 
@@ -96,7 +96,7 @@ def find_record(name: str, tracker: Tracker, methods: bool = False) -> RunRecord
     runs = tracker.find_runs()
     by_id = [run for run in runs if len(name) >= 6 and run.run_id.startswith(name.lower())]
     if len(by_id) > 1:
-        raise ConfigError(f"run {name!r}: {len(by_id)} runs have ids that begin so. Give more characters.")
+        raise ConfigError(f"run {name!r}: {len(by_id)} runs have ids with this beginning. Give more characters.")
     of_method = [run for run in runs if methods and run.tags.get("ctvr.method") == name and is_complete(run)]
     if found := by_id or [run for run in runs if run.name == name] or of_method:
         return found[-1]
@@ -170,7 +170,7 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
         tracker.delete_run(run.run_id)
     lines = [f"removed {run.name} ({run.run_id[:8]})" for run in found]
     if not commits:
-        lines.append("The finished tasks stay in the store, and the same run takes them over. --commits removes them.")
+        lines.append("The finished tasks stay in the store, and a repeated run reuses them. --commits removes them.")
         return "\n".join(lines)
     store = execution.existing_store()
     for kind, key in product(OF_RUNS, keys - shared):
@@ -178,7 +178,7 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
             store.delete(kind, name)
     lines.append(f"removed the finished tasks of {len(keys - shared)} runs; `ctvr cache gc --yes` frees their weights")
     if shared:
-        lines.append(f"kept the finished tasks of {len(shared)}: other runs have the same")
+        lines.append(f"kept the finished tasks of {len(shared)}: other runs use them, too")
     return "\n".join(lines)
 
 
@@ -189,5 +189,5 @@ def _held_by(run: RunRecord) -> str:
     if run.tags.get("ctvr.best"):
         return f"is best-{run.tags.get('ctvr.stream', 'STREAM')}, the model that searches chose"
     if sweep := run.tags.get("ctvr.sweep"):
-        return f"belongs to sweep {sweep}, whose table would lack it"
+        return f"belongs to sweep {sweep}, whose table needs it"
     return ""

@@ -50,7 +50,7 @@ def serve(
         with bind(host, port) as bound:
             newest = NewestModel(name, execution, among)
             first = newest.load()
-            assert first is not None, "the first look finds something, or raises"
+            assert first is not None, "the first check finds a model, or raises"
             watcher = Watcher(first, newest.load)
             service = Service(lambda: watcher.current, token)
             if not is_folder(name):  # a folder is read once
@@ -114,9 +114,9 @@ class NewestModel:
     def _snapshot(self, model: Model, about: str) -> Snapshot:
         """Encode the gallery, so that no query does, and fix it."""
         if self.among is not None:
-            done, stream = len(model.trained.galleries), model.stream  # a text is read as of the last of these tasks
+            done, stream = len(model.trained.galleries), model.stream  # a text is encoded for the last of these tasks
             task = stream.method_task(done - 1) if stream is not None and done else None
             model.set_gallery([replace(model.encode_gallery(self.among), task=task)])
         snapshot = Snapshot(model, about)
-        _ = snapshot.videos  # encodes what has no features yet
+        _ = snapshot.videos  # encodes videos that have no features yet
         return snapshot

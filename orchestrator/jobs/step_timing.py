@@ -97,7 +97,7 @@ def train_on_noise(
     """
     set_determinism(workers.device, precision=precision)
     settings, stream = DataConfig(num_frames=frames, batch_size=pairs), noise_stream(pairs * steps, 4 * pairs)
-    source: Any = Noise(frames, backbone.image_size)  # in place of a FrameSource
+    source: Any = Noise(frames, backbone.image_size)  # used in place of a FrameSource
     data = StreamData(stream, source, backbone.tokenize, backbone.mean, backbone.std, settings, workers.device)
     config = LoopConfig(OptimConfig(epochs=epochs), EvaluationConfig(batch_size=pairs), precision=precision)
     with tempfile.TemporaryDirectory() as folder:

@@ -26,9 +26,9 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 if TYPE_CHECKING:
     from ctvr.orchestrator.on_ray.halving_searcher import HalvingSearcher
 
-Plans = Mapping[str, TrialPlan]  # row of a table -> shared plan of its trials; "" where there are no rows
-LOOK_SECONDS = 10.0  # between two checks for nodes that joined or left
-MOST_LOST_NODES = 50  # node losses that one trial's driver survives
+Plans = Mapping[str, TrialPlan]  # row of a table -> shared plan of its trials; "" if there are no rows
+LOOK_SECONDS = 10.0  # seconds between two checks for nodes that joined or left
+MOST_LOST_NODES = 50  # number of node losses that the driver of a trial survives
 MEMORY_SECONDS = 20.0  # wait for free memory before a process restarts, in a cluster on this machine
 ASK_SECONDS = 60.0  # interval at which the lease of resources is renewed
 
@@ -111,7 +111,7 @@ class TrialMonitor(tune.Callback):
         self.ended: set[str] = set()
         self._short: dict[str, int] = {}  # trial -> out-of-memory kills since its last finished task
         self._begun: dict[str, float] = {}
-        self._longest = 0.0  # seconds, of the longest complete trial
+        self._longest = 0.0  # seconds of the longest complete trial
         self._still: dict[str, str] = {}  # run -> last message about its stalled worker
         self._looked = -math.inf
 
@@ -147,7 +147,7 @@ class TrialMonitor(tune.Callback):
     ) -> None:
         unit, length = self._counts(trial)
         done, seen_as = int(result.get(unit, 0)), self._seen_as(trial)
-        if done <= self.seen.get(seen_as, 0):  # repeated after a restart
+        if done <= self.seen.get(seen_as, 0):  # reported again after a restart
             return
         self.seen[seen_as] = done
         self._short.pop(trial.trial_id, None)
@@ -245,7 +245,7 @@ class TrialMonitor(tune.Callback):
         """Describe the remaining trials and the longest time that they can take; empty if none remains."""
         if (left := self._left()) <= 0:
             return ""
-        return f"; {left} to go, at most {format_duration(math.ceil(left / self.concurrent) * self._longest)}"
+        return f"; {left} remain, at most {format_duration(math.ceil(left / self.concurrent) * self._longest)}"
 
     def _close_run(self, plan: TrialPlan, name: str, status: str, tags: dict[str, str]) -> None:
         def close() -> None:
@@ -314,10 +314,10 @@ class BracketMonitor(TrialMonitor):
         self._close_run(self.plans[row], name, "FINISHED", {"ctvr.stopped": f"halving {after}"})
 
     def bracket_ended(self, row: str, bracket: int, brackets: int | None) -> None:
-        """Report the time of a bracket and, where the number of brackets is known, the maximal remaining time."""
+        """Report the time of a bracket and, where the number of brackets is known, the maximum remaining time."""
         taken = time.monotonic() - self._started
         left = (
-            f"; at most {format_duration(taken / bracket * (brackets - bracket))} to go"
+            f"; at most {format_duration(taken / bracket * (brackets - bracket))} remain"
             if brackets and 0 < bracket < brackets
             else ""
         )

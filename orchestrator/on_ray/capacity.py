@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 DRIVER_CPU = 0.1  # a driver of several workers only waits for them; a single worker needs no driver
 EVERY_TRIAL = 10**6  # more trials than any number of nodes can hold
 ACCELERATOR = "accelerator_type:"  # prefix of the resource by which a node names the model of its GPUs
-LEASE_SECONDS = 180.0  # Ray Train's own; sweeps renew it every minute
-REQUESTER = f"ctvr-{secrets.token_hex(8)}"  # of this driver; several share a cluster
+LEASE_SECONDS = 180.0  # as in Ray Train; sweeps renew the lease every minute
+REQUESTER = f"ctvr-{secrets.token_hex(8)}"  # identifies this driver, since several may share a cluster
 
 
 def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
@@ -73,7 +73,7 @@ def worker_resources(plan: TrialPlan) -> dict[str, float]:
     if plan.gpus_per_worker:
         resources["GPU"] = plan.gpus_per_worker
         if plan.accelerator_type:
-            resources[ACCELERATOR + plan.accelerator_type] = 0.001  # as Ray's own option `accelerator_type` asks for it
+            resources[ACCELERATOR + plan.accelerator_type] = 0.001  # as Ray's option `accelerator_type` requests it
     return resources
 
 
@@ -104,7 +104,7 @@ def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> Non
     bundles = [worker_resources(plan)] * workers + [process_resources(plan)] * drivers
     try:
         lease(REQUESTER, bundles, LEASE_SECONDS)
-    except Exception as error:  # an interface that Ray calls internal must not end a sweep
+    except Exception as error:  # a change of Ray's internal interface must not end a sweep
         log.warning("the autoscaler request failed: %s", error)
 
 
@@ -121,7 +121,7 @@ def cap_to_max_nodes(plan: TrialPlan, trials: int, nodes: Sequence[Mapping[str, 
         trials: trials that need resources.
         nodes: resources of the existing nodes. New nodes are assumed to be like the smallest that holds a worker;
             if there is none yet, one worker per new node is requested.
-        most: maximal number of nodes, including those that hold no worker.
+        most: maximum number of nodes, including those that hold no worker.
     """
     able = [node for node in nodes if _slots(plan, node, 1)]
     places = most - (len(nodes) - len(able))

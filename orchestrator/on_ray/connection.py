@@ -49,20 +49,20 @@ from ctvr.orchestrator.proxies import EXCEPTIONS, exceptions, host_of
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_SECONDS = "300"  # normal starts took more than 40 s on a loaded machine
+START_TIMEOUT_SECONDS = "300"  # successful starts took more than 40 s on a loaded machine
 REPLACEMENT_SECONDS = "1800"  # on a cluster, where the replacement of a lost machine must boot and install first
 ATTEMPTS = 3  # to start Ray
 PAUSE_SECONDS = 10.0  # before the second start of Ray; twice that before the third
 POLL_SECONDS = "0.2"  # interval at which the controller polls for reports; the default of 2.0 s slows short tasks
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-_TOKEN = secrets.token_hex(32)  # of clusters that this process starts; Ray reads it once per process
+_TOKEN = secrets.token_hex(32)  # token of clusters that this process starts; Ray reads it once per process
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",  # no banners of Tune; our lines contain more
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow has the same data
+    "RAY_AIR_NEW_OUTPUT": "0",  # disables Tune's banners; our lines contain more
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # disables Tune's logs; MLflow has the same data
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # our callback prints one line for each failed trial
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "RAY_worker_maximum_startup_concurrency": "8",  # a trial of several workers starts as many at once
+    "RAY_worker_maximum_startup_concurrency": "8",  # a trial starts all its workers at once
 }
 
 
@@ -80,7 +80,7 @@ def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS, head: str = "
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": os.environ.get(
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", start_timeout
         ),
-        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a trial as where it was started
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths have the same meaning in a trial
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # deterministic kernels
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -163,7 +163,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
         ray.init(address=wanted, runtime_env={"env_vars": variables}, **job, **_quiet())
     except ConnectionError as error:
         if is_asked:
-            raise ConfigError(f"--address: no Ray cluster answers at {wanted!r}. Start one or omit it.") from error
+            raise ConfigError(f"--address: no Ray cluster responds at {wanted!r}. Start one or omit it.") from error
         return False
     except (ValueError, RuntimeError, ray.exceptions.RayError) as error:  # versions, token, or variables of a job
         address = wanted if is_asked else cluster_address()
@@ -186,7 +186,7 @@ def _job_variables() -> set[str]:
 def _start(environment: dict[str, str], local_cpus: int | None) -> None:
     """Start a cluster on this machine; retry, because Ray's time limit of 30 s is too short on a busy machine."""
     bind_to_loopback(True)
-    os.environ.pop(_JOB, None)  # of a submitted job: belongs to another cluster, and names files there
+    os.environ.pop(_JOB, None)  # set in a submitted job: it names another cluster and its files
     if not token_file().is_file():  # otherwise Ray would write a new token into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     folder, problem = usable_folder()
@@ -217,7 +217,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
             ray.shutdown()
             _end(_below(os.getpid()) - mine)  # Ray does not end the processes of a failed start
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise  # the command waits for disk space, or reports its lack
+                raise  # disk full: the command waits for space, or reports the error
             if _comes_again(error) or attempt == ATTEMPTS:
                 busy = "run `ctvr doctor`" if _comes_again(error) else "try again when the machine is less busy"
                 raise ConfigError(
@@ -302,12 +302,12 @@ def _await_dashboard(port: int, seconds: float = 120) -> None:
         try:
             with ask(url, timeout=5):
                 return
-        except urllib.error.HTTPError:  # it answers, but needs the token
+        except urllib.error.HTTPError:  # it responds, but needs the token
             return
         except OSError:
             time.sleep(0.5)
     raise ConfigError(
-        f"Ray's dashboard did not answer on port {port} within {seconds:.0f} s; without it a sweep would hang. "
+        f"Ray's dashboard did not respond on port {port} within {seconds:.0f} s; without it a sweep would hang. "
         "Check that ray[default] is installed."
     )
 

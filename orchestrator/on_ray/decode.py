@@ -28,7 +28,7 @@ from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder
 
-FEW = 64  # videos that this machine decodes before a job on all nodes has started
+FEW = 64  # videos that this machine can decode before a job on all nodes has started
 
 
 def decode_on_nodes(
@@ -136,7 +136,7 @@ def _find_problem(source: FrameSource, key: str, video: str | None) -> str:
     node = socket.gethostname()
     if not source.store.has(USES, key):
         return (
-            f"--store: node {node} does not see {source.store.uri} of this machine. Give a folder that all nodes "
+            f"--store: node {node} cannot access {source.store.uri} of this machine. Give a folder that all nodes "
             "share, or s3://BUCKET/PREFIX."
         )
     try:
@@ -146,5 +146,5 @@ def _find_problem(source: FrameSource, key: str, video: str | None) -> str:
     if version != source.version:
         return f"node {node} decodes with {version}, but this machine with {source.version}. Install the same versions."
     if video is not None and not os.path.exists(video):
-        return f"--videos: node {node} does not see {video}. Put videos into a folder that all nodes share."
+        return f"--videos: node {node} cannot access {video}. Put videos into a folder that all nodes share."
     return ""

@@ -16,11 +16,11 @@ from ctvr.orchestrator.errors import CtvrError, TrialFailed
 from ctvr.orchestrator.on_ray.internals import root_cause
 from ctvr.orchestrator.redaction import redact
 
-NODE_DIED = "its node has died"  # in Ray's message about an actor; Ray has no exception class for it
-NO_MEMORY = "running low on memory"  # in the message about a process that Ray's memory monitor killed
+NODE_DIED = "its node has died"  # text in Ray's message about an actor; Ray has no exception class for it
+NO_MEMORY = "running low on memory"  # text in the message about a process that Ray's memory monitor killed
 MOST_SHORT_OF_MEMORY = 20  # out-of-memory kills that a trial survives between two finished tasks
 _OWN, _ALL = re.compile(r"actual memory used=([\d.]+)GB"), re.compile(r"GB used / ([\d.]+)GB limit")
-LOG_LINES, LOG_BYTES = 200, 100_000  # stored part of a worker's log
+LOG_LINES, LOG_BYTES = 200, 100_000  # limits on the stored part of a worker's log
 ASK_SECONDS = 15  # timeout of a request to a node for the log of a dead worker
 
 
@@ -105,7 +105,7 @@ def fetch_actor_log(error: BaseException) -> str:
     try:
         parts = get_log(actor_id=actor, suffix="err", tail=LOG_LINES, timeout=ASK_SECONDS, errors="replace")
         lines = "".join(parts)
-    except Exception:  # the node or Ray's State API is gone: the one-line reason must do
+    except Exception:  # the node or Ray's State API is unavailable: only the one-line reason is known
         return ""
     return redact(f"{error}\n\n{_titled(lines[-LOG_BYTES:])}")
 

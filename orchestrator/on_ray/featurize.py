@@ -44,7 +44,7 @@ def featurize_on_nodes(settings: Settings, places: RunPaths, gpus: float = 0.0) 
             len(items),
             _Tower,
             fn_constructor_args=(settings, places, list(items), gpus > 0, trusted()),
-            num_cpus=0.9,  # the job that feeds it needs the rest
+            num_cpus=0.9,  # the job that supplies its data needs the rest
             num_gpus=gpus or None,
             concurrency=max(1, min(room, num_blocks(len(items)))),
         ):

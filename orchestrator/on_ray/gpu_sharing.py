@@ -17,7 +17,7 @@ from ctvr.orchestrator.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
 
-CONTEXT_BYTES = 600 * 10**6  # of a process on the GPU, outside the memory that torch counts; an estimate
+CONTEXT_BYTES = 600 * 10**6  # estimate of a process's GPU memory that torch does not count
 
 
 def run_on_share(share: float, run: Callable[[], None], release: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ def run_on_share(share: float, run: Callable[[], None], release: Callable[[], No
             run()
         return
     except OutOfMemory as error:
-        log.warning("%s; the trial waits until it has the GPU for itself", error)
+        log.warning("%s; the trial waits for exclusive use of the GPU", error)
     release()
     with _locked(is_alone=True):
         limit_memory(1.0)

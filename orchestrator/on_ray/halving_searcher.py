@@ -89,7 +89,7 @@ class HalvingSearcher(Searcher):
         ready = [row for row, queue in self.queues.items() if queue]
         if not ready:
             return None  # all queued segments run
-        row = min(ready, key=lambda name: self.begun[name])  # among rows with fewest segments, the first of the table
+        row = min(ready, key=lambda name: self.begun[name])  # of the rows with fewest segments, the first in the table
         segment = self.queues[row].pop(0)
         self.begun[row] += 1
         self.running[trial_id] = segment

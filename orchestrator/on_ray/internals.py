@@ -26,13 +26,13 @@ def bind_to_loopback(is_local: bool) -> None:
     """Bind the next Ray instance to loopback, or to every interface, as a node of a cluster must.
 
     Without this a sweep on a laptop opens its ports, each of which executes commands, to all its networks. Ray has no
-    option for it: the setting is the default on the systems after which the variable is named, and
+    option for it: the setting is the default on the systems that the variable names, and
     `ray_constants` has read that variable before this call.
     """
     from ray._private import ray_constants
 
     ray_constants.ENABLE_RAY_CLUSTER = not is_local
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # for the processes that it starts
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = str(int(not is_local))  # for the processes that Ray starts
 
 
 class _SafePath(list[str]):
@@ -118,7 +118,7 @@ def dedupe_actor_deaths() -> None:
     def of_trial(self: Any, trial: Any, exception: Exception) -> None:
         told_again = trial in self._resetting_trials and isinstance(exception, RayActorError)
         self._resetting_trials.discard(trial)
-        if not told_again:  # the other report of the same death follows at once
+        if not told_again:  # a second report of the same death follows immediately
             fail_of_trial(self, trial, exception)
 
     def of_process(self: Any, tracked_actor_task: Any, exception: Exception) -> None:
@@ -132,7 +132,7 @@ def dedupe_actor_deaths() -> None:
 
 
 class _KeptProcesses(_ObjectCache):
-    """Tune's list of idle processes, which keeps as many as there may be further trials.
+    """Tune's list of idle processes, which keeps as many as later trials may need.
 
     Args:
         wanted: returns the number of processes that are worth keeping.

@@ -22,11 +22,11 @@ class HalvingTrial:
 
     number: int  # from 1, in the order of suggestions
     point: Settings
-    settings: Settings  # all settings that decide the result, including this point's
+    settings: Settings  # all settings that affect the result, including this point's
     name: str  # id for the searcher
     scores: dict[int, tuple[float, ...]] = field(default_factory=dict)  # finished tasks -> value of each objective
-    reads: tuple[str, ...] = ()  # settings that were read until the end
-    reused: int = 0  # tasks that another run trained
+    reads: tuple[str, ...] = ()  # names of the settings that were read during the run
+    reused: int = 0  # number of tasks that another run trained
     failed: bool = False
     stopped: int = 0  # the rung at which it was stopped
 
@@ -69,7 +69,7 @@ class Journal:
         first, *lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
         try:
             kept = dict(json.loads(first))
-        except (ValueError, TypeError, RecursionError):  # for example after a power failure
+        except (ValueError, TypeError, RecursionError):  # partial lines, for example after a power failure
             log.warning("%s is damaged: trials run again, but adopt their finished tasks", file)
             return
         if kept.get("sources") != self.sources:

@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 
 from ctvr.orchestrator.errors import StoreError
 
-BLOCK = 8  # items per block: small enough for an even distribution, large enough to outweigh a start
-LARGE, MANY = 32, 8192  # block size from so many items on: enough for one pack of the store
+BLOCK = 8  # items per block: small enough for an even distribution, large enough to outweigh the start-up cost
+LARGE, MANY = 32, 8192  # block size if there are many items: enough for one pack of the store
 Columns = dict[str, np.ndarray]
 
 

@@ -22,11 +22,11 @@ from ctvr.methods.backbone.architectures import SHIPPED, UMT, image_size
 # Bytes of a process with torch, open_clip, Ray and MLflow and a tiny model: the peak of 78 runs of 8 methods with
 # tiny-clip was 1.27 to 1.93 GB
 PROCESS = 1_900_000_000
-COPIES = 4  # of each parameter: weight, gradient and AdamW's two moments
+COPIES = 4  # copies of each parameter: weight, gradient and AdamW's two moments
 # Bytes for the backward pass per token, block and channel, float32: clip4clip with ViT-B/32 on a CPU took 2.62 GiB for
 # a pair of 4 frames and 3.42 GiB for 8 pairs, that is 53 bytes each
 PER_UNIT = 55
-# First words of a name of timm's -> blocks, channels and the MLP's channels over these, as timm builds it. SwiGLU's
+# Prefix of a timm name -> blocks, channels, and the ratio of the MLP's channels to these, as timm builds it. SwiGLU's
 # three layers count as two (EVA02). Convolutions (FastViT, ConvNeXt, ViTamin) are not here
 TIMM = {
     "vit_base_": (12, 768, 4.0),
@@ -42,7 +42,7 @@ TIMM = {
     "eva02_base_": (12, 768, 4.0),
     "eva02_large_": (24, 1024, 4.0),
 }
-_free_at_start: int | None = None  # bytes on this machine, before this process started Ray
+_free_at_start: int | None = None  # free bytes on this machine before this process started Ray
 
 
 def worker_bytes(backbone: str, frames: int, pairs: int, on_gpu: bool = False) -> int:
@@ -58,7 +58,7 @@ def worker_bytes(backbone: str, frames: int, pairs: int, on_gpu: bool = False) -
     if size is None:
         return PROCESS
     if on_gpu:
-        return PROCESS + 2 * 4 * size.parameters  # the loaded weights, and the model that is built
+        return PROCESS + 2 * 4 * size.parameters  # one copy for the loaded weights, one for the model
     return PROCESS + COPIES * 4 * size.parameters + PER_UNIT * pairs * (frames * size.image_units + size.text_units)
 
 
@@ -94,7 +94,7 @@ def _block_weights(tower: Mapping[str, Any]) -> float:
 
 
 def _timm_tower(vision: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the description of a transformer that open_clip takes from timm, as it describes its own; else None."""
+    """Return the description of a transformer that open_clip takes from timm, in open_clip's format; else None."""
     name = str(vision.get("timm_model_name", ""))
     found = next((TIMM[start] for start in TIMM if name.startswith(start)), None)
     if found is None:

@@ -12,7 +12,7 @@ import ray
 from ctvr.orchestrator.digests import source_digest
 from ctvr.orchestrator.errors import ConfigError
 
-ASK_SECONDS = 10.0  # clouds refuse machines that they lack: the autoscaler tries again while the request stands
+ASK_SECONDS = 10.0  # clouds refuse machines that they lack: the autoscaler retries while the request exists
 
 
 def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | None = None) -> None:
@@ -20,7 +20,7 @@ def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | N
 
     Args:
         count: number of nodes.
-        seconds: maximal waiting time.
+        seconds: maximum waiting time.
         ask: called every `ASK_SECONDS` while nodes are missing; it requests nodes from the autoscaler.
 
     Raises:
@@ -73,7 +73,7 @@ def _ask_for_sources(node: Mapping[str, Any]) -> Any:
     """Start a task that returns a node's `source_digest`; return the task's reference."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def ask() -> str:  # pickled by value: a node with an older version may not have it
+    def ask() -> str:  # pickled by value, because a node with an older version may lack it
         try:
             from ctvr.orchestrator.digests import source_digest
         except ImportError:

@@ -34,7 +34,7 @@ class OptunaSearcher:
     def __init__(
         self, search: SearchConfig, space: SearchSpace, first: Sequence[Mapping[str, Any]], num_tasks: int
     ) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise one line per study and trial
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # otherwise Optuna prints a line for each study and trial
         self.search, self.space, self.num_tasks = search, space, num_tasks
         domains = OptunaSearch.convert_search_space(dict(space.space))
         self.domains: dict[str, BaseDistribution] = {name: domains[name] for name in space.parents_first()}
@@ -52,7 +52,7 @@ class OptunaSearcher:
         return within(trial.params, self.space.at_most)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        if len(self.search.metrics) == 1:  # Optuna has no values per task of several objectives
+        if len(self.search.metrics) == 1:  # Optuna does not support intermediate values of several objectives
             self.trials[trial_id].report(result[self.search.metric], result["task"])
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -62,7 +62,7 @@ class OptunaSearcher:
         elif result["task"] < self.num_tasks:
             self.study.tell(trial, state=TrialState.PRUNED)
         else:
-            with warnings.catch_warnings():  # a value that is not a number is a failed trial
+            with warnings.catch_warnings():  # a trial without a number has failed
                 warnings.simplefilter("ignore", UserWarning)
                 self.study.tell(trial, [result[metric] for metric in self.search.metrics])
 

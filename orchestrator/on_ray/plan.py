@@ -25,11 +25,11 @@ from ctvr.orchestrator.streams.metric_names import ACCURACY, GAIN, MEAN, SEARCHE
 if TYPE_CHECKING:
     from ctvr.orchestrator.store.paths import RunPaths
 
-__all__ = ["ACCURACY", "GAIN", "MEAN", "SEARCHED"]  # for who plans
+__all__ = ["ACCURACY", "GAIN", "MEAN", "SEARCHED"]  # for type checkers only
 
 NUMBER = "ctvr.number"  # tag of a trial's run; among equally good trials the lowest number wins
 SEARCHERS = ("tpe", "random", "grid", "grouped_tpe")
-GROUPED_FROM = 16  # trials of a search that is grouped by itself: two brackets
+GROUPED_FROM = 16  # trials from which a search is grouped by default: two brackets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class SearchConfig:
     bracket_size: int = setting(8, doc="trials that are suggested together and compared with each other")
     brackets_at_once: int = setting(
         0,
-        doc="brackets that run at the same time; each is proposed from those that ended before. 0: as many as the "
-        "cluster has room for when a sweep starts, which its plan records",
+        doc="brackets that run at the same time; each is proposed from those that ended before. 0: as many as "
+        "fit on the cluster when a sweep starts; its plan records the number",
     )
     group_size: int = setting(4, doc="trials that share the settings of the first task, with grouped_tpe")
     min_survivors: int = setting(2, doc="smallest number of trials of a bracket after a rung, with halving")
@@ -68,12 +68,12 @@ class SearchConfig:
     mode: str = setting("max", doc="better direction of the metric, max or min; of several, comma-separated")
 
     def __post_init__(self) -> None:
-        if self.searcher == "auto":  # what it stands for is what is recorded and shown
+        if self.searcher == "auto":  # its meaning is recorded and shown
             object.__setattr__(self, "searcher", "grouped_tpe" if self.trials >= GROUPED_FROM else "tpe")
         if self.scheduler == "asha":
             raise ValueError(
-                "scheduler: asha was removed. Write halving or none. A sweep that was begun with asha cannot be "
-                "resumed; a new one takes over its finished tasks."
+                "scheduler: asha was removed. Write halving or none. A sweep that was started with asha cannot "
+                "be resumed; a new one reuses its finished tasks."
             )
         searchers: Iterable[str] = SEARCHERS
         if self.searcher not in SEARCHERS:
@@ -109,7 +109,7 @@ class SearchConfig:
                 raise ValueError(f"mode: {mode!r} is none of max, min.{suggest(mode, ('max', 'min'))}")
         if len(self.modes) != len(self.metrics):
             raise ValueError(
-                f"mode: {len(self.metrics)} metrics need as many directions, got {self.mode}. Write for example "
+                f"mode: {len(self.metrics)} metrics need one direction each, got {self.mode}. Write for example "
                 "search.mode=max,min."
             )
         if len(set(self.metrics)) < len(self.metrics):
@@ -182,7 +182,7 @@ class TrialPlan:
     tracking_uri: str
     parent: str | None  # MLflow run id of the sweep
     storage: str  # folder or URI of Ray's state of the trials
-    settings: Settings = field(default_factory=dict)  # shared by all trials, as the user gave them
+    settings: Settings = field(default_factory=dict)  # settings of all trials, as the user gave them
     presets: tuple[str, ...] = ()
     videos: str | None = None
     workers: int = 1
@@ -190,14 +190,14 @@ class TrialPlan:
     gpus_per_worker: float = 0.0
     accelerator_type: str = ""  # GPU model that every worker needs, by Ray's name; "": any
     memory_per_worker: int = 0  # estimated bytes (memory.py); 0: unknown
-    epochs: int = 0  # of a trial, where a search compares trials after epochs; 0: after tasks
-    max_failures: int = 3  # since the last finished task; lost nodes do not count
-    max_nodes: int | None = None  # maximal number of nodes of the cluster, all counted
-    patience: float = 24.0  # hours that workers wait for work that one of them does alone
+    epochs: int = 0  # epochs of a trial if a search compares trials after epochs; 0: after tasks
+    max_failures: int = 3  # allowed failures since the last finished task, without lost nodes
+    max_nodes: int | None = None  # maximum number of all nodes of the cluster
+    patience: float = 24.0  # maximum hours that workers wait for work of a single worker
     keep_model: bool = False
     reuse: bool = True  # adopt tasks that another trial has finished where the results cannot differ
     tags: dict[str, str] = field(default_factory=dict)
-    session: str = ""  # of the process that drives the trials; a resumed sweep has another
+    session: str = ""  # id of the process that drives the trials; a resumed sweep has another
     host: str = ""  # host of that process
     sources: str = ""  # `digests.source_digest` on that host
     trusted: tuple[str, ...] = ()  # classes that the user of this process trusts; those of a plan.json do not count
@@ -214,10 +214,10 @@ class RunSpec:
 
     label: str
     settings: Settings
-    presets: tuple[str, ...] | None = None  # None: the plan's
-    tags: dict[str, str] = field(default_factory=dict)  # of its MLflow run, in addition to the plan's
+    presets: tuple[str, ...] | None = None  # None: those of the plan
+    tags: dict[str, str] = field(default_factory=dict)  # tags of its MLflow run, in addition to the plan's
     stop_after_task: int | None = None  # number of tasks after which it ends, to be continued later; None: no limit
-    stop_after_epoch: int | None = None  # the same of epochs, on a stream of one task
+    stop_after_epoch: int | None = None  # the same for epochs, on a stream of one task
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class SearchOutcome:
     failed: int
     unfinished: int  # interrupted, or not started
     seconds: float
-    tasks: int = 0  # finished by all trials together
+    tasks: int = 0  # tasks finished by all trials together
     reused: int = 0  # number of these that another trial trained
 
     @property
@@ -256,7 +256,7 @@ class Capacity:
     concurrent: int
     by_processors: int = 0
     memory_per_worker: int = 0  # bytes; 0: unknown
-    models: tuple[str, ...] = ()  # of the cluster's GPUs by Ray's names, the commonest first
+    models: tuple[str, ...] = ()  # models of the cluster's GPUs by Ray's names, the commonest first
 
     @property
     def memory_binds(self) -> bool:
@@ -292,7 +292,7 @@ def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
     publish(folder / "plan.json", json.dumps(redact_data({"plan": asdict(plan), **more}), indent=1).encode())
 
 
-_PARTS = ("request", "where", "table")  # of a plan.json besides the trials' plan: JSON objects
+_PARTS = ("request", "where", "table")  # JSON objects in plan.json, besides the trials' plan
 
 
 def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:

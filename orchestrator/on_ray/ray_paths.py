@@ -13,7 +13,7 @@ from ctvr.orchestrator.errors import ConfigError
 
 # Ray binds Unix sockets at TEMP/ray/session_2026-11-25_14-18-18_123456_PID/sockets/plasma_store
 _ADDED = len("/ray/session_2026-11-25_14-18-18_123456_/sockets/plasma_store")
-_MOST = 103 if sys.platform == "darwin" else 107  # bytes of the path of a Unix socket
+_MOST = 103 if sys.platform == "darwin" else 107  # maximum bytes of the path of a Unix socket
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
@@ -31,7 +31,7 @@ def socket_problem(folder: Path) -> str:
     most = _MOST - _ADDED - len(str(os.getpid()))
     if (length := len(os.fsencode(os.path.abspath(folder)))) > most:
         return f"its path has {length} characters, but Ray's Unix sockets allow at most {most}"
-    there = Path(os.path.abspath(folder), "ray")  # it may belong to another user
+    there = Path(os.path.abspath(folder), "ray")  # the folder may belong to another user
     while not there.exists() and there != there.parent:
         there = there.parent
     try:

@@ -27,7 +27,7 @@ class SearchSpace:
     later: tuple[str, ...] = ()  # settings of `space` that no task before the second reads
     at_most: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting of `space` that bounds it
     listed: tuple[str, ...] = ()  # settings of `space` whose values the user listed; each value is tried
-    conditions: Mapping[str, Condition] = field(default_factory=dict)  # setting -> where it is searched; else always
+    conditions: Mapping[str, Condition] = field(default_factory=dict)  # setting -> its condition, if any
 
     def applies(self, name: str, point: Mapping[str, Any]) -> bool:
         """Return whether a setting is searched at a point: its condition holds, and so does its parent's."""
@@ -84,14 +84,14 @@ def _remedy(name: str, values: str) -> str:
         return f"{what}. Write for example {whole}."
     plain = ",".join(filter(None, (text.strip("[](){} ") for text in values.split(","))))
     if values[:1] in ("[", "(", "{"):
-        return f"its values have no brackets. Write {name}={plain}."
+        return f"values need no brackets. Write {name}={plain}."
     number = r"\d*\.?\d+(?:e[-+]?\d+)?"
     interval = rf"({number})(?:\.\.+|:|-)({number})|\w+\(({number}), *({number})\)"
     if found := re.fullmatch(interval, values, re.IGNORECASE):
         ends = ",".join(filter(None, found.groups()))
-        return f"lists values, and no range. Write for example {name}={ends}."
+        return f"lists values, not a range. Write for example {name}={ends}."
     if re.fullmatch(rf"{number}(\s+{number})+", values, re.IGNORECASE):
-        return f"its values are separated by commas. Write {name}={','.join(values.split())}."
+        return f"values must be separated by commas. Write {name}={','.join(values.split())}."
     return f"one of its values is empty. Write {name}={plain}." if re.search(r",\s*,", values) else ""
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
-SECONDS_TO_STOP = "60"  # time for a stopped trial to leave its loop before Tune gives up the process
+SECONDS_TO_STOP = "60"  # time for a stopped trial to leave its loop before Tune abandons the process
 
 
 def run_single_worker(work: TrialWork) -> None:

@@ -113,7 +113,7 @@ class SuccessiveHalving:
         self.rungs = rungs(search.grace_tasks, search.reduction_factor, self.length) if is_halved else []
         self.trials: list[HalvingTrial] = []
         self.repeated = 0  # number of duplicate suggestions
-        self.brackets: list[Bracket] = []  # the running ones, in the order of suggestions
+        self.brackets: list[Bracket] = []  # running brackets, in the order of suggestions
         self.ended = 0  # number of brackets that ended
         self._passed = 0  # number of trials whose results were passed to the searcher: those of ended brackets
         self._is_exhausted = False

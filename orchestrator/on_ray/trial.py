@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from ctvr.orchestrator.learning.pulse import Pulse
 
-# Attempts to start a group of workers, each as long as RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S allows: nodes of a
-# cluster join and leave, this machine does not
+# Attempts to start a group of workers, each of at most RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S; nodes of a cluster may
+# join and leave meanwhile
 ATTEMPTS_OF_A_CLUSTER, ATTEMPTS_HERE = 20, 2
 DETECTOR = "RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR"
 STEP_HOURS = 0.5  # time limit of a collective within a step
@@ -99,7 +99,7 @@ def _backend(plan: TrialPlan) -> BackendConfig:
     from ray.train.torch import TorchConfig
 
     # NCCL needs one GPU per process. The plan decides, because the driver of a trial may see no GPU. Data on the CPU
-    # (objects, galleries) uses gloo. Waits for work of rank 0 alone have a separate group
+    # (objects, galleries) uses gloo. A separate group waits for work that only rank 0 does
     backend = "cpu:gloo,cuda:nccl" if plan.gpus_per_worker >= 1 else "gloo"
     return TorchConfig(backend=backend, timeout_s=round(3600 * min(plan.patience, STEP_HOURS)))
 
@@ -118,7 +118,7 @@ class _FailurePolicyCallback(UserCallback):
 
     Train itself would retry after a permanent error as after a lost node, and would count both over the whole run.
     Lost nodes do not count: on preemptible machines a long trial loses many. Out-of-memory kills caused by other
-    processes have a limit of their own, `MOST_SHORT_OF_MEMORY`.
+    processes have a separate limit, `MOST_SHORT_OF_MEMORY`.
 
     It also ends the run if the trial's driver has ended, because the scheduler stopped it or its node was lost:
     workers die with the driver, and a controller that starts others just before its own end would leak their

@@ -179,7 +179,7 @@ def _fit(
     started = time.monotonic()
     plan = next(iter(plans.values()))
     trainable = tune.with_resources(tune.with_parameters(_trial, plans=dict(plans)), process_resources(plan))
-    config = replace(config, reuse_actors=plan.workers == 1)  # a driver of workers has no slow imports to save
+    config = replace(config, reuse_actors=plan.workers == 1)  # a driver has no slow imports, so reuse saves nothing
     tuner = tune.Tuner(
         trainable,
         param_space=param_space,

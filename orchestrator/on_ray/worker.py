@@ -131,7 +131,7 @@ class _Reports:
 
     def ready(self, key: str, method: Method, data: StreamData, commits: Commits) -> None:
         num_tasks = len(data.stream.tasks)
-        if self.workers.rank == 0:  # only its reports reach the search
+        if self.workers.rank == 0:  # only the reports of rank 0 reach the search
             self.reads = lambda done: {"reads": ",".join(commits.settings_read(done))} if done == num_tasks else {}
             self.recorder.ready(key, method, data, commits)
         done = self.workers.broadcast(commits.finished(num_tasks))
@@ -156,7 +156,7 @@ class _Reports:
     def _catch_up(self, record: RunState) -> None:
         """Report each finished task that has no report yet; end the run after the requested task."""
         if self.epochs and record.done:
-            self._catch_up_epochs(record, min(len(record.training), self.epochs - 1))  # the last one's is the task's
+            self._catch_up_epochs(record, min(len(record.training), self.epochs - 1))  # the task reports the last epoch
         last = record.done if self.until is None else min(record.done, self.until)
         for done in range(self.reported, last):
             row = {name: value for name, value in record.metrics[done].items() if name.startswith("stream/")}

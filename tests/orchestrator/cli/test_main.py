@@ -35,7 +35,7 @@ def ctvr(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
 MISTAKES = [
     (
         ["run", "clip4clip", "shapes-5", "optim.epochs=2", "optim.Epochs=3"],
-        "no such setting, and optim.epochs, which it may mean, is given too ('2' and '3'). Keep one of them.",
+        "no such setting, and optim.epochs, probably meant, is also given ('2' and '3'). Keep one of them.",
     ),
     (
         ["run", "clip4clip", "shapes-5", "epochs=2", "optim.epochs=2"],
@@ -128,7 +128,7 @@ MISTAKES = [
     (["rerun", "--sweep", "monday"], "--runs: runs has no runs (mlflow.db does not exist)"),
     (["rerun"], "rerun: the name of the sweep is missing. Write: ctvr rerun NAME"),
     (["table"], "table: give the name of a sweep or a stream. Write for example: ctvr table shapes-5"),
-    (["table", "a,", "b"], "a, b: is a list with a blank. Write: ctvr table a,b"),
+    (["table", "a,", "b"], "a, b: is a list with a space. Write: ctvr table a,b"),
     (["runs", "7619a965"], "7619a965: no such action of runs. Write: ctvr runs show 7619a965"),
     (["table", "--sweep", "monday"], "--runs: runs has no runs (mlflow.db does not exist)"),
     (["search", "a square", "--model", "best-shapes-5"], "--runs: runs has no runs (mlflow.db does not exist)"),

@@ -67,7 +67,7 @@ def test_claims_plan_lists_rows_and_runs_nothing(stream, tmp_path, capsys):
     assert "clip-dsl: CLIP with DSL against zero_shot, r1 (higher by 4.4)" in shown
     assert main([*words, "--stream", stream, "--only", "bmu-base,bmu-global"]) == 0
     shown = capsys.readouterr().out
-    assert "bmu_moco:table2-row6 has the settings of bmu_moco here and is not run again\n" in shown
+    assert "bmu_moco:table2-row6 has the settings of bmu_moco, so it is not run again\n" in shown
     assert "3 rows x 3 seeds = 9 runs of 1 task\n" in shown
     assert main([*words, "--stream", "msrvtt-10"]) == 0
     shown = capsys.readouterr().out

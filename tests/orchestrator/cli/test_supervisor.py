@@ -189,7 +189,7 @@ sys.exit(main.main(["sweep"]))
     assert supervise(job(tmp_path, script, "--method", "lwf")) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert error.partition("(")[0] in line
-    assert "Not restarted: the next attempt would end so, too. Log: " in line
+    assert "Not restarted: the next attempt would end the same way. Log: " in line
     assert "Traceback" in (tmp_path / "drivers" / "s.log").read_text()
 
 

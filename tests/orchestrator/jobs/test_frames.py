@@ -48,7 +48,7 @@ def test_short_segment_repeats_its_last_frame(videos, tmp_path, capsys):
     out = tmp_path / "clip.npz"
     words = ["frames", str(videos / "good.mp4"), "--num-frames", "4", "--out", str(out)]
     assert main([*words, "--start", "1", "--end", "1.08"]) == 0
-    assert capsys.readouterr().out.endswith("; 2 of 4 frames are different, the last repeats\n")
+    assert capsys.readouterr().out.endswith("; 2 of 4 frames are distinct, the last repeats\n")
     with np.load(out) as found:
         assert [read_number(frame) for frame in found["frames"]] == [25, 26, 26, 26]
     assert main([*words, "--start", "2.3"]) == 0
@@ -58,7 +58,7 @@ def test_short_segment_repeats_its_last_frame(videos, tmp_path, capsys):
 
 def test_a_film_that_is_decoded_whole_says_why(videos, capsys):
     assert main(["frames", str(videos / "below/counted.avi")]) == 0
-    assert "; decoded whole, since its container does not store presentation times" in capsys.readouterr().out
+    assert "; decoded completely, since its container does not store presentation times" in capsys.readouterr().out
 
 
 def test_a_sheet_shows_every_frame_in_rows(videos, tmp_path):

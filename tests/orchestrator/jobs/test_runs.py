@@ -61,7 +61,7 @@ def test_a_run_that_something_holds_is_removed_by_force_only(execution):
     tracker = execution.tracker()
     (record,) = tracker.find_runs()
     for tags, reason in (
-        ({"ctvr.sweep": "monday"}, "belongs to sweep monday, whose table would lack it"),
+        ({"ctvr.sweep": "monday"}, "belongs to sweep monday, whose table needs it"),
         ({"ctvr.best": "1"}, "is best-small, the model that searches chose"),
     ):
         tracker.set_tags(record.run_id, tags)

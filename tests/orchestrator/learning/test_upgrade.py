@@ -187,7 +187,7 @@ def test_a_run_is_searched_before_at_and_after_its_upgrade(manifest, runs, capsy
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[1:]] == [
         hit.video for hit in model.search(caption, k=2)
     ]
-    with pytest.raises(ConfigError, match=r"another backbone from task 2 on \(upgrade\.task\)"):
+    with pytest.raises(ConfigError, match=r"changes its backbone at task 2 \(upgrade\.task\)"):
         next(load_task_checkpoints("clip4clip", execution))
 
 

@@ -70,8 +70,8 @@ def test_a_complete_trial_says_how_long_the_rest_may_take(plan, capsys, monkeypa
         watcher.on_trial_complete(0, [], trial(name))
     said = [line for line in lines(capsys) if "complete" in line]
     assert said == [
-        "trial 1/4  complete after 60 s; 3 to go, at most 2 min",
-        "trial 2/4  complete after 90 s; 2 to go, at most 90 s",
+        "trial 1/4  complete after 60 s; 3 remain, at most 2 min",
+        "trial 2/4  complete after 90 s; 2 remain, at most 90 s",
     ]
 
 

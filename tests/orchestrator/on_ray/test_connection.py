@@ -308,7 +308,7 @@ def test_ray_is_started_in_a_short_folder_where_its_own_is_too_long(monkeypatch,
 
 
 def test_a_proxy_never_answers_for_the_dashboard(proxy, free_port):
-    with pytest.raises(ConfigError, match=f"did not answer on port {free_port}"):
+    with pytest.raises(ConfigError, match=f"did not respond on port {free_port}"):
         connection._await_dashboard(free_port, seconds=0.2)
     with Server(401) as dashboard:  # it answers, but needs the token
         connection._await_dashboard(dashboard.server_port, seconds=60)
@@ -372,7 +372,7 @@ def test_a_cluster_that_a_submitted_job_starts_is_not_the_jobs(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ConnectionError("nobody"), "no Ray cluster answers at '10.0.0.1:6379'"),
+        (ConnectionError("nobody"), "no Ray cluster responds at '10.0.0.1:6379'"),
         (ValueError("Failed to merge the Job's runtime env\nmore"), "Ray cannot join .*Failed to merge the Job"),
         (
             RuntimeError("Version mismatch: The cluster was started with:\n  Ray: 2.9"),

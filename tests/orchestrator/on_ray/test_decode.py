@@ -74,7 +74,7 @@ def test_a_node_with_other_decoders_is_refused(items, tmp_path):
 def test_a_store_that_nodes_do_not_share_is_refused(items, tmp_path, monkeypatch):
     source = source_in(tmp_path / "here")
     monkeypatch.setattr(Store, "__reduce__", lambda self: (Store.open, (f"{tmp_path}/elsewhere",)))
-    with pytest.raises(ConfigError, match=r"does not see .* of this machine. Give a folder that all nodes share"):
+    with pytest.raises(ConfigError, match=r"cannot access .* of this machine. Give a folder that all nodes share"):
         decode_on_nodes(source, items)
 
 
@@ -125,7 +125,7 @@ def test_lost_node_loses_no_decoded_video(items, tmp_path, two_nodes, monkeypatc
     assert (done, [item.path for item, _ in broken]) == (3, ["/no/such.mp4"])
     told = capsys.readouterr().err
     assert "videos are decoded on this machine only: --videos: node " in told
-    assert "does not see /no/such.mp4. Put videos into a folder that all nodes share." in told
+    assert "cannot access /no/such.mp4. Put videos into a folder that all nodes share." in told
     assert jobs == [6]
     assert shared.store.list("frames") == sorted(shared.key(item) for item in [*items[:9], *items[10:13]])
 

@@ -43,7 +43,7 @@ WHOLE = SearchSpace(SPACE, PAPER, {})
         ({"trials": "many"}, "search.trials: .*'many'"),
         ({"reduction_factor": 1}, "reduction_factor must be >= 2, got 1"),
         ({"mode": "mxa"}, "mode: 'mxa' is none of max, min. Did you mean 'max'"),
-        ({"metric": "a,b"}, "mode: 2 metrics need as many directions, got max. Write for example search.mode=max,min"),
+        ({"metric": "a,b"}, "mode: 2 metrics need one direction each, got max. Write for example search.mode=max,min"),
         ({"metric": "a,a", "mode": "max,min"}, "metric: a,a names a metric twice"),
     ],
 )
