@@ -316,7 +316,7 @@ class _FormerFunction(types.ModuleType):
     """The package as a callable: `ctvr.methods()` was a function, and code may call it until 0.4."""
 
     def __call__(self) -> Any:
-        text = "`ctvr.methods()` is now `ctvr.list_methods()`; the old name is read until 0.4."
+        text = "`ctvr.methods()` is now `ctvr.list_methods()`; the old name is accepted until 0.4."
         warnings.warn(text, FutureWarning, stacklevel=2)
         return sys.modules["ctvr"].list_methods()
 

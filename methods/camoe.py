@@ -80,7 +80,7 @@ class CAMoEConfig:
     )
     gain: Gain = setting("batch", doc="factor of the prior. batch: as in the code; one: as printed")
     reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum")
-    mask_same_video: bool = setting(False, doc="other captions of the same video are left out of the negatives")
+    mask_same_video: bool = setting(False, doc="excludes other captions of the same video from the negatives")
     train_scale: bool = setting(
         False, doc="training of l at CLIP's rate, within [1, 200]; the paper's l is \"the same as CLIP\""
     )

@@ -111,7 +111,7 @@ class CCLIPConfig(ScaleConfig):
         unpublished=True,
     )
     trained: tuple[str, ...] = setting(
-        ("text.token_embedding",), doc="parts of CLIP that learn in full, without decay", unpublished=True
+        ("text.token_embedding",), doc="parts of CLIP that are trained in full, without weight decay", unpublished=True
     )
 
     def __post_init__(self) -> None:

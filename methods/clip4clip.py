@@ -94,7 +94,7 @@ class Clip4ClipConfig(ScaleConfig):
     )
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
     loss_reduction: Literal["mean", "sum"] = setting("mean", doc="mean or sum of the contrastive loss's two directions")
-    mask_same_video: bool = setting(False, doc="other captions of the same video are left out of the negatives")
+    mask_same_video: bool = setting(False, doc="excludes other captions of the same video from the negatives")
     reducer: ReducerConfig = group(
         REDUCERS, "none", doc="token reduction in the vision tower; its new weights learn at lr_head"
     )
@@ -112,7 +112,7 @@ class Clip4ClipConfig(ScaleConfig):
         require(self, "> 0", "sim_eps", hint="CLIP4Clip's code uses 1e-12.")
         if self.mask_missing and self.reducer.joins_frames:
             raise ValueError(
-                f"mask_missing leaves frames out, which reducer.name={self.reducer.name} joins. Write "
+                f"mask_missing drops frames, but reducer.name={self.reducer.name} merges frames. Write "
                 "reducer.name=tome."
             )
 

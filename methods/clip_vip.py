@@ -101,7 +101,7 @@ class CLIPViPConfig(ScaleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, ">= 0", "lr_scale", hint="Use none for the rate of the rest.")
+        require(self, ">= 0", "lr_scale", hint="Use none for the rate of the other weights.")
         require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
         require(self, ">= 0", "num_proxies", hint="Use 0 for the class token alone.")
         require(self, ">= 1", "temporal_size")

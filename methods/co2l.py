@@ -179,8 +179,8 @@ def _similarity(method: Method, asking: Features, asked: Features) -> Tensor:
     found = method.score(asking.texts.float(), asked.videos.float()).float()
     if found.ndim != 2:
         raise ValueError(
-            f"{type(method).__name__} scores each pair by {found.shape[-1]} numbers, and relations need one. "
-            "Choose another base, or another score of it."
+            f"{type(method).__name__} scores each pair by {found.shape[-1]} numbers, but relations "
+            "need one. Choose another base, or another of its scores."
         )
     return found
 

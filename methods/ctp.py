@@ -158,7 +158,9 @@ class CTP(Strategy):
     def check_base(cls, config: CTPConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
         if cls.compares(config) and base.score is not Method.score:
-            raise ValueError("the strategy compares one vector of each item, and it has several. Write base=clip4clip.")
+            raise ValueError(
+                "the strategy compares one vector of each item, but the retriever has several. Write base=clip4clip."
+            )
 
     def __init__(self, config: CTPConfig, base: Method) -> None:
         super().__init__(config, base)

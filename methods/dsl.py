@@ -43,7 +43,7 @@ class DSLConfig:
 
     def __post_init__(self) -> None:
         require(self, "> 0", "temperature", "test_temperature", hint="The authors use 1000, and 1 at test.")
-        require(self, ">= 0", "weight", hint="Use loss=false to leave the loss alone.")
+        require(self, ">= 0", "weight", hint="Use loss=false to keep the loss unchanged.")
 
 
 class DSL(Strategy):
@@ -67,7 +67,7 @@ class DSL(Strategy):
         super().check_base(config, base, base_config)
         if config.loss and not base.capabilities(base_config).uses_in_batch_negatives:
             raise ValueError(
-                "the strategy revises a contrastive loss over the pairs of a batch alone, and the retriever has none. "
+                "the strategy revises a contrastive loss over the pairs of a batch, but the retriever has none. "
                 "Write method.loss=false to revise the search, or name a retriever such as clip4clip."
             )
 

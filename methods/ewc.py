@@ -41,7 +41,7 @@ class EWCConfig:
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "weight", hint=f"Use weight=0 to train `{self.base}` alone.")
-        require(self, "in [0, 1]", "decay", hint="Use 1 to keep all tasks alike.")
+        require(self, "in [0, 1]", "decay", hint="Use 1 for equal weights of all tasks.")
 
 
 class EWC(Strategy):

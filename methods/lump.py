@@ -89,12 +89,12 @@ class LUMP(ReplayStrategy):
         facts = base.capabilities(base_config)
         if config.mix_level == "input" and facts.rewrites_captions:
             raise ValueError(
-                "captions are mixed as they are, and the retriever rewrites them before it reads them. "
+                "captions are mixed unchanged, but the retriever rewrites them before it reads them. "
                 "Write method.mix_level=feature."
             )
         if config.mix_level == "input" and facts.needs_umt:
             raise ValueError(
-                "captions are mixed as they enter CLIP's text tower, and the retriever reads them in its own way. "
+                "captions are mixed as they enter CLIP's text tower, but the retriever reads them differently. "
                 "Write method.mix_level=feature."
             )
 

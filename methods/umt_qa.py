@@ -62,7 +62,7 @@ class UmtQAConfig:
 
     lr: float = setting(2e-5, doc="learning rate of all weights")
     answers: int = setting(1500, doc="number of the most frequent answers, which are ranked")
-    k: int = setting(128, doc="candidates by their first token, which are scored to their ends")
+    k: int = setting(128, doc="candidates, selected by their first token, that are scored completely")
     attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
     reducer: ReducerConfig = group(
         {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"

@@ -117,8 +117,8 @@ class ZSCL(Strategy):
         only = base.capabilities(base_config).required_num_frames
         if config.weight and only not in {None, config.reference_frames}:
             raise ValueError(
-                f"the strategy shows it images as videos of {config.reference_frames} frames, and the retriever takes "
-                f"videos of {only}. Write method.reference_frames={only}."
+                f"the strategy passes images as videos of {config.reference_frames} frames, "
+                f"but the retriever takes videos of {only}. Write method.reference_frames={only}."
             )
 
     @classmethod

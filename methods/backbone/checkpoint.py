@@ -83,7 +83,9 @@ def read_checkpoint(path: Path, sha256: str = "", roots: tuple[str, ...] = ROOTS
     """
     files = files_of(path)
     if sha256 and len(files) > 1:
-        raise ValueError(f"{path}: is {len(files)} files, and sha256 is of one file. Omit it: .safetensors needs none.")
+        raise ValueError(
+            f"{path}: has {len(files)} files, but sha256 applies to one. Omit it: .safetensors needs none."
+        )
     state: dict[str, Tensor] = {}
     for file in files:
         state |= read_weights(file, sha256)
@@ -110,8 +112,8 @@ def without_prefix(state: Mapping[str, Tensor], source: Path, roots: tuple[str, 
         first, *others = plain
         if any(not _are_equal(_below(state, first), _below(state, other)) for other in others):
             raise ValueError(
-                f"{source}: holds weights under {_shown(plain[0])} and others under {_shown(plain[1])}. Save those "
-                "that you mean in a file of their own."
+                f"{source}: holds weights under {_shown(plain[0])} and others under {_shown(plain[1])}. "
+                "Save the intended ones in a separate file."
             )
     taken = plain[0]
     left = [prefix for prefix in whole if prefix not in plain]

@@ -65,7 +65,7 @@ class TimmVision(VisionTower):
         self.width, self.heads = int(trunk.embed_dim), int(trunk.blocks[0].attn.num_heads)
         self.classes = int(trunk.num_prefix_tokens)
         if self.classes > 1:
-            raise ValueError(f"the image tower of {name} has {self.classes} leading tokens; one is known. {_PLAIN}")
+            raise ValueError(f"the image tower of {name} has {self.classes} leading tokens, not one. {_PLAIN}")
         self.num_tokens = self.classes + int(trunk.patch_embed.num_patches)  # N
         convolutions = [each for each in trunk.patch_embed.modules() if isinstance(each, nn.Conv2d)]
         self.conv1 = convolutions[-1]  # a stem has others before it, which `tower_macs` does not count

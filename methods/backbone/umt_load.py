@@ -53,7 +53,7 @@ def load_umt(name: str, state: dict[str, Tensor] | None, vocabulary: Path | None
     """
     if vocabulary is None:
         raise ValueError(
-            f"{name} reads captions by BERT's word pieces. Write backbone.vocabulary=FILE, the vocab.txt of "
+            f"{name} tokenizes captions into BERT's word pieces. Write backbone.vocabulary=FILE, the vocab.txt of "
             "bert-base-uncased."
         )
     pieces, wanted = WordPieces.of_file(vocabulary), UMT[name]["text_cfg"]["vocab_size"]

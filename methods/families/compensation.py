@@ -112,7 +112,7 @@ class QueryCompensation(Strategy):
         super().check_base(config, base, base_config)
         if base.capabilities(base_config).several_text_vectors:
             raise ValueError(
-                "the strategy maps the one vector of a caption, and the retriever has several. Write "
+                "the strategy maps the one vector of a caption, but the retriever has several. Write "
                 "method.base=clip4clip."
             )
 
@@ -148,8 +148,8 @@ class QueryCompensation(Strategy):
         shape = teacher("encode_text", torch.tensor([[1, 2]], device=held.device)).shape
         if len(shape) != 2:
             raise ValueError(
-                f"base: {type(self.base).__name__} encodes a caption as {tuple(shape[1:])} numbers, and the strategy "
-                "maps one vector. Write method.base=clip4clip."
+                f"base: {type(self.base).__name__} encodes a caption as {tuple(shape[1:])} numbers, "
+                "but the strategy maps one vector. Write method.base=clip4clip."
             )
         return shape[1]
 

@@ -69,7 +69,7 @@ class MomentumConfig:
     tau: float = setting(0.07, doc="temperature of eq. 10, fixed")
     queue_size: int = setting(1440, doc="keys in a queue N_Q")
     text_pool: TextPool = setting("eot", doc="pooling of text tokens; avg: the paper's mean of all tokens", paper="avg")
-    mask_same_video: bool = setting(False, doc="keys of the same video are left out of the negatives")
+    mask_same_video: bool = setting(False, doc="excludes keys of the same video from the negatives")
     inbatch_negatives: bool = setting(False, doc="other keys of the batch as negatives, in addition to the queue")
     queue_init: Literal["empty", "random"] = setting("empty", doc="initial content of the queues")
     queue_across_tasks: Literal["keep", "reset"] = setting(

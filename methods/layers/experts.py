@@ -185,7 +185,7 @@ class TaskAwareExperts(nn.Module):
     def gates(self, x: Tensor, eot: Tensor, prototype: Tensor | None, eps: Tensor | None = None) -> Tensor:
         """Compute gates (B, E) of captions x (B, L, D) from the end-of-text token `eot` (B,) plus prototype (D,)."""
         if self.router is None:
-            raise ValueError("this adapter has one expert and no router yet: call grow() before asking for gates.")
+            raise ValueError("this adapter has one expert and no router yet: call grow() before you request gates.")
         u = x[torch.arange(len(x), device=x.device), eot]
         return self.router(u if prototype is None else u + prototype, eps)
 

@@ -52,7 +52,7 @@ class FrameTransformer(nn.Module):
         super().__init__()
         if text.width != width:
             raise ValueError(
-                f"seqTransf starts from CLIP's text blocks, {text.width} wide, and the frames' features have {width} "
+                f"seqTransf starts from CLIP's text blocks, {text.width} wide, but the frames' features have {width} "
                 "dimensions. Write method.sim_header=seqLSTM, or choose another backbone."
             )
         self.positions = nn.Parameter(text.positional_embedding.detach().clone())  # (context, d)

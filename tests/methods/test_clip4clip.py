@@ -98,5 +98,5 @@ def test_it_can_be_trained_with_fewer_tokens(small_clip, batch, name):
 
 
 def test_frames_that_are_joined_cannot_be_left_out():
-    with pytest.raises(ValueError, match="mask_missing leaves frames out, which reducer.name=testa joins"):
+    with pytest.raises(ValueError, match="mask_missing drops frames, but reducer.name=testa merges"):
         Clip4ClipConfig(reducer=reducer_config("testa"), mask_missing=True)

@@ -36,7 +36,7 @@ class ToMeConfig(ReducerConfig):
     name: Literal["tome", "tome_shared"] = "tome"
     r: int | tuple[int, ...] | None = setting(
         None,
-        doc="tokens merged in each frame and block; several: of the first blocks, the others merge none; "
+        doc="tokens merged in each frame and block; several: one for each of the first blocks, others merge none; "
         "none: the paper's 2 of 49 or 10 of 196 patches",
     )
     inflection: float = setting(0.0, doc="slope of the schedule: from 2 r to 0 (-1), constant (0) or from 0 to 2 r (1)")
@@ -185,7 +185,7 @@ class TESTAConfig(ReducerConfig):
     name: Literal["testa"] = "testa"
     r: int | tuple[int, ...] | None = setting(
         None,
-        doc="tokens merged in each frame and block; several: of the first blocks, the others merge none; "
+        doc="tokens merged in each frame and block; several: one for each of the first blocks, others merge none; "
         "none: 2 of 49 or 10 of 196 patches",
     )
     stages: tuple[int, ...] = setting((), doc="blocks with temporal attention, from 0; (): 8 to 11 of 12")

@@ -181,7 +181,7 @@ class Reducer(TokenReducer):
         step = self.steps[block]
         if self.num_frames is not None and state.frames != self.num_frames:
             raise ValueError(
-                f"reducer.num_frames is {self.num_frames} and a video has {state.frames} frames. "
+                f"reducer.num_frames is {self.num_frames}, but a video has {state.frames} frames. "
                 f"Write reducer.num_frames={state.frames} (it must equal data.num_frames)."
             )
         state.proportional = self.proportional

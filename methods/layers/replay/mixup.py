@@ -111,7 +111,7 @@ def _embed(
     copies = len(tokens) // len(first)
     if tokens is not first and not torch.equal(tokens, first.repeat(copies, 1)):
         raise ValueError(
-            "mix_level=input mixes captions as they are, but this retriever rewrites them before it reads them. "
+            "mix_level=input mixes unchanged captions, but this retriever rewrites them before it reads them. "
             "Use mix_level=feature or another base."
         )
     reads.append(copies)

@@ -205,7 +205,7 @@ def test_sharded_checkpoint_has_one_digest_of_all_files(tmp_path, state):
         assert are_here("ViT-B-32", str(path))
     first = weights_digest("ViT-B-32", str(index.parent))
     assert first == weights_digest("ViT-B-32", str(index))
-    with pytest.raises(ValueError, match="is 2 files, and sha256 is of one file. Omit it"):
+    with pytest.raises(ValueError, match="has 2 files, but sha256 applies to one. Omit it"):
         read_checkpoint(index, "0" * 64)
     save_file({"other": torch.zeros(1)}, index.parent / "model-00002-of-00002.safetensors")
     assert first != weights_digest("ViT-B-32", str(index))

@@ -92,5 +92,5 @@ def test_the_transformer_is_a_copy_of_the_text_tower(clip):
 
 
 def test_a_text_tower_of_another_width_is_refused():
-    with pytest.raises(ValueError, match="text blocks, 32 wide, and the frames' features have 16 dimensions"):
+    with pytest.raises(ValueError, match="text blocks, 32 wide, but the frames' features have 16 dimensions"):
         FrameTransformer(make_small_clip().text, 16)

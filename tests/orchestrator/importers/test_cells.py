@@ -196,7 +196,7 @@ def test_a_tuple_in_a_cell_is_a_list_of_captions():
         (HEADER, "has a header and no rows"),
         (HEADER + "v0,a,c,train,nan\n", "line 2: task is 'nan', which marks a missing value"),
         (HEADER + "NULL,a,c,train,1\n", "line 2: video is 'NULL', which marks a missing value"),
-        (HEADER + "v0,a,c,train,1\nv1,b,c,test,1.0\n", "t.csv: tasks '1' and '1.0' are one number"),
+        (HEADER + "v0,a,c,train,1\nv1,b,c,test,1.0\n", "t.csv: tasks '1' and '1.0' are the same number"),
         (HEADER.replace("\n", ",start,end\n") + "v0,a,c,train,1,1_0,2_0\n", "are not two numbers"),
     ],
 )

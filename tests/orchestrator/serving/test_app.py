@@ -121,7 +121,7 @@ def test_a_fault_is_told_without_its_traceback(snapshot, monkeypatch):
     object.__setattr__(broken, "search", fail)
     with served(lambda: broken) as client:
         answer = client.get("/search", q="a")
-        assert (answer.status, answer.json) == (500, {"error": "the service failed. Its terminal shows why."})
+        assert (answer.status, answer.json) == (500, {"error": "the service failed. Its terminal shows the cause."})
         assert client.get("/health").status == 200
 
 
