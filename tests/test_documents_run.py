@@ -135,7 +135,7 @@ def run_python(document: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_command_of_the_documents_runs_or_says_why_not(place, monkeypatch, capsys):
+def test_every_command_of_the_documents_runs_or_has_a_reason(place, monkeypatch, capsys):
     order = [ROOT / name for name in FIRST]
     failed, seen, used = [], set[str](), set[str]()
     for document in [*order, *(each for each in DOCUMENTS if each not in order)]:

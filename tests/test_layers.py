@@ -246,7 +246,7 @@ def circle(needs: dict[str, set[str]]) -> list[str]:
     return next((found for name in sorted(needs) if (found := walk(name, []))), [])
 
 
-def test_the_house_stays_tidy():
+def test_file_sizes_names_and_places_follow_the_rules():
     """Few files are at the top, none is too long, and none has a meaningless name."""
     at_top = [file.name for file in FILES if file.parent == ROOT / "orchestrator"]
     assert len(at_top) <= TOP_FILES, at_top
@@ -299,7 +299,7 @@ def test_packages_that_answer_at_once_load_no_torch(loaded):
     assert loads[:1] == [], "the first module with which torch was loaded"
 
 
-def test_the_face_of_the_package_loads_nothing(loaded):
+def test_importing_ctvr_loads_no_heavy_package(loaded):
     ours = [
         name for name in loaded["orchestrator"] if name.startswith(("ctvr.orchestrator.", "ctvr.methods", "ctvr.api"))
     ]

@@ -41,7 +41,7 @@ def test_recovery_is_reported_as_median_and_maximum():
 
 
 @pytest.mark.slow
-def test_a_few_kills_of_the_engine_leave_no_difference(capsys, monkeypatch):
+def test_runs_killed_at_random_calls_give_equal_results(capsys, monkeypatch):
     for name in ("CTVR_CACHE", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"):  # its settings are undone
         monkeypatch.setenv(name, "")
     assert main(["--engine", "--kills", "2", "--seed", "1", "--cases", "vop"]) == 0

@@ -37,7 +37,7 @@ def test_stories_are_the_same_for_the_same_seed_and_differ_otherwise(tmp_path):
     assert {len(story.kills) for story in stories[0]} == {1, 2, 3}
 
 
-def test_every_durable_call_has_its_turn(tmp_path):
+def test_every_durable_call_is_interrupted_once(tmp_path):
     engine = imagined(tmp_path)
     first = [engine.story(number) for number in range(0, 400, 2)]
     of_outbox = {story.kills[0].call for story in first if story.tracked == "away"}

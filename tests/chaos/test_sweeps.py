@@ -6,7 +6,7 @@ from tests.chaos.__main__ import main
 from tests.chaos.sweeps import TASKS, TRIALS, VICTIMS, Sweeps, compare
 
 
-def test_what_is_killed_is_the_same_for_the_same_seed(tmp_path):
+def test_the_plan_of_kills_depends_on_the_seed_only(tmp_path):
     kills = [[Sweeps(tmp_path, seed).kills(number) for number in range(4)] for seed in (0, 0, 1)]
     assert kills[0] == kills[1]
     assert kills[0] != kills[2]

@@ -89,7 +89,7 @@ def a100() -> Cluster:
     return yaml.safe_load((REPOSITORY / "cluster" / "a100.yaml").read_text())
 
 
-def test_ec2_knows_every_setting_of_a_node(a100: Cluster) -> None:
+def test_ec2_accepts_every_setting_of_a_node(a100: Cluster) -> None:
     assert node_mistakes(a100) == ""
 
 

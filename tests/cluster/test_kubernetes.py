@@ -125,7 +125,7 @@ def test_every_part_of_the_cluster_has_the_token(objects: Objects) -> None:
         assert not [each for each in pod["containers"][0]["env"] if each["name"].startswith("RAY_AUTH_")]
 
 
-def test_pods_hold_no_secret_share_what_they_mount_and_are_nobody_special(objects: Objects) -> None:
+def test_pods_have_no_secret_share_mounts_and_run_unprivileged(objects: Objects) -> None:
     claims = {each["metadata"]["name"] for each in objects if each["kind"] == "PersistentVolumeClaim"}
     for pod in pods(objects):
         volumes = {volume["name"]: volume for volume in pod["volumes"]}

@@ -362,7 +362,7 @@ def test_a_backup_of_the_database_can_be_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_command_that_is_started_again_goes_on(tmp_path: Path, begun: bool) -> None:
+def test_a_command_that_is_started_again_resumes(tmp_path: Path, begun: bool) -> None:
     """As Slurm and Kubernetes start it: the same words every time."""
     put_programs(tmp_path / "bin", ctvr='echo "$@"')
     if begun:
@@ -388,7 +388,7 @@ def test_a_slurm_job_ends_before_its_time_and_is_queued_again() -> None:
     assert (refused.returncode, b"this runs under Slurm" in refused.stderr) == (2, True)
 
 
-def test_what_is_submitted_carries_the_digest_of_these_sources(tmp_path: Path) -> None:
+def test_submit_passes_the_digest_of_the_sources(tmp_path: Path) -> None:
     from ctvr.orchestrator.digests import source_digest
 
     put_programs(tmp_path / "bin", ray='printf "%s\\n" "$@"')

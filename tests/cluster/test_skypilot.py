@@ -27,7 +27,7 @@ def task() -> dict[str, Any]:
     return yaml.safe_load(FILE.read_text())
 
 
-def test_its_scripts_parse_and_call_what_exists(task: dict[str, Any]) -> None:
+def test_scripts_of_the_skypilot_task_parse_and_call_existing_files(task: dict[str, Any]) -> None:
     for name in ("setup", "run"):
         done = subprocess.run(["bash", "-n"], input=task[name], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

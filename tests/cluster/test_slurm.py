@@ -174,7 +174,7 @@ def ended(slurm: Slurm, job: str) -> str:
 
 
 @pytest.mark.parametrize("why", ["its time runs out", "a node dies"])
-def test_the_script_is_queued_again_and_goes_on(slurm: Slurm, tmp_path: Path, why: str) -> None:
+def test_the_requeued_script_resumes(slurm: Slurm, tmp_path: Path, why: str) -> None:
     """Trivial programs replace Ray and ctvr, so that the test takes no longer than Slurm's own minutes."""
     (tmp_path / "bin").mkdir()
     for name, does in STUBS.items():

@@ -300,7 +300,7 @@ def test_dashboard_and_mlflow_do_not_listen_on_every_interface(lab):
     assert ports[5000] == {lab.head.address}
 
 
-def test_a_stranger_runs_nothing(lab):
+def test_a_request_without_the_token_cannot_run_a_job(lab):
     token = (lab.laptop / ".ctvr" / "ray_token").read_text()
     job = json.dumps({"entrypoint": "touch /srv/host/owned"})
     jobs = "http://127.0.0.1:8265/api/jobs/"
@@ -409,7 +409,7 @@ def test_a_sweep_survives_the_loss_of_a_host(lab, store):
     lab.say("no finished task was computed again")
 
 
-def test_every_place_is_given_back(lab):
+def test_every_slot_is_released(lab):
     code = (
         "from ray.util.state import list_placement_groups as l; print('left', [g for g in l() if g.state != 'REMOVED'])"
     )

@@ -110,7 +110,7 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
     assert (request.seeds, request.baselines, request.space) == (2, ("zero_shot", "lora"), ("method.lambda2=0.1,0.2",))
 
 
-def test_the_schema_knows_every_setting_that_a_run_has_and_no_other(runs, manifest):
+def test_the_schema_has_exactly_the_settings_of_a_run(runs, manifest):
     """Resolved settings of a run are valid under its method's schema; a misspelt name is not among the properties."""
     of_one = ctvr.schema("framefusion_moe")
     run = ctvr.run("framefusion_moe", manifest, settings={"optim.epochs": 1}, runs=runs)

@@ -74,7 +74,7 @@ def test_a_method_and_a_stream_of_another_package_run_and_are_asked(learned, tmp
 
 
 @pytest.mark.usefixtures("_on_path")
-def test_its_sources_are_part_of_a_runs_key(installed):
+def test_sources_of_a_plug_in_are_part_of_a_runs_key(installed):
     before = code_digests("text_shift")
     assert code_digests("text_shift:TextShift")["code of text_shift:TextShift"] == before["code of text_shift"]
     assert before["code of the method"] != code_digests("zero_shot")["code of the method"]
@@ -219,7 +219,7 @@ def test_an_old_record_means_our_class_unless_the_user_has_the_module(tmp_path, 
 
 
 @pytest.mark.usefixtures("_on_path")
-def test_a_searcher_of_another_package_climbs_from_the_recommended_settings(learned, tmp_path):
+def test_a_searcher_of_another_package_starts_from_the_recommended_settings(learned, tmp_path):
     execution = ExecutionConfig(tmp_path, str(tmp_path / "store"))
     request = SweepRequest("clip4clip", "two_colours", "s", {}, search={"searcher": "one_at_a_time", "trials": 24})
     planned = plan_sweep(request, execution)

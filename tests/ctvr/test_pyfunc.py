@@ -45,7 +45,7 @@ def expected(run: ctvr.Run, k: int) -> list[tuple[str, int, float, str]]:
     return [(text, hit.rank, round(hit.score, 5), hit.video) for text, hits in zip(QUERIES, found) for hit in hits]
 
 
-def test_it_answers_as_the_run_does_without_the_runs_folder(kept, alone):
+def test_the_exported_model_works_without_the_runs_folder(kept, alone):
     pyfunc, pandas = pytest.importorskip("mlflow.pyfunc"), pytest.importorskip("pandas")
     model = pyfunc.load_model(str(alone))
     asked = pandas.DataFrame({"text": QUERIES})
@@ -56,7 +56,7 @@ def test_it_answers_as_the_run_does_without_the_runs_folder(kept, alone):
     assert not list(Path().glob("runs"))
 
 
-def test_its_signature_is_true(alone):
+def test_predictions_have_the_declared_signature(alone):
     pyfunc, pandas = pytest.importorskip("mlflow.pyfunc"), pytest.importorskip("pandas")
     model = pyfunc.load_model(str(alone))
     signature = model.metadata.signature

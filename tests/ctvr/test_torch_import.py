@@ -36,7 +36,7 @@ def in_folder(folder: Path, program: str, path: str = "") -> subprocess.Complete
 
 
 @pytest.mark.parametrize("module", ["torch", "torch.nn"])
-def test_torch_is_imported_in_the_root_folder_and_the_process_comes_back(module, tmp_path):
+def test_torch_is_imported_in_the_root_folder_which_is_left_again(module, tmp_path):
     (tmp_path / "libraries" / "torch").mkdir(parents=True)
     (tmp_path / "libraries" / "torch" / "__init__.py").write_text(SAY)
     (tmp_path / "libraries" / "torch" / "nn.py").touch()
@@ -44,14 +44,14 @@ def test_torch_is_imported_in_the_root_folder_and_the_process_comes_back(module,
     assert done.stdout.split() == ["/", str(tmp_path)], done.stderr
 
 
-def test_the_process_comes_back_after_an_import_that_fails(tmp_path):
+def test_the_working_folder_is_restored_after_a_failed_import(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
     program = "import os, ctvr\ntry:\n    import torch\nexcept ImportError as error:\n    print(error, os.getcwd())"
     done = in_folder(tmp_path, program, str(tmp_path))
     assert done.stdout == f"no libtorch {tmp_path}\n", done.stderr
 
 
-def test_an_import_runs_without_garbage_collection_which_is_then_as_before(tmp_path):
+def test_an_import_pauses_garbage_collection(tmp_path):
     (tmp_path / "torch.py").write_text("import gc\nprint(gc.isenabled())")
     (tmp_path / "open_clip.py").write_text("import torch, gc\nprint(gc.isenabled())")
     done = in_folder(tmp_path, "import gc, ctvr, open_clip\nprint(gc.isenabled())", str(tmp_path))

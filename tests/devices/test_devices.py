@@ -104,7 +104,7 @@ def test_a_pretended_gpu_learns_what_the_cpu_learns(label, on_gpu):
         ("a dropped float()", "same dtype"),
     ],
 )
-def test_what_a_gpu_would_refuse_is_refused(fault, message, on_gpu):
+def test_the_pretended_gpu_refuses_what_a_gpu_refuses(fault, message, on_gpu):
     with pytest.raises((Trespass, RuntimeError), match=message):
         on_gpu("clip4clip", "bf16", plant=fault)
 

@@ -161,7 +161,7 @@ def entrances(folder: Path) -> dict[str, tuple[str, Callable[[Path], object]]]:
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_what_is_no_manifest_split_table_or_weights_is_one_line_everywhere(tmp_path, name, monkeypatch):
+def test_every_command_refuses_a_wrong_file_in_one_line(tmp_path, name, monkeypatch):
     canary = tmp_path / "canary"
     content = {**yaml_files(canary), **archives(canary)}[name]
     folder = tmp_path / "in"

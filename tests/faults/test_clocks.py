@@ -92,7 +92,7 @@ def test_a_file_that_a_writer_is_at_may_look_old_to_others(tmp_path, monkeypatch
     assert store.get("k", "a")["x"].tolist() == [0, 1, 2]
 
 
-def test_what_is_copied_here_is_served_whatever_the_times_of_its_files(tmp_path, jumping):
+def test_a_local_copy_is_returned_for_any_file_times(tmp_path, jumping):
     store = Store.open(f"memory://{tmp_path}", cache=tmp_path / "cache", cache_bytes=6000)
     for number in range(12):
         store.put("k", f"{number}", {"x": np.full(60, number)}, {})

@@ -88,7 +88,7 @@ def test_full_disk_at_every_write_changes_no_number(runs, manifest, small_stream
 
 
 @pytest.mark.slow
-def test_the_command_says_it_in_one_line(runs, manifest, capsys):
+def test_the_command_reports_the_error_in_one_line(runs, manifest, capsys):
     words = ["run", "--runs", str(runs), "--method", "lora", "--stream", manifest, "optim.epochs=1"]
     with no_space_from(runs / "store", 12):
         status = cli.main(words)

@@ -93,7 +93,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("case", COMMANDS)
-def test_a_command_says_in_one_line_which_class_it_does_not_load(case, theirs, capsys, monkeypatch):
+def test_a_command_names_the_untrusted_class_in_one_line(case, theirs, capsys, monkeypatch):
     words, place = COMMANDS[case]
     if case == "model here":
         monkeypatch.chdir(theirs / "model")
@@ -186,7 +186,7 @@ def test_a_model_from_elsewhere_is_loaded_where_python_code_trusts_it(theirs, tm
     assert ctvr.load(folder, trust=EVIL).method == EVIL
 
 
-def test_a_word_that_a_shell_may_have_made_of_a_star_names_no_class(theirs, capsys):
+def test_an_argument_that_is_an_existing_file_names_no_class(theirs, capsys):
     (theirs / EVIL).touch()
     try:
         assert main(["methods", EVIL]) == 2

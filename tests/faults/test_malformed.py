@@ -205,7 +205,7 @@ def import_words(files: dict[str, Path], role: str) -> list[str | Path]:
 
 
 @pytest.mark.parametrize("role", ["split", "train", "table"])
-def test_the_files_that_are_hurt_are_good_before(benchmark_files, role, capsys):
+def test_files_are_intact_before_they_are_damaged(benchmark_files, role, capsys):
     assert cli.main([str(word) for word in import_words(benchmark_files, role)]) == 0
     assert "written: " in capsys.readouterr().out
 

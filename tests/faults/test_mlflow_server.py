@@ -99,9 +99,7 @@ def test_a_server_killed_in_a_run_and_its_replay_has_all_once(server, runs, mani
     assert_complete(runs, tracker, record)
 
 
-def test_a_server_that_stands_still_gets_what_it_may_have_got_already_once(
-    server, runs, manifest, small_stream, monkeypatch
-):
+def test_a_stalled_server_stores_repeated_records_once(server, runs, manifest, small_stream, monkeypatch):
     """A stopped server's socket accepts requests: they arrive when it continues, in addition to the repeated ones."""
 
     def during(index: int) -> None:

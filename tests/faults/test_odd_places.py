@@ -67,7 +67,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(120)  # MLflow retries for minutes to open it
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_in_the_way_is_named_with_the_remedy(recorded, tmp_path, monkeypatch, capsys, place, kind):
+def test_an_obstructing_file_is_named_with_the_remedy(recorded, tmp_path, monkeypatch, capsys, place, kind):
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
         shutil.rmtree("runs") if os.path.isdir("runs") else Path("runs").unlink(missing_ok=True)

@@ -187,7 +187,7 @@ def test_a_late_writer_in_its_commit_ends_with_the_winners_numbers(runs, manifes
 
 
 @pytest.mark.slow
-def test_a_zombie_may_wake_up_at_one_write_or_another(runs, manifest, tmp_path):
+def test_a_zombie_writer_may_resume_at_any_write(runs, manifest, tmp_path):
     calls: list[Call] = []
     shutil.copytree(runs, tmp_path / "counted")
     with counted(tmp_path / "counted", calls):
@@ -201,7 +201,7 @@ def test_a_zombie_may_wake_up_at_one_write_or_another(runs, manifest, tmp_path):
         shutil.rmtree(root)
 
 
-def test_a_zombie_of_another_version_is_turned_away(tmp_path):
+def test_a_zombie_writer_of_another_version_is_refused(tmp_path):
     """Its numbers differ: at whichever write it continues, the commit that replaced its own stays."""
     reference = Commits(Store.open(tmp_path / "reference"), "run")
     calls: list[Call] = []

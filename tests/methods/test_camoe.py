@@ -72,7 +72,7 @@ def test_gates_sum_to_one_and_start_equal(make):
     assert not torch.allclose(gate(x), torch.full((5, 3), 1 / 3), atol=0.05)
 
 
-def test_what_each_expert_counts_in_training_is_told_and_sums_to_one(make):
+def test_the_shares_of_experts_are_logged_and_sum_to_one(make):
     for gates, streams in (("single", ["gate"]), ("multi", ["gate", "gate_action", "gate_entity"])):
         method = make(gates=gates).train()
         assert method.batch_metrics() == {}

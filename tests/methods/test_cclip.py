@@ -178,7 +178,7 @@ def test_equal_models_are_still_pushed_since_the_tie_is_contrastive():
 
 
 @pytest.mark.parametrize("rows", ["stacked", "joined"])
-def test_the_tie_knows_no_order_of_pairs_nor_of_modalities(rows):
+def test_the_alignment_does_not_depend_on_the_order_of_pairs(rows):
     torch.manual_seed(0)
     h, z = (torch.randn(5, 6), torch.randn(5, 6)), (torch.randn(5, 6), torch.randn(5, 6))
     order = torch.tensor([3, 0, 4, 1, 2])

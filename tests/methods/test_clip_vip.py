@@ -77,7 +77,7 @@ def test_patches_of_one_frame_do_not_see_those_of_another_within_a_block(small_c
     assert not torch.allclose(after[:, patches_of(0)], before[:, patches_of(0)], atol=1e-3)
 
 
-def test_frames_reach_each_other_through_the_globals(small_clip):
+def test_frames_exchange_information_through_global_prompts(small_clip):
     method, frames = make(small_clip), make_batch().frames
     other = frames.clone()
     other[:, 0] += 1.0

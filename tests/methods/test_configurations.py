@@ -60,7 +60,7 @@ def test_a_preset_that_makes_another_row_is_refused():
         resolve({"method": "bmu_moco_local", "stream": "s"}, presets=["table2-row6"])
 
 
-def test_what_a_preset_means_for_a_row_is_said_once():
+def test_a_preset_of_a_configuration_is_applied_once():
     assert configured("er_ring_moco", ["paper"]) == ("er_ring", ("bmu-moco", "bmu-moco-paper"))
     assert configured("er_ring", ["bmu-moco", "bmu-moco-paper"]) == ("er_ring", ("bmu-moco", "bmu-moco-paper"))
     assert configured("tome", ["shapes"]) == ("lora", ("tome", "shapes"))
@@ -93,7 +93,7 @@ def test_a_search_of_a_row_has_its_own_space():
     assert "method.reducer.r" not in search_space("lora")[1]
 
 
-def test_the_footnote_of_a_row_names_what_nobody_published_for_it():
+def test_the_footnote_of_a_row_names_unpublished_settings():
     settings = {"method": "er_ring", "method.base": "base_moco", "method.ratio": "1.0", "method.buffer_size": "10000"}
     assert footnote(settings, "er_ring_moco").endswith(": method.ratio=1.0")
     assert "method.buffer_size=10000" in footnote(settings)

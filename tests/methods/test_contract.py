@@ -86,7 +86,7 @@ NOTES = ("framefusion_moe released", "structalign released", "moe_adapter", "bmu
 
 
 @pytest.mark.parametrize("preset", NOTES)
-def test_what_is_noted_of_steps_is_not_noted_of_pairs_that_are_looked_at(preset):
+def test_evaluated_pairs_change_no_statistics_of_steps(preset):
     name, *chosen = preset.split()
     leakage.unlearned(shallow(Subject.of(name, presets=chosen)))
 
@@ -156,7 +156,7 @@ def test_strategies_do_not_nest(strategy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_is_not_refused_learns_and_searches(strategy):
+def test_every_accepted_retriever_of_a_strategy_learns_and_searches(strategy):
     for retriever in RETRIEVERS:
         if is_refused(strategy, retriever):
             continue
@@ -188,12 +188,12 @@ FROZEN = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_a_method_calls_frozen_is(name):
+def test_parts_that_a_method_declares_frozen_are_frozen(name):
     checks.check_frozen(subject(name))
 
 
 @pytest.mark.parametrize("case", FROZEN)
-def test_what_settings_leave_frozen_is_called_so_and_is(case):
+def test_parts_frozen_by_settings_are_declared_and_are_frozen(case):
     name, settings, blocks = FROZEN[case]
     looked_at = Subject.of(name, {f"method.{key}": value for key, value in settings.items()})
     method = looked_at.make()

@@ -27,7 +27,7 @@ def test_pairs_that_have_not_moved_cost_nothing_and_moved_ones_do(bases, name, t
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_moved_pairs_cost_is_computed_by_hand_and_weighted(bases, target):
+def test_the_loss_of_moved_pairs_equals_a_manual_computation(bases, target):
     terms = {}
     for alpha in (0.5, 2.0):
         method = DER(DERConfig(buffer_size=4, target=target, alpha=alpha), copy.deepcopy(bases["clip4clip"]))

@@ -124,7 +124,7 @@ def test_counts_are_the_papers():
     assert estimate("dgl", backbone="ViT-B-16-quickgelu")[1].tokens_out == 2416
 
 
-def test_without_what_it_sees_beside_its_frame_a_class_token_is_clips(small_clip, monkeypatch):
+def test_a_class_token_that_reads_only_its_frame_equals_clips(small_clip, monkeypatch):
     """Prompts are masked as keys: the mean of class tokens is that of CLIP's features of the frames."""
     method = make(small_clip, readout="frames")
     plain = torch.nn.functional.scaled_dot_product_attention
@@ -186,7 +186,7 @@ def test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them(small_
     assert DGL.capabilities(DGLConfig(num_frames=7)).required_num_frames is None
 
 
-def test_what_a_video_is_read_from_is_a_setting(small_clip):
+def test_readout_selects_the_tokens_of_the_video_feature(small_clip):
     frames, found = make_batch(2, 3).frames, {}
     for readout in ("global", "globals", "frames", "globals_and_frames"):
         method = make(small_clip, readout=readout)

@@ -28,7 +28,7 @@ def test_with_a_flat_prior_training_is_the_retrievers(make, base):
     torch.testing.assert_close(weights(method), weights(base), atol=1e-5, rtol=1e-3)
 
 
-def test_a_revised_search_is_transductive_and_its_loss_alone_is_not(make):
+def test_only_a_revised_search_is_transductive(make):
     assert make().declared.is_transductive
     assert not make(search=False).declared.is_transductive
 

@@ -66,7 +66,7 @@ def test_former_tasks_count_decay_times_as_much(base, decay):
     torch.testing.assert_close(getattr(method, name), decay * before + getattr(other, name), rtol=1e-4, atol=1e-9)
 
 
-def test_what_is_frozen_is_not_kept(small_clip):
+def test_the_fisher_of_frozen_weights_is_not_kept(small_clip):
     method = EWC(EWCConfig(), Lora(Lora.Config(), small_clip))
     train_stream(method, tasks=1)
     kept = [name for name in method.state_dict() if name.startswith("fisher-")]

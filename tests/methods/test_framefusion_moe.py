@@ -167,7 +167,7 @@ def test_an_ablated_tower_stays_clip(batch, off, tower):
     assert (video, text) == (tower == "video", tower == "text")
 
 
-def test_of_the_prototypes_the_present_one_moves_and_clip_does_not():
+def test_only_the_prototype_of_the_current_task_moves():
     method = make()
     train(method, make_task(0), make_batch())
     before = [p.detach().clone() for p in method.prototypes]

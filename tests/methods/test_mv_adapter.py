@@ -159,7 +159,7 @@ def test_it_starts_as_clip_with_frames_of_unit_length(small_clip):
     assert not torch.allclose(changed.encode_text(batch.tokens), plain.encode_text(batch.tokens), atol=1e-3)
 
 
-def test_what_lies_in_missing_frames_changes_nothing(small_clip):
+def test_the_content_of_missing_frames_has_no_effect(small_clip):
     adapter, there = make(small_clip).video[0], torch.arange(4) < torch.tensor([[4], [2]])
     y = torch.randn(2, 4, 17, 32)
     other = y.clone()

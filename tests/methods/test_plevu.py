@@ -103,7 +103,7 @@ def test_without_vectors_and_layers_it_is_clip(small_clip):
     assert not torch.allclose(changed.encode_video(batch.frames), plain.encode_video(batch.frames), atol=1e-3)
 
 
-def test_vectors_belong_to_places_and_those_behind_the_end_reach_nothing(small_clip):
+def test_position_vectors_after_the_end_have_no_effect(small_clip):
     """Row 0 is the position of the start; a caption of k words uses rows 1, 2 and k + 3 .. k + 5."""
     method = make(small_clip)
     tokens = torch.zeros(1, 16, dtype=torch.int64)
@@ -118,7 +118,7 @@ def test_vectors_belong_to_places_and_those_behind_the_end_reach_nothing(small_c
     assert torch.allclose(put[0, used], method.vectors[used], atol=1e-6)
 
 
-def test_a_caption_that_leaves_no_room_is_cut_and_ends_with_its_end(small_clip):
+def test_a_caption_that_is_too_long_is_cut_and_keeps_its_end(small_clip):
     method = make(small_clip)
     tokens = torch.randint(1, 90, (1, 16))
     tokens[0, 0], tokens[0, -1] = 98, 99

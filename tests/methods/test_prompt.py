@@ -28,7 +28,7 @@ def test_gradients_reach_the_prompts_of_every_block(method):
         assert prompts.grad.flatten(1).abs().sum(1).gt(0).all()
 
 
-def test_prompts_that_nobody_attends_to_leave_clip_as_it_is(small_clip, method):
+def test_prompts_without_attention_leave_clip_unchanged(small_clip, method):
     """A token of vanishing size gets no attention: the model is CLIP, and its class token is read."""
 
     def hidden(insert):

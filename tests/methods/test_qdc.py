@@ -41,7 +41,7 @@ def test_the_toy_has_the_drift_and_the_queries_of_its_definition():
     torch.testing.assert_close((found * old).sum(dim=1), torch.tensor([0.98639, 0.99846]), rtol=0, atol=1e-5)
 
 
-def test_each_query_gives_up_the_drifts_since_its_videos_were_stored(base):
+def test_each_query_loses_the_drifts_since_its_videos_were_stored(base):
     method = three_tasks(base, renormalize=False)
     with torch.no_grad():
         plain = [method.encode_text(TOKENS, task) for task in range(3)]

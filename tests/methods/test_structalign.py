@@ -89,7 +89,7 @@ def test_released_words_depend_only_on_caption_width(small_clip, batch):
     assert not torch.allclose(method.score(method.encode_text(narrow), gallery)[0], together, atol=1e-3)
 
 
-def test_released_scores_do_not_know_how_many_queries_are_encoded_at_once(small_clip, batch):
+def test_released_scores_do_not_depend_on_the_encoding_batch(small_clip, batch):
     method = after_one_task(small_clip, pads_are_words=True, score="fused").eval()
     with torch.no_grad():
         gallery = method.encode_video(batch.frames)
@@ -259,7 +259,7 @@ def test_sigma_is_the_spread_of_one_coordinate(small_clip):
         ({"pseudo": "shared", "prototypes": "learned"}, True),
     ],
 )
-def test_pseudo_pairs_teach_but_behind_the_heads_only_learned_prototypes(small_clip, settings, moves):
+def test_pseudo_pairs_after_the_heads_train_prototypes_only(small_clip, settings, moves):
     method = after_one_task(small_clip, **settings)
     loss = method.losses(second())["etf_pseudo"]
     assert loss > 0
@@ -341,7 +341,7 @@ def test_released_alignment_is_a_tenth_of_the_rest_at_every_step(small_clip, bat
     torch.testing.assert_close(later["etf"] + later["etf_pseudo"], 0.1 * (later["contrastive"] + later["crp"]))
 
 
-def test_released_teacher_is_zero_shot_clip_for_ever(small_clip, batch):
+def test_the_released_teacher_is_always_zero_shot_clip(small_clip, batch):
     method = released(small_clip)
     method.begin_task(make_task(0))
     method.begin_task(make_task(1))
@@ -489,7 +489,7 @@ def test_teacher_keeps_its_own_token_reduction(small_clip, name):
     assert method.encode_video(batch.frames).shape == (4, frames, 16)
 
 
-def test_frames_that_ask_each_other_need_the_same_places(small_clip):
+def test_frames_with_cross_attention_need_the_same_patches(small_clip):
     config = {"adapters": "task_aware", "fusion_layers": 2}
     assert StructAlign(StructAlignConfig(**config), small_clip).frozen_blocks == 2
     assert (

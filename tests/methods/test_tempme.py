@@ -21,7 +21,7 @@ def test_the_tiny_tower_has_sensible_defaults(small_clip):
 
 
 @pytest.mark.parametrize("name", ["tempme", "tome"])
-def test_patches_that_nobody_follows_are_not_merged_in_the_last_block(small_clip, name):
+def test_unused_patches_are_not_merged_in_the_last_block(small_clip, name):
     """Features and gradients of trained weights are equal with and without a recorder of the tokens."""
     method = TempMe(TempMeConfig(reducer=reducer_config(name, num_frames=8)), small_clip)
     for group in method.param_groups():

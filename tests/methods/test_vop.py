@@ -50,7 +50,7 @@ def test_features_scores_and_gradients_equal_the_released_code(shared, compared)
     compared("vop", "gradients", method.text.grad, io["grad/text_prompts"], 1e-4)
 
 
-def test_a_captions_prompts_stand_where_the_released_ones_do(compared):
+def test_prompts_of_a_caption_have_the_released_positions(compared):
     """The prompts are those of the first block, with the rows of the table that caption 0 names."""
     file = floats(read(FIXTURES / "vop_released.npz"))
     method = VoP(VoPConfig(), tiny_clip(SHAPE))

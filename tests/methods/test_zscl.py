@@ -45,7 +45,7 @@ def test_averaging_does_not_touch_the_steps_of_a_task(make, base):
     assert train_stream(make(weight=0.0), tasks=1) == train_stream(base, tasks=1)
 
 
-def test_the_teacher_is_the_pretrained_model_for_ever(make, base):
+def test_the_teacher_is_always_the_pretrained_model(make, base):
     method = make()
     pretrained = weights(base)
     train_stream(method, tasks=3)
@@ -148,7 +148,7 @@ def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make):
     assert gradient_of(term, factor) == pytest.approx(gradient_of(expected, factor), rel=1e-3)
 
 
-def test_the_distance_to_the_tasks_start_counts_as_often_as_it_is_told(make):
+def test_the_distance_to_the_tasks_start_has_its_weight(make):
     terms = {}
     for l2 in (0.1, 0.3):
         method = moved(begin(make(weight=0.0, l2=l2)))

@@ -11,7 +11,7 @@ from tests.mutants import __main__ as mutants
 from tests.mutants.bugs import BUGS, Bug, changed_lines, mutants_of
 
 
-def test_the_list_is_long_and_says_each_thing_once():
+def test_the_list_of_mistakes_has_no_duplicates():
     assert len(BUGS) >= 50
     assert [str(bug) for bug, count in Counter(map(str, BUGS)).items() if count > 1] == []
 

@@ -89,7 +89,7 @@ def test_a_setting_is_found_without_its_group_and_despite_a_slip(typed, meant):
     assert closest_setting(typed, known) == meant
 
 
-def test_of_equally_close_names_the_first_is_meant():
+def test_closest_returns_the_first_of_equally_close_names():
     assert closest("32", ["fp32", "tf32", "bf16"]) == "fp32"
     assert closest("msrvtt", ["msrvtt-10", "msrvtt-20", "msrvtt-qa"]) == "msrvtt-10"
 
@@ -108,7 +108,7 @@ def test_of_equally_close_names_the_first_is_meant():
         ("discount must be >= 1", "optim: discount must be >= 1"),
     ],
 )
-def test_what_a_dataclass_says_names_fields_as_they_are_typed(message, said):
+def test_errors_of_a_dataclass_name_fields_as_typed(message, said):
     names = [field.name for field in fields(Sample)]
     assert qualify_field_names(message, names, "optim") == said
     assert qualify_field_names(message, (), "optim") == f"optim: {message}"

@@ -38,7 +38,7 @@ def test_a_result_that_cannot_be_written_is_one_line():
     assert "the result was not written to stdout: No space left on device" in done.stderr
 
 
-def test_durations_are_said_as_a_person_would():
+def test_durations_are_formatted_in_readable_units():
     assert [format_duration(s) for s in (5.4, 99, 130, 5400, 7200)] == ["5 s", "99 s", "2 min", "90 min", "2.0 h"]
     assert format_duration(math.nan) == "n/a"
 

@@ -34,7 +34,7 @@ def test_digests_of_values_ignore_the_order_of_keys():
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), b"x", {"a": {1}}])
-def test_what_json_cannot_say_has_no_digest(value):
+def test_values_that_json_cannot_encode_have_no_digest(value):
     with pytest.raises(ValueError, match="cannot be written as JSON"):
         digest_of(value)
 

@@ -35,7 +35,7 @@ def test_an_exception_survives_pickling_and_rays_wrapper(cls):
     assert str(wrapped.cause) == str(error)
 
 
-def test_the_drawn_tree_is_the_tree():
+def test_the_documented_tree_of_exceptions_is_the_actual_one():
     """The module's docstring contains name, built-in base and exit status of each class."""
     drawn = re.findall(r"── (\w+)(?: +\((\w+)\))? +(\d+)  ", str(errors.__doc__))
     real = [

@@ -36,7 +36,7 @@ from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
         ({"runs": Path(__file__) / "runs"}, "runs: cannot be written"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, more, message):
+def test_unusable_execution_settings_are_refused_in_one_line(tmp_path, more, message):
     with pytest.raises(ConfigError, match=message) as error:
         ExecutionConfig(**{"runs": tmp_path, **more}).check()
     assert "\n" not in str(error.value)

@@ -71,7 +71,7 @@ def test_a_user_without_a_home_gets_one_that_does_not_exist(monkeypatch):
     assert os.environ["HOME"] == "/nonexistent"
 
 
-def test_the_canaries_sing(canaries, tmp_path):
+def test_the_canary_files_are_executed_without_protection(canaries, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != interpreter.SAFE_PATH}
     assert subprocess.run([sys.executable, "-c", "import random"], env=environment).returncode == 9
     assert (tmp_path / "executed").read_text() == "random "
@@ -204,7 +204,7 @@ def test_failing_destructor_does_not_crash_a_finished_command():
     assert not Path(folder).exists()
 
 
-def test_the_command_ends_so(tmp_path):
+def test_a_failing_exit_handler_does_not_change_the_status(tmp_path):
     code = "import ctypes; ctypes.CDLL(None).__cxa_atexit(ctypes.c_void_p(8), None, None); import ctvr.__main__ as m; "
     for words, status in (([], 0), (["methods", "nosuch"], 2)):
         command = [sys.executable, "-c", f"{code}import sys; sys.argv[1:] = {words}; m.main()"]

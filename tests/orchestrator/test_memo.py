@@ -80,7 +80,7 @@ def test_the_shells_command_keeps_answers_and_a_call_from_python_does_not(monkey
     assert Path(memo._folder()).parent.name == "answers"
 
 
-def test_an_answer_about_commits_outlives_other_sources_and_is_not_removed(calls, monkeypatch):
+def test_a_cached_result_about_commits_survives_other_sources(calls, monkeypatch):
     ask_of_commits = lambda: memo.remembered(["f"], lambda: calls.append(1) or 7, of_commits=True)
     assert ask_of_commits() == 7
     for number in range(memo.KEPT + 2):

@@ -38,7 +38,7 @@ def test_the_host_of_an_address(address, host):
     assert host_of(address) == host
 
 
-def test_hosts_that_a_proxy_hardly_reaches():
+def test_hosts_without_a_dot_or_with_a_private_address_are_near():
     assert [host for host in ("10.1.2.3", "head", "8.8.8.8", "mlflow.example.com", "localhost") if is_near(host)] == [
         "10.1.2.3",
         "head",

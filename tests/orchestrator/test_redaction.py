@@ -52,7 +52,7 @@ def test_secrets_of_variables_and_addresses_are_redacted():
     assert text == "key ***, ***; 4096 at https://***@host/x and s3:/***@b"
 
 
-def test_only_telling_values_are_searched_for():
+def test_only_values_that_can_be_secrets_are_redacted():
     environment = {
         "AWS_SECRET_ACCESS_KEY": f"{CANARY}-1",
         "MAX_TOKENS": "100000",
@@ -157,7 +157,7 @@ def test_a_token_is_known_by_its_form(form):
         "sha256 " + "0123456789abcdef" * 4,
     ],
 )
-def test_what_only_looks_like_a_secret_stays(text):
+def test_a_text_that_only_resembles_a_secret_stays(text):
     assert redact(text, {}) == text
 
 
@@ -186,7 +186,7 @@ def test_large_texts_are_searched_in_a_moment():
     assert redact(text, {}) == text
 
 
-def test_pictures_stay_and_what_is_named_around_them_goes():
+def test_pictures_stay_and_secrets_around_them_are_redacted():
     picture = f"data:image/jpeg;base64,{'abcDEF123+/' * 30}AKIA{'B' * 16}="
     page = f"<img src='{picture}'> token={'x9' * 8} <img src='{picture}'>"
     assert redact(page, {}) == page.replace("x9" * 8, "***")
@@ -251,7 +251,7 @@ def test_tracebacks_and_stacks_of_log_records_hold_no_secret(monkeypatch):
     assert "raise_with" in text
 
 
-def test_what_nobody_caught_is_printed_without_secrets():
+def test_uncaught_exceptions_are_printed_without_secrets():
     code = "import os, threading\nfrom ctvr.orchestrator.redaction import hide_secrets\nhide_secrets()\n"
     code += f"def fail(): raise ValueError('token={CANARY}-thread')\n"
     code += f"t = threading.Thread(target=fail); t.start(); t.join()\nraise ValueError('password={CANARY}-main')\n"
@@ -261,7 +261,7 @@ def test_what_nobody_caught_is_printed_without_secrets():
     assert done.stderr.count("ValueError") == 2
 
 
-def test_what_is_said_recorded_and_kept_holds_no_secret(tmp_path, capsys, monkeypatch):
+def test_no_output_or_record_contains_a_secret(tmp_path, capsys, monkeypatch):
     """All outputs of this process are checked: terminal, MLflow's records, pages, plans, the log of a dead driver."""
     monkeypatch.setenv("SOME_TOKEN", f"{CANARY}-door")
     texts = [f"{CANARY}-door", f"https://me:{CANARY}@host/x", f"https://host/?token={CANARY}", f"secret={CANARY}-7"]

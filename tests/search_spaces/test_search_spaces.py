@@ -70,7 +70,7 @@ def test_every_point_of_the_space_is_a_legal_configuration(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_unpublished_or_departs_from_the_paper_is_a_setting(name):
+def test_unpublished_and_deviating_names_are_settings(name):
     known = resolve({**search_space(name)[0], "method": name, "stream": "shapes-5"}).settings
     assert set(unpublished(name)) <= set(known)
     for setting, words in deviations(name).items():
@@ -79,7 +79,7 @@ def test_what_is_unpublished_or_departs_from_the_paper_is_a_setting(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_is_said_to_be_read_later_is_what_the_second_task_reads_first(name):
+def test_later_settings_are_first_read_by_the_second_task(name):
     """A strategy runs around the retriever of its search with default settings: training, then an evaluation."""
     module, reads = importlib.import_module(f"ctvr.search_spaces.{name}"), AccessLog()
 

@@ -58,7 +58,7 @@ def test_positions_and_sizes_in_captions_are_true():
         assert ("large" in text) == (sprite.radius > 0.16)
 
 
-def test_a_clip_and_its_reversal_are_told_in_opposite_directions():
+def test_captions_of_a_clip_and_its_reversal_have_opposite_directions():
     clips, captions = pictures.make_clips(np.random.default_rng(1))
     assert len(clips) == 3
     for (forward, backward), one, other in zip(worlds.MOVES, captions[::2], captions[1::2]):

@@ -106,7 +106,7 @@ def test_numbers_are_those_of_the_headers_of_the_kernel(machine):
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_no_number_stands_twice_and_a_reader_may_do_less_than_a_writer(machine):
+def test_call_numbers_are_unique_and_readers_may_make_fewer_calls(machine):
     rows = [numbers(table, machine) for table in (calls._ALLOWED, calls._WRITING, calls._BOUNDED, calls._OWN)]
     flat = [number for row in rows for number in row.values()]
     assert len(flat) == len(set(flat))

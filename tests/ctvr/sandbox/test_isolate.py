@@ -31,7 +31,7 @@ def test_a_child_reads_our_packages_and_nothing_next_to_them(tmp_path):
     )
 
 
-def test_root_keeps_the_right_to_read_files_of_others_alone(tmp_path):
+def test_root_keeps_only_the_right_to_read_files_of_others(tmp_path):
     before = "print(int(open('/proc/self/status').read().split('CapEff:')[1].split()[0], 16))\n"
     had = int(child(before, tmp_path))
     has = int(child("isolate([])\n" + before, tmp_path))

@@ -71,7 +71,7 @@ def test_as_many_seams_as_blocks_are_needed(small_clip, batch):
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
-def test_stored_tokens_go_on_where_they_were_taken(small_clip, batch, blocks):
+def test_stored_tokens_enter_at_the_block_where_they_were_taken(small_clip, batch, blocks):
     seams = [None] * 4 if blocks == 4 else [None] * blocks + [BlockSeams(after=lambda x, state: 2 * x)] * (4 - blocks)
     vision = small_clip.vision
     expected = vision(batch.frames, seams)
@@ -110,7 +110,7 @@ def test_two_interleaved_forwards_do_not_interfere(small_clip):
         close(video, expected[2], 0)
 
 
-def test_what_between_asks_of_the_attention(small_clip, batch):
+def test_between_gets_the_keys_and_the_class_row_that_it_requests(small_clip, batch):
     seen = []
 
     def between(x, attended, state):

@@ -134,7 +134,7 @@ def test_text_below_its_own_name_or_at_the_root_is_the_same(state):
     assert all(torch.equal(value, plain[name]) for name, value in fitted(custom, plain, SOURCE, "tower").items())
 
 
-def test_which_weights_were_taken_is_said(state, caplog):
+def test_the_chosen_weights_are_reported(state, caplog):
     without_prefix(before("model.", state) | before("model_ema.", state), SOURCE)
     assert "weights.pt: has weights twice; 'model' is read, 'model_ema' is not." in caplog.text
     without_prefix(before("clip.", state) | {"head.x": torch.zeros(1)}, SOURCE)
@@ -146,7 +146,7 @@ def test_different_weights_of_equal_standing_are_refused(state):
         without_prefix(before("a.", state) | before("b.", zeros(state)), SOURCE)
 
 
-def test_what_does_not_fit_is_one_line_with_both_sides(state):
+def test_a_checkpoint_that_does_not_fit_is_one_line_with_both_shapes(state):
     name = next(each for each in state if each.startswith("visual."))
     without = {each: value for each, value in state.items() if each != name}
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_weights_that_are_no_numbers_are_refused(state, number):
         check({**state, name: state[name].to(torch.int8)}, state, SOURCE, "tower")
 
 
-def test_a_missing_temperature_is_a_new_one_and_said(state, caplog):
+def test_a_missing_temperature_is_initialised_and_reported(state, caplog):
     without = {name: value for name, value in state.items() if name != "logit_scale"}
     assert torch.equal(fitted(without, state, SOURCE, "tower")["logit_scale"], state["logit_scale"])
     assert "weights.pt: has no logit_scale; the temperature of tower is a new one." in caplog.text
@@ -238,12 +238,12 @@ def test_a_folder_without_weights_says_what_is_looked_for(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth.tar", "w.ckpt", "pytorch_model.bin.2", "a/b", "~/x"])
-def test_what_names_a_file_is_a_file(name):
+def test_a_path_is_recognised_as_a_file(name):
     assert is_path(name)
 
 
 @pytest.mark.parametrize("name", ["openai", "laion2b_s34b_b79k", "random", "shipped", "dfn2b.5"])
-def test_what_names_a_tag_is_none(name):
+def test_a_tag_is_not_recognised_as_a_file(name):
     assert not is_path(name)
 
 
@@ -261,7 +261,7 @@ def test_a_part_of_the_weights_is_called_what_it_is(state, change, message, capl
     assert not caplog.text
 
 
-def test_a_head_next_to_both_towers_is_left_out_and_said(state, caplog):
+def test_a_head_next_to_both_towers_is_dropped_and_reported(state, caplog):
     found = fitted({**state, "classifier.weight": torch.zeros(2, 2)}, state, SOURCE, "it")
     assert found.keys() == state.keys()
     assert "outside the towers, classifier.weight is not read (1 in all)" in caplog.text

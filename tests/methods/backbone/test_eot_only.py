@@ -62,7 +62,7 @@ def test_one_token_of_the_last_block_is_that_of_the_whole_block(clip: Clip, seam
     torch.testing.assert_close(short, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_what_may_read_other_tokens_gets_them(clip: Clip) -> None:
+def test_a_seam_that_may_read_other_tokens_gets_them(clip: Clip) -> None:
     text, tokens, read = clip.text, clip.tokenize(CAPTIONS), []
 
     def mean(y: torch.Tensor, out: torch.Tensor, state: TokenState) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_two_plug_ins_are_by_token_if_both_are() -> None:
     assert not combine([one], [replace(one, by_token=False)])[0].by_token
 
 
-def test_seams_for_another_tower_are_told_with_its_number_of_blocks(clip: Clip) -> None:
+def test_seams_of_another_tower_are_refused_with_the_number_of_blocks(clip: Clip) -> None:
     depth = len(clip.text.blocks)
     with torch.no_grad(), pytest.raises(ValueError, match=f"seams for {depth + 1} blocks, the tower has {depth}"):
         clip.text(clip.tokenize(CAPTIONS), [BlockSeams()] * (depth + 1))

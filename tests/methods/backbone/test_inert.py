@@ -135,7 +135,7 @@ def test_a_scripted_archive_is_read_and_its_programs_are_not():
     assert all(torch.equal(value, found[name]) for name, value in made.state_dict().items())
 
 
-def test_objects_in_one_another_without_an_end_are_refused():
+def test_recursive_objects_are_refused():
     wide: dict[str, object] = {}
     for _ in range(30):
         wide = {"a": wide, "b": wide}

@@ -54,7 +54,7 @@ def test_features_of_weights_at_rest_are_those_of_both_parts(name: str, small_cl
     assert not torch.equal(found[0], apart[0])  # rounding: another way was taken
 
 
-def test_what_trains_is_seen_by_the_next_who_rests(small_clip: Clip) -> None:
+def test_merged_weights_follow_a_change_of_the_trained_weights(small_clip: Clip) -> None:
     method, batch = drawn("tempme", small_clip), make_batch(3, FRAMES)
     encoded(method, batch)
     with torch.no_grad():

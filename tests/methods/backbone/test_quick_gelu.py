@@ -34,7 +34,7 @@ def test_values_and_gradients_are_those_of_autograd_bit_for_bit(dtype: torch.dty
     assert gradient.equal(kept[1])
 
 
-def test_it_is_x_sigmoid_and_its_derivative_that_of_a_difference() -> None:
+def test_quick_gelu_equals_x_sigmoid_in_value_and_gradient() -> None:
     x = torch.linspace(-6, 6, 41, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(QuickGELU()(x), x * torch.sigmoid(1.702 * x))
     assert torch.autograd.gradcheck(QuickGELU(), x)

@@ -118,7 +118,7 @@ def test_frames_apart_and_merged_tokens_equal_the_composed_reference(shared):
 
 
 @torch.no_grad()
-def test_what_is_ranked_equals_the_released_evaluation(shared):
+def test_re_ranked_scores_equal_the_released_evaluation(shared):
     """Six videos and captions are used, all among the 128 best; keys and values of a video are computed once."""
     folder = shared / "reference" / "umt"
     umt, released = released_umt(folder), read(folder / "umt_eval_one_caption.npz")
@@ -189,7 +189,7 @@ def test_keys_have_no_trained_bias_and_frames_stay_independent():
 
 
 @torch.no_grad()
-def test_a_caption_is_read_alike_beside_longer_ones_and_its_end_is_a_pad():
+def test_features_of_a_caption_do_not_depend_on_longer_ones():
     umt = small_umt()
     tokens = torch.tensor([[1, 5, 9, 127, 0, 0], [1, 5, 9, 7, 8, 127]])
     assert umt.text.without_end(tokens).tolist() == [[1, 5, 9, 0, 0, 0], [1, 5, 9, 7, 8, 0]]

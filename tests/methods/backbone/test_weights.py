@@ -83,7 +83,7 @@ PAYLOADS = list(payloads(Path("x")))
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-def test_every_gadget_is_one(tmp_path, name):
+def test_every_gadget_executes_code_when_unpickled(tmp_path, name):
     pickle.loads(payloads(tmp_path / "canary")[name])
     assert (tmp_path / "canary").exists()
 
@@ -136,7 +136,7 @@ def test_another_file_than_the_digest_says_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["1234", "z" * 64, "sha256:" + "0" * 57])
-def test_what_is_no_digest_is_reported(tmp_path, text):
+def test_a_text_that_is_not_a_sha256_is_reported(tmp_path, text):
     (tmp_path / "w.pt").touch()
     with pytest.raises(ValueError, match="is not a SHA-256. Give the 64 hexadecimal digits"):
         read_weights(tmp_path / "w.pt", text)
@@ -151,7 +151,7 @@ def test_what_is_no_digest_is_reported(tmp_path, text):
         (pickle.dumps({"a": 1}), "damaged or no weights file"),
     ],
 )
-def test_what_holds_no_weights_is_reported(tmp_path, content, reason):
+def test_a_file_without_weights_is_reported(tmp_path, content, reason):
     (tmp_path / "w.pt").write_bytes(content)
     assert "error" in convert(tmp_path / "w.pt", digest(tmp_path / "w.pt"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -38,7 +38,7 @@ def test_wordpieces_are_greedy_and_the_end_has_the_largest_id():
     assert handed_on.pieces("dog plays", 9) == [2, 9, 6, 8]
 
 
-def test_what_is_no_vocabulary_is_said_in_one_line(tmp_path):
+def test_a_file_that_is_not_a_vocabulary_is_refused_in_one_line(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such vocabulary. Give the vocab.txt of bert-base-uncased"):
         WordPieces.of_file(tmp_path / "vocab.txt")
     for content in (b"a\nb\n", b"\xff\xfe\x00"):

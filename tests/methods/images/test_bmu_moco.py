@@ -58,7 +58,7 @@ def test_keys_use_batch_statistics_and_queues_fill_after_the_step():
     assert all(parameter.grad is None for momentum in method.momenta for parameter in momentum.parameters())
 
 
-def test_a_task_starts_the_local_encoder_anew_and_leaves_the_global_one():
+def test_a_task_resets_the_local_encoder_and_keeps_the_global_one():
     method = made()
     method.begin_task(make_task(0))
     shift(method)

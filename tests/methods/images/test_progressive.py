@@ -133,7 +133,7 @@ def step(method: ImageProgressive, seed: int = 0) -> None:
     optimizer.step()
 
 
-def test_what_a_former_column_makes_of_an_image_never_changes_again():
+def test_features_of_a_former_column_never_change():
     method, images = made(), batch(9).frames[:, :1]
     for index in range(3):
         method.begin_task(make_task(index))

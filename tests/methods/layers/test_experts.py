@@ -121,7 +121,7 @@ def test_equation_5_with_a_loop():
         torch.testing.assert_close(experts(x, gates), expected)
 
 
-def test_an_expert_that_nobody_chose_has_no_gradient_and_does_not_decay():
+def test_an_unselected_expert_has_no_gradient_and_no_decay():
     experts, x = random_experts(), torch.randn(2, 7, 8)
     before = [b.detach().clone() for b in experts.B]
     gates = torch.tensor([[0.4, 0, 0.6, 0, 0, 0], [0, 0, 0.5, 0.5, 0, 0]])
@@ -149,7 +149,7 @@ def test_the_router_reads_the_end_of_text_token_alone():
     assert torch.equal(adapter.gates(x, eot, None), adapter.gates(changed, eot, None))
 
 
-def test_experts_grow_as_copies_of_the_first_and_ask_no_router_before():
+def test_experts_grow_as_copies_of_the_first_without_a_router():
     adapter = TaskAwareExperts(8, 8, rank=4, scale=4.0)
     adapter.experts.B[0].data.normal_()
     x, eot = torch.randn(3, 5, 8), torch.tensor([1, 2, 4])

@@ -39,7 +39,7 @@ def brute_force(words, frames):
     return found
 
 
-def test_it_is_eq_6_without_the_pads(words, frames):
+def test_word_similarity_equals_eq_6_without_pads(words, frames):
     torch.testing.assert_close(frame_word_similarity(words, frames), brute_force(words, frames))
 
 

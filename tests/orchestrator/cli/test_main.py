@@ -285,7 +285,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("command", "words", "message"), [*(("run", *case) for case in WRONG), *(("sweep", *case) for case in WRONG[::6])]
 )
-def test_a_wrong_setting_is_said_before_anything_starts(capsys, decoded, command, words, message):
+def test_a_wrong_setting_is_reported_before_anything_starts(capsys, decoded, command, words, message):
     runs, manifest = decoded, decoded / "small" / "small.json"  # nothing is written
     status, out, err = ctvr(capsys, command, "--runs", runs, "--method", "clip4clip", "--stream", manifest, *words)
     assert (status, out) == (2, "")
@@ -398,7 +398,7 @@ def test_a_reader_that_has_had_enough_ends_a_command_in_order():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_loop_of_links_is_one_line(tmp_path, capsys):
+def test_a_loop_of_links_is_reported_in_one_line(tmp_path, capsys):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for words in (["runs"], ["table", "s"], ["cache", "ls"]):
         assert cli.main([*words, "--runs", str(tmp_path / "loop")]) == 2

@@ -35,7 +35,7 @@ def test_nodes_and_gpus_of_a_cluster_file_are_defaults(monkeypatch):
     ("variable", "text", "what"),
     [("NODES", "2.5", "whole number"), ("GPUS_PER_TRIAL", "all", "number"), ("GPUS_PER_TRIAL", "-1", "number")],
 )
-def test_what_is_no_number_is_refused_by_its_name(monkeypatch, variable, text, what):
+def test_a_variable_that_is_not_a_number_is_refused_by_its_name(monkeypatch, variable, text, what):
     monkeypatch.setenv(f"CTVR_{variable}", text)
     with pytest.raises(ConfigError, match=f"CTVR_{variable}='{text}' in the environment is not a {what}"):
         parse()

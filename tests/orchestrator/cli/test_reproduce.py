@@ -79,7 +79,7 @@ def test_claims_plan_lists_rows_and_runs_nothing(stream, tmp_path, capsys):
     assert "framefusion-ffa " in capsys.readouterr().out
 
 
-def test_it_asks_for_what_the_sweep_asks_for(monkeypatch, stream, tmp_path):
+def test_reproduce_makes_the_same_request_as_the_sweep(monkeypatch, stream, tmp_path):
     asked = []
     (tmp_path / "two.mp4").write_bytes(b"0")
     monkeypatch.setattr(

@@ -234,7 +234,7 @@ def test_driver_gets_signals_and_ends_with_its_parent(tmp_path, number):
         time.sleep(0.05)
 
 
-def test_what_was_typed_becomes_a_job_with_its_name_and_its_hours(tmp_path):
+def test_a_supervised_command_keeps_its_name_and_time_limit(tmp_path):
     words = ["sweep", "--resume", "s", "--runs", "there", "--budget-hours", "2"]
     made = supervised_command(make_parser().parse_args(words), words)
     made.attempts = 1

@@ -169,7 +169,7 @@ def test_a_mistake_is_one_line_and_starts_nothing(capsys, tmp_path, words, messa
     assert not (tmp_path / "runs" / "streams").exists()  # nor is any video rendered
 
 
-def test_a_table_of_ones_own_is_a_file(capsys, tmp_path, asked):
+def test_a_table_of_the_user_is_a_file(capsys, tmp_path, asked):
     file = tmp_path / "mine.json"
     file.write_text('{"title": "Mine", "protocol": "ctvr", "stream": "shapes-5", "rows": ["lwf", "lora:shapes"]}')
     ctvr(capsys, "sweep", "--preset", file, "--runs", tmp_path)

@@ -70,7 +70,7 @@ def test_a_damaged_npy_is_one_line_wherever_it_is_read(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["v0.npy", "a.npz", "a.h5", "a.parquet", "a.tar", "a.pt"])
-def test_what_is_not_a_regular_file_is_refused_at_once(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_refused_immediately(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     assert "FIFO" in refused(tmp_path / name)
     (tmp_path / "zero").mkdir()
@@ -271,7 +271,7 @@ def test_hdf5_of_text_links_and_groups_is_read_for_its_numbers(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", ["npz", "parquet", "tar", "h5"])
-def test_what_is_written_is_read_back(form: str, tmp_path: Path) -> None:
+def test_written_arrays_are_read_back(form: str, tmp_path: Path) -> None:
     if form == "h5":
         pytest.importorskip("h5py")
     written = {"a": ONE, "b.c": ONE + 1}

@@ -198,7 +198,7 @@ def test_random_frames_depend_on_seed_epoch_and_video_and_on_no_worker(random_fr
         assert any(not torch.equal(drawn[number], alone[number]) for number in alone)
 
 
-def test_what_is_replayed_evaluated_or_ends_a_task_is_not_drawn(random_frames, small_stream, runs):
+def test_frames_are_not_drawn_for_replay_evaluation_or_end_task(random_frames, small_stream, runs):
     plain = stream_data(small_stream, runs, replace(random_frames.config, sampling="segments"))
     drawn, middles = by_pair(random_frames.ordered_batches([0])), by_pair(plain.ordered_batches([0]))
     assert all(torch.equal(drawn[number], middles[number]) for number in middles)
@@ -217,7 +217,7 @@ def test_background_reading_changes_nothing(data, small_stream, runs):
         assert torch.equal(a.tokens, b.tokens)
 
 
-def test_a_gpu_is_read_for_ahead_unless_somebody_says_otherwise():
+def test_prefetching_is_on_by_default_for_a_gpu():
     for device, chosen, threads in (("cuda", None, 2), ("cuda", 0, 0), ("cpu", None, 0), ("cpu", 3, 3)):
         assert (
             num_prefetch_threads(DataConfig(prefetch_threads=chosen).prefetch_threads, torch.device(device)) == threads

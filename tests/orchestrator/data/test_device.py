@@ -73,7 +73,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_with_the_nodes_name(monkeypatch
         require_gpu()
 
 
-def test_memory_that_is_too_small_is_said_once_with_the_remedy():
+def test_too_little_memory_is_reported_once_with_the_remedy():
     remedy = "data.batch_size: the memory of .* optim.activation_checkpointing=true"
     with pytest.raises(OutOfMemory, match=remedy) as error, memory_of(CUDA):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")

@@ -59,7 +59,7 @@ def test_a_stream_that_is_ready_asks_the_file_system_once_for_a_video(runs, smal
     assert prepare()._keys == keys
 
 
-def test_the_index_of_files_is_never_believed_against_the_files(manifest, runs, tmp_path, monkeypatch):
+def test_the_cache_of_digests_is_checked_against_the_files(manifest, runs, tmp_path, monkeypatch):
     """For any change of a file or of the index, the keys are those of a store without an index."""
     stream, there = load_stream(manifest, runs), Store.open(tmp_path / "store")
     items = [item for _, _, item in iter_items(stream)]

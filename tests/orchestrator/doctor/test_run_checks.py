@@ -115,14 +115,14 @@ def test_the_doctor_is_quick_because_it_imports_neither_torch_nor_ray(runs):
     assert done.stdout.strip() == "[]"
 
 
-def test_whatever_is_wrong_comes_with_its_remedy(runs):
+def test_every_finding_that_is_not_ok_has_a_remedy(runs):
     findings = look(runs, store="ftp://nowhere", stream="shapes-6", uri="http://127.0.0.1:9")
     assert {f.subject for f in blocking(findings)} == {"stream", "store", "MLflow"}
     assert all(f.remedy for f in findings if f.level != "ok")
     assert not any(f.remedy for f in findings if f.level == "ok")
 
 
-def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(runs, monkeypatch):
+def test_a_failing_check_is_a_finding_and_the_others_continue(runs, monkeypatch):
     def broken() -> Iterator[Finding]:
         raise ZeroDivisionError("one organ")
         yield
@@ -220,7 +220,7 @@ def test_missing_and_empty_videos_are_counted_and_named(runs):
     assert "1 files are empty: train0" in errors[1].text
 
 
-def test_complete_videos_are_said_to_be(runs):
+def test_a_stream_with_all_videos_is_reported_as_complete(runs):
     path = write_manifest(runs, videos=2, present=2)
     assert about(look(runs, stream=str(path)), "videos")[0].text == "some: all 6 are in place"
 
@@ -326,7 +326,7 @@ def test_proxy_for_a_local_address_is_named(monkeypatch):
     assert not list(network.proxies("sqlite:////runs/mlflow.db"))[1:]
 
 
-def test_a_cluster_should_ask_for_a_token_that_is_there_and_private(runs, monkeypatch, tmp_path):
+def test_the_doctor_requires_an_existing_private_token(runs, monkeypatch, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
         assert "no token" in about(look(runs), "Ray", "warning")[0].text
@@ -378,7 +378,7 @@ def test_a_server_on_an_unusual_port_is_known_by_its_command(monkeypatch, comman
     assert found.remedy
 
 
-def test_a_note_is_reported_by_the_doctor_and_stands_in_nobodys_way(runs):
+def test_a_note_of_the_doctor_does_not_block_a_sweep(runs):
     notes = [f for f in look(runs) if f.level == "note"]
     if notes:  # decord is installed
         assert notes[0].subject == "decord"
@@ -398,7 +398,7 @@ def test_files_of_keys_that_others_can_read_are_named(runs, tmp_path):
 
 
 @pytest.mark.parametrize(("status", "level"), [(200, "warning"), (401, "ok")])
-def test_a_server_elsewhere_that_asks_for_no_password_is_reported(status, level):
+def test_a_remote_server_without_a_password_is_reported(status, level):
     class Server(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -432,7 +432,7 @@ def test_records_that_wait_or_were_refused_are_counted(runs):
     assert refused.text == "MLflow refused records of c"
 
 
-def test_unfinished_sweeps_say_how_to_go_on(runs):
+def test_unfinished_sweeps_have_their_resume_command(runs):
     uri = default_uri(runs)
     tracking.create_store(uri, runs, "shapes-5")
     tracker = Tracker(uri, runs)
@@ -462,7 +462,7 @@ def test_unfinished_sweeps_say_how_to_go_on(runs):
 
 
 @pytest.mark.parametrize("name", ["mlflow.db", "outbox", "told", "sweeps", "tables", "artifacts"])
-def test_what_is_no_file_or_folder_in_the_runs_folder_is_an_error(runs, name):
+def test_a_fifo_in_the_runs_folder_is_an_error(runs, name):
     os.mkfifo(runs / name)
     kind = "file" if name == "mlflow.db" else "folder"
     assert f"{runs / name}: is not a {kind}" in [each.text for each in look(runs) if each.level == "error"]

@@ -83,7 +83,7 @@ def test_separators_and_marks_of_other_programs_are_read(tmp_path, encoding, sep
         (b"v0,caf\xe9,c,train,1\n", "line 2: byte 0xe9 is not UTF-8 text. .*iconv -f windows-1252"),
     ],
 )
-def test_what_cannot_be_a_caption_is_named_with_its_line(tmp_path, row, message):
+def test_an_invalid_caption_is_named_with_its_line(tmp_path, row, message):
     with pytest.raises(ConfigError, match=message) as error:
         captions(tmp_path, HEADER.encode() + row)
     assert "\n" not in str(error.value)
@@ -172,7 +172,7 @@ def test_a_fifo_and_a_device_are_no_manifest(tmp_path):
         ("('a dog') barks (loudly)", None),
     ],
 )
-def test_what_a_program_wrote_for_several_values_is_no_caption(cell, reason):
+def test_a_malformed_list_in_a_cell_is_not_a_caption(cell, reason):
     if reason is None:
         assert captions_of(cell) == [cell]
     else:
@@ -200,7 +200,7 @@ def test_a_tuple_in_a_cell_is_a_list_of_captions():
         (HEADER.replace("\n", ",start,end\n") + "v0,a,c,train,1,1_0,2_0\n", "are not two numbers"),
     ],
 )
-def test_a_file_that_is_no_table_of_captions_is_called_what_it_is(tmp_path, content, message):
+def test_a_file_that_is_not_a_table_of_captions_is_identified(tmp_path, content, message):
     with pytest.raises(ConfigError, match=message) as error:
         captions(tmp_path, content.encode())
     assert "\n" not in str(error.value)

@@ -191,7 +191,7 @@ def test_a_wrong_file_of_a_data_set_is_named(five, place, content, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_data_set_says_how_to_go_on_without_it(five):
+def test_a_missing_data_set_is_reported_with_the_remedy(five):
     (five / "msvd").rename(five / "elsewhere")
     with pytest.raises(ConfigError, match=r"msvd: no such folder. Make it, or leave 'msvd' out of datasets"):
         import_cvlm(five, None)

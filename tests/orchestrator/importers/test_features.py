@@ -104,7 +104,7 @@ def test_vectors_of_zeros_are_counted(table: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["npz", "npy", "h5", "parquet"])
-def test_what_a_failed_download_leaves_is_called_so(table: Path, ending: str) -> None:
+def test_a_file_of_a_failed_download_is_identified(table: Path, ending: str) -> None:
     features = table.parent / f"features.{ending}"
     features.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     with pytest.raises(ConfigError, match="is a pointer of Git LFS. Fetch the file itself: git lfs pull"):

@@ -79,7 +79,7 @@ def test_cifar_comes_class_by_class_in_the_order_of_labels(tmp_path, kind, tasks
         assert [item.category for item in items] == names
 
 
-def test_a_seed_draws_the_classes_of_each_task_and_nothing_else(tmp_path):
+def test_a_seed_determines_only_the_classes_of_each_task(tmp_path):
     write_cifar(tmp_path / "files", "cifar-10", is_binary=True)
     words = {"folder": str(tmp_path / "files")}
     for more in ({}, {"classes": "3"}, {"classes": "4"}):

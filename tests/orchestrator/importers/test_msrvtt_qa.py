@@ -60,7 +60,7 @@ def test_categories_are_cut_into_equal_tasks(tmp_path):
         ({}, {"category_id": 1}, "entry 1: video 0 has the categories 1 and 0"),
     ],
 )
-def test_what_is_not_as_published_is_one_line(tmp_path, words, fields, said):
+def test_a_deviation_from_the_published_files_is_one_line(tmp_path, words, fields, said):
     with pytest.raises(ConfigError, match=said):
         imported(tmp_path, write(tmp_path / "qa", **fields), **words)
 

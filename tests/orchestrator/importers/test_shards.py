@@ -130,7 +130,7 @@ def test_a_tar_that_is_cut_or_compressed_or_links_elsewhere_is_refused(tmp_path)
         import_dataset(tmp_path, None)
 
 
-def test_a_tar_that_loses_samples_without_a_word_is_refused(tmp_path):
+def test_a_tar_that_would_silently_lose_samples_is_refused(tmp_path):
     """Python reads until a damaged header, the end of the first of two archives, or a truncation between members."""
     whole = tar(tmp_path / "train.tar", a__mp4="1", a__txt="x", b__mp4="2", b__txt="y").read_bytes()
     damaged = bytearray(whole)

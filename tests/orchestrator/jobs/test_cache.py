@@ -150,7 +150,7 @@ def test_runs_that_go_on_and_sweeps_that_had_a_run_lately_are_recent():
     assert recent_runs(tracker, 50) == {"new", "slow", "held", "killed", "first", "last", "old", "other"}
 
 
-def test_an_age_lets_commits_go_but_those_of_recent_runs(execution, later, monkeypatch):
+def test_an_age_removes_commits_except_those_of_recent_runs(execution, later, monkeypatch):
     store = execution.places().open_store()
     keys = sorted({name.partition("/")[0] for name in store.list("commits")})
     later(40)
@@ -221,7 +221,7 @@ def test_weights_of_losers_are_removed_and_metrics_stay(execution, swept):
 
 
 @pytest.mark.parametrize("status", ["RUNNING", "KILLED", "FAILED"])
-def test_a_sweep_that_goes_on_keeps_all_weights(execution, swept, status):
+def test_an_unfinished_sweep_keeps_all_weights(execution, swept, status):
     swept.tracker.parent = replace(swept.tracker.parent, status=status)
     with pytest.raises(
         ConfigError, match=r"^--losers s: this sweep is not finished\. Resume it: ctvr sweep --resume s"

@@ -76,7 +76,7 @@ def test_settings_as_mlflow_keeps_them_give_the_same_key(method):
         assert "give the same key" in _today(key, cast(RunRecord, run)), preset
 
 
-def test_a_key_tells_settings_stream_runs_and_finished_tasks(store, tracker):
+def test_explain_shows_settings_stream_runs_and_finished_tasks(store, tracker):
     key = track(tracker, seed=7)
     commit(store, key, tasks=2)
     text = explain(key[:12], store, tracker)
@@ -115,14 +115,14 @@ def test_changed_code_is_noticed(store, tracker, monkeypatch):
     assert "  code of the method here differ: a run now gets" in explain(key, store, tracker)
 
 
-def test_settings_that_this_version_does_not_know_are_said(store, tracker):
+def test_unknown_settings_of_a_record_are_reported(store, tracker):
     key = "f0" * 32
     tags = {RESULT: key, "ctvr.stream_digest": DIGEST}
     tracker.open_run("small", "old", {**GIVEN, "optim.gone": 1}, None, tags)
     assert "cannot compute it: optim.gone: no such setting" in explain(key, store, tracker)
 
 
-def test_without_mlflow_the_store_still_tells_the_tasks(store):
+def test_explain_lists_tasks_of_the_store_without_mlflow(store):
     key = "ab" * 32
     commit(store, key, tasks=1)
     store.delete("weights", f"{key}/w")
@@ -145,7 +145,7 @@ def test_a_damaged_commit_is_reported(store):
     assert "task_001  damaged" in explain(key, store)
 
 
-def test_the_key_of_a_videos_frames_tells_the_video(store, tracker):
+def test_explain_names_the_video_of_a_frames_key(store, tracker):
     key = "12" * 32
     frames = {"frames": np.zeros((4, 8, 8, 3), np.uint8)}
     store.put("frames", key, frames, {"video": "cat.mp4", "decoder": "pyav-1"})
@@ -155,7 +155,7 @@ def test_the_key_of_a_videos_frames_tells_the_video(store, tracker):
 
 
 @pytest.mark.parametrize("prefix", ["", "abc", "no key", "../../etc", "a" * 65])
-def test_what_is_no_key_is_refused_in_one_line(store, tracker, prefix):
+def test_a_text_that_is_not_a_key_is_refused_in_one_line(store, tracker, prefix):
     with pytest.raises(ConfigError, match="explain: no run or key .* `ctvr runs --all` lists the runs") as error:
         explain(prefix, store, tracker)
     assert "\n" not in str(error.value)
@@ -190,7 +190,7 @@ def test_two_keys_may_differ_by_stream_or_environment_alone(store, tracker, monk
     assert line.endswith("b: 0.1")
 
 
-def test_of_a_run_of_an_older_version_the_rest_is_said(store, tracker):
+def test_explain_shows_the_known_parts_of_an_old_run(store, tracker):
     first, key = track(tracker, seed=4), "5a" * 32
     tags = {RESULT: key, "ctvr.stream_digest": DIGEST, "ctvr.commit": "decade", "ctvr.identity": "older"}
     tracker.open_run("small", "older", resolve({**GIVEN, "seed": 4}).settings, None, tags)

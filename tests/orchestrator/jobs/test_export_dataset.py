@@ -64,7 +64,7 @@ def test_segments_of_one_video_have_a_file_each(small_stream, manifest, runs, tm
     assert rows[0]["video_id"] == "a/b:c"
 
 
-def test_what_cannot_be_written_is_one_line(manifest, runs, tmp_path, exported):
+def test_an_export_that_cannot_be_written_is_one_line(manifest, runs, tmp_path, exported):
     execution = ExecutionConfig(runs=runs)
     with pytest.raises(ConfigError, match="already exists and is not empty"):
         export_dataset(manifest, execution, exported)

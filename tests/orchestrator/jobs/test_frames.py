@@ -56,7 +56,7 @@ def test_short_segment_repeats_its_last_frame(videos, tmp_path, capsys):
         assert [read_number(frame) for frame in found["frames"]] == [57, 58, 59, 59]
 
 
-def test_a_film_that_is_decoded_whole_says_why(videos, capsys):
+def test_the_reason_for_a_complete_decode_is_reported(videos, capsys):
     assert main(["frames", str(videos / "below/counted.avi")]) == 0
     assert "; decoded completely, since its container does not store presentation times" in capsys.readouterr().out
 

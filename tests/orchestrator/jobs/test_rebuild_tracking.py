@@ -16,7 +16,7 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 OF_MLFLOW = "mlflow."  # tags: of the process that writes, and ids
 
 
-def test_a_folder_in_which_nothing_was_told_is_refused_in_one_line(execution):
+def test_a_folder_without_an_event_log_is_refused_in_one_line(execution):
     with pytest.raises(ConfigError, match="has no event log. Give the folder"):
         rebuild(execution)
 

@@ -76,7 +76,7 @@ def _train_and_die(settings: dict[str, str], execution: ExecutionConfig, after: 
     run(settings, (), execution)
 
 
-def test_a_run_that_was_killed_is_gone_on_in_and_holds_every_point_once(execution, manifest, capfd):
+def test_a_killed_run_is_continued_and_has_every_point_once(execution, manifest, capfd):
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
     for after in (1, 1):
         process = multiprocessing.get_context("fork").Process(target=_train_and_die, args=(settings, execution, after))
@@ -97,7 +97,7 @@ def test_a_run_that_was_killed_is_gone_on_in_and_holds_every_point_once(executio
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "KILLED"), (StoreError("disk full"), "FAILED")])
-def test_a_run_that_is_stopped_or_fails_is_closed_and_gone_on_in(execution, manifest, monkeypatch, error, status):
+def test_a_stopped_or_failed_run_is_closed_and_can_be_continued(execution, manifest, monkeypatch, error, status):
     def fail(metrics: object) -> str:
         raise error
 

@@ -34,7 +34,7 @@ def spent(small_stream, manifest, runs):
     return of
 
 
-def test_what_a_method_keeps_and_computes_besides_one_model_is_counted(spent, small_stream):
+def test_the_budget_counts_replay_copies_and_training(spent, small_stream):
     plain, replayed = spent("clip4clip"), spent("er_ring", **{"method.buffer_size": 4})
     videos = sum(len(task.test) for task in small_stream.tasks)
     pairs = sum(len(item.captions) for task in small_stream.tasks for item in task.train)

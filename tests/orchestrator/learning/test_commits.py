@@ -58,7 +58,7 @@ def test_the_first_commit_of_a_task_wins_over_a_late_one(store):
     assert torch.equal(commits.load(1)[0]["w"], first["w"])
 
 
-def test_a_damaged_commit_is_not_believed_and_may_be_made_again(store, tmp_path):
+def test_a_damaged_commit_is_ignored_and_can_be_replaced(store, tmp_path):
     commits = Commits(store, "run")
     commits.publish({"w": torch.zeros(64)}, [torch.zeros(1, 1)], record(1))
     commits.publish({"w": torch.ones(64)}, [torch.zeros(1, 1)] * 2, record(2))
@@ -116,7 +116,7 @@ def test_equal_results_are_one_trajectory(store):
     assert other.publish(value(2), [torch.zeros(1, 1)] * 3, record(3))
 
 
-def test_a_commit_of_a_former_version_is_gone_on_from(store):
+def test_a_run_resumes_from_a_commit_of_an_older_version(store):
     Commits(store, "run").publish(value(0), [torch.zeros(1, 1)], record(1))
     old = {name: part for name, part in store.get_json("commits", "run/task_001").items() if name != "parent"}
     store.put_json("commits", "run/task_001", old)

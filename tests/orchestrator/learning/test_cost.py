@@ -170,7 +170,7 @@ def test_measuring_gives_every_key_and_leaves_the_mode_alone():
     assert method.training
 
 
-def test_a_method_may_tell_how_its_paper_counts():
+def test_a_method_may_define_the_count_of_its_paper():
     method = Clip4Clip(Clip4ClipConfig(), make_small_clip())
     method.paper_parameters = lambda: 7
     assert measure(method, torch.randn(1, 2, 3, 32, 32), seconds=0.0)["cost/paper_parameters"] == 7
@@ -181,7 +181,7 @@ def test_an_unknown_architecture_is_refused():
         cost.sizes_only("ViT-Z")
 
 
-def test_the_table_holds_the_papers_figures_beside_ours(monkeypatch):
+def test_the_table_has_the_papers_figures_next_to_ours(monkeypatch):
     monkeypatch.setattr(cost, "ROWS", [row for row in cost.ROWS if row[0] in ("LoRA", "TempMe")][:2])
     table = cost.cost_table()
     assert "1 x 97" in table

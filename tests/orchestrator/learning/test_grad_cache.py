@@ -65,7 +65,7 @@ def parts(batch: Batch, *sizes: int) -> list[Batch]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_exact_is_refused_with_its_reason(name):
+def test_accumulation_that_is_not_exact_is_refused_with_its_reason(name):
     method = made(name, 0)
     assert accumulation_mode(method, 1) == "pairs"
     with pytest.raises(ConfigError, match=r"^optim\.accumulation_steps: .* Use optim\.accumulation_steps=1") as error:

@@ -124,7 +124,7 @@ def test_shares_take_the_oldest_videos_and_their_ends_are_stored_and_fresh(sizes
         assert taken.tolist() == [place < count for place in range(sum(sizes))]
 
 
-def test_a_gap_is_what_was_gained_less_what_was_lost():
+def test_the_gap_is_gained_minus_lost():
     torch.manual_seed(0)
     stored = [F.normalize(torch.randn(9, 6), dim=-1) for _ in range(3)]
     fresh = [F.normalize(gallery + 0.4 * torch.randn(9, 6), dim=-1) for gallery in stored]
@@ -231,7 +231,7 @@ def test_the_released_compensation_is_worse_on_the_example(example):
     assert drift_compensated(example, renormalize=False)[1] == pytest.approx(100 * 9 / 30)
 
 
-def test_galleries_of_two_ages_are_searched_by_the_caption_that_suits_each(monkeypatch):
+def test_galleries_of_two_ages_are_searched_by_matching_caption_features(monkeypatch):
     """It is compared with a loop over captions and videos, at every share; scores are computed by tiles or as a
     matrix.
     """

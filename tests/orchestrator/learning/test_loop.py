@@ -284,7 +284,7 @@ NOTING = ("bmu_moco", "umt")  # queues of keys; a count of draws
 @pytest.mark.parametrize(
     "method", [name if name in NOTING else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
-def test_losses_of_evaluated_pairs_are_told_and_decide_nothing(method, manifest, small_stream, runs):
+def test_losses_of_evaluated_pairs_are_logged_without_effect(method, manifest, small_stream, runs):
     more = {"method": method, "optim__epochs": 2}
     plain = train(manifest, small_stream, runs, **more)
     told = train(manifest, small_stream, runs, evaluation__log_losses=True, **more)

@@ -38,7 +38,7 @@ def three() -> Iterator[tuple[list[Pulse], list[list[str]]]]:
             pulse.close()
 
 
-def test_the_first_worker_that_waits_names_the_one_that_stands_still(three):
+def test_the_first_waiting_worker_reports_the_stalled_one(three):
     pulses, told = three
     for pulse in pulses:
         pulse.start()
@@ -57,7 +57,7 @@ def test_the_first_worker_that_waits_names_the_one_that_stands_still(three):
 
 
 @pytest.mark.parametrize(("waits", "stands"), [(0, 1), (1, 0)])
-def test_a_worker_that_goes_on_is_told_of_and_named_no_longer(three, waits, stands):
+def test_a_resumed_worker_is_reported_and_no_longer_named(three, waits, stands):
     pulses, told = three
     pulses[waits].start()
     pulses[stands]._send()
@@ -68,7 +68,7 @@ def test_a_worker_that_goes_on_is_told_of_and_named_no_longer(three, waits, stan
     assert not pulses[waits].named()
 
 
-def test_who_was_never_heard_and_what_strangers_send_name_nobody(three):
+def test_unknown_senders_and_silent_workers_are_not_reported(three):
     pulses, _ = three
     pulse = pulses[0]
     here = pulse.own.getsockname()
@@ -80,7 +80,7 @@ def test_who_was_never_heard_and_what_strangers_send_name_nobody(three):
     assert not pulse.named()
 
 
-def test_a_process_that_stood_still_itself_names_nobody_when_it_goes_on(three):
+def test_a_stalled_process_reports_no_other_when_it_resumes(three):
     """Its clock has advanced without any heartbeat of its own."""
     pulses, told = three
     pulse = pulses[0]

@@ -181,7 +181,7 @@ def test_methods_and_streams_of_other_kinds_are_one_line(manifest, tmp_path):
         )
 
 
-def test_a_folder_with_a_model_of_questions_is_not_asked(manifest, whole, tmp_path):
+def test_a_model_of_questions_cannot_be_queried(manifest, whole, tmp_path):
     result, root = whole
     save_model(result.method, experiment_on(manifest).settings, data_at(manifest, root).stream, tmp_path / "model")
     with pytest.raises(ConfigError, match="umt_qa learned from questions, so it cannot be queried"):

@@ -170,7 +170,7 @@ def differing(a, b):
 
 @pytest.mark.parametrize("recommended", [ACTNET, SHAPES, {}], ids=["actnet", "shapes", "plain"])
 @pytest.mark.parametrize("method", [*METHODS, *CONFIGURATIONS])
-def test_a_change_changes_what_it_says_and_nothing_else(method, recommended):
+def test_an_ablation_changes_only_its_settings(method, recommended):
     for preset, settings in presets_of(method).items():
         if "method.reducer.clip_groups" in settings and recommended.get("data.num_frames") == 8:
             continue  # schedules of 12 frames
@@ -260,7 +260,7 @@ def test_an_unknown_preset_lists_the_known_ones():
 
 
 @pytest.mark.parametrize("family", ["", *GROUPS, *EVERY_METHOD])
-def test_a_refused_number_is_told_by_the_setting_as_it_is_typed(family):
+def test_a_refused_number_is_named_by_its_setting_as_typed(family):
     """Yield every field of a family, with numbers that most fields refuse."""
     config = GROUPS.get(family) or (find_method(family).Config if family else RunConfig)
     group = family if family in GROUPS or not family else "method"

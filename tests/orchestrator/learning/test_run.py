@@ -70,7 +70,7 @@ def test_many_pairs_left_out_by_workers_are_refused(manifest, small_stream, runs
         execute(experiment, RunPaths(runs), Crowd(0, 6))
 
 
-def test_few_pairs_that_workers_leave_out_are_said_once(small_stream, caplog):
+def test_few_dropped_pairs_are_reported_once(small_stream, caplog):
     """A task of 41 pairs in batches of 4, split over two workers: the last batch is one pair."""
     tasks = small_stream.tasks
     more = tuple(replace(item, captions=tuple("abcdefghij")) for item in tasks[1].train)

@@ -87,7 +87,7 @@ def test_a_reference_folder_is_known_by_what_is_in_it_however_it_is_named(small_
 
 
 @pytest.mark.parametrize("part", ["torch", "capability"])
-def test_another_environment_takes_no_finished_task_over(part, manifest, small_stream, runs, monkeypatch):
+def test_a_run_in_another_environment_adopts_no_task(part, manifest, small_stream, runs, monkeypatch):
     experiment = resolve({"method": "clip4clip", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
     first = execute(experiment, RunPaths(runs))
     assert execute(experiment, RunPaths(runs)).resumed == 3

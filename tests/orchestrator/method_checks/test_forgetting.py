@@ -39,6 +39,6 @@ def test_check_reports_the_released_forgetting_of_cut_galleries():
     assert first_moved(fused.make(), cut, "cvlm") is None  # there each task is searched alone
 
 
-def test_a_method_that_changes_as_tasks_begin_is_told_where_its_ranks_move():
+def test_the_check_names_the_task_at_which_ranks_change():
     with pytest.raises(ContractViolation, match="protocol ctvr: without any training, task 2 changes ranks"):
         check_forgetting(Subject.of(place("ChangesAsTasksBegin")))

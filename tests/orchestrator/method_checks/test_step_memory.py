@@ -115,7 +115,7 @@ def test_no_method_lacks_an_estimate():
     assert memory_text(experiment("zero_shot")) == []
 
 
-def test_a_step_that_does_not_fit_is_told_the_first_setting_that_helps():
+def test_the_plan_names_the_first_setting_with_which_a_step_fits():
     described = experiment("clip4clip", data__batch_size=64)
     (line,) = memory_text(described)
     assert line.startswith("a step of 64 pairs in fp32 takes about 0.1 GiB of a GPU (weights 0.0, moments 0.0, ")

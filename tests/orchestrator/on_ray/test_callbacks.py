@@ -151,7 +151,7 @@ def test_failures_count_per_task_and_a_repeated_one_has_one_attempt(plan):
     assert failing.max_failures == 1
 
 
-def test_a_tracking_server_that_is_away_does_not_end_the_sweep(plan):
+def test_an_unreachable_tracking_server_does_not_end_the_sweep(plan):
     away = replace(plan, tracking_uri="http://127.0.0.1:9")
     watcher = TrialMonitor(away, 1, 3, 1)
     watcher.on_trial_result(0, [], trial("a"), row(1))
@@ -168,7 +168,7 @@ def test_a_tracking_server_that_is_away_does_not_end_the_sweep(plan):
         (ValueError(), "ValueError"),
     ],
 )
-def test_a_failure_is_said_in_one_line(plan, capsys, error, reason):
+def test_a_failure_is_reported_in_one_line(plan, capsys, error, reason):
     TrialMonitor(plan, 1, 1, 1).on_trial_error(0, [], failed_by(error, trial("a")))
     internals._errors.clear()
     TrialMonitor(plan, 1, 1, 1).on_trial_error(0, [], trial("a"))
@@ -242,7 +242,7 @@ def test_an_autoscaler_is_asked_for_the_remaining_trials_alone(plan, cluster):
     ]  # the lease is renewed after a minute
 
 
-def test_the_watcher_says_when_there_is_more_room(plan, cluster, capsys):
+def test_the_monitor_reports_a_larger_capacity(plan, cluster, capsys):
     limiter = SimpleNamespace(max_concurrent=2)
     watcher = TrialMonitor(plan, 4, 3, 2, ConcurrencyController(plan, limiter))
     watcher.on_step_begin(0, [])

@@ -153,7 +153,7 @@ def test_a_larger_backbone_a_larger_batch_and_more_frames_take_more_memory():
         ("MobileCLIP2-B", 149777153),
     ],
 )
-def test_the_plan_knows_the_size_of_towers_of_other_kinds(name, parameters):
+def test_the_plan_estimates_towers_of_other_kinds(name, parameters):
     size = model_size(name)
     assert size is not None
     assert abs(size.parameters / parameters - 1) < 0.004
@@ -283,7 +283,7 @@ def test_an_error_of_rays_start_that_comes_again_is_not_tried_again(monkeypatch,
     assert ("busy" in str(said.value)) is (attempts > 1)
 
 
-def test_a_full_disk_is_left_to_the_command_which_waits_for_room(monkeypatch):
+def test_a_full_disk_is_left_to_the_command_which_waits(monkeypatch):
     monkeypatch.setattr("os.environ", dict(os.environ))
     monkeypatch.setattr("ray.shutdown", lambda: None)
 
@@ -380,7 +380,7 @@ def test_a_cluster_that_a_submitted_job_starts_is_not_the_jobs(monkeypatch):
         ),
     ],
 )
-def test_why_a_cluster_is_not_joined_is_said_as_it_is(monkeypatch, error, said):
+def test_the_reason_why_a_cluster_cannot_be_joined_is_reported(monkeypatch, error, said):
     monkeypatch.setattr("os.environ", dict(os.environ))
     monkeypatch.setattr("ray.is_initialized", lambda: False)
 
@@ -401,7 +401,7 @@ def test_the_path_of_workers_has_no_folder_that_ray_adds():
     assert list(made._get_proto_job_config().py_driver_sys_path) == ["/sources"]
 
 
-def test_a_cluster_that_is_gone_and_left_its_file_is_not_asked_for(monkeypatch, tmp_path):
+def test_a_dead_cluster_that_left_its_file_is_not_joined(monkeypatch, tmp_path):
     monkeypatch.setattr("os.environ", {**os.environ, "RAY_TMPDIR": str(tmp_path)})
     os.environ.pop("RAY_ADDRESS", None)
     calls: list[str] = []
@@ -442,7 +442,7 @@ def test_an_autoscaler_is_asked_for_whole_trials(asked):
     assert asked[3] == []
 
 
-def test_a_cluster_that_was_started_here_is_asked_for_nothing(asked, monkeypatch):
+def test_no_resources_are_requested_from_a_local_cluster(asked, monkeypatch):
     monkeypatch.setattr(capacity_module, "is_started_here", lambda: True)
     connection.request_resources_for(plan(), 3)
     assert asked == []
@@ -467,11 +467,11 @@ A100, HEAD = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 16.0}
         (1, 32, [HEAD, A100, A100], 1, (0, 0)),  # another sweep's
     ],
 )
-def test_no_more_machines_are_asked_for_than_may_be(workers, trials, nodes, most, asked):
+def test_the_requested_machines_do_not_exceed_the_limit(workers, trials, nodes, most, asked):
     assert cap_to_max_nodes(plan(workers=workers, gpus=1.0), trials, nodes, most) == asked
 
 
-def test_as_many_machines_are_asked_for_as_are_waited_for(asked, monkeypatch):
+def test_the_requested_machines_are_those_waited_for(asked, monkeypatch):
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": size} for size in (HEAD, A100)])
     connection.ask_for_nodes(plan(gpus=1.0), 4)
     assert asked[0].count({"CPU": 0.9, "GPU": 1.0}) == 24

@@ -43,7 +43,7 @@ def test_nodes_decode_the_same_frames_as_one_machine(items, tmp_path):
     assert not there.store.list("uses")  # the check of the nodes left nothing
 
 
-def test_a_build_on_the_cluster_names_the_broken_and_goes_on_where_it_was(runs, manifest, monkeypatch):
+def test_a_build_on_the_cluster_names_broken_videos_and_resumes(runs, manifest, monkeypatch):
     video = Path(manifest).parent / "videos" / "red_train_0.mp4"
     kept = video.read_bytes()
     video.write_bytes(b"no video at all")

@@ -36,7 +36,7 @@ def wrapped(error: Exception) -> UserExceptionWithTraceback:
         (MemoryError(), False),
     ],
 )
-def test_only_what_would_come_again_is_final(error, final):
+def test_only_errors_that_would_recur_are_final(error, final):
     assert is_permanent(error) is final
 
 

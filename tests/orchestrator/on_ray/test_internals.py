@@ -97,7 +97,7 @@ def test_ray_version_is_bounded_to_the_tested_minor_version():
     assert not asked.specifier.contains(f"{installed.major}.{installed.minor + 2}.0")
 
 
-def test_ray_started_here_is_told_to_stay_here(monkeypatch):
+def test_ray_started_here_binds_to_loopback(monkeypatch):
     from ray._private import ray_constants
     from ray.util import get_node_ip_address
 
@@ -111,7 +111,7 @@ def test_ray_started_here_is_told_to_stay_here(monkeypatch):
     assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
 
-def test_tune_hands_no_keys_on_in_the_runtime_environment_of_trials(monkeypatch):
+def test_tune_passes_no_credentials_to_trials(monkeypatch):
     from ray.tune.execution import class_cache
 
     handed_on = set(class_cache.ENV_VARS_TO_PROPAGATE)

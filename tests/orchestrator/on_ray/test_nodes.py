@@ -62,7 +62,7 @@ def test_nodes_that_do_not_come_are_counted(cluster):
         await_nodes(4, 0)
 
 
-def test_missing_nodes_are_asked_for_every_ten_seconds(cluster, monkeypatch):
+def test_missing_nodes_are_requested_every_ten_seconds(cluster, monkeypatch):
     """A cloud without free machines refuses a request; the autoscaler retries only while the request exists."""
     asked: list[float] = []
     clock = [0.0]

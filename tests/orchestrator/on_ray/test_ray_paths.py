@@ -60,7 +60,7 @@ def test_unusable_temporary_folder_is_replaced(plain, monkeypatch, tmp_path):
         ray_paths.usable_folder()
 
 
-def test_looking_at_a_folder_leaves_nothing_in_it(plain, monkeypatch):
+def test_examining_a_folder_leaves_no_file(plain, monkeypatch):
     import shutil
     import tempfile
 

@@ -107,7 +107,7 @@ def decisions(made: SuccessiveHalving) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("epochs", [0, TASKS])
 @pytest.mark.parametrize("at_once", [0, 2, 3])
 @pytest.mark.parametrize("scheduler", ["halving", "none"])
-def test_a_search_decides_alike_for_any_order_of_results_and_any_room(scheduler, at_once, epochs):
+def test_decisions_do_not_depend_on_the_order_of_results_or_capacity(scheduler, at_once, epochs):
     search = SearchConfig(trials=14, bracket_size=5, scheduler=scheduler, brackets_at_once=at_once)
     found = []
     for room, seed in [(1, 0), (2, 1), (3, 2), (16, 3)]:
@@ -257,7 +257,7 @@ def test_the_best_share_passes_a_rung_and_of_equals_the_first(values, search, st
     assert [trial.stopped for trial in scripted(values, **search).trials] == stopped
 
 
-def test_a_rung_that_would_stop_nobody_is_not_stopped_at():
+def test_a_rung_that_would_stop_no_trial_is_skipped():
     made = halving(SearchConfig(trials=4, bracket_size=4))
     due = made.next_segments()
     assert [until for _, until in due] == [1, 1, 1, 1]
@@ -303,7 +303,7 @@ def test_killed_search_resumes_to_the_same_end(tmp_path, at_once):
     assert run({"": finished}, 2, 0)[1] == []
 
 
-def test_what_other_sources_reported_is_not_believed(tmp_path):
+def test_results_of_other_sources_are_ignored(tmp_path):
     search = SearchConfig(trials=2)
     first = halving(search, journal=Journal(tmp_path / "journal.json", "old"))
     run({"": first}, 1, 0)
@@ -398,7 +398,7 @@ def test_a_search_of_24_trials_is_grouped_and_saves_30_percent():
     assert executions(SearchConfig(trials=24, searcher="tpe"), 8, 0)[2] == 0
 
 
-def test_where_a_leader_fails_the_next_of_its_group_trains_the_first_task():
+def test_if_a_leader_fails_the_next_of_its_group_trains_task_1():
     search = SearchConfig(trials=16)
     made = SuccessiveHalving(make_searcher(search, STAGES, TASKS), search, TASKS, dict, later=LATER_TASKS)
     due = made.next_segments()
@@ -470,7 +470,7 @@ def test_settings_that_were_read_count_once_a_trial_has_trained_all_tasks():
     assert trial.reads == ("method.lr", "method.layers")
 
 
-def test_the_decided_stop_of_a_trial_is_said_once():
+def test_a_stopped_trial_is_reported_once():
     heard: list[Any] = []
     listener = SimpleNamespace(stopped=lambda *what: heard.append(what), bracket_ended=lambda *what: heard.append(what))
     plan = TrialPlan("s", str(Path("/nowhere")), "", "", None, "/nowhere", {"method": "lora"})

@@ -273,7 +273,7 @@ def test_a_killed_trial_goes_on_from_its_last_task_to_the_same_numbers(two_cpus,
     assert_equals_an_unbroken_run(execution.runs, {**plan.settings, **settings}, manifest, tmp_path)
 
 
-def test_two_workers_train_as_one_though_one_of_them_is_killed(two_cpus, execution, manifest):
+def test_two_workers_train_as_one_although_one_is_killed(two_cpus, execution, manifest):
     plan = replace(plan_of(execution, manifest, "two"), workers=2)
     assert run_killed(plan, {"seed": 3}, execution.runs, "worker").complete == 1
     (run,) = execution.tracker().find_runs(sweep="two")

@@ -6,7 +6,7 @@ from ray import cloudpickle
 from ctvr.orchestrator.on_ray.tracking_queue import TrackingQueue
 
 
-def test_who_adds_a_job_does_not_wait_for_it_and_jobs_keep_their_order():
+def test_adding_a_job_does_not_wait_and_jobs_keep_their_order():
     records, answers, done = TrackingQueue(), threading.Event(), []
     records.add("the first", lambda: done.append(answers.wait(60)))
     records.add("the second", lambda: done.append("second"))

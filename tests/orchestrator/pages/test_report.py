@@ -10,7 +10,7 @@ from ctvr.orchestrator.pages.report import curves_html, notes_html, report, tabl
 from ctvr.orchestrator.tables.table import Column, Row, Table, Value
 
 
-def test_a_papers_row_stands_below_ours_and_a_shared_footnote_is_said_once():
+def test_a_papers_row_is_below_ours_and_shared_footnotes_occur_once():
     columns = (Column("r1", "R@1", "up"),)
     ours = Row("a", "a", {"r1": Value(20.0)}, marks=("same",), paper={"r1": Value(25.87)}, paper_source="Table 1")
     other = Row("b", "b", {"r1": Value(21.0)}, marks=("same",), matrices={"own <gallery>": [[50.0], [25.0, math.nan]]})
@@ -48,7 +48,7 @@ def test_the_table_has_arrows_meanings_a_winner_and_secondary_columns():
     assert 'class="scroll" tabindex="0" role="region"' in text
 
 
-def test_a_fact_of_several_lines_keeps_its_columns():
+def test_a_fact_with_several_lines_keeps_its_columns():
     text = report("t", [("Confirmation", "front  gain\na<b     1"), ("Budget", "8 trials")], [], [], [])
     assert "<p><b>Confirmation</b></p><pre>front  gain\na&lt;b     1</pre>" in text
     assert "<p><b>Budget</b><br>8 trials</p>" in text

@@ -83,7 +83,7 @@ def test_frames_are_drawn_as_they_were_decoded(zero_shot, items):
     assert np.array_equal(found.frames.numpy(), np.stack([source.load(item) for item in items]))
 
 
-def test_attention_between_frames_is_asked_by_the_neighbour(learned, items, monkeypatch):
+def test_queries_of_attention_between_frames_are_the_neighbours(learned, items, monkeypatch):
     model = model_of(learned, "framefusion_moe")
     fusions = [each for each in model.trained.method.modules() if isinstance(each, FrameFusion)]
     found = attention_maps(model, items)

@@ -127,7 +127,7 @@ def test_two_models_of_one_name_have_results_of_their_own(learned, videos):
     assert not np.allclose(before, after)
 
 
-def test_what_mteb_cannot_be_told_is_one_line(learned, monkeypatch):
+def test_a_batch_that_mteb_cannot_use_is_one_line(learned, monkeypatch):
     encoder = MtebEncoder(load("zero_shot", ExecutionConfig(runs=learned)))
     with pytest.raises(ConfigError, match="mteb: a batch has audio. Choose tasks between texts and videos"):
         encoder.encode([{"audio": [1]}])

@@ -102,7 +102,7 @@ def test_odd_texts_are_read_as_texts(client, text):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_written(client, method):
+def test_the_service_refuses_every_method_except_get(client, method):
     for path in ("/search?q=a", "/", "/health"):
         answer = client.get(path, method)
         assert (answer.status, answer.json) == (405, {"error": "this service only reads. Use GET."})
@@ -113,7 +113,7 @@ def test_head_has_the_headers_alone(client):
     assert (answer.status, answer.body) == (200, b"")
 
 
-def test_a_fault_is_told_without_its_traceback(snapshot, monkeypatch):
+def test_a_fault_is_reported_without_its_traceback(snapshot, monkeypatch):
     def fail(query: str, k: int) -> None:
         raise RuntimeError("/home/secret")
 

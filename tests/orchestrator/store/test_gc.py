@@ -71,7 +71,7 @@ def test_what_a_commit_names_is_needed_and_what_was_never_committed_is_not(store
     assert not find_garbage(store).entries
 
 
-def test_an_age_lets_old_runs_and_uses_go_but_no_recent_ones(store, later):
+def test_an_age_removes_old_runs_and_uses_but_no_recent_ones(store, later):
     finish_task(store, A, 1, 1.0)
     store.put("frames", C, X, {})
     note_use(store, "shapes-5", [C])

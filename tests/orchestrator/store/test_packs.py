@@ -155,7 +155,7 @@ def test_an_object_can_be_taken_out_of_its_pack(store):
     assert not store.entries()
 
 
-def test_what_was_collected_is_stored_when_its_maker_fails(local):
+def test_collected_objects_are_stored_after_an_exception(local):
     def work() -> None:
         with Packer(local, "frames") as collected:
             collected.add(KEYS[0], arrays_of(KEYS[0]), {"video": "a"})
@@ -253,7 +253,7 @@ def _overlapping(store):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_of_two_packs_with_one_key_the_whole_one_is_served(store, which):
+def test_the_intact_one_of_two_packs_with_a_key_is_read(store, which):
     names = _overlapping(store)
     data = bytearray(store._objects.read(names[which]))
     data[-3] ^= 1
@@ -266,7 +266,7 @@ def test_of_two_packs_with_one_key_the_whole_one_is_served(store, which):
 
 
 @pytest.mark.parametrize("makes", [False, True])
-def test_what_is_deleted_is_gone_from_every_pack(store, makes):
+def test_a_deleted_object_is_removed_from_every_pack(store, makes):
     _overlapping(store)
     if makes:  # and from a separate file
         store.put("frames", KEYS[1], arrays_of(KEYS[1]), {"video": "b"})
@@ -286,7 +286,7 @@ def test_other_kinds_are_never_looked_for_in_packs(local, monkeypatch):
     assert not local.has("commits", "a")
 
 
-def test_a_pack_is_garbage_when_nobody_needs_any_of_its_objects(local, monkeypatch):
+def test_a_pack_is_garbage_when_none_of_its_objects_is_needed(local, monkeypatch):
     local.packs.put("frames", [Member(key, arrays_of(key), {"video": key[0]}) for key in KEYS[:3]])
     local.packs.put("frames", [Member(key, arrays_of(key), {"video": key[0]}) for key in KEYS[3:]])
     local.packs.put("features", [Member(f"{key}/b32", arrays_of(key), {}) for key in KEYS[3:]])

@@ -137,7 +137,7 @@ def test_a_pack_is_fetched_once_for_all_that_lies_in_it(store, tmp_path):
     assert store.size().objects == 2
 
 
-def test_of_many_writers_exactly_one_takes_a_key(store):
+def test_exactly_one_of_many_writers_creates_a_key(store):
     won = []
     threads = [
         threading.Thread(target=lambda i=i: won.append(i) if store.create_json("lease", "a", i) else None)
@@ -199,7 +199,7 @@ def test_a_store_travels_without_a_new_probe(store):
     np.testing.assert_array_equal(again.get("k", "a")["frames"], X["frames"])
 
 
-def test_what_nobody_needs_is_removed_from_a_bucket(store, monkeypatch):
+def test_unneeded_objects_are_removed_from_a_bucket(store, monkeypatch):
     lost, used = "0" * 64, "1" * 64
     for key in (lost, used):
         store.put("frames", key, X, {})
@@ -267,13 +267,13 @@ def test_wrong_keys_are_one_line(rclone, tmp_path, monkeypatch, name, value, cod
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-def test_missing_keys_are_one_line_and_nobody_is_asked(rclone, tmp_path, monkeypatch, name):
+def test_missing_credentials_are_one_line_without_a_request(rclone, tmp_path, monkeypatch, name):
     use(rclone, monkeypatch)
     monkeypatch.delenv(name)
     assert "no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in refused("s3://bucket", tmp_path)
 
 
-def test_a_server_that_is_away_is_one_line(tmp_path, monkeypatch):
+def test_an_unreachable_server_is_one_line(tmp_path, monkeypatch):
     use(f"http://somebody:canary@127.0.0.1:{a_port()}", monkeypatch)
     started = time.monotonic()
     text = refused("s3://bucket", tmp_path)
@@ -314,7 +314,7 @@ def test_a_lost_server_is_one_line_and_its_objects_come_back(tmp_path, monkeypat
         ("something new\nDebug: a dump", "something new."),
     ],
 )
-def test_what_only_other_servers_answer_has_its_remedy(text, remedy):
+def test_errors_of_other_s3_servers_have_a_remedy(text, remedy):
     line = remote._explained(obstore.exceptions.GenericError(text), "s3://bucket/a")
     assert remedy in line
     assert "\n" not in line

@@ -29,7 +29,7 @@ def read(data, name="k/a.safetensors"):
     return unpack(name, np.frombuffer(data, np.uint8))
 
 
-def test_what_is_read_is_what_was_stored():
+def test_read_arrays_equal_the_stored_ones():
     arrays = read(packed())
     assert arrays.meta == {"decoder": "pyav", "n": [1, None]}
     assert set(arrays) == set(ARRAYS)

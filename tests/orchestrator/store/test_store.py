@@ -74,13 +74,13 @@ def test_json_is_replaced_as_a_whole(store):
     assert store.get_json("runs", "a") == {"step": 2, "list": [1.5, None]}
 
 
-def test_a_key_is_taken_only_once(store):
+def test_a_key_can_be_created_only_once(store):
     assert store.create_json("lease", "a", {"owner": 1})
     assert not store.create_json("lease", "a", {"owner": 2})
     assert store.get_json("lease", "a") == {"owner": 1}
 
 
-def test_of_many_writers_exactly_one_takes_a_key(store):
+def test_exactly_one_of_many_writers_creates_a_key(store):
     won = []
     start = threading.Barrier(8)
 
@@ -168,7 +168,7 @@ def hostile_keys() -> list[str]:
     return list(dict.fromkeys(made))
 
 
-def test_three_hundred_hostile_keys_reach_no_file(tmp_path):
+def test_hostile_keys_reach_no_file(tmp_path):
     keys = hostile_keys()
     assert len(keys) >= 300
     stores = [
@@ -355,7 +355,7 @@ def test_a_copy_that_is_mapped_may_be_evicted(tmp_path):
     np.testing.assert_array_equal(arrays["frames"], X["frames"])
 
 
-def test_copies_leave_room_on_the_disk(tmp_path, monkeypatch):
+def test_copies_leave_space_on_the_disk(tmp_path, monkeypatch):
     from collections import namedtuple
 
     usage = namedtuple("usage", "total used free")

@@ -180,7 +180,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:50] for _, message in BAD])
-def test_what_is_wrong_is_said_in_one_line(manifest: dict[str, Any], tmp_path: Path, change: Any, message: str) -> None:
+def test_an_error_in_a_manifest_is_one_line(
+    manifest: dict[str, Any], tmp_path: Path, change: Any, message: str
+) -> None:
     change(manifest)
     path = write(manifest, tmp_path / "m.json")
     with pytest.raises(ConfigError, match=message) as error:

@@ -81,7 +81,7 @@ def test_the_best_moves_by_validation_videos_and_not_by_the_test_score(execution
     assert found.tags[best.BY] in said
 
 
-def test_what_was_chosen_on_other_videos_is_not_compared(execution):
+def test_runs_chosen_on_other_videos_are_not_compared(execution):
     confirm(execution, "1e-6", 20.0)
     assert best.promote(execution, add(execution, "final", "1e-6", 30.0))[0]
     is_best, said = best.promote(execution, add(execution, "other", "1e-3", 95.0))

@@ -56,7 +56,7 @@ def test_a_challenger_that_is_clearly_better_takes_the_place():
 
 
 @pytest.mark.parametrize("share", [0.3, 0.31, 0.1])
-def test_otherwise_the_recommended_settings_keep_theirs(share):
+def test_without_a_better_challenger_the_recommended_settings_stay(share):
     made = verdict(recommended=0.3, a=share)
     assert not made.is_confirmed
     assert made.chosen is made.recommended
@@ -96,7 +96,7 @@ def test_another_metric_is_compared_over_seeds_and_in_its_own_direction():
     assert blind.on_validation.startswith("-4.00 [interval not known] on validation")
 
 
-def test_what_can_be_seen_is_seen_in_four_of_five_cases():
+def test_the_detectable_difference_is_found_in_four_of_five_cases():
     """In a simulation, a true difference of that size is detected in about 80 % of draws."""
     chance = np.random.default_rng(1)
     error = 2.0
@@ -115,7 +115,7 @@ def test_few_videos_show_large_differences_only():
     assert minimum_detectable_effect(0, 0) == math.inf
 
 
-def test_what_the_search_gained_is_said_under_the_table():
+def test_the_gain_of_a_search_is_a_note_of_the_table():
     def rows(choice: str, name: str) -> list[RunRecord]:
         return [run(name, seed, ctvr_choice=choice, ctvr_gained="3.00 on validation videos") for seed in (1, 2)]
 

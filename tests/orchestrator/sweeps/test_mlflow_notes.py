@@ -80,7 +80,7 @@ def test_trials_have_short_names_on_the_pages_and_their_own_in_commands(executio
     assert best_trials(tracker, "s", 1)[0].name == "s-clip4clip-1"
 
 
-def test_a_sweeps_page_says_what_was_asked_and_found(execution):
+def test_a_sweeps_page_has_its_question_and_its_result(execution):
     sweep = execution.tracker().find_sweep("s")
     assert sweep is not None
     note = sweep.tags[NOTE]
@@ -125,7 +125,7 @@ def test_a_sweep_with_several_objectives_has_a_front_and_no_winner_on_its_page(t
     assert (sweep.last("trials/complete"), sweep.last(GAIN)) == ((0, 3.0), None)
 
 
-def test_the_runs_of_a_confirmation_are_told_apart_by_what_they_confirm(execution):
+def test_runs_of_a_confirmation_are_distinguished_by_their_candidate(execution):
     tracker = execution.tracker()
     runs = [tracker.client.get_run(run.run_id) for run in tracker.find_runs(sweep="s-confirm-1")]
     assert [run.info.run_name for run in runs] == ["recommended s1001 R@1 46.2", "#1 s1002 R@1 45.2"]

@@ -26,7 +26,7 @@ def test_a_second_preparation_decodes_nothing(execution, manifest, small_stream)
     assert prepare_run(experiment, other, ("train", "val", "test")).decoded == 0
 
 
-def test_what_would_train_nothing_is_said_before_anything_is_decoded(execution, manifest, small_stream):
+def test_a_task_without_training_pairs_is_refused_before_decoding(execution, manifest, small_stream):
     crowd = {"stream": manifest, "workers": 16, "data.batch_size": 16}
     other = replace(execution, store=str(execution.runs / "other"))
     with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):

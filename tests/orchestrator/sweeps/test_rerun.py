@@ -89,7 +89,7 @@ def test_a_winner_that_equals_a_baseline_runs_once(few, execution):
     assert [run.tags["ctvr.searched"] for run in runs] == ["clip4clip:2"] * 3  # and counts as searched
 
 
-def test_a_control_has_a_name_of_its_own_beside_its_method(few, execution):
+def test_a_control_has_a_name_different_from_its_method(few, execution):
     finished(execution, few, {"a": 1.0})
     stream, winners = load_stream(few, execution.runs), best_trials(execution.tracker(), "s", 1)
     words = ["framefusion_moe", "framefusion_moe:train-references", "bmu_moco_local"]
@@ -107,7 +107,7 @@ def test_winners_are_the_best_by_what_was_searched_for(few, execution):
     assert [run.name for run in best_trials(tracker, "m", 3)] == ["b", "a", "c"]
 
 
-def test_a_winners_runs_say_how_it_was_chosen_and_what_the_search_took(few, execution):
+def test_runs_of_a_winner_record_its_selection_and_the_search_time(few, execution):
     tracker = execution.tracker("few")
     parent = tracker.open_sweep("s", "few", {})
     for name, seconds in (("a", 3.0), ("b", 4.5)):
@@ -187,7 +187,7 @@ def test_a_rerun_of_an_unknown_sweep_is_one_line(execution):
         rerun("x", execution, seeds=0)
 
 
-def test_of_equal_trials_the_winner_does_not_depend_on_which_ended_first(few, execution):
+def test_the_winner_of_equal_trials_does_not_depend_on_their_end(few, execution):
     finished(execution, few, {"a": 2.0}, **{"method.lr": 3e-6})
     finished(execution, few, {"b": 2.0}, **{"method.lr": 5e-6})
     (first,) = best_trials(execution.tracker(), "s", 1)
@@ -197,7 +197,7 @@ def test_of_equal_trials_the_winner_does_not_depend_on_which_ended_first(few, ex
     assert best_trials(other.tracker(), "s", 1)[0].name == first.name
 
 
-def test_of_equal_trials_the_first_that_was_suggested_wins(few, execution):
+def test_the_first_suggested_of_equal_trials_wins(few, execution):
     for name, rate in (("a", 3e-6), ("b", 5e-6)):
         finished(execution, few, {name: 2.0}, **{"method.lr": rate})
     unnumbered = best_trials(

@@ -73,7 +73,7 @@ def test_rays_own_state_is_kept_apart_for_every_sweep(execution):
     assert trial_plan(replace(execution, ray_storage="s3://b/ray/"), "s").storage == "s3://b/ray/s"
 
 
-def test_ctrl_c_says_how_to_go_on_and_closes_open_runs(execution):
+def test_ctrl_c_prints_the_resume_command_and_closes_open_runs(execution):
     tracker = execution.tracker("few")
     parent = tracker.open_sweep("s", "few", {})
     left, done = tracker.open_run("few", "a", {}, parent), tracker.open_run("few", "b", {}, parent)

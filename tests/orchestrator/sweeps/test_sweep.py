@@ -230,14 +230,14 @@ def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few,
     assert released.recommended[later] == 3e-6
 
 
-def test_what_the_user_fixes_is_not_searched(few, execution):
+def test_settings_fixed_by_the_user_are_not_searched(few, execution):
     planned = plan_sweep(request(few, overrides={"method.lr": "1e-5"}), execution)
     assert planned.experiment.method.lr == 1e-5
     assert "method.lr" not in planned.space
     assert "method.frame_norm" in planned.space
 
 
-def test_what_an_ablation_changes_is_not_searched(few, execution):
+def test_settings_changed_by_an_ablation_are_not_searched(few, execution):
     plain = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}), execution)
     ablated = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}, ("no-cross-task",)), execution)
     assert set(plain.space) - set(ablated.space) == {"method.beta"}
@@ -297,7 +297,7 @@ def test_unreachable_tracking_server_is_reported_first(execution, monkeypatch):
 
 
 @pytest.mark.parametrize("refused", ["cluster", "capacity"])
-def test_what_a_cluster_refuses_leaves_no_database(few, execution, monkeypatch, refused):
+def test_a_sweep_refused_by_the_cluster_leaves_no_database(few, execution, monkeypatch, refused):
     joined = nullcontext(replace(execution, gpus_per_trial=0))
     monkeypatch.setattr("ctvr.orchestrator.sweeps.sweep.ray_cluster", lambda execution: joined)
     function = "ray_cluster" if refused == "cluster" else "capacity"
@@ -415,7 +415,7 @@ def test_a_new_sweep_fills_the_cluster_and_its_request_records_how(few, executio
     assert "; 8 at once; the cluster can run 16" in text
 
 
-def test_what_is_confirmed_and_what_the_videos_can_show_is_said_before(few, execution):
+def test_the_plan_describes_confirmation_and_detectable_difference(few, execution):
     planned = plan_sweep(request(few), execution)
     text = describe_sweep(
         planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small")

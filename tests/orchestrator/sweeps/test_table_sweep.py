@@ -102,7 +102,7 @@ def test_a_table_that_exists_is_not_overwritten(few, execution):
         sweep_table(request(few), execution)
 
 
-def test_what_will_happen_is_said_before(few, execution):
+def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):
     planned = plan_table(request(few), execution)
     text = table_jobs._plan_text(
         planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("few")

@@ -56,7 +56,7 @@ def test_a_control_of_a_row_with_a_name_of_its_own_is_named_after_it():
 
 
 @pytest.mark.parametrize(("method", "expected"), [("structalign", ("structalign:untrained",)), ("framefusion_moe", ())])
-def test_a_search_has_the_control_of_its_method_beside_zero_shot_clip(method, expected):
+def test_a_search_has_the_control_of_its_method_and_zero_shot_clip(method, expected):
     assert untrained_baselines(method, (), ("zero_shot", "clip4clip")) == expected
     assert untrained_baselines(method, (), ("clip4clip",)) == ()
 

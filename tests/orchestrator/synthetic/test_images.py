@@ -35,7 +35,7 @@ def test_no_colour_tells_the_class_and_pixels_tell_it_in_part(images):
     assert 55 < told([x.flatten(1) for x in images]) < 85
 
 
-def test_what_tells_the_class_is_left_by_gray_pictures_and_mirrors(images):
+def test_classes_differ_in_grey_and_mirrored_images(images):
     """Changes along x and along y distinguish rows from columns in grey, at every position and mirrored."""
     gray = [x.mean(dim=1) for x in images]
     along_x, along_y = ([g.diff(dim=axis).abs().mean(dim=(1, 2)) for g in gray] for axis in (2, 1))

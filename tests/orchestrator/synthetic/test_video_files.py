@@ -64,7 +64,7 @@ def test_missing_and_damaged_files_are_made_again_and_only_those(tmp_path, clips
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"format": 1, "plan": "x"}', "\x00\x01", "[" * 100_000])
-def test_a_damaged_record_is_made_anew(tmp_path, clips, damage):
+def test_a_damaged_record_is_created_again(tmp_path, clips, damage):
     render_files(tmp_path, clips, workers=1, progress=False)
     record = json.loads((tmp_path / "digest.json").read_text())
     (tmp_path / "digest.json").write_text(damage)

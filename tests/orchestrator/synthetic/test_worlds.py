@@ -44,7 +44,7 @@ def test_a_reversed_clip_has_the_same_frames_in_reversed_order(axis):
     assert np.array_equal(forward, made.render(False, 4, 32))
 
 
-def test_the_main_thing_moves_in_the_direction_that_its_caption_tells():
+def test_the_main_thing_moves_in_the_direction_of_its_caption():
     def ends(axis):
         path = scene(axis)._path(np.random.default_rng(0), 4)
         return path[0], path[-1]

@@ -153,7 +153,7 @@ def test_settings_that_no_paper_publishes_are_named_below_the_table():
     assert text.count("chosen by us") == 1
 
 
-def test_the_papers_number_and_deviation_stand_beside_ours():
+def test_the_papers_number_and_deviation_follow_ours():
     (table,) = tables([run("framefusion_moe", tags=PAPER)])
     assert table.rows[0].paper["r1"].mean == 25.87
     text = to_markdown(table)
@@ -161,7 +161,7 @@ def test_the_papers_number_and_deviation_stand_beside_ours():
     assert "arXiv:2503.10111, Table 1" in text
 
 
-def test_no_paper_beside_another_stream_or_validation_numbers():
+def test_papers_are_not_compared_on_other_streams_or_validation_videos():
     assert not collect([run("framefusion_moe")])[0].paper
     assert not collect([run("framefusion_moe", tags=PAPER, **{"evaluation.split": "val"})])[0].paper
     assert not collect([run("a_new_method", tags=PAPER)])[0].paper
@@ -188,12 +188,12 @@ def test_no_paper_beside_another_stream_or_validation_numbers():
         (PAPER, {"backbone.name": "tiny-clip"}, "backbone tiny-clip"),
     ],
 )
-def test_what_a_reader_must_know_is_said(tags, settings, text):
+def test_a_table_has_the_caveats_of_its_runs(tags, settings, text):
     assert text not in to_markdown(tables([run()]))
     assert text in to_markdown(tables([run(tags=tags, **settings)]))
 
 
-def test_the_search_of_one_method_is_not_said_of_its_baselines():
+def test_the_search_of_a_method_is_not_noted_at_its_baselines():
     text = to_markdown(tables([run("clip4clip", tags={"ctvr.searched": "lwf:24"})]))
     assert "best of" not in text
     assert "| 0 |" in text  # trials of its own
@@ -430,7 +430,7 @@ def test_the_matrices_are_means_over_seeds():
 # --- the published numbers
 
 
-def test_what_differs_from_the_paper_shows_in_a_row_of_the_benchmark():
+def test_a_row_of_the_benchmark_lists_deviations_from_the_paper():
     text = to_markdown(tables([run("structalign", tags=PAPER)]))
     assert "33.9M is printed in section 5.2" in text
     assert paper_numbers("../config") is None

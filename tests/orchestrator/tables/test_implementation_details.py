@@ -105,7 +105,7 @@ def found(detail: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("paper", sorted({detail["paper"] for detail in DETAILS}))
-def test_what_a_paper_prints_is_what_its_recipes_resolve_to(paper):
+def test_recipes_resolve_to_the_values_that_papers_print(paper):
     own = [detail for detail in DETAILS if detail["paper"] == paper]
     wrong = [
         (detail["place"], detail["words"], place, value)
@@ -139,7 +139,7 @@ def test_every_row_that_a_paper_trained_has_details():
         assert trained - told - NOT_PRINTED == set()
 
 
-def test_every_departure_says_why():
+def test_every_deviation_has_a_reason():
     assert all(detail["departs"].strip() for detail in DETAILS if "departs" in detail)
 
 

@@ -59,7 +59,7 @@ def test_repeated_captions_do_not_narrow_the_interval(seeds):
     assert (often.value, often.low, often.high, often.p) == pytest.approx((once.value, once.low, once.high, once.p))
 
 
-def test_of_trained_rows_of_one_seed_each_no_interval_is_known():
+def test_trained_rows_with_one_seed_each_have_no_interval():
     found = difference(np.full(9, 1), np.full(9, 2))
     assert (found.value, found.low, found.high, found.p) == (-100.0, -math.inf, math.inf, 1.0)
     assert "interval not known" in str(found)
@@ -75,7 +75,7 @@ def _crossed(rows: list[np.ndarray]) -> tuple[float, list[float], list[float]]:
     return float(np.var(d, ddof=1)) / queries, seeds, new
 
 
-def test_of_two_rows_seeds_and_videos_are_crossed_and_counted_once():
+def test_the_variance_of_two_rows_crosses_seeds_and_videos():
     rng = np.random.default_rng(4)
     (a, b), _ = draw(Situation("", videos=400, seeds=(3, 4), seed_points=(3.0,)), rng)
     videos, seeds, new = _crossed([100.0 * (row <= 1) for row in (a, b)])
@@ -88,7 +88,7 @@ def test_of_two_rows_seeds_and_videos_are_crossed_and_counted_once():
     assert found.high - found.value == pytest.approx(stats.t.isf(0.025, df) * math.sqrt(variance))
 
 
-def test_of_many_rows_a_spread_is_moderated_toward_the_mean_of_all():
+def test_the_variance_of_a_row_is_moderated_toward_the_mean():
     rng = np.random.default_rng(5)
     rows, _ = draw(Situation("", videos=400, seeds=(3,) * 6, seed_points=(4.0, 1.0, 1.0)), rng)
     videos, seeds, new = _crossed([100.0 * (row <= 1) for row in rows])
@@ -149,7 +149,7 @@ def test_p_and_interval_of_a_table_are_tukeys(rows, df):
     assert (found.low, found.high) == pytest.approx((-7.0 - half, -7.0 + half), abs=1e-4)
 
 
-def test_of_two_rows_they_are_students():
+def test_p_and_interval_of_two_rows_are_students():
     found = Family().with_interval(3.0, 1.5, 7.5)
     assert found.p == pytest.approx(2 * stats.t.sf(2.0, 7.5))
     assert found.low == pytest.approx(3.0 - 1.5 * stats.t.isf(0.025, 7.5))

@@ -64,7 +64,7 @@ def test_rows_without_a_method_are_named_from_the_papers_numbers():
     assert set(published_tables()) <= set(preset_names())
 
 
-def test_an_item_either_runs_or_says_why_not():
+def test_an_item_has_a_preset_or_a_reason():
     for wrong in ({}, {"preset": "ctvr-table1", "why": "it rains"}):
         with pytest.raises(ValueError, match="either a preset that reproduces it or the reason"):
             Item(item="a/b", shows="c", **wrong)

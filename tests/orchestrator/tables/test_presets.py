@@ -54,7 +54,7 @@ def test_a_shipped_table_names_registered_rows_and_a_search_that_exists(name):
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_no_row_is_called_by_a_backbone_that_it_has_not(name):
+def test_no_row_is_named_after_a_backbone_that_it_lacks(name):
     """Rows that do not set a backbone also run on streams that recommend another one."""
     preset = load_preset(name)
     named = [row for row in preset.rows if re.search(r"ViT-|MetaCLIP|[BL]/1", row.name)]

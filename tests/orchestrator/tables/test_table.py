@@ -61,12 +61,12 @@ def test_markdown_has_the_papers_numbers_below_ours(table):
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
 
 
-def test_the_upper_bound_takes_no_prize(table):
+def test_the_upper_bound_wins_no_column(table):
     assert table.best() == {"r1": 25.87, "bwf": -0.45}
     assert "**25.90" not in to_markdown(table)
 
 
-def test_what_is_not_trained_is_not_praised_for_forgetting_nothing():
+def test_an_untrained_row_cannot_win_the_forgetting_column():
     table = Table("s", COLUMNS, (row("zero_shot", 22.0, 0.0), row("lwf", 24.0, 1.5), row("zscl", 23.0, 2.5)))
     assert table.best() == {"r1": 24.0, "bwf": 1.5}
     control = row("structalign", 20.0, 0.0)
@@ -127,13 +127,13 @@ def test_rows_with_different_extra_numbers_share_one_header():
     assert [line["stream/t2v/twin"] for line in lines] == ["50", "n/a"]
 
 
-def test_footnotes_go_on_after_z():
+def test_footnotes_continue_with_aa_after_z():
     feet = Footnotes()
     assert feet.signs(str(n) for n in range(28))[24:] == ["y", "z", "aa", "ab"]
     assert feet.signs(["0"]) == ["a"]
 
 
-def test_trials_and_time_are_columns_where_a_row_knows_them(table):
+def test_trials_and_time_are_columns_if_a_row_records_them(table):
     for made in (to_markdown(table), to_latex(table)):
         assert "Trials" not in made
     rows = (row("lwf", 1.0, trials=8, seconds=130.0), row("zero_shot", 2.0, trials=0, seconds=5.0), row("x", 3.0))

@@ -43,7 +43,7 @@ def test_forgetting_is_learned_score_minus_final_score():
     assert [point[:2] for point in panels[-1].lines[0].points] == [(2, 2.0)]
 
 
-def test_what_was_learned_and_what_is_left_of_it_is_drawn_in_cvlm():
+def test_the_figure_for_cvlm_shows_learned_and_final_r1():
     learned, final = drawn(cvlm())["final"]
     assert learned.between == final.between == (38.0, 62.0)
     assert [point[:2] for point in learned.lines[0].points] == [(1, 60.0), (2, 40.0)]

@@ -6,7 +6,7 @@ from ctvr.orchestrator.tables.unpublished_settings import departures, footnote, 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_says_what_of_it_is_unpublished(method):
+def test_every_method_lists_its_unpublished_settings(method):
     assert all(name.partition(".")[0] in {"method", "base", "optim", "data"} for name in unpublished(method))
 
 
@@ -36,7 +36,7 @@ def test_a_row_says_where_it_departs_from_its_papers_words():
     assert differences({**settings, "method.pseudo": "clip"}, settings) == {"method.pseudo": ("clip", "inputs")}
 
 
-def test_what_is_published_or_unknown_has_no_footnote():
+def test_published_and_unknown_settings_have_no_footnote():
     assert footnote({"method": "bmu_moco", "method.lr": "5e-05"}) == ""
     assert footnote({"method": "a_method_of_yours", "method.lr": "1"}) == ""
     assert footnote({}) == ""

@@ -94,5 +94,5 @@ def test_row_states_its_equality_with_the_release():
     assert equals(of_method("lump")[0]) == said
 
 
-def test_what_the_authors_codes_printed_stays_small_enough_for_every_clone():
+def test_the_fixtures_stay_below_their_size_limit():
     assert sum(file.stat().st_size for file in (ROOT / "tests" / "methods" / "fixtures").iterdir()) <= 2_600_000

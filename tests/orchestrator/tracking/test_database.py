@@ -65,7 +65,7 @@ def test_a_file_that_holds_something_stays(tmp_path, statements):
 
 @pytest.mark.parametrize("content", [None, b""])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_who_is_stopped_while_tables_are_made_leaves_nothing_half_made(tmp_path, content, error):
+def test_an_interrupted_creation_leaves_no_incomplete_database(tmp_path, content, error):
     file = tmp_path / "mlflow.db"
     if content is not None:
         file.write_bytes(content)

@@ -58,14 +58,14 @@ def test_a_process_that_got_the_same_number_later_is_another():
         {"more": 1},
     ],
 )
-def test_who_cannot_be_judged_is_not_gone(changes):
+def test_a_process_that_cannot_be_checked_counts_as_running(changes):
     gone = {"pid": 2**22 + 1, "began": 1}
     assert is_gone(other(**gone))
     assert not is_gone(other(**{**gone, **changes}))
 
 
 @pytest.mark.parametrize("tags", [{}, {HOLDER: ""}, {HOLDER: "{"}, {HOLDER: "[]"}, {HOLDER: "[" * 9999}, {HOLDER: "3"}])
-def test_a_run_that_names_nobody_cannot_be_judged(tags):
+def test_a_run_without_a_holder_cannot_be_judged(tags):
     assert not is_gone(tags)
 
 
@@ -76,7 +76,7 @@ def test_a_restart_ends_processes_of_the_machine_and_not_of_containers(monkeypat
     assert is_gone(other(boot="before")) is gone
 
 
-def test_a_system_that_says_nothing_of_its_processes_gives_no_tag(monkeypatch):
+def test_a_system_without_process_information_gives_no_tag(monkeypatch):
     tags = other(pid=2**22 + 1)
 
     def unknown(*given):

@@ -14,7 +14,7 @@ from ctvr.orchestrator.tracking import internals
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_run_still_knows_the_steps_of_its_last_metrics():
+def test_mlflow_still_stores_the_steps_of_last_metrics():
     info = RunInfo(
         run_id="a",
         experiment_id="0",
@@ -40,7 +40,7 @@ def test_the_tags_of_parents_notes_and_sources_are_still_called_so():
     assert (*internals.SOURCE.values(), internals.USER) == (*source, tags.MLFLOW_USER)
 
 
-def test_the_pages_still_know_saved_views_by_these_names():
+def test_mlflow_still_uses_these_names_of_saved_views():
     folder = Path(importlib.import_module("mlflow.server").__file__).parent / "js" / "build" / "static" / "js"
     told = b"".join(file.read_bytes() for file in folder.glob("*.js"))
     for name in (f'"{internals.VIEW}"', f'"{internals.VIEW_ASKED}"', '"columnOrder","columnWidths"', '"Run Name"'):

@@ -34,7 +34,7 @@ def status(tracker: Tracker, *runs: str) -> list[str]:
     return [tracker.client.get_run(run).info.status for run in runs]
 
 
-def test_the_next_start_goes_on_in_a_run_whose_process_has_ended(tracker):
+def test_the_next_start_continues_a_run_of_a_dead_process(tracker):
     for end in (None, "KILLED", "FAILED"):
         name = f"first-{end}"
         first = tracker.open_run("small", name, SETTINGS, None, {**TAGS, **GONE})
@@ -50,7 +50,7 @@ def test_the_next_start_goes_on_in_a_run_whose_process_has_ended(tracker):
         fresh.close(first)
 
 
-def test_a_run_of_another_process_or_kind_is_not_taken_up(tracker):
+def test_a_run_of_another_process_or_kind_is_not_continued(tracker):
     gone, sweep = {**TAGS, **GONE}, tracker.open_sweep("sweep", "small", {}, GONE)
     others = {
         "alive": (SETTINGS, None, {**TAGS, **holder_tags()}),
@@ -69,7 +69,7 @@ def test_a_run_of_another_process_or_kind_is_not_taken_up(tracker):
     assert run_id not in runs.values()
 
 
-def test_of_two_that_start_at_once_one_takes_the_run_up(tracker):
+def test_one_of_two_concurrent_starts_continues_the_run(tracker):
     first = tracker.open_run("small", "first", SETTINGS, None, {**TAGS, **GONE})
 
     def start(name: str) -> tuple[str, str]:
@@ -81,7 +81,7 @@ def test_of_two_that_start_at_once_one_takes_the_run_up(tracker):
     assert found[first] == "first"
 
 
-def test_what_is_left_is_closed_and_what_cannot_be_judged_stays(tracker):
+def test_runs_left_by_dead_processes_are_closed(tracker):
     living, dead = (tracker.open_sweep(name, "small", {}, tags) for name, tags in (("a", {}), ("b", GONE)))
     closed = [dead, tracker.open_run("small", "t", {}, dead, GONE), tracker.open_run("small", "r", {}, None, GONE)]
     kept = [

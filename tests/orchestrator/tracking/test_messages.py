@@ -38,7 +38,7 @@ def test_an_artifact_outside_of_its_folder_is_refused(name):
             check({"op": "files", "path": "x", "into": name})
 
 
-def test_what_is_written_by_us_has_the_form():
+def test_our_own_records_pass_the_check():
     for message in (OPEN, METRICS, CLOSE, TEXT, {"op": "files", "path": "x", "into": ""}):
         check(message)
     check({"op": "metrics", "values": [[0, "a", float("nan")], [2, "b", 3]], "time": 0})
@@ -100,7 +100,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_one_bad_line_that_was_told_costs_that_line_only(tmp_path, kind):
+def test_a_damaged_line_of_the_log_loses_only_that_line(tmp_path, kind):
     good = [json.dumps(message).encode() for message in (OPEN, METRICS, CLOSE)]
     file = tmp_path / "offline-1.jsonl"
     file.write_bytes(b"\n".join([good[0], LINES[kind], *good[1:]]) + b"\n")

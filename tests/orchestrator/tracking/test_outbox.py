@@ -66,7 +66,7 @@ def test_after_a_failure_nothing_is_tried_for_a_while(office):
     assert sorted(server.got) == [("other", 1), ("other", 2), ("run", 0)]
 
 
-def test_a_bad_record_does_not_block_those_behind_it_and_is_kept_aside(office):
+def test_a_bad_record_does_not_block_later_ones_and_is_kept(office):
     server, courier = office
     server.up = False
     courier.deliver("run", record(0, bad=True))
@@ -88,7 +88,7 @@ def test_a_flush_that_stops_halfway_loses_nothing(office):
     assert courier.flush() == (2, 0)
 
 
-def test_what_is_added_while_a_file_is_sent_stays(tmp_path):
+def test_records_added_while_a_file_is_sent_are_kept(tmp_path):
     outbox = Outbox(tmp_path)
     outbox.add("run", record(0))
     _, size = outbox.read("run")

@@ -160,7 +160,7 @@ def test_a_damaged_run_is_named_once_and_left_out_except_where_others_are_delete
         read.find_runs("shapes-5", strict=True)
 
 
-def test_what_a_record_lacks_is_named_in_one_line(tracker):
+def test_a_field_missing_in_a_record_is_named_in_one_line(tracker):
     run = tracker.find_runs("shapes-5")[0]
     assert run.settings.get("method") is None
     for texts, kind in ((run.settings, "parameter"), (run.tags, "tag")):

@@ -4,7 +4,7 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.orchestrator.tracking.styles import ORDER, style_of, styles_of
 
 
-def test_every_method_has_its_own_look_without_colour_too():
+def test_every_method_has_a_distinct_style_without_colour():
     assert set(EVERY_METHOD) | set(CONFIGURATIONS) <= set(ORDER), "append the new method to ORDER"
     assert len(set(ORDER)) == len(ORDER)
     looks = [style_of(name) for name in ORDER]

@@ -46,7 +46,7 @@ def read(tracker: Tracker, run_id: str) -> RunRecord:
 # --- runs
 
 
-def test_everything_a_table_needs_comes_back(tracker):
+def test_everything_a_table_needs_is_read_back(tracker):
     sweep = tracker.open_sweep("sweep-1", "shapes-5", {"trials": 2}, {"who": "me"})
     run = tracker.open_run("shapes-5", "lwf-0001", SETTINGS, sweep, {"ctvr.complete": "false"})
     tracker.log_task(run, 1, {"stream/t2v/r1": 50.0, "task_01/t2v/r1_own": 55.0})
@@ -118,7 +118,7 @@ def test_a_task_logged_again_after_a_resume_is_stored_once(tracker, store):
     assert len(resumed.client.get_metric_history(run, "stream/t2v/bwf")) == 2
 
 
-def test_another_value_for_a_stored_step_is_said_and_left_out(tracker, caplog):
+def test_another_value_for_a_stored_step_is_reported_and_dropped(tracker, caplog):
     run = tracker.open_run("shapes-5", "differs", SETTINGS)
     tracker.log_task(run, 1, {"stream/t2v/r1": 50.0})
     tracker.log_task(run, 1, {"stream/t2v/r1": 51.0})

@@ -85,7 +85,7 @@ def test_a_segment_shorter_than_a_frame_keeps_the_frame_on_screen():
     assert choose_frames(np.arange(10) / 25, 3, (0.121, 0.122)).tolist() == [3, 3, 3]
 
 
-def test_a_segment_behind_the_film_is_an_error(video):
+def test_a_segment_after_the_end_of_the_video_is_an_error(video):
     with pytest.raises(VideoError, match=r"segment starts at 7 s, the video ends at 2.36 s"):
         decode_apart(video, Sampling(4, 32), (7, 9))
     for segment in [(3.0, 1.0), (-1.0, 1.0), (0.0, float("nan"))]:
@@ -151,7 +151,7 @@ def test_public_clips_decode_equally_and_upright(shared, name, decoder):
         assert (probe(path).width, probe(path).height) == (320, 568)
 
 
-def test_what_decord_cannot_read_goes_to_pyav_and_10_bits_differ(shared):
+def test_auto_falls_back_to_pyav_and_10_bits_differ(shared):
     path = shared / "data" / "videos" / "av1_video.mkv"
     if not path.exists() or not HAS_DECORD:
         pytest.skip("needs the public clips and decord")
@@ -319,7 +319,7 @@ def test_a_damaged_frame_in_a_folder_is_named(tmp_path):
         decode_apart(tmp_path, Sampling(2, 16))
 
 
-def test_frames_of_16_bits_and_of_a_turned_camera_are_what_one_sees(tmp_path):
+def test_frames_of_16_bits_and_rotated_ones_are_shown_correctly(tmp_path):
     grey = np.arange(20 * 24, dtype=np.uint16).reshape(20, 24) * 128
     Image.fromarray(grey).save(tmp_path / "frame_1.png")
     clip = decode_apart(tmp_path, Sampling(1, NATIVE))
@@ -371,7 +371,7 @@ def test_the_version_names_torchcodec_and_its_ffmpeg():
     assert re.match(r"torchcodec-\d+\.\d+.*-ffmpeg-.*\d+\.\d+", in_subprocess(decoder_version, "torchcodec"))
 
 
-def test_the_version_tells_decoders_and_leniency_apart():
+def test_the_version_differs_by_decoder_and_strictness():
     versions = [decoder_version("pyav", strict) for strict in (True, False)]
     if HAS_DECORD:
         versions += [decoder_version("auto"), decoder_version("decord")]

@@ -217,7 +217,7 @@ def test_a_file_that_is_not_read_names_the_command_that_converts_it(tmp_path, na
         (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1" + b"\0\0\0\x08meta", r"is a picture \(AVIF or HEIC\)"),
     ],
 )
-def test_a_file_that_is_no_video_is_called_what_it_is(tmp_path, content, message):
+def test_a_file_that_is_not_a_video_is_identified(tmp_path, content, message):
     (tmp_path / "a.mp4").write_bytes(content)
     with pytest.raises(VideoError, match=message) as error:
         decode_apart(tmp_path / "a.mp4", Sampling(4, 32))

@@ -56,7 +56,7 @@ def test_a_whole_film_is_not_missing_anything(videos, ext):
     assert what_is_missing(videos[ext], container_of(videos[ext])) is None
 
 
-def test_bytes_behind_a_complete_mp4_are_harmless(videos, tmp_path):
+def test_bytes_after_a_complete_mp4_are_harmless(videos, tmp_path):
     longer = tmp_path / "longer.mp4"
     longer.write_bytes(videos["mp4"].read_bytes() + b"\0\0\1\0" + b"\xff" * 300)
     assert len(decode_apart(longer, SMALL).frames) == 4

@@ -272,7 +272,7 @@ PLAYLISTS = {
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".m3u8", ".avi", ".ts"])
-def test_playlists_read_no_other_file_and_call_nobody(tmp_path, pool, suffix):
+def test_playlists_read_no_other_file_and_open_no_connection(tmp_path, pool, suffix):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         files = []

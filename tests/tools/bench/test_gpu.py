@@ -30,6 +30,6 @@ def test_a_step_dealt_to_two_processes_is_measured() -> None:
     assert all(row.step_ms > 0 for row in rows)
 
 
-def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_gets_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.gpu_table() == "This machine has no GPU that torch can use: nothing was measured."

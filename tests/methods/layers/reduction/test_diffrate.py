@@ -65,7 +65,7 @@ def test_rate_search_trains_rates_alone_and_reaches_its_target(small_clip):
     assert "macs" not in method.losses(batch)
 
 
-def test_what_a_search_cannot_mean_is_refused():
+def test_contradictory_settings_of_a_rate_search_are_refused():
     with pytest.raises(ValueError, match="search_macs finds prune_to and merge_to; omit it or them"):
         reducer_config("diffrate", search_macs=3.0, prune_to=(17, 9), merge_to=(17, 9))
     with pytest.raises(ValueError, match="search_macs must be > 0, got 0.0"):

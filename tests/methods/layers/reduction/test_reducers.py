@@ -406,7 +406,7 @@ def test_combined_seams_run_in_order_and_undo_in_reverse():
     assert trace == ["a before", "b before", "b after", "a after", "b q", "a q"]
 
 
-def test_what_one_part_leaves_open_the_other_fills():
+def test_combined_seams_have_the_parts_of_both():
     seams = combine([BlockSeams(wants_keys=True, between=len)], [None])[0]
     assert seams.wants_keys
     assert seams.between is len

@@ -89,7 +89,7 @@ def test_a_ring_never_exceeds_its_capacity_nor_keeps_a_pair_twice(capacity, quot
         assert torch.equal(memory.tasks, memory.videos // 10)
 
 
-def test_a_static_ring_leaves_room_for_all_tasks_of_the_stream():
+def test_a_static_ring_reserves_a_share_for_every_task():
     memory = ReplayBuffer(9, "ring", "static")
     memory.write(make_task(0), pairs(0, 10))
     assert len(memory) == 3

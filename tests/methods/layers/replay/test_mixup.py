@@ -40,7 +40,7 @@ def test_all_of_one_caption_is_that_caption(small_clip, captions):
     torch.testing.assert_close(mixed(small_clip, first, second, 0.0), small_clip.text(second))
 
 
-def test_a_mixed_caption_knows_nothing_of_longer_ones_next_to_it(small_clip, captions):
+def test_a_mixed_caption_does_not_depend_on_longer_ones(small_clip, captions):
     first, second = captions
     order = torch.maximum(first.argmax(dim=-1), second.argmax(dim=-1)).argsort()
     shortest = order[:1]
@@ -106,7 +106,7 @@ def test_a_retriever_that_goes_around_the_tower_is_refused(small_clip, captions)
         pass
 
 
-def test_features_that_nobody_asks_for_are_refused(small_clip, captions):
+def test_mixing_of_features_that_the_loss_does_not_use_is_refused(small_clip, captions):
     retriever = Clip4Clip(Clip4ClipConfig(), small_clip)
     with (
         pytest.raises(ValueError, match="mixes what encode_text returns, which the loss of Clip4Clip does not use"),

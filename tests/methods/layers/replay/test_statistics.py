@@ -77,7 +77,7 @@ def test_the_dispersion_is_the_mean_distance_of_all_ordered_pairs():
     assert float(dispersion(features[:1])) == 0
 
 
-def test_a_batch_tells_how_far_its_categories_are_from_equal_angles():
+def test_a_batch_logs_the_deviation_of_categories_from_equal_angles():
     torch.manual_seed(0)
     features, categories = torch.randn(7, 8), torch.tensor([2, 5, 2, 9, 5, 2, 5])
     means = torch.stack([l2_normalize(features[categories == c]).mean(0) for c in (2, 5, 9)])
