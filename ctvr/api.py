@@ -1,6 +1,6 @@
-"""The functions of `ctvr`. Each does what the command of its name does, and returns objects instead of text.
+"""The functions of `ctvr`. Each does the same as the command of its name, but returns objects instead of text.
 
-Frames are pandas data frames where pandas is installed, else lists of dictionaries.
+Tables are pandas data frames if pandas is installed, otherwise lists of dictionaries.
 """
 
 from __future__ import annotations

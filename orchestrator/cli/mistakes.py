@@ -63,7 +63,7 @@ def _corrected(words: Sequence[str], found: Sequence[Mistake]) -> str:
 def setting_names(arguments: Mapping[str, Any]) -> list[str]:
     """Return all settings of a command: those of its method, and of a search if it is a sweep.
 
-    Imports torch for a method that no command has asked about before.
+    Imports torch unless the result is cached.
 
     Args:
         arguments: `command` and `method` as typed.

@@ -84,7 +84,7 @@ class SupervisedCommand:
 
     @property
     def resume_argv(self) -> list[str]:
-        """Return the arguments that resume the command; a rerun resumes by itself."""
+        """Return the arguments that resume the command; a rerun resumes automatically."""
         if self.words[0] == "rerun" or "--resume" in self.words or not self.can_resume:
             return self.words
         place = [] if str(self.runs) == "runs" else ["--runs", str(self.runs)]

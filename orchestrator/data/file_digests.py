@@ -77,7 +77,7 @@ class FileDigestCache:
             return False
 
     def _read(self) -> dict[str, str]:
-        """Return path -> digest of the files whose identity is unchanged."""
+        """Map the path of each unchanged file to its digest."""
         count = len(self.paths)
         try:
             value = self.store.get_json(FILES, self._name)

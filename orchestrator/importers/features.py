@@ -89,7 +89,7 @@ def _unnamed(found: Arrays | np.ndarray, names: list[str]) -> Arrays | np.ndarra
 
 
 def _by_name(file: Path, found: Arrays | np.ndarray, names: list[str], what: str) -> Arrays:
-    """Return name -> array; an array without names is in the order of `names`."""
+    """Map each name to its array; an array without names is in the order of `names`."""
     if isinstance(found, np.ndarray):
         if len(found) != len(names):
             raise ConfigError(

@@ -121,7 +121,7 @@ def _metadata(folder: Path) -> Path | None:
 
 
 def _of_splits(folder: Path) -> dict[str, list[Path]]:
-    """Return split -> its folders.
+    """Map each split to its folders.
 
     Raises:
         ConfigError: if another folder has metadata.

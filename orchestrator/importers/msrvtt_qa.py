@@ -47,7 +47,7 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
             made[category * count // CATEGORIES][split].append(item)
     if empty := next((task for task in made if not task["train"] or not task["test"]), None):
         raise ConfigError(
-            f"{folder}: no training or test question of {', '.join(empty['categories'])}. Unpack it again."
+            f"{folder}: no training or test question for {', '.join(empty['categories'])}. Unpack it again."
         )
     published = PUBLISHED if count == 1 else None
     return builder.finish(NAME if count == 1 else f"{NAME}-{count}", "qa", made, SETTINGS, files.values(), published)
@@ -58,7 +58,7 @@ def _category(number: int) -> str:
 
 
 def _videos(file: Path) -> dict[str, tuple[int, list[tuple[str, str]]]]:
-    """Return video -> its category and its questions with their answers, in the order of the file."""
+    """Map each video to its category and its questions with their answers, in the order of the file."""
     rows = read_json(file)
     if not isinstance(rows, list):
         raise ConfigError(f"{file}: is not a list of questions. Give the published file unchanged.")

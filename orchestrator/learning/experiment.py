@@ -181,7 +181,7 @@ class Experiment:
         return digest_of({"settings": decisive, "contents": self.file_digests(), **environment})
 
     def file_digests(self) -> dict[str, str]:
-        """Return setting -> digest of the file or folder that it names, or of the new backbone's weights."""
+        """Map each setting that names a file or folder to its digest, or to that of the new backbone's weights."""
         new = self.upgrade
         return {
             **contents_of(self.method, "method"),

@@ -42,7 +42,7 @@ def after(name: str, tasks: int) -> tuple[int, int]:
     clip: Any = copy.deepcopy(sizes_only())
     cls = find_method(name)
     config: Any = build(cls.Config, {}, "method")
-    if cls.wraps:  # what it adds depends on the width of features alone, and it copies the towers in every task
+    if cls.wraps:  # its growth depends only on the width of features, and it copies the towers in every task
         del clip.vision.blocks[1:], clip.text.blocks[1:]
     before = kept(clip)
     if cls.wraps:

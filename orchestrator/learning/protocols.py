@@ -81,7 +81,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def ranks(self, found: Evaluation) -> dict[str, float]:
-        """Return query -> rank in the protocol's gallery."""
+        """Map each query to its rank in the protocol's gallery."""
 
 
 class Retrieval(Protocol):

@@ -156,7 +156,7 @@ class _Tiles:
 
 
 def _picked(tiles: _Tiles, wanted: Tensor) -> Tensor:
-    """Return the score (Q,) of each caption and its wanted video."""
+    """Return the score (Q,) of each caption and its own video."""
     parts = []
     starts = torch.tensor([part.start for _, part in tiles.columns])
     for r, rows in enumerate(tiles.rows):

@@ -92,7 +92,7 @@ def _digest_of_weights(weights: str) -> object:
 
 
 def contents_of(config: Any, prefix: str) -> dict[str, str]:
-    """Return setting -> digest of the file or folder that it names, for every string field of a method's settings."""
+    """Map every string setting of a method that names a file or folder to its digest."""
     found = {}
     for name, hint in get_type_hints(type(config)).items():
         if hint is str and name != "base" and (digest := content_of(getattr(config, name))):

@@ -21,7 +21,7 @@ KEPT = 1000  # pictures of about 10 kB in memory
 
 
 def strips(clips: Iterable[Clip]) -> dict[Clip, str]:
-    """Return clip -> address of its picture, FRAMES frames in a row; unreadable clips are left out.
+    """Map each readable clip to the address of its picture, FRAMES frames in a row.
 
     They are decoded in limited child processes, as training videos are.
     """

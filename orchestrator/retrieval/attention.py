@@ -210,7 +210,7 @@ def _square(patches: int) -> int | None:
 
 
 def enlarged(maps: Tensor, rows: int, size: int) -> Tensor:
-    """Return maps (V, T, P) as smooth pictures (V, T, size, size) in [0, 1], each frame scaled by itself."""
+    """Return maps (V, T, P) as smooth pictures (V, T, size, size) in [0, 1], each frame scaled independently."""
     grid = maps.flatten(0, 1).unflatten(-1, (rows, -1))[:, None]
     large = F.interpolate(grid, size=(size, size), mode="bicubic", align_corners=False)[:, 0]
     low, high = large.amin(dim=(1, 2), keepdim=True), large.amax(dim=(1, 2), keepdim=True)

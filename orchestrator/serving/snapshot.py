@@ -45,7 +45,7 @@ class Snapshot:
 
     @cached_property
     def videos(self) -> Mapping[str, Item]:
-        """Return id -> video of the whole gallery."""
+        """Map the id of each video in the gallery to the video."""
         blocks = self.model.gallery()
         return {video_id(block.name, item.video, item.segment): item for block in blocks for item in block.items}
 

@@ -96,7 +96,7 @@ def confirm(
         again: the command that resumes after an interruption; complete runs are kept.
 
     Returns:
-        Sweep -> result; searches whose recommended settings or challengers all failed are missing.
+        Sweep -> result; searches are missing if their recommended settings or all their challengers failed.
     """
     if not listed:
         return {}

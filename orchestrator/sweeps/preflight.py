@@ -100,8 +100,8 @@ def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[Sea
     made = build(SearchConfig, {**search, "trials": trials or 1}, "search", dotted=False)
     if len(made.metrics) > 1:
         raise ConfigError(
-            f"search.metric: {made.metric} are several objectives, but a table selects by one. Name one metric, or "
-            "search a method alone."
+            f"search.metric: {made.metric} are several objectives, but a table selects by one. "
+            "Name one metric, or search a single method."
         )
     if made.searcher == "grid":
         raise ConfigError(

@@ -90,8 +90,8 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
         search = replace(search, metric=SEARCHED[protocol_of(stream).kind])
     if preset.protocol not in {"any", protocol_of(stream).kind}:
         raise ConfigError(
-            f"--stream: {stream.name} is evaluated as {stream.protocol}, this table's rows are {preset.protocol} "
-            f"methods. Choose a stream such as {preset.stream}."
+            f"--stream: {stream.name} is evaluated as {stream.protocol}, but this "
+            f"table's rows are {preset.protocol} methods. Choose a stream such as {preset.stream}."
         )
     names = stream_names(stream)
     if not any(row.is_for(names) for row in preset.rows):

@@ -51,7 +51,7 @@ class VideoFormat:
     frames: int = FRAMES
     size: int = SIZE  # pixels
     fps: int = FPS
-    intra: bool = False  # every frame is coded alone, so that reversed clips decode to the same frames
+    intra: bool = False  # every frame is encoded independently, so that reversed clips decode to the same frames
 
     def options(self) -> dict[str, str]:
         """Return options for x264."""

@@ -116,7 +116,7 @@ def compare_over_seeds(rows: Sequence[Sequence[float] | np.ndarray]) -> list[Dif
 def paired_change(before: np.ndarray, after: np.ndarray, videos: Sequence[object] | np.ndarray) -> Difference:
     """Return R@1 of two galleries that the same runs search with the same captions, after minus before, in points.
 
-    The 95 % interval is over test videos and seeds; of one seed it is over videos alone.
+    The 95 % interval is over test videos and seeds; with one seed, only over videos.
 
     Args:
         before, after: ranks (S, Q), 1 = found first.
@@ -226,7 +226,7 @@ def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence
 
 
 def _prior(rows: int) -> float:
-    """Return the degrees of freedom of the mean variance of so many rows: 0 for two rows."""
+    """Return the degrees of freedom of the mean variance of this many rows: 0 for two rows."""
     return min(PRIOR, rows / 2 - 1) if rows > 2 else 0.0
 
 

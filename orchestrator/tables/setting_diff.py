@@ -56,7 +56,7 @@ def of_benchmark(paper: str) -> dict[str, Any]:
 
 
 def differences(settings: Mapping[str, Any], paper: Mapping[str, Any], row: str = "") -> dict[str, tuple[str, str]]:
-    """Return setting -> (ours, the paper's) for settings that differ; unpublished settings are omitted.
+    """Map each setting that differs to (ours, the paper's); unpublished settings are omitted.
 
     A setting that only one side has is ignored, because a record of an older version lacks newer settings.
     """

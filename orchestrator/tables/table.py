@@ -125,7 +125,7 @@ class Table:
         return ["best" if row.is_reference else str(row.vs_best) if row.vs_best else "not compared"]
 
     def best(self) -> dict[str, float]:
-        """Return column key -> the best mean as printed, among competing methods; only columns with at least two."""
+        """Map column keys to the best mean of competing methods, as printed; only columns with two or more."""
         found: dict[str, float] = {}
         for column in self.columns:
             means = [row.values.get(column.key, Value()).mean for row in self.rows if competes(row, column)]

@@ -34,5 +34,5 @@ NOISY = ("alembic", "mlflow.store", "urllib3.connectionpool")  # silenced: we re
 
 
 def latest_points(run: Run) -> dict[str, tuple[int, float]]:
-    """Return metric key -> (step, value) of its last step. The public `data.metrics` has no steps."""
+    """Map each metric key to the (step, value) of its last step. The public `data.metrics` has no steps."""
     return {metric.key: (metric.step, metric.value) for metric in run.data._metric_objs}

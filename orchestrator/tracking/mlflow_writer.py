@@ -257,7 +257,7 @@ class Sender:
             self.client.log_batch(run_id, metrics=fresh[start : start + MAX_METRICS])
 
     def _history(self, run_id: str, key: str) -> dict[int, float]:
-        """Return the stored step -> value of one metric, read once and cached. The caller may add to it."""
+        """Map the stored steps of a metric to their values, read once and cached. The caller may add to it."""
         if run_id not in self._stored:
             self._stored[run_id] = dict.fromkeys(self.client.get_run(run_id).data.metrics)
         keys = self._stored[run_id]
@@ -269,7 +269,9 @@ class Sender:
 
     def _send_files(self, run_id: str, message: Message) -> None:
         path, into = Path(message["path"]), message["into"] or None
-        if path.is_file() and (folder := self.local_folder(run_id)) is not None:  # as MLflow does, without its import
+        if (
+            path.is_file() and (folder := self.local_folder(run_id)) is not None
+        ):  # as MLflow does, but without importing it
             (folder / (into or "")).mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, folder / (into or "") / path.name)
         elif path.is_dir():

@@ -188,7 +188,7 @@ class Recorder:
 
 
 def _training(record: RunState) -> dict[int, dict[str, float]]:
-    """Return optimizer step -> losses, speed and memory, of every epoch."""
+    """Map the last optimizer step of every epoch to its losses, speed and memory."""
     rows: dict[int, dict[str, float]] = {}
     for row in (*record.training, *record.timing):
         rows.setdefault(int(row["step"]), {}).update({k: v for k, v in row.items() if k != "step"})

@@ -195,7 +195,7 @@ class Tracker:
         return "; ".join(self._courier.reasons) or "another process is sending them"
 
     def resend(self, runs: Runs, bad: list[str]) -> dict[str, dict[str, Any]]:
-        """Send the messages of the event log; existing data stays. Return run id -> tags.
+        """Send the messages of the event log; existing data stays. Return the tags of each run id.
 
         Args:
             runs: `EventLog.runs`.
@@ -213,7 +213,7 @@ class Tracker:
         return dict(replay(runs, self._sender.send, self._sender.opened, judge).values())
 
     def add_rows(self, run_id: str, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """Record former results as `log_history` does, but at once or not at all.
+        """Record former results as `log_history` does, but immediately or not at all.
 
         Raises:
             StoreError: if MLflow does not accept it.

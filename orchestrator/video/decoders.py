@@ -226,7 +226,7 @@ def torchcodec_version() -> str:
         reason = (str(error).splitlines() or [""])[0][:120].rstrip(" .:")  # the rest is about each FFmpeg version
         raise ConfigError(
             f"decoder: 'torchcodec' cannot be loaded ({type(error).__name__}: {reason}). Install FFmpeg's shared "
-            "libraries (Debian: apt-get install ffmpeg) and the torchcodec of this torch, or use pyav."
+            "libraries (Debian: apt-get install ffmpeg) and the torchcodec version for this torch, or use pyav."
         ) from None
     return f"torchcodec-{importlib.metadata.version('torchcodec')}-ffmpeg-{ffmpeg}"
 
