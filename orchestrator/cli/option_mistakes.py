@@ -183,7 +183,7 @@ def _example(action: argparse.Action) -> str:
 def _of_another_tool(
     options: Mapping[str, argparse.Action], name: str, value: str | None, word: str, takes_settings: bool
 ) -> tuple[int, Mistake] | None:
-    """Return the mistake of an option that other tools have, with what to write here; None if it is not known."""
+    """Return the mistake for an option of another tool, with its replacement; None if the option is unknown."""
     here = OF_OTHER_TOOLS.get(name.lstrip("-").replace("_", "-").lower())
     if here is None or not (here in options or (takes_settings and not here.startswith("-"))):
         return None

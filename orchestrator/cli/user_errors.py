@@ -43,7 +43,7 @@ def _line(error: Exception, place: str, kept: str) -> str:
 
 
 def _keep(text: str, arguments: Any) -> str:
-    """Write a traceback to the runs folder, or to the temporary one if there is none; say where it is."""
+    """Write a traceback to the runs folder, else to the temporary folder; return a sentence with its location."""
     if os.environ.get(SHOW):
         say(text)
         return f"{SHOW} printed the traceback above."

@@ -23,7 +23,7 @@ from ctvr.orchestrator.store.gc import FILES
 from ctvr.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
-LEAST = 1000  # files; the index is not used for fewer
+LEAST = 1000  # minimum number of files for which the index is used
 _UNKNOWN = (-1, -1, -1)
 
 

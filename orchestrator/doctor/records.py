@@ -87,7 +87,7 @@ def open_server(uri: str, address: SplitResult) -> Finding:
     try:
         with urllib.request.build_opener(proxies).open(bare._replace(query="max_results=1").geturl(), timeout=5):
             text = f"{address.hostname} requires no password: anybody who can reach it can read and change every record"
-            return Finding("warning", "MLflow", text, "Start it by cluster/services.sh, which sets a password.")
+            return Finding("warning", "MLflow", text, "Start it with cluster/services.sh, which sets a password.")
     except OSError:  # 401 among others
         return Finding("ok", "MLflow", f"{address.hostname} responds, and requires a password")
 

@@ -141,7 +141,7 @@ def _is_described(folder: Path) -> bool:
 
 
 def _rows(folder: Path) -> Iterator[tuple[str, Path, int, Row]]:
-    """Yield (split, file, line from 1, row) of the metadata of a folder or of those of its splits."""
+    """Yield (split, file, line from 1, row) of the metadata of a folder, or of its splits' metadata."""
     whole = _metadata(folder)
     for split, places in _of_splits(folder).items():
         files = [file for place in places if (file := _metadata(place))]
@@ -185,7 +185,7 @@ def _cell(row: Row, name: str) -> Any:
 
 
 def _text(row: Row, name: str, otherwise: str) -> str:
-    """Return a cell as text, also if it is the number 0."""
+    """Return a cell as text, even if it is the number 0."""
     value = _cell(row, name)
     return otherwise if value is None or value is False else str(value)
 

@@ -78,7 +78,7 @@ class Shards:
         return {"sources": digests, **({"about": {"revision": revision}} if revision else {})}
 
     def notes(self) -> list[str]:
-        """Report missing shards, by the counts in the shards' names, and archives that are not read."""
+        """Report archives that are not read, and missing shards according to the counts in the shards' names."""
         counts: dict[tuple[str, int], int] = Counter()
         for shard in self.shards:
             if match := _COUNT.search(shard.name):

@@ -47,7 +47,7 @@ def export_stream(
         form: file format of frames and features, one of FORMS.
         what: parts of WHAT. table: `table.csv`, a line for each caption, and `manifest.json`. frames: (T, H, W, 3)
             uint8 of each video. features: (T, d) of each video and (d,) of each caption by the untrained backbone.
-            files: the videos themselves in `videos`, by whose names `table.csv` then lists them.
+            files: the video files in `videos`; `table.csv` then lists them by these names.
 
     Raises:
         ConfigError: for an unknown form, a folder that is not empty, or videos that are missing.

@@ -45,8 +45,8 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
         folder: the new folder.
         name: a complete run, as for `jobs.find_model.find_run`.
         execution: the runs folder.
-        licence: licence of the weights by the hub's name; "" if that of the backbone's weights is known (after an
-            upgrade: one of both backbones).
+        licence: the hub's name of the weights' licence; "" if the backbone's licence is known (after an upgrade, that
+        of one of both backbones).
 
     Raises:
         ConfigError: for a folder that is not empty, an unknown model, or weights of an unknown licence.
@@ -169,7 +169,7 @@ The features that were stored during training are not included: the final model 
 {listed}
 
 `provenance.json` has the digests of code, weights, versions and device; every setting is below and in `model.json`. The
-file holds the weights of {settings["backbone.name"]} ({settings["backbone.weights"]}), too: licence {licence}.
+file also contains the weights of {settings["backbone.name"]} ({settings["backbone.weights"]}), under licence {licence}.
 
 ```json
 {json.dumps(settings, indent=1, default=str)}

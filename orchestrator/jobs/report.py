@@ -132,7 +132,7 @@ def _state(run: RunRecord) -> str:
 
 
 def _space(sweep: RunRecord, trials: Sequence[Trial]) -> tuple[SearchedSetting, ...]:
-    """Return the recorded space; for a sweep before 0.3, the values tried of the settings in which trials differ."""
+    """Return the recorded space; for a sweep before 0.3, the tried values of the settings in which trials differ."""
     try:
         known = dict(json.loads(sweep.tags[SPACE]))
         return tuple(

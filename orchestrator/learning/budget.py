@@ -10,8 +10,8 @@
 
 Multiply-adds of training are matrix products and convolutions, as torch counts them (half of its FLOPs). Decoding,
 normalisation and the optimizer are not counted. For methods that grow, a step of the last task is an upper bound of the
-earlier ones. A run with `upgrade.task` has no index and training costs, since those of its former model are unknown at
-its end.
+earlier ones. A run with `upgrade.task` has no index and training costs, since the costs of its former model are unknown
+at its end.
 
 Shapes: T frames of S x S pixels, L text length.
 """
@@ -103,7 +103,7 @@ def modules_within(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _towers(method: Method) -> set[int]:
-    """Return the address of each image tower's first weight, by which towers with shared weights count once."""
+    """Return the address of each image tower's first weight, so that towers with shared weights count once."""
     towers = (module for module in modules_within(method) if isinstance(module, VisionTower))
     return {next(tower.parameters()).data_ptr() for tower in towers}
 

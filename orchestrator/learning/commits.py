@@ -116,7 +116,7 @@ class Commits:
         return f"{self.run}/task_{num_done:03d}"
 
     def finished(self, num_tasks: int) -> int:
-        """Return the number of finished tasks, that of the newest commit whose objects are all intact."""
+        """Return the number of finished tasks: that of the newest commit whose objects are all intact."""
         for done in range(num_tasks, 0, -1):
             try:
                 self.reused = int(self._whole(done).get("reused", 0))

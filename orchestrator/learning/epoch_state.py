@@ -76,7 +76,7 @@ class EpochState:
 
 
 def can_pause(method: Method, stream: Stream, workers: Workers) -> bool:
-    """Return whether `state_dict()` of method and optimizer are a method's complete state between two epochs.
+    """Return whether the two `state_dict()` of method and optimizer are its complete state between two epochs.
 
     Tests check every method of this package on videos with one worker. With several workers, their states may differ.
     """

@@ -27,7 +27,7 @@ GROWING = (
     "xbt",
     "lambda_orthogonality",
 )
-SHORT = 10  # tasks of the stream to compare with
+SHORT = 10  # tasks of the shorter stream in the comparison
 CLASSES = 2  # categories of a task
 MOST = 1000
 
@@ -56,7 +56,7 @@ def after(name: str, tasks: int) -> tuple[int, int]:
 
 
 def growth_table(tasks: int) -> str:
-    """Return a Markdown table of the methods that grow; those of the others do not depend on the number of tasks.
+    """Return a Markdown table of the methods that grow with the number of tasks.
 
     Raises:
         ConfigError: for a number of tasks outside 1 to `MOST`.

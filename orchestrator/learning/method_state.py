@@ -26,8 +26,8 @@ from ctvr.orchestrator.streams.stream import Stream
 class PretrainedSnapshot(dict[str, Tensor]):
     """The backbone weights of a new method by name, which checkpoints omit while they are unchanged.
 
-    The tensors are the method's own, not copies. A weight is unchanged while it is not trained (`drop`) and its
-    version counter shows that nothing has written to it.
+    The tensors are the method's own, not copies. A weight counts as unchanged until it is trained (`drop`) or its
+    version counter shows a write.
     """
 
     def __init__(self, method: Method) -> None:

@@ -45,7 +45,7 @@ def track_reads(config: T, prefix: str, reads: AccessLog) -> T:
     """Return an equal copy of a frozen dataclass that records in `reads` which fields are read.
 
     Access to all fields at once (`vars`, `asdict`, `==`, `repr`) counts as reading all of them. Access to a group
-    counts as reading its `name`, on which its class depends.
+    counts as reading its `name`, which determines its class.
     """
     names = {f.name: f"{prefix}.{f.name}" if prefix else f.name for f in fields(config)}  # type: ignore[arg-type]
     groups = {name: getattr(config, name) for name in names if is_dataclass(getattr(config, name))}

@@ -86,7 +86,7 @@ def _ask_for_sources(node: Mapping[str, Any]) -> Any:
 
 
 def _sources_in(answer: Any) -> str:
-    """Return a node's source digest, or why it is unknown; for a node that has left, this process's digest."""
+    """Return a node's source digest, or the reason why it is unknown; for a node that has left, our own digest."""
     try:
         return str(ray.get(answer, timeout=60))
     except ray.exceptions.GetTimeoutError:

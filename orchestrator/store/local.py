@@ -70,7 +70,7 @@ class LocalFiles:
                 raise self._unwritable(error) from error
 
     def check_writable(self) -> None:
-        """Reject a read-only folder before work is done whose results belong there.
+        """Reject a read-only folder before work starts that writes its results there.
 
         Raises:
             ConfigError: if it is not writable.

@@ -42,7 +42,7 @@ FREE |= {"tracking.mirror", "tracking.keep_checkpoints"}  # settings that may di
 def best_of(stream: str, complete: Sequence[RunRecord]) -> RunRecord | None:
     """Return the best run of a stream, None if no search has chosen one.
 
-    A run whose method cannot be loaded here is skipped; then the previous best counts.
+    A run whose method cannot be loaded here is skipped, and the previous best is used.
     """
     known = [run for run in complete if run.tags.get(SINCE) and run.tags.get("ctvr.stream") == stream]
     return max(filter(can_be_asked, known), key=lambda run: float(run.tags[SINCE]), default=None)

@@ -34,7 +34,7 @@ def judge_table(
         preset: the table, made by `tables.claims.preset_of`.
         stream: name of its stream.
         execution: the runs folder.
-        equal: rows that were not run -> the row with the same settings, whose runs are theirs.
+        equal: row that was not run -> the row with the same settings, whose runs it uses.
     """
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(tags={RERUN: name, "ctvr.complete": "true"})

@@ -85,7 +85,7 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
                 else [f"- query it: `ctvr search 'a red square moves left' --model {name}{trust}`"]
             ),
             f"- repeat it over new seeds, on test {what}: `ctvr rerun --sweep {name}{trust}`",
-            f"- one HTML file to mail: `ctvr report {name}{trust}` (then below Artifacts, `page/`)",
+            f"- one HTML file to mail: `ctvr report {name}{trust}` (then under Artifacts, `page/`)",
         ]
         _add_note(tracker, parent, lines)
 
@@ -149,7 +149,7 @@ def annotate_rerun(tracker: Tracker, parent: str, name: str, of: str, execution:
         what = _what(runs)
         lines = [
             f"**Winners of {of} and baselines, repeated over new seeds on test {what}**",
-            "- table and figures: below Artifacts, `table/`",
+            "- table and figures: under Artifacts, `table/`",
             f"- the same table: `ctvr table --sweep {name}`; one HTML file to mail: `ctvr report {name}{trust_text()}`",
         ]
         if best := selected_run(runs):

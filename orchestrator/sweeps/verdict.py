@@ -1,4 +1,4 @@
-"""The result of a search's confirmation, read from MLflow. Ray is not imported for it."""
+"""Reading of a search's confirmation from MLflow, without importing Ray."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def _plan_category(seed: int, data_set: int, action: int) -> Iterator[tuple[str,
 def _new_take(
     data_set: int, action: int, backward: bool, rng: Generator, used: set[str]
 ) -> tuple[Shot, tuple[str, ...]]:
-    """Draw a clip with as many captions as its data set has, none of them in `used`, to which they are added."""
+    """Draw a clip with as many captions as its data set has, none of them in `used`; add them to `used`."""
     wanted = DATA_SETS[data_set].captions
     for _ in range(1000):
         take = draw_shot(data_set, action, rng)

@@ -126,7 +126,7 @@ def plan(index: int, dials: Dials, seed: int) -> tuple[tuple[str, Clip, dict[str
 def _plan_split(
     index: int, split: str, dials: Dials, seed: int, used: set[str]
 ) -> Iterator[tuple[Clip, dict[str, Any]]]:
-    """Yield the clips of a split; their captions are not in the set, to which they are added."""
+    """Yield the clips of a split; a caption in the given set is not used again, and new ones are added."""
     key, count = DRAWN[split]
     count = dials.pairs if split == "train" else count
     twins = round(dials.motion * count / 2)

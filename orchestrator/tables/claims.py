@@ -7,8 +7,8 @@ The data are in `claims.json` in this folder:
                  "table": "ctvr-table2", "row": "framefusion_moe", "than": "framefusion_moe:no-ffa",
                  "column": "r1", "better": "higher", "effect": 1.5}]}
 
-`row` and `than` are rows of the table preset `table`. `effect` is the smallest effect that the paper asserts: of the
-printed differences between both rows, the smallest over its data sets; 0 where it asserts a direction only, or where
+`row` and `than` are rows of the table preset `table`. `effect` is the smallest effect that the paper asserts: the
+smallest printed difference between both rows over its data sets. It is 0 if the paper asserts only a direction, or if
 one of its data sets contradicts the claim. Instead of an effect a claim may have `margin` (the row is worse by less
 than that) or `at_most` (a ratio of two costs).
 """
