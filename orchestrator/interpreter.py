@@ -82,7 +82,7 @@ def name_home() -> None:
     try:
         Path.home()
     except RuntimeError:
-        os.environ["HOME"] = "/nonexistent"  # the home of system accounts
+        os.environ["HOME"] = "/nonexistent"  # the usual home of system accounts
 
 
 def leave(status: int) -> NoReturn:

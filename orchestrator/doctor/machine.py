@@ -46,7 +46,7 @@ def versions() -> Iterator[Finding]:
     python, packages = requirements()
     if not SpecifierSet(python).contains(platform.python_version(), prereleases=True):
         text = f"{platform.python_version()} is running, {python} is required"
-        yield Finding("error", "Python", text, "Make a virtual environment of a newer Python and install ctvr in it.")
+        yield Finding("error", "Python", text, "Make a virtual environment with a newer Python and install ctvr in it.")
     found = [f"Python {platform.python_version()}"]
     for requirement in map(Requirement, packages):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):

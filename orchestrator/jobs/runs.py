@@ -86,12 +86,12 @@ def _size(folder: Path | None) -> str:
 
 
 def find_record(name: str, tracker: Tracker, methods: bool = False) -> RunRecord:
-    """Return the run with an ID (or at least 6 leading characters) or, if there are several, the newest with a name.
+    """Return the run with this ID (or at least 6 leading characters), otherwise the newest run with this name.
 
     With `methods`, the name of a method refers to its newest complete run.
 
     Raises:
-        ConfigError: if none or several have it.
+        ConfigError: if there is none, or if several runs have an ID with this beginning.
     """
     runs = tracker.find_runs()
     by_id = [run for run in runs if len(name) >= 6 and run.run_id.startswith(name.lower())]

@@ -29,7 +29,7 @@ def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
 
 
 def verified_note(run: RunRecord) -> str:
-    """Return a run's footnote on the release that its method equals and its recipe's differences, or ""."""
+    """Return a footnote on the release that a run's method equals, with its recipe's differences; "" if none."""
     return "; ".join(f"{equals(entry)}; {_recipe(run, entry)}" for entry in of_method(method_of(run)))
 
 

@@ -98,7 +98,7 @@ def plan(seed: int) -> tuple[tuple[Clip, dict[str, Any]], ...]:
 def _plan_split(
     seed: int, category: int, split: str, share: Share, captions: set[str]
 ) -> Iterator[tuple[Clip, dict[str, Any]]]:
-    """Yield the clips of one category in one split; captions in the given set are not reused, and new ones are added."""
+    """Yield the clips of one category in one split; captions in the given set are not reused; new ones are added."""
     seen: set[tuple[str, ...]] = set()
     name = CATEGORIES[category].name
     for number in range(share.twins + share.singles):
