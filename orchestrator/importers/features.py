@@ -161,5 +161,5 @@ def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
         found = _by_name(texts, arrays, captions, "captions")
     rows = {caption: _checked(texts, caption, found[caption]) for caption in captions}
     if wrong := [row for row in rows.values() if row.shape != (1, width)]:
-        raise ConfigError(f"{texts}: captions have features of shape {wrong[0].shape}, videos {width} numbers each.")
+        raise ConfigError(f"{texts}: captions have features of shape {wrong[0].shape}, videos of {width} numbers each.")
     return {caption: row[0] for caption, row in rows.items()}

@@ -277,7 +277,7 @@ def test_segments_of_a_trial_read_as_one_and_a_stopped_one_is_closed(plan, capsy
     assert said[3:] == [
         "trial 2/8  complete",
         "trial 2/8  stopped after task 1: others are better",
-        "bracket 1/2 ended after 0 s; at most 0 s to go",
+        "bracket 1/2 ended after 0 s; at most 0 s remain",
         "bracket 1 ended after 0 s",
     ]
     watcher.records.finish()

@@ -112,7 +112,7 @@ def test_a_sweep_with_several_objectives_has_a_front_and_no_winner_on_its_page(t
         mlflow_notes.append_confirmation(tracker, parent, ["confirmed front\ns-1"])
     mlflow_notes.annotate_confirmation_runs(tracker, parent, "s-confirm-1", ["s"], ["confirmed front\ns-1"], [""])
     confirmed = tracker.client.get_run(parent).data.tags[NOTE]
-    assert confirmed.startswith("**The Pareto front and the recommended settings again")
+    assert confirmed.startswith("**The Pareto front and the recommended settings, repeated")
     assert "chosen" not in confirmed
     mlflow_notes.write_sweep_note(tracker, parent, "s", "Which settings are best?", search, SPACE)
     mlflow_notes.annotate_search(tracker, parent, "s", SPACE, search)
