@@ -85,7 +85,7 @@ def test_read_only_store_is_read_and_a_write_is_one_line(open_place, caplog):
         for _ in range(2):
             with pytest.raises(MissingObject):
                 reader.get("frames", "bad")
-        assert "frames/bad.safetensors is damaged (its SHA-256 differs) and stays" in caplog.text
+        assert "frames/bad.safetensors is damaged (its SHA-256 differs) and remains" in caplog.text
         assert dict(reader.verify(remove=True))["frames/bad.safetensors"] == "its SHA-256 differs"
         assert not find_garbage(reader).entries
         for write in (lambda: reader.put("frames", "c", X), lambda: reader.put_json("commits", "c", 1)):
@@ -114,7 +114,7 @@ def test_a_folder_in_the_place_of_an_object_is_never_lost_and_a_link_is(tmp_path
     with pytest.raises(MissingObject):
         store.get("frames", "a")
     if kind == "folder with a file":
-        assert "frames/a.safetensors is damaged (is not a file) and stays" in caplog.text
+        assert "frames/a.safetensors is damaged (is not a file) and remains" in caplog.text
         with pytest.raises(StoreError, match=r"a\.safetensors: cannot be written"):
             store.put("frames", "a", X)
     else:

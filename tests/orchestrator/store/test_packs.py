@@ -122,7 +122,7 @@ def test_a_damaged_pack_is_removed_and_its_objects_are_made_again(store, caplog)
     with caplog.at_level(logging.WARNING), pytest.raises(MissingObject) as missing:
         reader.get("frames", KEYS[1])
     assert (missing.value.kind, missing.value.key) == ("frames", KEYS[1])
-    assert "is damaged (its SHA-256 differs) and is removed" in caplog.text
+    assert "is damaged (its SHA-256 differs) and has been removed" in caplog.text
     assert not packs(store)
     assert other(store).filter_existing("frames", KEYS) == set(KEYS[3:])
     assert reader.filter_existing("frames", KEYS) == set(KEYS[3:])
