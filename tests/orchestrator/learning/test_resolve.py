@@ -68,7 +68,7 @@ def test_complete_settings_resolve_to_themselves():
         ),
         (
             {"method": "dsl", "stream": "s", "method.base": "camoe"},
-            "method.base: dsl cannot wrap camoe: .* contrastive loss over the pairs of a batch .* method.loss=false",
+            "method.base: dsl cannot wrap camoe: .* contrastive loss over the pairs of a batch, .* method.loss=false",
         ),
         ({"method": "dsl", "stream": "s", "method.base": "base_moco"}, "method.base: dsl cannot wrap base_moco: "),
         (
