@@ -55,7 +55,7 @@ def add_sweep(commands: Any) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="number of search trials, for each row of a table; 0 only reruns (default: 8)",
+        help="number of search trials, for each row of a table; a table may have 0 (default: 8)",
     )
     parser.add_argument(
         "--searcher",

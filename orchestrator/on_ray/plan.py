@@ -91,7 +91,7 @@ class SearchConfig:
                 f"searcher=grouped_tpe needs groups of at least 2, got group {self.group_size}. Use searcher=tpe."
             )
         for name, least, remedy in (
-            ("trials", 1, "Write --trials 8"),
+            ("trials", 1, "Write --trials 8, or train without a search: ctvr run METHOD STREAM"),
             ("brackets_at_once", 0, "Write 0 to fill the cluster"),
             ("grace_tasks", 1, "Write search.grace_tasks=1"),
             ("bracket_size", 1, "Write search.bracket_size=8"),

@@ -112,7 +112,7 @@ MISTAKES = [
     (["sweep", "--method", "clip4clpi"], "method: no method called 'clip4clpi'. Did you mean clip4clip?"),
     (
         ["sweep", "--trials", "0"],
-        "search: trials must be >= 1, got 0. Write --trials 8.",
+        "search: trials must be >= 1, got 0. Write --trials 8, or train without a search: ctvr run METHOD STREAM.",
     ),
     (["sweep", "--searcher", "bayes"], "searcher: 'bayes' is none of tpe, random, grid"),
     (["sweep", "--workers", "0"], "--workers: must be >= 1, got 0"),

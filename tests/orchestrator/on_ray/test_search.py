@@ -36,7 +36,10 @@ WHOLE = SearchSpace(SPACE, PAPER, {})
             "search: searcher: 'tpee' is none of tpe, random, grid, grouped_tpe. Did you mean 'tpe'",
         ),
         ({"scheduler": "hyperband"}, "scheduler: 'hyperband' is none of halving, none"),
-        ({"trials": 0}, "trials must be >= 1, got 0. Write --trials 8."),
+        (
+            {"trials": 0},
+            "trials must be >= 1, got 0. Write --trials 8, or train without a search: ctvr run METHOD STREAM.",
+        ),
         ({"bracket_size": 0}, "bracket_size must be >= 1, got 0. Write search.bracket_size=8."),
         ({"confirm": -1}, "confirm must be >= 0"),
         ({"confirm_seeds": 1}, "confirm_seeds must be >= 2, got 1"),
