@@ -43,7 +43,7 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
             found.append(Mistake(f"{word}: has no value. Write {new}.", old, (new,) if value else None))
         else:
             bare.append(word)
-    for word in list(rest):  # `method=clip4clip` gives the name, too
+    for word in list(rest):  # `method=clip4clip` also gives the name
         name, _, value = word.partition("=")
         if name in ("method", "stream") and name in places and not getattr(arguments, name):
             setattr(arguments, name, value)
@@ -105,7 +105,7 @@ def _place(word: str, places: Sequence[str], arguments: argparse.Namespace) -> b
     if "preset" in free:
         from ctvr.orchestrator.tables.presets import names_table
 
-        is_manifest = word.endswith(".json") and bool(getattr(arguments, "method", None))  # a table names its methods
+        is_manifest = word.endswith(".json") and bool(getattr(arguments, "method", None))  # a table has its own methods
         if names_table(word) and not is_manifest:
             arguments.preset = word
             return True
@@ -155,7 +155,7 @@ def surplus(word: str, words: Sequence[str], parser: argparse.ArgumentParser) ->
     """Describe a surplus argument: the rest of a list with a space in it, or an option without its dashes."""
     before = words[words.index(word) - 1]
     if before.endswith(","):
-        return Mistake(f"{before} {word}: is a list with a blank.", (before, word), (before + word,))
+        return Mistake(f"{before} {word}: is a list with a space.", (before, word), (before + word,))
     options = parser._option_string_actions
     if f"--{word}" in options:
         return Mistake(f"{word!r}: is an option. Write --{word}.", (word,), (f"--{word}",))
