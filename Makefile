@@ -27,6 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	fi; \
 	[ -z "$$torch" ] || { pins=$(VENV)/pins.txt; grep -Eiv '^(nvidia-|cuda-|triton)' constraints.txt >$$pins; }; \
 	$(INSTALL) $${torch:+--torch-backend $$torch} -c $$pins -e '.[dev]'
+	$(BIN)/python -m compileall -q -j 0 ctvr methods orchestrator search_spaces
 	@touch $@
 
 setup: $(READY)  ## make the environment, and print the line that activates it (TORCH=cpu: torch without CUDA)

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,7 +167,10 @@ def package_of(file: Path) -> str:
     return parts[1] if parts[0] == "orchestrator" or parts[:2] == SANDBOX else parts[0]
 
 
-ALL = [arrow for file in FILES for arrow in arrows(file)]
+@cache
+def every_arrow() -> list[Arrow]:
+    """Parse all sources once, and only in the process that runs these tests."""
+    return [arrow for file in FILES for arrow in arrows(file)]
 
 
 def is_allowed(arrow: Arrow) -> bool:
@@ -182,7 +186,7 @@ def is_allowed(arrow: Arrow) -> bool:
 
 
 def test_no_import_leads_up_or_across():
-    assert [str(arrow) for arrow in ALL if not is_allowed(arrow)] == [], "these arrows are not in MAY"
+    assert [str(arrow) for arrow in every_arrow() if not is_allowed(arrow)] == [], "these arrows are not in MAY"
 
 
 def test_links_lead_from_the_package_to_the_folders_of_the_repository():
@@ -191,7 +195,7 @@ def test_links_lead_from_the_package_to_the_folders_of_the_repository():
 
 def test_no_file_imports_our_packages_by_the_names_of_their_folders():
     """A user may have a file called `methods`, too; ours is `ctvr.methods`."""
-    found = [str(arrow) for arrow in ALL if arrow.module.partition(".")[0] in BELOW]
+    found = [str(arrow) for arrow in every_arrow() if arrow.module.partition(".")[0] in BELOW]
     others = ("tests", "docs", "cluster", "examples", "notebooks")
     texts = [file for name in others for end in ("py", "md", "ipynb") for file in (ROOT / name).rglob(f"*.{end}")]
     statement = re.compile(rf'^[\s">]*(?:from|import) (?:{"|".join(BELOW)})(?: import| as |\.\w|$)', re.MULTILINE)
@@ -202,7 +206,7 @@ def test_no_file_imports_our_packages_by_the_names_of_their_folders():
 def test_a_library_is_imported_in_its_own_packages_only():
     strangers = [
         str(arrow)
-        for arrow in ALL
+        for arrow in every_arrow()
         if package_of(arrow.file) not in LIBRARIES.get(arrow.module.partition(".")[0], {package_of(arrow.file)})
     ]
     assert strangers == []
@@ -216,7 +220,7 @@ def test_every_package_is_listed_and_no_listed_package_is_gone():
 def test_packages_and_files_form_no_circle():
     """Packages are checked by MAY, files by their imports, including lazy ones and those for types only."""
     needs: dict[str, set[str]] = {str(file.relative_to(ROOT)): set() for file in FILES}
-    for arrow in ALL:
+    for arrow in every_arrow():
         target = path_of(arrow.module)
         if target is not None and target != arrow.file and arrow.file not in FACES:
             needs[str(arrow.file.relative_to(ROOT))].add(str(target.relative_to(ROOT)))
