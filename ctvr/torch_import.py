@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 OF_DYNAMO = "torch._dynamo.utils"
 
@@ -95,16 +96,17 @@ def _lazy_dynamo() -> Iterator[None]:
     def is_compile_supported(device_type: str) -> bool:
         return bool(importlib.import_module(OF_DYNAMO).is_compile_supported(device_type))
 
-    lazy, compiler = ModuleType(OF_DYNAMO), importlib.import_module("torch.compiler")
+    lazy = ModuleType(OF_DYNAMO)
+    compiler: Any = importlib.import_module("torch.compiler")
     lazy.is_compile_supported = is_compile_supported  # type: ignore[attr-defined]
     is_placed = sys.modules.setdefault(OF_DYNAMO, lazy) is lazy
     disable = compiler.disable
     # The same decorator, except that it imports torch._dynamo at the first call
-    compiler.disable = importlib.import_module("torch._compile")._disable_dynamo  # type: ignore[attr-defined]
+    compiler.disable = getattr(importlib.import_module("torch._compile"), "_disable_dynamo", disable)
     try:
         yield
     finally:
-        compiler.disable = disable  # type: ignore[attr-defined]
+        compiler.disable = disable
         if is_placed:
             del sys.modules[OF_DYNAMO]
 
