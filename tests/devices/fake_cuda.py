@@ -28,6 +28,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed.tensor  # its annotations need the class torch.Generator, which is patched below
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils

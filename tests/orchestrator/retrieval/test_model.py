@@ -85,7 +85,7 @@ def test_every_name_of_a_run_leads_to_it(execution, tmp_path, monkeypatch, caplo
     ("name", "message"),
     [
         ("zero_shto", r"model: 'zero_shto' is not a folder .* Did you mean 'zero_shot'\? Known: .*best-small"),
-        ("best-smal", r"model best-smal: stream 'smal' has no complete run. Streams with runs: small\."),
+        ("best-smal", r"model best-smal: stream 'smal' has no complete run. Did you mean 'best-small'\? Streams"),
         ("lora", "model: no run of lora is complete. Train one: ctvr run lora"),
     ],
 )
