@@ -24,6 +24,7 @@ class PreparedStream:
     stream: Stream  # without the videos that `data.skip_missing` dropped
     decoded: int  # number of newly decoded videos
     frames: str  # digest of all frames
+    zero_shot: tuple[float, ...] = ()  # R@1 of the untrained backbone after each task, if it was computed
 
 
 def prepare_run(
@@ -64,13 +65,14 @@ def prepare_run(
         else:
             stream, new = prepare_stream(stream, each, its, skip)
         decoded += new
+    zero_shot: Sequence[float] | None = None
     if curve:
         import torch
 
         torch.set_num_threads(experiment.run.threads)
         data = data_of(stream, source, experiment.data, backbone, torch.device("cpu"))
-        zero_shot_curve(experiment, stream, data, backbone, store)
-    return PreparedStream(stream, decoded, frames_digest(stream, source, splits))
+        zero_shot = zero_shot_curve(experiment, stream, data, backbone, store)
+    return PreparedStream(stream, decoded, frames_digest(stream, source, splits), tuple(zero_shot or ()))
 
 
 def prepare_all(

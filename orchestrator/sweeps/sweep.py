@@ -290,6 +290,9 @@ def _search(planned: PlannedSweep, execution: ExecutionConfig, plan: TrialPlan |
         stream = ready.stream
         tracker = execution.tracker(stream.name)  # created only now, so that a refusal leaves no database
         say(describe_sweep(planned, room, ready.decoded, execution, tracker))
+        if ready.zero_shot:
+            split = planned.experiment.evaluation.split
+            say(f"  zero-shot  R@1 {ready.zero_shot[-1]:.2f} on {split} videos, without training")
         settings = {**planned.experiment.settings, **flat_search(planned.search)}
         tags = {OVERRIDES: json.dumps(request.overrides), SPACE: json.dumps(describe_space(planned.space))}
         parent = tracker.open_sweep(request.name, stream.name, settings, tags)

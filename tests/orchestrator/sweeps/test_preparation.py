@@ -52,11 +52,12 @@ def test_the_curve_is_that_of_a_run_on_a_cpu_and_left_to_other_runs(execution, m
         return {name.partition("/")[0] for name in store.list("commits") if name.startswith("zero-")}
 
     before = curves()
-    prepare_run(experiment, execution, curve=False)
+    assert prepare_run(experiment, execution, curve=False).zero_shot == ()
     assert curves() == before
-    prepare_run(experiment, execution)
+    curve = prepare_run(experiment, execution).zero_shot
     made = curves()
     assert len(made - before) == 1
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    execute(experiment, execution.places())
+    done = execute(experiment, execution.places())
+    assert curve == tuple(row["stream/t2v/r1"] for row in done.record.metrics)
     assert curves() == made
