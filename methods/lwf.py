@@ -86,7 +86,8 @@ class LwF(Strategy):
 
     @classmethod
     def capabilities(cls, config: LwFConfig) -> Capabilities:
-        return Capabilities(backbone_agnostic=True, uses_all_parameters=True)
+        # `_taught`: another batch of the same videos rounds them differently on some processors
+        return Capabilities(backbone_agnostic=True, uses_all_parameters=True, has_epoch_state=True)
 
     @classmethod
     def compares(cls, config: LwFConfig) -> bool:

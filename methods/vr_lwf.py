@@ -17,7 +17,7 @@ CTVR's row "TVR + CL" is this strategy on methods/clip_vip.py: preset `tvr-plus-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Frozen, Method, Override, Recipe, Task
+from ctvr.methods.capabilities import Capabilities
 from ctvr.methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather
@@ -96,6 +97,10 @@ class VRLwF(Strategy):
         "tvr-plus-cl": Override({"method.base": "clip_vip", "method.first_task": False}),
     }
     config: VRLwFConfig
+
+    @classmethod
+    def capabilities(cls, config: VRLwFConfig) -> Capabilities:
+        return replace(super().capabilities(config), has_epoch_state=True)  # `_videos`, as in methods/lwf.py
 
     @classmethod
     def compares(cls, config: VRLwFConfig) -> bool:
