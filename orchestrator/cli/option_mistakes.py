@@ -59,7 +59,7 @@ def check_options(
         if following is not None and following[:1] == "-" != following and not _NUMBER.fullmatch(following):
             following = None
         if not word and all(action.dest != "text" for action in parser._actions):
-            text = "'': is an empty argument, as of a variable that is not set. Omit it."
+            text = "'': is an empty argument, perhaps an unset variable. Omit it."
             size, mistake = 1, Mistake(text, ("",), ())
         elif not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
             size, mistake = 1, None

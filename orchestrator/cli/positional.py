@@ -127,7 +127,7 @@ def _too_many(word: str, places: Sequence[str], arguments: argparse.Namespace) -
     other, example = ("stream", "shapes-5") if kind == "method" else ("method", "clip4clip")
     if kind in given and other not in given and arguments.command == "run":
         setattr(arguments, other, example)  # the name that is missing, too
-        text = f"{given[kind]!r} and {word!r}: are two {kind}s, where a {kind} and a {other} belong. Write {example}."
+        text = f"{given[kind]!r} and {word!r}: are two {kind}s, but a {kind} and a {other} are needed. Write {example}."
         return Mistake(text, (word,), (example,))
     if kind == "method" and kind in given and getattr(arguments, "baselines", "") is None:
         new = ("--baselines", word)

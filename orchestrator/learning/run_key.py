@@ -130,7 +130,7 @@ def _of_others(place: str) -> str:
 
 def protocol_digest(name: str) -> dict[str, str]:
     """Return one digest of the sources of a protocol of another package; empty for one of ours."""
-    point = None if name in PROTOCOLS else plugins().get(name)  # which reads the metadata of all packages
+    point = None if name in PROTOCOLS else plugins().get(name)  # `plugins` reads the metadata of all packages
     return {OF_PROTOCOL + name: _of_others(point.value)} if point is not None else {}
 
 

@@ -35,9 +35,8 @@ from ctvr.orchestrator.streams.videos import VideoPlaces
 from ctvr.orchestrator.text_files import read_text
 
 FORMAT = 1
-FIELDS: dict[
-    str, tuple[tuple[str, ...], tuple[str, ...]]
-] = {  # of an item, besides id, path, category: required, optional
+# Protocol -> required and optional fields of an item, besides id, path and category
+FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ucl": ((), ()),
     "qa": (("captions", "answers"), ("segment",)),
 }

@@ -40,7 +40,7 @@ def describe_rungs(search: SearchConfig, num_tasks: int, epochs: Iterable[int] =
     if listed:
         after = ", ".join(map(str, rungs(search.grace_tasks, search.reduction_factor, listed[-1])))
         return f", compared after epochs {after} of {' or '.join(map(str, listed))}, since the stream has one task"
-    text = f", without early stopping: there is no rung before the last of {num_tasks} tasks"
+    text = f", without early stopping: no rung precedes the last of {num_tasks} tasks"
     if num_tasks == 1:
         text += " or epochs, optim.epochs is searched, or evaluation.every_epoch is false"
     return text

@@ -43,4 +43,4 @@ def test_a_mistaken_option_leads_to_the_command_that_works(capsys, tmp_path, mon
 def test_an_empty_argument_is_refused(capsys):
     status, _, err = ctvr(capsys, "methods", "")
     assert status == 2
-    assert "is an empty argument, as of a variable that is not set. Omit it. Write: ctvr methods" in err
+    assert "is an empty argument, perhaps an unset variable. Omit it. Write: ctvr methods" in err

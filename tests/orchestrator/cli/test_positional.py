@@ -7,11 +7,11 @@ from tests.orchestrator.cli.test_main import ctvr
 MISTAKES = [
     (
         "run shapes-5 shapes-10",
-        "are two streams, where a stream and a method belong. Write: ctvr run shapes-5 clip4clip",
+        "are two streams, but a stream and a method are needed. Write: ctvr run shapes-5 clip4clip",
     ),
     (
         "run clip4clip lwf",
-        "are two methods, where a method and a stream belong. Write: ctvr run clip4clip shapes-5",
+        "are two methods, but a method and a stream are needed. Write: ctvr run clip4clip shapes-5",
     ),
     (
         "run clip4clip lwf shapes-5",
