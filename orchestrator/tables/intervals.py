@@ -298,3 +298,15 @@ def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
     density = np.exp(-(x**2) / 2)[:, None] * inside / math.sqrt(2 * math.pi)
     cdf = np.diff(x) @ (density[1:] + density[:-1]) / 2  # trapezoids
     return (edges[1:] + edges[:-1]) / 2 / math.sqrt(2), np.diff(cdf)
+
+
+def q_values(p: Sequence[float]) -> list[float]:
+    """Return the false discovery rate at which each of the tests is rejected (Benjamini and Hochberg 1995).
+
+    A test without a p (NaN) has no q and does not count among the others.
+    """
+    tested = np.asarray(p, float)
+    order = np.argsort(tested)[: int(np.isfinite(tested).sum())]  # NaN is last
+    q = tested.copy()
+    q[order] = np.minimum.accumulate((tested[order] * len(order) / np.arange(1, len(order) + 1))[::-1])[::-1]
+    return q.tolist()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ctvr.orchestrator.tables.intervals import PRIOR, SHARED, Family, compare_over_seeds, differences
+from ctvr.orchestrator.tables.intervals import PRIOR, SHARED, Family, compare_over_seeds, differences, q_values
 from ctvr.orchestrator.tables.table import Difference
 from tools.null_simulation import Situation, draw
 
@@ -193,3 +193,11 @@ def test_tasks_weigh_alike():
 def test_ranks_of_other_queries_cannot_be_paired():
     with pytest.raises(ValueError, match="2 and 3 queries"):
         difference([1, 2, 3], [1, 2])
+
+
+def test_q_values_are_those_of_benjamini_and_hochberg():
+    p = np.random.default_rng(0).beta(0.5, 1, 200)
+    assert q_values(p) == pytest.approx(stats.false_discovery_control(p))
+    assert q_values([0.04, math.nan, 0.01, 0.03])[:3:2] == pytest.approx([0.04, 0.03])
+    assert math.isnan(q_values([0.04, math.nan])[1])
+    assert q_values([]) == []
