@@ -96,9 +96,12 @@ class FrameFusionMoE(Method):
         self._former.restart()
 
     def _grow(self) -> None:
-        """Build the routers and, as copies of expert 0, the other experts; a bypassed task 1 needs neither."""
+        """Build the routers and, as copies of expert 0, the other experts; a bypassed task 1 needs neither.
+
+        Preset `no-tame`, one expert for all tasks, never needs them.
+        """
         config = self.config
-        for adapter in self._adapters():
+        for adapter in self._adapters() if config.is_routed else ():
             if adapter.router is None:
                 adapter.grow(config.num_experts, config.top_k, config.noisy_router)
 
@@ -223,7 +226,8 @@ class FrameFusionMoE(Method):
         """
         with torch.device("meta"):
             grown = self._make_tame()
-            grown.grow(self.config.num_experts, self.config.top_k, self.config.noisy_router)
+            if self.config.is_routed:
+                grown.grow(self.config.num_experts, self.config.top_k, self.config.noisy_router)
             one_ffa = sum(p.numel() for p in self._make_ffa(0).parameters()) if self.ffa else 0
         each = sum(p.numel() for p in grown.parameters())
         alone = grown.experts.A.numel() + grown.experts.B[0].numel()

@@ -56,11 +56,15 @@ class FrameFusionMoEConfig:
     )
 
     # Text, section 3.4
-    use_tame: bool = setting(True, doc='experts in the text tower; false: the ablation "w/o TAME", a frozen text tower')
+    use_tame: bool = setting(True, doc="experts in the text tower; false: a frozen text tower")
     use_prototypes: bool = setting(
         True, doc="task prototypes; false: one caption feature for all tasks, the router reads the bare token"
     )
-    num_experts: int = setting(10, doc="number of experts; section 4.4: 10 for MSRVTT, 5 for ACTNET", later=True)
+    num_experts: int = setting(
+        10,
+        doc="number of experts; section 4.4: 10 for MSRVTT, 5 for ACTNET; 1 without prototypes: no router",
+        later=True,
+    )
     top_k: int = setting(
         2,
         doc="experts per token, at most num_experts; not published",
@@ -121,6 +125,11 @@ class FrameFusionMoEConfig:
     lr_other_first: float = setting(
         2e-5, doc="learning rate of alpha and prototypes in task 1; not published", unpublished=True
     )
+
+    @property
+    def is_routed(self) -> bool:
+        """Return whether the experts have routers; with one expert and no prototype nothing can be selected."""
+        return self.num_experts > 1 or self.use_prototypes
 
     def __post_init__(self) -> None:
         require(self, "in [0, 1]", "beta", hint="Use 0.6, or 0 for none.")

@@ -68,7 +68,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "method.lr_other_first": 2e-6,
     },
     "no-ffa": Override({"method.use_ffa": False}),  # table 2
-    "no-tame": Override({"method.use_tame": False}),
+    # "w/o TAME": its text tower forgets (BWF up to 0.62), so it trains. One adapter for all tasks, without a router
+    "no-tame": Override({"method.num_experts": 1, "method.top_k": 1, "method.use_prototypes": False}),
+    "frozen-text": Override({"method.use_tame": False}),  # a control, not in the paper: no adapter, so no forgetting
     "no-prototypes": Override({"method.use_prototypes": False}),
     "no-cross-task": Override({"method.beta": 0.0}),
     # A control, not in the paper: eq. 8's references are training videos, so no test video enters training

@@ -167,6 +167,27 @@ def test_an_ablated_tower_stays_clip(batch, off, tower):
     assert (video, text) == (tower == "video", tower == "text")
 
 
+def test_without_tame_one_adapter_without_a_router_serves_all_tasks(batch):
+    """Preset `no-tame` equals one routed expert, whose gate is 1, and its text tower changes in every task."""
+    override = {name.removeprefix("method."): value for name, value in FrameFusionMoE.PRESETS["no-tame"].items()}
+    method = make(**override)
+    train(method, make_task(0), batch)
+    before = method.encode_text(batch.tokens, 0).detach()
+    train(method, make_task(1), batch)
+    assert not method.declared.text_is_frozen
+    assert not method.declared.task_conditioned_text
+    assert all(adapter.router is None for block in method.tame for adapter in block.values())
+    after = method.encode_text(batch.tokens, 0)
+    assert not torch.allclose(after, before, atol=1e-4)
+    assert torch.equal(method.encode_text(batch.tokens, 1), after)
+    assert method.counted_parameters()["trained"] < make(num_experts=1, top_k=1).counted_parameters()["trained"]
+    for block in method.tame:
+        for adapter in block.values():
+            adapter.grow(1, 1)
+    method.eval()
+    torch.testing.assert_close(method.encode_text(batch.tokens, 0), after)
+
+
 def test_only_the_prototype_of_the_current_task_moves():
     method = make()
     train(method, make_task(0), make_batch())

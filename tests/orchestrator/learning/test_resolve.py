@@ -18,7 +18,7 @@ SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
 
 def test_later_settings_win_over_earlier_ones():
     recommended = {"data.num_frames": 8, "optim.epochs": 8, "preset": "shapes"}
-    made = resolve({"method": "framefusion_moe", "stream": "s", "optim.epochs": "3"}, recommended, ["no-tame"])
+    made = resolve({"method": "framefusion_moe", "stream": "s", "optim.epochs": "3"}, recommended, ["frozen-text"])
     assert (made.data.num_frames, made.optim.epochs, made.method.use_tame) == (8, 3, False)
     assert made.settings["method.beta"] == 0.6
     assert made.settings["optim.epochs"] == 3
@@ -187,7 +187,7 @@ def test_ablation_changes_one_recommended_setting():
     full, ablated = on("framefusion_moe", ACTNET), on("framefusion_moe", ACTNET, "no-ffa")
     assert differing(full, ablated) == {"method.use_ffa"}
     assert (ablated["method.num_experts"], ablated["method.ffa_layers"]) == (5, 12)
-    both = on("framefusion_moe", ACTNET, "no-ffa", "no-tame")
+    both = on("framefusion_moe", ACTNET, "no-ffa", "frozen-text")
     assert differing(ablated, both) == {"method.use_tame"}
 
 
