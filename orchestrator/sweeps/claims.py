@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.sweeps.comparison import compare, last_value, observed_mde
-from ctvr.orchestrator.tables.claims import Claim, Result, chosen, judge, metric_of, names_in, needs_images, read
+from ctvr.orchestrator.on_ray.plan import MEAN
+from ctvr.orchestrator.sweeps.comparison import compare, experiment_of, is_trained, last_value, observed_mde
+from ctvr.orchestrator.tables.claims import (
+    FAILED,
+    MAIN,
+    Cause,
+    Claim,
+    Result,
+    chosen,
+    judge,
+    metric_of,
+    names_in,
+    needs_images,
+    read,
+    read_causes,
+)
 from ctvr.orchestrator.tables.claims_text import to_text
 from ctvr.orchestrator.tables.paper_comparison import ROW
 from ctvr.orchestrator.tables.presets import TablePreset
 from ctvr.orchestrator.tables.significance import Ranks, read_ranks
 from ctvr.orchestrator.tables.write import write_claims
+from ctvr.orchestrator.text_files import read_text
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 RERUN = "ctvr.rerun_of"  # tag of the runs of a table
+MISS = 2.0  # rank of a caption whose video is not found first
+
+
+@dataclass(frozen=True)
+class ClaimTable:
+    """A table whose rows test claims."""
+
+    name: str  # of its sweep
+    preset: TablePreset  # made by `tables.claims.preset_of`
+    stream: str
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the command
+    equal: Mapping[str, str] = field(default_factory=dict)  # row that was not run -> the row whose runs it uses
 
 
 def claims_of(preset: TablePreset) -> list[Claim]:
@@ -24,29 +58,31 @@ def claims_of(preset: TablePreset) -> list[Claim]:
     return chosen(preset.claims, needs_images(listed[0])) if listed else []
 
 
-def judge_table(
-    name: str, preset: TablePreset, stream: str, execution: ExecutionConfig, equal: Mapping[str, str] | None = None
-) -> str:
+def judge_table(table: ClaimTable, execution: ExecutionConfig) -> str:
     """Judge the claims of a table by its complete runs, write their table, and return it as text.
 
     Args:
-        name: name of the table's sweep.
-        preset: the table, made by `tables.claims.preset_of`.
-        stream: name of its stream.
-        execution: the runs folder.
-        equal: row that was not run -> the row with the same settings, whose runs it uses.
+        table: the table.
+        execution: the runs folder, in which tables without a cause of a verdict are looked up too.
     """
+    from ctvr.orchestrator.tables.intervals import q_values  # SciPy takes a second to import
+
     tracker = execution.existing_tracker()
-    runs = tracker.find_runs(tags={RERUN: name, "ctvr.complete": "true"})
+    runs = tracker.find_runs(tags={RERUN: table.name, "ctvr.complete": "true"})
     ranks = {run.run_id: found for run in runs if (found := read_ranks(tracker, run.run_id))}
     of_row: dict[str, dict[str, RunRecord]] = {}
     for run in sorted(runs, key=lambda run: run.started):
         of_row.setdefault(run.tags.get(ROW, ""), {})[str(run.settings.get("seed"))] = run
     rows = {row: list(found.values()) for row, found in of_row.items()}
-    rows |= {row: rows[same] for row, same in (equal or {}).items() if same in rows}
-    results = [judge_claim(claim, preset, rows, ranks) for claim in claims_of(preset)]
-    files = write_claims(results, stream, execution.runs.resolve() / "tables" / name)
-    return f"{to_text(results, stream)}\nwritten: {', '.join(os.path.relpath(file) for file in files)}"
+    rows |= {row: rows[same] for row, same in table.equal.items() if same in rows}
+    results = [judge_claim(claim, table.preset, rows, ranks) for claim in claims_of(table.preset)]
+    folder = execution.runs.resolve() / "tables"
+    results = [
+        replace(result, q=q, cause=_cause(result, table, folder))
+        for result, q in zip(results, q_values([result.improvement.p for result in results]))
+    ]
+    files = write_claims(results, table.stream, folder / table.name, table.settings)
+    return f"{to_text(results, table.stream)}\nwritten: {', '.join(os.path.relpath(file) for file in files)}"
 
 
 def judge_claim(
@@ -64,10 +100,73 @@ def judge_claim(
     if missing := [name for name in names if not rows.get(name)]:
         return Result(claim, "not run", why=f"no complete run of {missing[0]}")
     row, than = (rows[name] for name in names)
-    metric = metric_of(claim.column, row[0].tags.get("ctvr.protocol", "ctvr"))
+    protocol = row[0].tags.get("ctvr.protocol", "ctvr")
+    main, metric = metric_of(MAIN[protocol], protocol), metric_of(claim.column, protocol)
     means = (_mean(row, metric), _mean(than, metric))
+    base = _mean(than, main if claim.column == "forgetting" else metric)
+    refused = Result(claim, "not judged", means=means, base=base, seeds=min(len(row), len(than)))
+    if claim.column == "forgetting" and (still := [name for name in names if cannot_forget(rows[name][0])]):
+        return replace(refused, why=f"{still[0]} cannot forget: neither its captions nor the stored videos change")
+    if not claim.at_most and is_near_chance(than, ranks, main):
+        return replace(refused, why=f"R@1 of {names[1]} is {_mean(than, main):.2f}, which is within noise of chance")
     (difference,) = compare(than, [row], ranks, (metric, "max"))
-    return judge(claim, difference, observed_mde(difference), means, min(len(row), len(than)))
+    return judge(claim, difference, observed_mde(difference), means, base, min(len(row), len(than)))
+
+
+def cannot_forget(run: RunRecord) -> bool:
+    """Return whether a run's forgetting is 0 by construction: nothing trains, or captions keep their features.
+
+    The latter requires the protocol that stores the features of videos (CTVR) and a method that follows it.
+    """
+    if not is_trained(run):
+        return True
+    known = experiment_of(run).capabilities
+    is_stored = run.tags.get("ctvr.protocol", "ctvr") == "ctvr" and not known.reencodes_gallery
+    return is_stored and known.text_is_frozen
+
+
+def is_near_chance(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks], metric: str) -> bool:
+    """Return whether the 95 % interval of a row's R@1, over videos and seeds, contains that of random scores.
+
+    With one seed the interval is over videos. A row without ranks (accuracies) is not near chance. `metric`: R@1 over
+    all queries, or its mean over tasks.
+    """
+    from ctvr.orchestrator.tables.intervals import differences
+
+    if any(run.run_id not in ranks for run in runs):
+        return False
+    queries = sorted(set.intersection(*(set(ranks[run.run_id].of) for run in runs)))
+    videos = [query.rpartition("#")[0] or query for query in queries]
+    task = ranks[runs[0].run_id].task if metric == MEAN else {}
+    tasks = [task.get(query, 0) for query in queries]
+    galleries = Counter(place for place, _ in set(zip(tasks, videos)))
+    chance = sum(100 / size for size in galleries.values()) / len(galleries)
+    found = np.array([[ranks[run.run_id].of[query] for query in queries] for run in runs])
+    missed, fixed = np.full((1, len(queries)), MISS), [True, len(runs) == 1 or not is_trained(runs[0])]
+    _, r1 = differences([missed, found], 0, videos, tasks, fixed=fixed, is_chosen=False)
+    return r1.low <= chance
+
+
+def _cause(result: Result, table: ClaimTable, folder: Path) -> str:
+    """Return the cause of a failed claim whose removal, in another table of this folder, changes the verdict."""
+    for cause in read_causes() if result.verdict in FAILED else ():
+        if result.claim.claim not in cause.claims:
+            continue
+        for file in sorted(folder.glob("*/claims.json")):
+            other = json.loads(read_text(file))
+            if not _lacks(cause, table, other):
+                continue
+            for each in other["claims"]:
+                if each["claim"]["claim"] == result.claim.claim and each["verdict"] not in {result.verdict, "not run"}:
+                    without = [*(f"{name}={value}" for name, value in cause.settings.items()), cause.stream]
+                    return f"{cause.cause}. With {' '.join(filter(None, without))}: {each['verdict']}, {each['shown']}"
+    return ""
+
+
+def _lacks(cause: Cause, table: ClaimTable, other: Mapping[str, Any]) -> bool:
+    """Return whether another table's `claims.json` has the settings of this one, except those of a cause."""
+    settings = {name: str(value) for name, value in {**table.settings, **cause.settings}.items()}
+    return other.get("stream") == (cause.stream or table.stream) and other.get("settings") == settings
 
 
 def _mean(runs: Sequence[RunRecord], metric: str) -> float:

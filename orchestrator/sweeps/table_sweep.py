@@ -18,7 +18,7 @@ from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, write_plan
 from ctvr.orchestrator.on_ray.search_space import RowPlan
 from ctvr.orchestrator.on_ray.tune import can_resume, run_rows
-from ctvr.orchestrator.sweeps.claims import RERUN, judge_table
+from ctvr.orchestrator.sweeps.claims import RERUN, ClaimTable, judge_table
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult, experiment_of, last_value
 from ctvr.orchestrator.sweeps.confirm import candidates, confirm
 from ctvr.orchestrator.sweeps.driver import only_driver
@@ -266,13 +266,14 @@ def _rerun(planned: PlannedTable, runs: list[Rerun], execution: ExecutionConfig,
     again = resume_command(name)
     preset, stream = planned.request.preset, planned.stream.name
     equal = {row: each.row.name for each in planned.rows for row in each.equal}
+    claims = ClaimTable(name, preset, stream, planned.request.overrides, equal)
     try:
         text = execute_rerun(name, runs, execution, tracker, settings, again, planned.request.direction)
     except RunsFailed as error:
         if preset.claims and tracker.find_runs(tags={RERUN: name, "ctvr.complete": "true"}):
-            raise RunsFailed(f"{error}\n{judge_table(name, preset, stream, execution, equal)}") from error
+            raise RunsFailed(f"{error}\n{judge_table(claims, execution)}") from error
         raise
-    return f"{text}\n{judge_table(name, preset, stream, execution, equal)}" if preset.claims else text
+    return f"{text}\n{judge_table(claims, execution)}" if preset.claims else text
 
 
 def _failures(rows: list[str]) -> list[str]:

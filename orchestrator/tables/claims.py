@@ -5,12 +5,17 @@ The data are in `claims.json` in this folder:
     {"papers": {"der": "DER (...)"},                                  (besides those of paper_items.json)
      "claims": [{"claim": "framefusion-ffa", "paper": "framefusion", "place": "Table 2", "says": "FFA adds R@1",
                  "table": "ctvr-table2", "row": "framefusion_moe", "than": "framefusion_moe:no-ffa",
-                 "column": "r1", "better": "higher", "effect": 1.5}]}
+                 "column": "r1", "better": "higher", "effect": 9.14}],
+     "causes": [{"claims": ["tempme-gmacs"], "cause": "two frames", "settings": {"data.num_frames": "4"}}]}
 
-`row` and `than` are rows of the table preset `table`. `effect` is the smallest effect that the paper asserts: the
-smallest printed difference between both rows over its data sets. It is 0 if the paper asserts only a direction, or if
-one of its data sets contradicts the claim. Instead of an effect a claim may have `margin` (the row is worse by less
-than that) or `at_most` (a ratio of two costs).
+`row` and `than` are rows of the table preset `table`; `than` is the base row. `effect` is the smallest effect that the
+paper asserts, in percent of its base row's value (for forgetting: of the base row's R@1): the smallest printed
+difference of both rows over its data sets. It is 0 if the paper asserts only a direction, or if one of its data sets
+contradicts the claim. Instead of an effect a claim may have `margin` (the row is worse by less than that percentage) or
+`at_most` (a ratio of two costs).
+
+A cause is removed by `settings` (and `stream`, if it has one): the claim is tested again with these. It is printed only
+if that test was run and has another verdict.
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -37,10 +42,12 @@ STREAM = "worlds-5"  # default stream for testing the claims
 SEEDS = 3
 IMAGE_TABLE = "bmu-table4"  # its rows train on images without captions
 
-Verdict = Literal["holds", "does not", "undecided", "not run"]
+Verdict = Literal["holds", "smaller than asserted", "contradicted", "undecided", "not judged", "not run"]
+FAILED: tuple[Verdict, ...] = ("smaller than asserted", "contradicted")  # verdicts that need an explanation
 MICD = {"micd_text": "train/micd_text", "micd_video": "train/micd_video"}
 UNKNOWN = Difference()
 FORGETTING = {"ctvr": "bwf", "cvlm": "fr"}  # protocol -> the column of "forgetting" of captions
+MAIN = {"ctvr": "r1", "cvlm": "r1", "ucl": "accuracy"}  # protocol -> the column to which forgetting is relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +63,9 @@ class Claim:
     than: str
     column: str  # r1, forgetting, rsum, gmacs, twin, ...
     better: Literal["higher", "lower"]
-    effect: float = 0.0  # effect in points
-    margin: float = 0.0  # points by which the row may be worse; 0: the claim is a difference
+    effect: float = 0.0  # percent of the base row's value
+    margin: float = 0.0  # percent by which the row may be worse; 0: the claim is a difference
     at_most: float = 0.0  # largest ratio of the row's cost to the other's; 0: no ratio is claimed
-
-    @property
-    def bound(self) -> float:
-        """Return the improvement that the interval must exceed for the claim to hold."""
-        return -self.margin if self.margin else 0.0
 
     @property
     def asserted(self) -> str:
@@ -71,8 +73,18 @@ class Claim:
         if self.at_most:
             return f"at most {self.at_most:g} x"
         if self.margin:
-            return f"worse by at most {self.margin:g}"
-        return f"{self.better} by {self.effect:g}" if self.effect else self.better
+            return f"worse by at most {self.margin:g} %"
+        return f"{self.better} by {self.effect:g} %" if self.effect else self.better
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A possible cause of verdicts, and the settings with which it is absent."""
+
+    claims: tuple[str, ...]
+    cause: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    stream: str = ""  # stream without the cause; empty: that of the verdict
 
 
 @dataclass(frozen=True)
@@ -83,15 +95,23 @@ class Result:
     verdict: Verdict
     improvement: Difference = UNKNOWN  # of an `at_most` claim: the ratio of both costs
     detectable: float = math.nan  # effect that the comparison detects in 4 of 5 cases
-    means: tuple[float, float] = (math.nan, math.nan)  # mean of the row, and of the other one
+    means: tuple[float, float] = (math.nan, math.nan)  # mean of the row, and of the base row
+    base: float = math.nan  # value of the base row to which the asserted effect is relative
+    q: float = math.nan  # false discovery rate, over all claims of the page
     seeds: int = 0
-    why: str = ""  # reason why it is not run
+    why: str = ""  # reason why it is not judged or not run
+    cause: str = ""  # removed in a run that has another verdict
+
+    @property
+    def asserted(self) -> float:
+        """Return the asserted effect in points of this stream, relative to our base row; 0: a direction only."""
+        return self.claim.effect / 100 * self.base if self.claim.effect else 0.0
 
     @property
     def note(self) -> str:
         """Return the qualification of a verdict; empty if it needs none."""
-        if self.verdict == "holds" and not self.claim.at_most and self.improvement.high < self.claim.effect:
-            return "smaller than asserted"
+        if self.verdict == "smaller than asserted" and self.improvement.low > 0 and not self.claim.at_most:
+            return "the direction holds"
         return self.why
 
 
@@ -100,6 +120,13 @@ def read() -> tuple[dict[str, str], tuple[Claim, ...]]:
     """Return the papers by their short names, and all claims in the order of the file."""
     data = json.loads(FILE.read_text(encoding="utf-8"))
     return {**read_items()[0], **data["papers"]}, tuple(Claim(**each) for each in data["claims"])
+
+
+@cache
+def read_causes() -> tuple[Cause, ...]:
+    """Return the possible causes, in the order of the file."""
+    data = json.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(Cause(**{**each, "claims": tuple(each["claims"])}) for each in data["causes"])
 
 
 def chosen(names: Sequence[str], images: bool = False) -> list[Claim]:
@@ -186,22 +213,34 @@ def metric_of(column: str, protocol: str) -> str:
     return known[FORGETTING.get(protocol, column) if column == "forgetting" else column]
 
 
-def judge(claim: Claim, difference: Difference, detectable: float, means: tuple[float, float], seeds: int) -> Result:
+def judge(
+    claim: Claim, difference: Difference, detectable: float, means: tuple[float, float], base: float, seeds: int
+) -> Result:
     """Return the verdict on a difference, the metric of `row` minus that of `than`.
 
-    A claim holds if the 95 % interval of the improvement lies above 0 (with a margin: above minus the margin). It does
-    not hold if the interval lies at or below that, or below the smallest effect that the paper asserts. Otherwise these
-    runs do not decide it.
+    By the 95 % interval of the improvement, a claim holds if it lies above 0 (with a margin: above minus the margin),
+    unless it lies below the asserted effect, which is then smaller than asserted. A claim is contradicted if the
+    interval lies below 0 (below minus the margin). Otherwise these runs do not decide it.
+
+    Args:
+        base: value of the base row to which the asserted effect is relative.
     """
     if claim.at_most:
-        ratio = means[0] / means[1] if means[1] else math.nan
-        verdict: Verdict = "holds" if ratio <= claim.at_most else "does not"
-        verdict = verdict if math.isfinite(ratio) else "undecided"
-        return Result(claim, verdict, Difference(ratio, ratio, ratio, math.nan), math.nan, means, seeds)
+        return _judge_ratio(claim, means, base, seeds)
     improvement = difference if claim.better == "higher" else difference.turned()
-    verdict = "undecided"
-    if improvement.low > claim.bound:
-        verdict = "holds"
-    elif improvement.high <= claim.bound or improvement.high < claim.effect:
-        verdict = "does not"
-    return Result(claim, verdict, improvement, detectable, means, seeds)
+    found = Result(claim, "undecided", improvement, detectable, means, base, seeds=seeds)
+    bound = -claim.margin / 100 * base if claim.margin else 0.0
+    if improvement.high < bound:
+        return replace(found, verdict="contradicted")
+    if improvement.high < found.asserted or improvement.high <= bound:
+        return replace(found, verdict="smaller than asserted")
+    return replace(found, verdict="holds") if improvement.low > bound else found
+
+
+def _judge_ratio(claim: Claim, means: tuple[float, float], base: float, seeds: int) -> Result:
+    """Return the verdict on a ratio of two costs, which have no interval."""
+    ratio = means[0] / means[1] if means[1] else math.nan
+    verdict: Verdict = "undecided"
+    if math.isfinite(ratio):
+        verdict = "holds" if ratio <= claim.at_most else "smaller than asserted" if ratio < 1 else "contradicted"
+    return Result(claim, verdict, Difference(ratio, ratio, ratio, math.nan), means=means, base=base, seeds=seeds)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
-from ctvr.orchestrator.tables.claims import Result, Verdict, read
-from ctvr.orchestrator.tables.table import MISSING
+from ctvr.orchestrator.tables.claims import FAILED, Result, Verdict, read
+from ctvr.orchestrator.tables.table import LEVEL, MISSING
 
-ORDER: tuple[Verdict, ...] = ("holds", "does not", "undecided", "not run")
+ORDER: tuple[Verdict, ...] = get_args(Verdict)
 RULE = (
-    "Improvement: difference between the two rows, positive in the claimed direction, with its 95 % interval over test "
-    "videos and seeds (columns other than R@1: over seeds only). Holds: the interval lies above 0, or above minus the "
-    "margin. Does not: it lies at or below that bound, or below the smallest effect that the paper asserts. Undecided: "
-    "all other cases. Could be seen: the effect that this comparison detects in 4 of 5 cases. Intervals are not "
-    "corrected for the number of claims: of 20 claims without any effect, one interval on average excludes 0."
+    "Asserts: effect in percent of the base row's value in the paper (forgetting: of its R@1), and in points of our "
+    "base row. Improvement: difference between the two rows, positive in the claimed direction, with its 95 % interval "
+    "over test videos and seeds (columns other than R@1: over seeds only), p, and q over all claims of this page "
+    "(Benjamini and Hochberg). Holds: the interval lies above 0, or above minus the margin. Smaller than asserted: it "
+    "lies below the asserted effect, but not below 0. Contradicted: it lies below 0, or below minus the margin. "
+    "Undecided: all other cases. Not judged: R@1 of the base row is within noise of chance, or a row cannot forget by "
+    "construction. Could be seen: the effect that this comparison detects in 4 of 5 cases. Intervals are not corrected "
+    "for the number of claims, q is."
+)
+TUNING = (
+    "Every row has the recommended settings of its method for this stream. None was tuned again for its claims, and a "
+    "table states how many trials chose them."
 )
 TITLES = ("claim", "paper", "says", "asserts", "improvement", "could be seen", "verdict")
 
@@ -35,9 +42,11 @@ def list_text() -> str:
 
 
 def counts(results: Sequence[Result]) -> str:
-    """Return how many claims have each verdict."""
+    """Return how many claims have each verdict, and how many of those that hold have a q below 5 %."""
     found = Counter(result.verdict for result in results)
     named = [f"{found[verdict]} {verdict}" for verdict in ORDER]
+    sure = sum(result.verdict == "holds" and result.q < LEVEL for result in results)
+    named[0] += f" ({sure} with q < {LEVEL:g})"
     return f"{len(results)} claim{'s' * (len(results) != 1)}: {', '.join(named)}"
 
 
@@ -47,11 +56,11 @@ def to_text(results: Sequence[Result], stream: str) -> str:
     for result in sorted(results, key=lambda result: ORDER.index(result.verdict)):
         line = f"{_verdict(result):<28}  {result.claim.claim:<32}  {_size(result)}"
         lines.append(line + f"; could be seen: {_number(result.detectable)}" * (result.verdict == "undecided"))
-    return "\n".join([*lines, "", counts(results)])
+    return "\n".join([*lines, "", *_causes(results), counts(results)])
 
 
 def to_markdown(results: Sequence[Result], stream: str) -> str:
-    """Return the verdicts as a Markdown table in the order of the claims."""
+    """Return the verdicts as a Markdown table in the order of the claims, with the causes that a run has shown."""
     papers = read()[0]
     lines = [f"### Claims on {stream}", "", _line(TITLES), _line([":--"] * len(TITLES))]
     for result in results:
@@ -63,19 +72,37 @@ def to_markdown(results: Sequence[Result], stream: str) -> str:
                     f"`{claim.claim}`",
                     f"{paper}, {claim.place}",
                     claim.says,
-                    claim.asserted,
+                    _asserted(result),
                     _size(result),
                     _number(result.detectable),
                     _verdict(result),
                 ]
             )
         )
-    return "\n".join([*lines, "", f"{counts(results)}.", "", RULE, ""])
+    causes = [f"- {line}" for line in _causes(results)]
+    return "\n".join([*lines, "", f"{counts(results)}.", "", RULE, "", TUNING, "", *causes, *[""] * bool(causes)])
 
 
-def to_json(results: Sequence[Result], stream: str) -> str:
-    """Return the verdicts as JSON; an unknown number is null."""
-    return json.dumps({"stream": stream, "claims": [_known(asdict(each)) for each in results]}, indent=1) + "\n"
+def _causes(results: Sequence[Result]) -> list[str]:
+    """Return the causes of verdicts that a run without the cause has changed, and the claims without such a run."""
+    failed = [result for result in results if result.verdict in FAILED]
+    lines = [f"{result.claim.claim}: {result.cause}" for result in failed if result.cause]
+    rest = [result.claim.claim for result in failed if not result.cause]
+    return lines + [f"not explained, since no run without a cause changes the verdict: {', '.join(rest)}"] * bool(rest)
+
+
+def to_json(results: Sequence[Result], stream: str, settings: Mapping[str, Any]) -> str:
+    """Return the verdicts as JSON, with the settings of the command; an unknown number is null."""
+    claims = [{**_known(asdict(each)), "shown": _size(each)} for each in results]
+    known = {name: str(value) for name, value in settings.items()}
+    return json.dumps({"stream": stream, "settings": known, "claims": claims}, indent=1) + "\n"
+
+
+def _asserted(result: Result) -> str:
+    """Return the asserted effect, and in points of our base row."""
+    if math.isfinite(result.asserted) and result.asserted:
+        return f"{result.claim.asserted} ({result.asserted:.2f} points)"
+    return result.claim.asserted
 
 
 def _verdict(result: Result) -> str:
@@ -84,11 +111,11 @@ def _verdict(result: Result) -> str:
 
 def _size(result: Result) -> str:
     """Return the improvement with its interval, or the ratio of two costs."""
-    if result.verdict == "not run":
+    if result.verdict in {"not run", "not judged"}:
         return MISSING
     if result.claim.at_most:
         return f"{result.improvement.value:.2f} x"
-    return str(result.improvement)
+    return f"{result.improvement}" + (f" q={result.q:.3f}" if math.isfinite(result.q) else "")
 
 
 def _number(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,16 @@ def write(made: Table | Sequence[Table], folder: Path, figures: bool = True) -> 
     return written
 
 
-def write_claims(results: Sequence[Result], stream: str, folder: Path) -> list[Path]:
-    """Write the verdicts on claims as `claims.md` and `claims.json`; each file is written atomically."""
+def write_claims(
+    results: Sequence[Result], stream: str, folder: Path, settings: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """Write the verdicts on claims as `claims.md` and `claims.json`; each file is written atomically.
+
+    `settings`: those of the command.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    forms = {"md": claims_text.to_markdown(results, stream), "json": claims_text.to_json(results, stream)}
+    forms = {"md": claims_text.to_markdown(results, stream)}
+    forms["json"] = claims_text.to_json(results, stream, settings or {})
     return [publish(folder / f"claims.{suffix}", text.encode()) for suffix, text in forms.items()]
 
 

@@ -64,7 +64,7 @@ def test_claims_plan_lists_rows_and_runs_nothing(stream, tmp_path, capsys):
     assert "rows      4: CLIP with DSL, zero_shot, tempme, lora\n" in shown
     assert "4 rows x 2 seeds = 8 runs of 1 task\n" in shown
     assert "time      unknown: no run of mine is recorded here." in shown
-    assert "clip-dsl: CLIP with DSL against zero_shot, r1 (higher by 4.4)" in shown
+    assert "clip-dsl: CLIP with DSL against zero_shot, r1 (higher by 14.1 %)" in shown
     assert main([*words, "--stream", stream, "--only", "bmu-base,bmu-global"]) == 0
     shown = capsys.readouterr().out
     assert "bmu_moco:table2-row6 has the settings of bmu_moco, so it is not run again\n" in shown
