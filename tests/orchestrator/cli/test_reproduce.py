@@ -73,7 +73,7 @@ def test_claims_plan_lists_rows_and_runs_nothing(stream, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "videos    not available: stream: no stream called 'msrvtt-10'" in shown
     assert re.search(r"runs      \d+ rows x 3 seeds = \d+ runs\n", shown)
-    assert "framefusion-ffa: framefusion_moe against framefusion_moe:no-ffa, r1 (higher by 1.5)" in shown
+    assert "framefusion-ffa: framefusion_moe against framefusion_moe:no-ffa, r1 (higher by 9.14 %)" in shown
     assert not (tmp_path / "runs" / "mlflow.db").exists()
     assert main(["reproduce", "claims", "--list"]) == 0
     assert "framefusion-ffa " in capsys.readouterr().out
