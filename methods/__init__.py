@@ -156,7 +156,7 @@ def _is_former(name: str) -> bool:
     """Return whether a name is the path of a class of ours before 0.3 and no module of the user shadows it."""
     if f"ctvr.{name}" not in EVERY_METHOD.values():
         return False
-    theirs = _find_in_method_folders("methods") or importlib.util.find_spec("methods")
+    theirs = find_in_method_folders("methods") or importlib.util.find_spec("methods")
     return theirs is None or os.path.realpath(theirs.origin or "") == os.path.realpath(__file__)
 
 
@@ -246,7 +246,7 @@ class _MethodFolders:
         asked = {name, name.removesuffix("_space"), _importer()}
         if path is not None or name in sys.stdlib_module_names or not self.own & asked:
             return None
-        found = _find_in_method_folders(name)
+        found = find_in_method_folders(name)
         if found is not None:
             self.own.add(name)
         return found
@@ -262,7 +262,7 @@ def _importer() -> str:
         frame = frame.f_back
 
 
-def _find_in_method_folders(name: str) -> ModuleSpec | None:
+def find_in_method_folders(name: str) -> ModuleSpec | None:
     """Find a top-level module in the current folder, or in the folders that a Ray driver names."""
     folders = [os.path.abspath(os.curdir), *filter(None, os.environ.get(METHOD_FOLDERS, "").split(os.pathsep))]
     return PathFinder.find_spec(name, folders)

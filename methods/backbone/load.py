@@ -8,7 +8,9 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +93,22 @@ def _tags(name: str) -> list[str]:
             f"no backbone called {name!r}.{hint} Write {', '.join((*SHIPPED, *UMT))} or one of open_clip.list_models()."
         )
     return list(open_clip.list_pretrained_tags_by_model(name))
+
+
+def describe_architecture(name: str) -> dict[str, Any]:
+    """Return open_clip's configuration of an architecture; empty for an unknown name.
+
+    It includes the versions of the libraries that define a tower which open_clip does not.
+    """
+    import open_clip
+
+    if name not in open_clip.list_models():
+        return {}
+    found: dict[str, Any] = open_clip.get_model_config(name)
+    towers = {"timm_model_name": "timm", "hf_model_name": "transformers"}
+    text = json.dumps(found)
+    used = [library for field, library in towers.items() if f'"{field}"' in text and find_spec(library)]
+    return found | {library: importlib.metadata.version(library) for library in used}
 
 
 def _closest(name: str, known: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ short report; missing videos are counted, not rejected. The format is in streams
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from ctvr.orchestrator.config import parse_overrides, suggest
@@ -31,6 +32,7 @@ from ctvr.orchestrator.importers.msrvtt_qa import NAME as QUESTIONS
 from ctvr.orchestrator.importers.msrvtt_qa import import_questions
 from ctvr.orchestrator.output_dir import check_name, is_name, nearest_name
 from ctvr.orchestrator.streams.load import RENDERED
+from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
 
 # The arguments of each kind: word -> an example, and which words may be omitted
 KINDS: dict[str, dict[str, str]] = {
@@ -98,7 +100,7 @@ def import_stream(
         why = "has no captions" if kind in IMAGES else "may have features of the unchanged captions"
         raise ConfigError(f"--correct-captions: {kind} {why}. Leave it out.")
     out = Path(root) / "streams" / f"{name}.json"
-    before = out.read_bytes() if out.is_file() else None
+    before, replaced = (out.read_bytes(), _replaced(name, out)) if out.is_file() else (None, "")
     new = [folder for folder in (out.parent, out.parent.parent) if not folder.exists()]
     manifest, report = _import_kind(kind, files, videos, out, name)
     if kind == "csv" and videos is not None and (lost := _first_of_none(manifest, videos)):
@@ -121,7 +123,19 @@ def import_stream(
         elsewhere += " backbone.weights=FILE backbone.vocabulary=vocab.txt"
     if kind == "features" and not files.get("text"):
         elsewhere += " backbone.name=NAME"
-    return f"{report}\nwritten: {out}\nnext: ctvr {follows.get(kind, 'cache build')} --stream {name}{elsewhere}"
+    return (
+        f"{report}\n{replaced}written: {out}\nnext: ctvr {follows.get(kind, 'cache build')} --stream {name}{elsewhere}"
+    )
+
+
+def _replaced(name: str, out: Path) -> str:
+    """Return the line that names the stream which an import replaces; a manifest that cannot be read has no digest."""
+    written = datetime.fromtimestamp(out.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+    try:
+        digest = f" (digest {parse_manifest(read_json(out), str(out), out.parent).digest})"
+    except ConfigError:
+        digest = ""
+    return f"replaces the stream {name} of {written}{digest}; a table shows runs on the newest stream only\n"
 
 
 def _first_of_none(manifest: Manifest, videos: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ctvr.orchestrator.data.arrays import Arrays, read_arrays, validate_features
+from ctvr.orchestrator.digests import digest_file, digest_of
 from ctvr.orchestrator.errors import ConfigError, VideoError
 from ctvr.orchestrator.importers.builder import Manifest, items_of, write_manifest
 from ctvr.orchestrator.importers.csv_table import ids_of, import_csv, read_table
@@ -66,7 +67,10 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
     if of_captions is not None:
         np.savez(folder / TEXTS, texts=np.array(list(of_captions)), features=np.stack(list(of_captions.values())))
         settings |= {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}  # its output is not used
+    content = [[item["video"], digest_file(folder / item["path"])] for item in items]
+    content += [[TEXTS, digest_file(folder / TEXTS)]] if texts else []
     manifest |= {"videos": folder.name, "settings": settings, "text_features": TEXTS if texts else None}
+    manifest |= {"features": digest_of(content)}
     stream = parse_manifest(manifest, source=str(table), base=out.parent)
     write_manifest(manifest, out)
     of_texts = "captions also have features" if texts else "captions are encoded by the selected backbone"

@@ -21,6 +21,7 @@ from ctvr.orchestrator.learning.run_key import (
     contents_of,
     environment,
     protocol_digest,
+    stream_digest,
     weights_digest,
 )
 from ctvr.orchestrator.store.store import Store
@@ -197,6 +198,7 @@ class Experiment:
             "weights": weights_digest(self.backbone.name, self.backbone.weights, self.backbone.vocabulary),
             **code_digests(self.run.method, getattr(self.method, "base", None)),
             **protocol_digest(stream.protocol),
+            **stream_digest(self.run.stream),
             **environment(device),
         }
 

@@ -6,9 +6,10 @@
     file digests   of every file and folder that a setting names, relative names included
     environment    stream        digest of its manifest, without skipped videos
                    frames        content addresses of all frames that the run can read
-                   weights       of the backbone
-                   code ...      every source file of DIGESTED_PACKAGES, one digest per package; and the method
-                                 with everything that it imports
+                   weights       of the backbone, with the description of its architecture
+                   code ...      every source file of DIGESTED_PACKAGES, one digest per package; the method with
+                                 everything that it imports; and the closure (foreign_code.py) of a method, base,
+                                 protocol or stream of another package
                    torch, open_clip    their versions
                    device        cpu or cuda
                    capability    the vector instructions that torch uses (CPU only)
@@ -20,19 +21,20 @@ A killed run resumes from its last commit only if all of this is equal: on the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, IMAGE_METHODS, place_of
-from ctvr.methods.backbone.architectures import SHIPPED
+from ctvr.methods.backbone.architectures import SHIPPED, UMT
 from ctvr.methods.backbone.checkpoint import files_of
-from ctvr.methods.backbone.load import VERSION, is_path
+from ctvr.methods.backbone.load import VERSION, describe_architecture, is_path
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
+from ctvr.orchestrator.learning.foreign_code import Closure, digest_closure
+from ctvr.orchestrator.streams.load import plain_name
+from ctvr.orchestrator.streams.load import plugins as stream_plugins
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import Stream
 
@@ -72,11 +74,15 @@ def frames_digest(stream: Stream, source: FrameSource, splits: Sequence[str]) ->
 
 
 def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
-    """Return the SHA-256 of a backbone's initial weights (or their name, if they are not in a file) and vocabulary."""
+    """Return the SHA-256 of a backbone's architecture, initial weights and vocabulary.
+
+    Weights that are not in a file count by their name.
+    """
     folder = SHIPPED.get(backbone)
     shipped = [digest_file(file) for file in sorted(folder.iterdir()) if file.is_file()] if folder else []
     pieces = content_of(vocabulary)
-    return digest_of([shipped, _digest_of_weights(weights), *([pieces] if pieces else [])])
+    described = {} if folder or backbone in UMT else describe_architecture(backbone)
+    return digest_of([shipped, _digest_of_weights(weights), *filter(None, (pieces, described))])
 
 
 def _digest_of_weights(weights: str) -> object:
@@ -114,24 +120,16 @@ def environment(device: str) -> dict[str, str]:
     return {"torch": torch.__version__, "open_clip": VERSION, "device": device, **capability}
 
 
-def _sources_of_others(place: str) -> list[Path]:
-    """Return the file of a third-party class `module:Class`, or every source of its package."""
-    module = place.partition(":")[0]
-    top = find_spec(module.partition(".")[0])
-    if top is not None and top.submodule_search_locations:
-        return sorted(file for folder in top.submodule_search_locations for file in Path(folder).rglob("*.py"))
-    return [Path(top.origin)] if top is not None and top.origin else []
-
-
-def _of_others(place: str) -> str:
-    """Return one digest of the sources of a third-party class, independent of the location of its package."""
-    return digest_of([[file.name, digest_file(file)] for file in _sources_of_others(place)])
-
-
 def protocol_digest(name: str) -> dict[str, str]:
-    """Return one digest of the sources of a protocol of another package; empty for one of ours."""
+    """Return one digest of the code of a protocol of another package; empty for one of ours."""
     point = None if name in PROTOCOLS else plugins().get(name)  # `plugins` reads the metadata of all packages
-    return {OF_PROTOCOL + name: _of_others(point.value)} if point is not None else {}
+    return {OF_PROTOCOL + name: digest_closure(point.module)} if point is not None else {}
+
+
+def stream_digest(name: str) -> dict[str, str]:
+    """Return one digest of the code of a stream of another package; empty for any other stream."""
+    point = stream_plugins().get(plain_name(name))
+    return {f"code of stream {point.name}": digest_closure(point.module)} if point is not None else {}
 
 
 def code_digests(method: str, base: str | None = None) -> dict[str, str]:
@@ -145,10 +143,12 @@ def code_digests(method: str, base: str | None = None) -> dict[str, str]:
     own = [ROOT.joinpath(*place.partition(":")[0].split(".")[1:]).with_suffix(".py") for place in ours]
     if method in IMAGE_METHODS:
         own += list_sources("methods/images", ROOT)  # backbone and views are not imported by the method
-    others = {f"code of {name}": _of_others(places[name]) for name in foreign}
-    own += [file for name in foreign for file in _sources_of_others(places[name])]
+    modules = {name: places[name].partition(":")[0] for name in foreign}
+    for name in sorted(Closure(modules.values()).ours):
+        file = ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py")
+        own += [file] if file.is_file() else []
     return {
-        **others,
+        **{f"code of {name}": digest_closure(module) for name, module in modules.items()},
         **{f"code of {room}": digest_sources(files, ROOT) for room, files in rooms.items()},
         "code of the method": digest_sources(list_imported_sources([*own, *shared], "methods", ROOT), ROOT),
     }

@@ -26,6 +26,7 @@ from ctvr.methods import trusted
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import source_digest
 from ctvr.orchestrator.errors import TrialFailed
+from ctvr.orchestrator.learning.foreign_code import digest_plugins
 from ctvr.orchestrator.on_ray.callbacks import (
     BracketMonitor,
     ConcurrencyController,
@@ -139,7 +140,7 @@ def run_rows(
     plans = {name: _stamped(row.plan, session) for name, row in rows.items()}
     plan = next(iter(plans.values()))
     room = capacity(plan, max_concurrent).concurrent
-    journal = Journal(journal_path(plan), plan.sources)
+    journal = Journal(journal_path(plan), plan.sources + digest_plugins())
     halving = {
         name: SuccessiveHalving(
             make_searcher(search, row.space, row.plan.epochs or num_tasks),

@@ -5,6 +5,7 @@ A manifest is one JSON file (format 1):
     {"format": 1, "name": "msrvtt-10", "protocol": "ctvr" | "cvlm" | "ucl" | "qa", "paper": "msrvtt-10" | null,
      "settings": {"data.num_frames": 12}, "videos": folder (optional; relative to the manifest),
      "text_features": path below `videos` | null,
+     "features": digest of the imported arrays and text features (optional),
      "held_out": number of training videos per category of the published split that are "val" here (optional),
      "tasks": [{"name": "task_01", "categories": [...], "train": [ITEM], "val": [ITEM], "test": [ITEM]}]}
     ITEM = {"video": id, "path": path below `videos`, "segment": [start, end] in seconds | null,
@@ -168,7 +169,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         data,
         "",
         ("format", "name", "protocol", "tasks"),
-        ("paper", "settings", "videos", "about", "sources", "text_features", "held_out"),
+        ("paper", "settings", "videos", "about", "sources", "text_features", "features", "held_out"),
     )
     if top["format"] != FORMAT:
         reader.fail("format", f"must be {FORMAT}, the only one this version reads", "Import the stream again.")
@@ -202,6 +203,7 @@ def parse_manifest(data: Any, source: str, base: Path, videos: Path | None = Non
         settings=_parse_settings(reader, top.get("settings", {})),
         paper=paper,
         text_features=_text_features(reader, top.get("text_features"), Path(videos)),
+        features=reader.text(top["features"], "features") if "features" in top else "",
         held_out=held_out,
     )
 

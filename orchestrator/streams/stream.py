@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from ctvr.orchestrator.config import suggest
-from ctvr.orchestrator.digests import canonical
+from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.drift import LEAST, chunk_ends
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
@@ -82,6 +82,7 @@ class Stream:
     dropped: int = 0  # videos removed by `drop_videos`
     lost_captions: int = 0  # captions of dropped videos in the test split
     text_features: str | None = None  # file with features of all captions, if any (data/)
+    features: str = ""  # digest of imported arrays and text features
     held_out: int = 0  # validation videos per category, taken from the published training split
     order: int = 0  # seed of the task order; 0: the order of the manifest
     learned: int = 0  # first tasks that another method has learned and stored (`Stream.after`)
@@ -173,18 +174,18 @@ class Stream:
     @cached_property
     @gc_disabled()
     def digest(self) -> str:
-        """Return the SHA-256 of everything that affects results, which excludes file locations, names and settings."""
+        """Return the SHA-256 of tasks, ids, captions and imported features; a run's key adds that of the frames."""
         tasks = [
             [list(task.categories), *([_identity(item) for item in getattr(task, split)] for split in SPLITS)]
             for task in self.tasks
         ]
-        return hashlib.sha256(canonical({"protocol": self.protocol, "tasks": tasks}).encode()).hexdigest()
+        features = {"features": self.features} if self.features else {}
+        return digest_of({"protocol": self.protocol, "tasks": tasks, **features})
 
     @cached_property
     def content(self) -> str:
         """Return a SHA-256 like `digest`, but independent of the order of the tasks."""
-        alone = sorted(replace(self, tasks=(task,)).digest for task in self.tasks)
-        return hashlib.sha256(canonical(alone).encode()).hexdigest()
+        return digest_of(sorted(replace(self, tasks=(task,)).digest for task in self.tasks))
 
     def in_order(self, order: int) -> Stream:
         """Return the stream with its tasks in the random order of the seed `order`; 0 leaves them unchanged.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.tables.task_orders import content_of
 
@@ -56,10 +57,32 @@ def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = Fals
         same = [run for run in kept if content_of(run) == newest]
         if len(same) < len(kept):
             left_out.append(f"{_runs(len(kept) - len(same))} of former versions of the stream (tag ctvr.stream_digest)")
-        kept = same
+        kept = _with_newest_frames(same)
+        if len(kept) < len(same):
+            left_out.append(
+                f"{_runs(len(same) - len(kept))} with other frames or features than the newest run of equal settings "
+                "(tag ctvr.frames)"
+            )
     notes = [f"Left out: {text}." for text in left_out]
     unfinished = [run for run in records if run.tags.get("ctvr.complete") != "true" and split_of(run) == kept_split]
     return [*kept, *unfinished], notes
+
+
+def _with_newest_frames(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs whose frames are those of the newest run with equal settings of frames.
+
+    A video or an array that was replaced under its name is another one, although the stream's digest is equal.
+    """
+    newest: dict[str, str] = {}
+    for run in sorted(runs, key=lambda run: run.started):
+        newest[_of_frames(run)] = run.tags.get("ctvr.frames") or newest.get(_of_frames(run), "")
+    return [run for run in runs if run.tags.get("ctvr.frames", "") in ("", newest[_of_frames(run)])]
+
+
+def _of_frames(run: RunRecord) -> str:
+    """Return the settings that decide which frames a run reads."""
+    names = [name for name in run.settings if name.startswith(("data.", "evaluation."))]
+    return digest_of({name: str(run.settings.get(name)) for name in (*names, "stream", "backbone.name")})
 
 
 def measured_on(kept: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> str:

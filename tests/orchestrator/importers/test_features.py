@@ -7,7 +7,9 @@ import pytest
 
 from ctvr.orchestrator.data.arrays import write_arrays
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.importers.command import import_stream
 from ctvr.orchestrator.importers.features import import_features
+from ctvr.orchestrator.streams.load import load_stream
 
 ROWS = (("a1", "train"), ("b.2", "test"), ("c3.mp4", "train"), ("d4", "test"))
 
@@ -213,3 +215,20 @@ def test_a_folder_of_shards_is_one_file(table: Path) -> None:
         ConfigError, match=r"shards: has shards \(\.tar\) next to files of one video\. Give a folder of"
     ):
         import_features(table, folder, None, table.parent / "out.json", "out")
+
+
+def test_features_imported_again_are_another_stream_and_the_import_says_which_it_replaces(table: Path) -> None:
+    files = {"table": str(table), "features": str(table.parent / "features.npz")}
+
+    def imported(number: float) -> tuple[str, str]:
+        np.savez(files["features"], **{key: np.full((2, 3), number, np.float32) for key, _ in ROWS})
+        report = import_stream("features", files, None, table.parent, "mine")
+        return report, load_stream("mine", table.parent).digest
+
+    (first, old), (again, same), (other, new) = imported(1), imported(1), imported(2)
+    assert "replaces" not in first
+    assert old == same != new
+    for report in (again, other):
+        assert "replaces the stream mine of 20" in report
+        assert f"(digest {old})" in report
+    assert f"digest {new}" in other

@@ -235,6 +235,18 @@ def test_table_takes_the_newest_version_and_names_the_others():
     assert "Left out: 1 run of former versions of the stream (tag ctvr.stream_digest)." in table.notes
 
 
+def test_runs_on_replaced_frames_share_neither_a_row_nor_a_table():
+    old, new = ({"ctvr.stream_digest": "a", "ctvr.frames": frames} for frames in ("old", "new"))
+    note = "Left out: {} with other frames or features than the newest run of equal settings (tag ctvr.frames)."
+    for former in (run(tags=old), run("zscl", tags=old)):  # a seed of the row, and another row
+        (table,) = tables([former, run(seed=1, tags=new)])
+        assert [(row.method, len(row.runs)) for row in table.rows] == [("lwf", 1)]
+        assert note.format("1 run") in table.notes
+    (table,) = tables([run(tags=old), run(seed=1, tags=old), run("zscl", tags={"ctvr.stream_digest": "a"})])
+    assert [(row.method, len(row.runs)) for row in table.rows] == [("lwf", 2), ("zscl", 1)]
+    assert not any("other frames" in note for note in table.notes)
+
+
 def test_captions_and_videos_are_counted_where_there_are_some():
     ranked, image = run(), run("zscl", 1)
     ranks = {ranked.run_id: Ranks({"a#0": 1, "a#1": 2, "b#0": 3}, {}), image.run_id: Ranks({}, {})}
