@@ -18,8 +18,8 @@ the model at the end of the previous task. Without memory the relations are thos
 The original's code multiplies its L_asym by T / 0.07, 7.14 at its T of 0.5, and L_IRD by 1. That is weight=0.14 for
 a mean of two directions (preset `original`), 0.28 for their sum. A published weight does not transfer unchanged.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Its rows are therefore not
-comparable with those of methods that keep features only.
+It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
+rows with each other only (`keeps_videos`).
 """
 
 from __future__ import annotations

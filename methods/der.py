@@ -12,8 +12,8 @@ trains; here pairs enter the reservoir when their task ends. Its code averages o
 takes half of their sum, so a published alpha is alpha d / 2 of this one, d the width of a feature: 0.3 there is 0.0012
 here with d = 512.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Its rows are therefore not
-comparable with those of methods that keep features only.
+It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
+rows with each other only (`keeps_videos`).
 """
 
 from __future__ import annotations

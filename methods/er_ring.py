@@ -4,8 +4,8 @@ Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", arXiv:1902.1
 preset `bmu-moco` is BMU-MoCo's competitor "ER-Ring". Without classes, the ring has one partition for
 each task. Every step of a later task draws memory pairs; the retriever's loss sees both.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Its rows are therefore not
-comparable with those of methods that keep features only.
+It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
+rows with each other only (`keeps_videos`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class ERRingConfig(ReplayConfig):
     ratio: float = setting(
         1.0, doc="memory pairs for each pair of the step, which costs 1 + ratio times as much", unpublished=True
     )
+    negatives: Literal["joint", "separate"] = setting(
+        "joint",
+        doc="pairs that the loss contrasts. joint: those of the step and of the memory together; separate: each among "
+        "themselves, so that replay adds no in-batch negatives to a pair",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +70,7 @@ class ERRing(ReplayStrategy):
         "paper": {},
         "original": ORIGINAL,
         "shapes": {"base.lr": 4e-6},  # with optim.lr_scale=50, for the small backbone
+        "share-5": Override({"method.buffer_share": 0.05}),  # of the earlier pairs
         # BMU-MoCo's competitor (NeurIPS 2022, table 1): around its momentum contrast, with its memory
         "bmu-moco": Override({"method.base": "base_moco"}),
         "bmu-moco-paper": {**PAPER, "method.base": "base_moco", "method.buffer_size": 10_000},
@@ -79,6 +85,8 @@ class ERRing(ReplayStrategy):
         if not len(self.memory) or not sum(sizes):
             return self.base.losses(batch)
         rows = self.memory.sample(sizes)
+        if self.config.negatives == "separate":
+            return self._separate(batch, rows, sizes)
         if len(rows):
             both = join(batch, self.memory.batch(rows), self.index)
         else:  # this worker has none: the step has fewer memory pairs than workers
@@ -86,11 +94,23 @@ class ERRing(ReplayStrategy):
         with uneven_rows([len(batch.video_ids) + size for size in sizes]):
             return self.base.losses(both)
 
+    def _separate(self, batch: Batch, rows: Tensor, sizes: list[int]) -> dict[str, Tensor]:
+        """Return the losses of the step and of the memory pairs at `rows`, averaged over all pairs."""
+        new, old = len(batch.video_ids) * len(sizes), sum(sizes)
+        of_step = self.base.losses(batch)
+        with uneven_rows(sizes):
+            of_memory = self.base.losses(self.memory.batch(rows))
+        terms = {name: new / (new + old) * term for name, term in of_step.items()}
+        for name, term in of_memory.items():
+            terms[name] = terms.get(name, 0) + old / (new + old) * term
+        return terms
+
     def replayed(self, pairs: int) -> list[int]:
         """Return the memory pairs of every worker, for `pairs` new ones of each; their sum is that of a single worker.
 
-        If `ratio` is above 0, at least one pair is drawn.
+        If `ratio` is above 0, at least one pair is drawn; for separate losses, one for each worker.
         """
         workers = world_size()
-        count = max(round(self.config.ratio * pairs * workers), int(self.config.ratio > 0))
+        least = workers if self.config.negatives == "separate" else 1
+        count = max(round(self.config.ratio * pairs * workers), least * int(self.config.ratio > 0))
         return [count * (rank + 1) // workers - count * rank // workers for rank in range(workers)]

@@ -43,7 +43,7 @@ class FrameFusionMoE(Method):
 
     Config = FrameFusionMoEConfig
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
-    controls = ("framefusion_moe:train-references",)
+    controls = ("framefusion_moe:train-references", "framefusion_moe:no-cross-task")
 
     train_features: Tensor  # (R, d), empty unless reference_source is `train`
 

@@ -55,8 +55,18 @@ class Hooks(nn.Module):
         """
         return of_base or is_overridden(cls, "on_gallery_stored")
 
+    @classmethod
+    def keeps_videos(cls, config: Any, of_base: bool = False) -> bool:
+        """Return whether a later task trains on videos of earlier tasks; tables put such a method into its own block.
+
+        By default a method does if it keeps the reader of pairs that `set_pair_source` receives. A method that stores
+        frames itself must override this function. Arguments as in `trains_on_searched`.
+        """
+        return of_base or is_overridden(cls, "set_pair_source")
+
     # ---------------------------------------------------------------- tasks and steps
 
+    @neutral
     def set_pair_source(self, source: PairSource) -> None:
         """Receive the reader of former pairs; only a method that replays them keeps it, outside its state."""
 

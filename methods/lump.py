@@ -12,8 +12,8 @@ Difference: LUMP writes its memory during training; here pairs enter the reservo
 starts with the second task. A mixed caption is encoded for the current task. Retrievers that rewrite captions before
 they read them (methods/lpi.py, and methods/camoe.py with sentences=rkw) need mix_level=feature.
 
-It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Its rows are therefore not
-comparable with those of methods that keep features only.
+It keeps videos of former tasks, which the protocol of CTVR (arXiv:2503.10111) forbids. Tables therefore compare its
+rows with each other only (`keeps_videos`).
 """
 
 from __future__ import annotations

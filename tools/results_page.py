@@ -2,7 +2,8 @@
 
 A page in results/ has one table as `ctvr table` wrote it, and one line on how it was measured. The generator writes the
 list of RESULTS.md from them: the best row of each table, its value, date and commit. A page whose table is older than a
-rule that changes its numbers gets one line that names the rule.
+rule that changes its numbers gets one line that names the rule. Its reading gets the sentences of `tools/reading.py`.
+README's table of `make sweep` has columns of that page.
 
 `--add PAGE --runs FOLDER` first puts the table of the sweep PAGE into results/PAGE.md, with the number of its runs, its
 date and its commit. The text from the heading `Reading` on is kept. `--sweep NAME` selects a sweep of another name.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import html
+import math
 import re
 import subprocess
 import sys
@@ -20,11 +23,15 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ctvr.methods import IMAGE_METHODS, find_method
 from ctvr.orchestrator.console import format_duration
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.sweeps.table import made_tables
 from ctvr.orchestrator.tables.formats import to_markdown
+from ctvr.orchestrator.tables.presets import split_row
+from ctvr.orchestrator.tables.table import ACCESS
+from tools.reading import Line, lines_of, with_statement
 
 ROOT = Path(__file__).resolve().parent.parent
 TITLES = {
@@ -47,6 +54,7 @@ TITLES = {
 }
 SEARCHES = "five-searches"  # its table was put together from five sweeps
 SOURCES = ("ctvr", "methods", "orchestrator", "search_spaces")
+README_COLUMNS = ("R@1 ↑", "R@5 ↑", "BWF ↓", "R@1 vs best", "Past kept (%)", "GMACs (training) ↓", "Params (M)")
 HEAD = "| table | best row | value | measured | commit |"
 MEASURED = re.compile(
     r"^\d+ (?:runs|searches), .+, (?P<date>[\d-]{10}), (?P<commit>(?:commit|after|before) \w+)\. ", re.MULTILINE
@@ -88,24 +96,47 @@ def page_of(name: str) -> Path:
     return ROOT / "results" / f"{name}.md"
 
 
-def table_of(text: str) -> list[list[str]]:
-    """Return the cells of a page's table: titles first, then rows."""
-    lines = re.findall(r"^\| .+ \|$", text.partition("\n## ")[0], re.MULTILINE)
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[:1] + lines[2:]]
-
-
 def best(text: str) -> tuple[str, str]:
     """Return the names of the rows with the best number of the first column, and that number with its column.
 
+    They are rows of the first block in which at least two rows compete; its title is added if other blocks are before
+    it. Tables from before there were blocks have marks on such rows instead.
+
     Raises:
-        ValueError: if no number of that column is bold, as in a table of one row.
+        ValueError: if no block has two rows with numbers.
     """
-    titles, *rows = table_of(text)
-    found = [row for row in rows if row[1].startswith("**")]
-    if not found:
-        raise ValueError(f"{text.splitlines()[0]}: no bold number below {titles[1]!r}.")
-    names = [re.sub(r"<sup>.*?</sup>|\\", "", row[0]) for row in found]
-    return ", ".join(names), f"{titles[1].rstrip(' ↑↓')} {found[0][1].strip('*')}"
+    titles, lines = lines_of(text)
+    column, sign = titles[1], -1 if titles[1].endswith("↓") else 1
+    blocks: dict[str, list[Line]] = {}
+    for line in lines:
+        if math.isfinite(line.value(column)[0]) and (block := _block(line, text)) is not None:
+            blocks.setdefault(block, []).append(line)
+    for access, title in ACCESS.items():
+        found = blocks.get(title, [])
+        if len(found) > 1 and access != "joint":
+            top = max(sign * line.value(column)[0] for line in found)
+            names = [line.name for line in found if sign * line.value(column)[0] == top]
+            cell = next(line for line in found if line.name == names[0]).cells[column]
+            return ", ".join(names) + f" ({title.lower()})" * bool(access), f"{column.rstrip(' ↑↓')} {cell.strip('*')}"
+    raise ValueError(f"{text.splitlines()[0]}: no two rows to compare below {column!r}.")
+
+
+def _block(line: Line, text: str) -> str | None:
+    """Return the title of a row's block; None for a transductive row, which does not compete."""
+    marks = [mark for sign in line.signs if sign for mark in re.findall(rf"^- <sup>{sign}</sup> (.+)", text, re.M)]
+    if any(mark.startswith("transductive scoring") for mark in marks):
+        return None
+    if line.block:
+        return line.block
+    if any("joint training has access to all tasks" in mark for mark in marks):
+        return ACCESS["joint"]
+    if (name := split_row(line.name.partition(" ")[0])[0]) in IMAGE_METHODS:  # their rows had no such marks
+        cls = find_method(name)
+        is_joint = cls.capabilities(cls.Config()).trains_on == "seen"
+        return ACCESS["joint" if is_joint else "videos" * cls.keeps_videos(cls.Config())]
+    keeps = any(mark.startswith("updates its replay buffer") for mark in marks)
+    words = ["videos"] * keeps + ["searched"] * any("trains on the stored features of" in mark for mark in marks)
+    return ACCESS["+".join(words)]
 
 
 def measured(name: str, text: str) -> dict[str, str]:
@@ -122,7 +153,7 @@ def measured(name: str, text: str) -> dict[str, str]:
 
 def older(name: str, text: str) -> list[Rule]:
     """Return the rules that changed numbers of a page after its table was measured."""
-    date, titles = measured(name, text)["date"], table_of(text)[0]
+    date, titles = measured(name, text)["date"], lines_of(text)[0]
     return [
         rule
         for rule in RULES
@@ -152,9 +183,34 @@ def listing() -> str:
     return "\n".join([*lines, ""])
 
 
+def with_main_table(text: str) -> str:
+    """Return README with some columns of the table of `make sweep`.
+
+    Raises:
+        ValueError: if the text has no table with these columns.
+    """
+    titles, lines = lines_of(page_of("make-sweep").read_text(encoding="utf-8"))
+    heads = [title for title in README_COLUMNS if title in titles]
+    table = [f"| {' | '.join(['method', *heads])} |", f"|:--|{'--:|' * len(heads)}"]
+    block = ""
+    for line in lines:
+        if line.block != block:
+            block = line.block
+            table.append(f"| *{block}* |{' |' * len(heads)}")
+        table.append(html.unescape(f"| {' | '.join([line.name, *(line.cells[title] for title in heads)])} |"))
+    made, count = re.subn(r"^\| method \| R@1 ↑ \|.*\n(\|.*\n)+", lambda _: "\n".join([*table, ""]), text, flags=re.M)
+    if count != 1:
+        raise ValueError("README.md: the table of `make sweep` (| method | R@1 ↑ | ...) is missing.")
+    return made
+
+
 def pages() -> dict[Path, str]:
     """Return the text of RESULTS.md and of each page with a table."""
-    found = {page_of(name): marked(name, page_of(name).read_text(encoding="utf-8")) for name in (*TITLES, SEARCHES)}
+    found = {
+        page_of(name): with_statement(marked(name, page_of(name).read_text(encoding="utf-8")))
+        for name in (*TITLES, SEARCHES)
+    }
+    found[ROOT / "README.md"] = with_main_table((ROOT / "README.md").read_text(encoding="utf-8"))
     page = ROOT / "RESULTS.md"
     own = re.compile(rf"^{re.escape(HEAD)}\n(\|.*\n)+", re.MULTILINE)
     text, count = own.subn(lambda _: listing(), page.read_text(encoding="utf-8"))

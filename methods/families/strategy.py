@@ -53,6 +53,7 @@ class Strategy(Method):
         self.config, self.base = config, base
         self.max_frames = base.max_frames
 
+    @neutral
     def set_pair_source(self, source: PairSource) -> None:
         self.base.set_pair_source(source)
 
@@ -117,6 +118,11 @@ class ReplayConfig:
     """Settings of every memory; see `ReplayBuffer`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
 
     buffer_size: int = setting(256, doc="pairs in the replay buffer; their frames stay in the store")
+    buffer_share: float | None = setting(
+        None,
+        doc="share of every earlier task's pairs in the replay buffer, such as 0.05, instead of buffer_size and "
+        "buffer_policy; none: buffer_size",
+    )
     buffer_policy: Policy = setting(
         "ring",
         doc="policy of the buffer. ring: an equal share for each task; reservoir: one uniform sample of all "
@@ -125,6 +131,12 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "buffer_size", hint="Use 0 for no replay.")
+        require(self, "in (0, 1]", "buffer_share", hint="Use 0.05 for 5 %, or buffer_size=0 for no replay.")
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether the buffer stores anything."""
+        return bool(self.buffer_size or self.buffer_share)
 
 
 class ReplayStrategy(Strategy):
@@ -133,9 +145,13 @@ class ReplayStrategy(Strategy):
     They are read without augmentation. A retriever that encodes captions by task encodes them for their own task.
     """
 
+    @classmethod
+    def keeps_videos(cls, config: ReplayConfig, of_base: bool = False) -> bool:
+        return of_base or config.is_used
+
     def __init__(self, config: Any, base: Method, quota: Literal["dynamic", "static"] = "dynamic") -> None:
         super().__init__(config, base)
-        self.memory = ReplayBuffer(config.buffer_size, config.buffer_policy, quota)
+        self.memory = ReplayBuffer(config.buffer_size, config.buffer_policy, quota, config.buffer_share)
         self.index = 0  # of the current task
 
     def set_pair_source(self, source: PairSource) -> None:
@@ -149,7 +165,7 @@ class ReplayStrategy(Strategy):
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
         batches = self.memory.observe(task, loader, self.kept_features)
         super().end_task(task, batches)
-        if self.config.buffer_size:
+        if self.config.is_used:
             for _ in batches:  # batches that the retriever has not read
                 pass
 

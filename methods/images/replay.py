@@ -61,6 +61,10 @@ class ImageReplay(SiameseStrategy):
     Config = ImageReplayConfig
     config: ImageReplayConfig
 
+    @classmethod
+    def keeps_videos(cls, config: ImageReplayConfig, of_base: bool = False) -> bool:
+        return True  # images
+
     def __init__(
         self, config: ImageReplayConfig, base: Siamese, again: Again | None = None, seed: int | None = None
     ) -> None:

@@ -31,7 +31,8 @@ from ctvr.orchestrator.sweeps.run_names import generate_name
 from ctvr.orchestrator.sweeps.trust import trust_options
 
 MAIN_JOB = {"method": "framefusion_moe", "stream": "worlds-quick"}
-BASELINES = "zero_shot,clip4clip,er_ring,upper_bound:only-final"
+# Chance, and rows that separate what replay keeps from what it costs
+BASELINES = "zero_shot:chance,zero_shot,clip4clip,clip4clip@er_ring,er_ring:share-5,er_ring,upper_bound:only-final"
 
 
 def add_sweep(commands: Any) -> None:

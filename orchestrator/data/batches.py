@@ -131,6 +131,9 @@ class StreamData:
         """Return the numbers of the training pairs of `tasks`, in order."""
         return [pair for task in tasks for pair in range(self._first[task], self._first[task + 1])]
 
+    def num_pairs(self, tasks: Sequence[int]) -> int:
+        return len(self._pairs(tasks))
+
     def pairs(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return frames (R, T, 3, H, W), or tokens of a frozen tower, and captions (R, L) of the given training pairs.
 

@@ -2,11 +2,13 @@
 
     cost/index_bytes       stored features of all searched videos, float32
     cost/replay_bytes      pairs in replay buffers: decoded frames (uint8), tokens (int64), and features kept with them
+    cost/replay_share      percent of the pairs of earlier tasks that the last task trains on, of the pairs in replay
+                           buffers; missing if a method keeps videos of earlier tasks otherwise
     cost/tower_copies      image towers besides the one that encodes: teachers, former models, momentum encoders
     cost/reencoding_gmacs  multiply-adds (10^9) of videos that the method encoded again over the stream; 0 if none
     cost/pair_gmacs        multiply-adds (10^9) of a training step for each of its pairs, in a batch of the last task
     cost/train_gmacs       multiply-adds (10^9) of all training steps, forward and backward: those of one batch of the
-                           last task for each pair, times the pairs of all epochs; with one worker only
+                           last task for each pair, times the pairs of all steps; with one worker only
 
 Multiply-adds of training are matrix products and convolutions, as torch counts them (half of its FLOPs). Decoding,
 normalisation and the optimizer are not counted. For methods that grow, a step of the last task is an upper bound of the
@@ -37,7 +39,9 @@ from ctvr.orchestrator.learning.unique_videos import Losses
 
 
 def step_costs(method: Method, data: StreamData) -> dict[str, float]:
-    """Return `cost/tower_copies`, and with one worker `cost/pair_gmacs`, between a run's last step and its `end_task`.
+    """Return costs of the last task between a run's last step and its `end_task`.
+
+    They are `cost/tower_copies`, `cost/replay_share` and, with one worker, `cost/pair_gmacs`.
 
     They are kept with the record of the last task: after it a method may have dropped its teacher, and a resumed run
     has none. A step is made without activation checkpointing, whose recomputation is not counted. If it does not fit
@@ -45,9 +49,9 @@ def step_costs(method: Method, data: StreamData) -> dict[str, float]:
     """
     if data.stream.domain != "videos" or not method.param_groups():
         return {}
-    found = {"cost/tower_copies": float(max(0, len(_towers(method)) - 1))}
+    last = len(data.stream.method_tasks) - 1
+    found = {"cost/tower_copies": float(max(0, len(_towers(method)) - 1)), **_replay_share(method, data, last)}
     if world_size() == 1:
-        last = len(data.stream.method_tasks) - 1
         seen = list(range(last + 1)) if method.declared.trains_on == "seen" else [last]
         batch = next(data.train_batches(seen, 0, last, 0))
         with suppress(torch.OutOfMemoryError):
@@ -79,16 +83,16 @@ def budget(
         "cost/tower_copies": spent.get("cost/tower_copies", 0.0),
         "cost/reencoding_gmacs": again * cost["cost/video_gmacs"],
     }
-    epochs = len(record.training)
+    steps = [0.0, *(epoch["step"] for epoch in record.training)]
     if data.stream.learned:  # the budget of the former model is not counted here
         return found
-    if not epochs:
-        return {**found, "cost/train_gmacs": 0.0}
+    if not record.training:
+        return {**found, "cost/train_gmacs": 0.0, "cost/replay_share": 0.0}
     if "cost/pair_gmacs" in spent:
-        tasks = len(data.stream.method_tasks)
-        seen = [list(range(t + 1)) if method.declared.trains_on == "seen" else [t] for t in range(tasks)]
-        each = [sum(data.batch_sizes(of, seed, t, 0)) for t, of in enumerate(seen)]  # pairs of an epoch
-        found["cost/train_gmacs"] = spent["cost/pair_gmacs"] * sum(each) * epochs / tasks
+        last = len(data.stream.method_tasks) - 1
+        seen = list(range(last + 1)) if method.declared.trains_on == "seen" else [last]
+        pairs = sum(data.batch_sizes(seen, seed, last, 0)) / (steps[-1] - steps[-2])  # of a step of the last epoch
+        found["cost/train_gmacs"] = spent["cost/pair_gmacs"] * pairs * steps[-1]
     return found
 
 
@@ -106,6 +110,20 @@ def _towers(method: Method) -> set[int]:
     """Return the address of each image tower's first weight, so that towers with shared weights count once."""
     towers = (module for module in modules_within(method) if isinstance(module, VisionTower))
     return {next(tower.parameters()).data_ptr() for tower in towers}
+
+
+def _replay_share(method: Method, data: StreamData, last: int) -> dict[str, float]:
+    """Return `cost/replay_share` while task `last` is trained; empty if it is unknown."""
+    earlier = data.num_pairs(range(last))
+    if method.declared.trains_on == "seen" or not earlier:
+        return {"cost/replay_share": 100.0 if earlier else 0.0}
+    buffers = [module for module in modules_within(method) if isinstance(module, ReplayBuffer)]
+    own = vars(method).get("config")
+    base = getattr(method, "base", None)
+    of_base = isinstance(base, Method) and base.keeps_videos(vars(base).get("config"))
+    if not buffers and method.keeps_videos(own, of_base):
+        return {}
+    return {"cost/replay_share": 100 * sum(map(len, buffers)) / earlier}
 
 
 def _replay_bytes(method: Method, data: StreamData) -> int:

@@ -156,10 +156,24 @@ class Experiment:
     @property
     def trains_on_searched(self) -> bool:
         """Return whether training reads features of the searched videos (in tables, the test videos)."""
+        return self._has("trains_on_searched")
+
+    @property
+    def keeps_videos(self) -> bool:
+        """Return whether a later task trains on videos of earlier tasks."""
+        return self._has("keeps_videos")
+
+    @property
+    def is_joint(self) -> bool:
+        """Return whether a training sees the pairs of all tasks so far."""
+        return bool(self.optim.epochs) and self.capabilities.trains_on == "seen"
+
+    def _has(self, fact: str) -> bool:
+        """Return a fact about the training of the method, of which that of the wrapped retriever is an argument."""
         if not self.optim.epochs:
             return False
-        of_base = self.base is not None and find_method(self.method.base).trains_on_searched(self.base)
-        return find_method(self.run.method).trains_on_searched(self.method, of_base)
+        of_base = self.base is not None and getattr(find_method(self.method.base), fact)(self.base)
+        return bool(getattr(find_method(self.run.method), fact)(self.method, of_base))
 
     def key(self, stream: Stream, frames: str = "", device: str = "cpu") -> str:
         """Return the digest of everything that determines the result (run_key.py).

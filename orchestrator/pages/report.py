@@ -10,6 +10,7 @@ from ctvr.orchestrator.pages.forgetting import ModelHistory, forgetting_explorer
 from ctvr.orchestrator.pages.html import page
 from ctvr.orchestrator.pages.matrix_html import matrices_html
 from ctvr.orchestrator.pages.searched import SearchedSpace, searched_html
+from ctvr.orchestrator.tables.formats import with_titles
 from ctvr.orchestrator.tables.table import Column, Row, Table, cell, number
 
 MAIN = ("r1", "bwf", "fr", "accuracy", "forgetting")  # keys of the columns that a narrow screen shows first
@@ -62,11 +63,13 @@ def table_html(table: Table) -> str:
     heads += [_cell("th", f"{c.title}{ARROWS[c.better]}", "" if _is_main(c) else "more") for c in table.columns]
     heads += [_cell("th", title, "more wrap") for title in table.comparison_titles]
     heads.append(_cell("th", "Seeds"))
-    rows = "".join(_row(table, row) for row in table.rows)
+    rows = "".join(_title(title, len(heads)) + _row(table, row) for row, title in with_titles(table))
     meant = [text for start, text in MEANINGS.items() if any(c.title.startswith(start) for c in table.columns)]
     if any(_wins(table, row) for row in table.rows):
-        meant.append(f"\N{BLACK STAR}: the highest {table.measured} of the compared rows")
-    said = escape("; ".join([*meant, "bold: the best of its column", "\N{PLUS-MINUS SIGN}: sample standard deviation"]))
+        meant.append(f"\N{BLACK STAR}: the highest {table.measured} of its block's rows")
+    said = escape(
+        "; ".join([*meant, "bold: the best of its column and block", "\N{PLUS-MINUS SIGN}: sample standard deviation"])
+    )
     return (
         '<div class="table"><label class="all"><input type="checkbox"> all columns</label>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="table of {escape(table.heading, quote=True)}">'
@@ -105,6 +108,11 @@ def _marks(table: Table) -> list[str]:
         for mark in row.marks:
             rows.setdefault(mark, []).append(row.label)
     return [f"{', '.join(labels)}: {mark}" for mark, labels in rows.items()]
+
+
+def _title(title: str, columns: int) -> str:
+    """Return the title of a block of rows as a line."""
+    return f'<tr><th scope="rowgroup" colspan="{columns}">{escape(title)}</th></tr>' if title else ""
 
 
 def _row(table: Table, row: Row) -> str:

@@ -25,7 +25,7 @@ def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[st
     """Refuse unknown methods, invalid search settings, --space arguments without values, and a seed.
 
     Args:
-        methods: a name, or rows `method:preset` as in --baselines.
+        methods: a name, or rows `method:preset` or `method@strategy` as in --baselines.
         search: settings of SearchConfig.
         space: arguments `name=v1,v2`.
         names: names of the given settings.
@@ -36,8 +36,10 @@ def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[st
     for number, word in enumerate(methods):
         if any(":" in earlier and not is_place(earlier) for earlier in methods[:number]):
             break  # after the first, a word may be a preset of the preceding row
+        row, _, strategy = word.partition("@")
         try:
-            place_of(word if is_place(word) else word.partition(":")[0])
+            for each in (row, strategy) if strategy else (row,):
+                place_of(each if is_place(each) else each.partition(":")[0])
         except ValueError as error:
             raise ConfigError(f"method: {unknown_method(word)}") from error
     build(SearchConfig, search, "search", dotted=False)

@@ -8,6 +8,7 @@ its complete runs again.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,12 +43,14 @@ from ctvr.orchestrator.sweeps.session import check_machine, flush_outbox, interr
 from ctvr.orchestrator.sweeps.table import table
 from ctvr.orchestrator.sweeps.untrained import without_epochs
 from ctvr.orchestrator.sweeps.verdict import CONFIRMS, read_verdict
-from ctvr.orchestrator.tables.build import Direction, seconds_of
+from ctvr.orchestrator.tables.build import seconds_of
 from ctvr.orchestrator.tables.paper_comparison import ROW
 from ctvr.orchestrator.tables.presets import split_row
+from ctvr.orchestrator.tables.shown_columns import Direction
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
+EQUAL_COMPUTE = "our control: the steps, pairs and in-batch negatives of {strategy}, without replay"
 OVERRIDES = "ctvr.overrides"  # tag of a sweep's parent run: the user's settings as JSON
 
 
@@ -61,17 +64,34 @@ def shared_overrides(overrides: Mapping[str, Any]) -> Settings:
     }
 
 
-def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, workers: int) -> Experiment:
-    """Return the experiment of a baseline `method` or `method:preset,preset` with the user's settings of a sweep.
+def baseline(word: str, stream: Stream, stream_name: str, shared: Settings, workers: int) -> Rerun:
+    """Return a run of a baseline with the user's settings of a sweep.
+
+    Args:
+        word: `method` or `method:preset,preset`; with `@STRATEGY` trained as long as a strategy that replays pairs.
 
     Raises:
-        ConfigError: if the method or a preset does not exist.
+        ConfigError: if the method, a preset or the strategy does not exist, or the strategy has no `ratio`.
     """
+    word, _, strategy = word.partition("@")
     method, presets = split_row(word)
     get_method(method)
     chosen = default_presets(method, stream, presets)
-    shared = without_epochs(shared, presets)
-    return resolve({**shared, "method": method, "stream": stream_name, "workers": workers}, stream.settings, chosen)
+    given: Settings = {**without_epochs(shared, presets), "method": method, "stream": stream_name, "workers": workers}
+    if not strategy:
+        made = resolve(given, stream.settings, chosen)
+        return Rerun(made, {**unsearched_tags(made.name), **_row_tag(made)})
+    replaying = baseline(strategy, stream, stream_name, shared, workers).experiment
+    factor = 1 + getattr(replaying.method, "ratio", math.nan)
+    epochs, batch = (factor * size for size in (replaying.optim.epochs, replaying.data.batch_size))
+    if not (epochs.is_integer() and batch.is_integer()):
+        raise ConfigError(
+            f"--baselines {word}@{strategy}: the compute of {strategy} is not a whole multiple of its base's. Name a "
+            "strategy with a whole method.ratio, such as er_ring."
+        )
+    made = resolve({**given, "optim.epochs": int(epochs), "data.batch_size": int(batch)}, stream.settings, chosen)
+    tags = {ROW: f"{word} at {strategy}'s compute", "ctvr.note": EQUAL_COMPUTE.format(strategy=strategy)}
+    return Rerun(made, {**unsearched_tags(made.name), **tags})
 
 
 def baseline_rows(words: Sequence[str]) -> list[str]:
@@ -116,7 +136,7 @@ def _row_tag(experiment: Experiment) -> dict[str, str]:
 
 
 def with_baselines(
-    baselines: Sequence[Experiment],
+    baselines: Sequence[Rerun],
     winners: Sequence[RunRecord],
     trials: Sequence[RunRecord],
     metric: str,
@@ -132,7 +152,7 @@ def with_baselines(
             several objectives, all trials of the confirmed front are rerun, or `winners` of one that was not.
         confirmation: runs of the confirmation, whose seeds are not used again.
     """
-    found = [Rerun(each, {**unsearched_tags(each.name), **_row_tag(each)}) for each in baselines]
+    found = list(baselines)
     chosen = [experiment_of(run) for run in winners]
     if isinstance(verdict, FrontResult):
         for member in verdict.members:

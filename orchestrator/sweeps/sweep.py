@@ -58,7 +58,7 @@ from ctvr.orchestrator.sweeps.session import (
     warn_unsent,
 )
 from ctvr.orchestrator.sweeps.trust import resume_command
-from ctvr.orchestrator.tables.build import Direction
+from ctvr.orchestrator.tables.shown_columns import Direction
 from ctvr.orchestrator.tracking.mirror import check_mirror
 from ctvr.orchestrator.tracking.tracker import Tracker
 

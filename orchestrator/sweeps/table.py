@@ -21,12 +21,13 @@ from ctvr.orchestrator.sweeps.front import FrontResult, with_standing
 from ctvr.orchestrator.sweeps.selection import selection_metric
 from ctvr.orchestrator.sweeps.verdict import read_verdict
 from ctvr.orchestrator.sweeps.verified_notes import with_verified
-from ctvr.orchestrator.tables.build import Direction, build
+from ctvr.orchestrator.tables.build import build
 from ctvr.orchestrator.tables.footnotes import CHOICE, method_of
 from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME, PaperRun
 from ctvr.orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
 from ctvr.orchestrator.tables.screen import to_text
 from ctvr.orchestrator.tables.setting_diff import of_benchmark
+from ctvr.orchestrator.tables.shown_columns import Direction
 from ctvr.orchestrator.tables.significance import read_ranks
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.write import write

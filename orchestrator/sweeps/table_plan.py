@@ -25,8 +25,8 @@ from ctvr.orchestrator.sweeps.search_spaces import default_presets, depth_settin
 from ctvr.orchestrator.sweeps.selection import expand_task_orders
 from ctvr.orchestrator.sweeps.sweep import PlannedSweep, SweepRequest, plan_sweep
 from ctvr.orchestrator.sweeps.untrained import untrained_rows, without_epochs
-from ctvr.orchestrator.tables.build import Direction
 from ctvr.orchestrator.tables.presets import TablePreset, TableRow
+from ctvr.orchestrator.tables.shown_columns import Direction
 
 
 @dataclass(frozen=True)

@@ -10,30 +10,21 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.tables.curves import FORGOTTEN, curve, mean, training
-from ctvr.orchestrator.tables.footnotes import CHOICE, marks_of, method_of, trials_of
+from ctvr.orchestrator.tables.footnotes import CHOICE, access_of, marks_of, method_of, trials_of
 from ctvr.orchestrator.tables.index_age import age_notes, with_gap_intervals
-from ctvr.orchestrator.tables.paper_comparison import (
-    ROW,
-    TABLE_NAME,
-    PapersOf,
-    beside_paper,
-    more_columns,
-    more_values,
-    requested_columns,
-    with_differences,
-)
-from ctvr.orchestrator.tables.paper_numbers import paper_numbers, place, printed_columns
-from ctvr.orchestrator.tables.presets import columns_of
+from ctvr.orchestrator.tables.paper_comparison import ROW, PapersOf, beside_paper, more_values, with_differences
+from ctvr.orchestrator.tables.paper_numbers import paper_numbers, place
 from ctvr.orchestrator.tables.selection import measured_on, select
 from ctvr.orchestrator.tables.setting_diff import between_seeds
+from ctvr.orchestrator.tables.shown_columns import Direction, columns, protocol_of
 from ctvr.orchestrator.tables.significance import NOTE, Ranks, compare_rows, read_ranks
-from ctvr.orchestrator.tables.table import Column, Row, Table, Value
-from ctvr.orchestrator.tables.table_columns import COLUMNS, CURRENT, OF, ORACLE, ORACLE_NOTE, OVERALL, OWN, PRINTED
+from ctvr.orchestrator.tables.table import ACCESS, Row, Table, Value
+from ctvr.orchestrator.tables.table_columns import CURRENT, OF, ORACLE, ORACLE_NOTE, OWN, V2T, V2T_SUM
 from ctvr.orchestrator.tables.task_orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 
 if TYPE_CHECKING:
@@ -44,16 +35,11 @@ PARAMETERS, SECONDS = "cost/trained_parameters", "cost/seconds_task"
 VARIES = "ctvr.varies"  # tag: settings that the rows of a table vary one at a time
 INCIDENTAL = {"seed", "data.prefetch_threads", "evaluation.batch_size", "evaluation.query_chunk"}
 INCIDENTAL |= {"tracking.mirror", "tracking.keep_checkpoints", *ADDS_METRICS}
-V2T = (
-    Column("v2t/r1", "V2T R@1", "up"),
-    Column("v2t/r5", "V2T R@5", "up"),
-    Column("v2t/r10", "V2T R@10", "up"),
-    Column("v2t/medr", "V2T MedR", "down"),
-    Column("v2t/meanr", "V2T MeanR", "down"),
-)
-V2T_SUM = Column("v2t/rsum", "V2T R-Sum", "up")
-Direction = Literal["t2v", "v2t", "both"]
-DIRECTIONS = {"t2v": "text to video", "v2t": "video to text (V2T)", "both": "text to video and video to text (V2T)"}
+DIRECTIONS = {
+    "t2v": "text to video",
+    "v2t": "video to text (V2T)",
+    "both": "text to video and video to text (V2T)",
+}
 
 
 def collect(
@@ -87,8 +73,9 @@ def collect(
     ]
     rows = _named(rows, list(groups.values()))
     rows = with_gap_intervals(rows, ranks or {})
-    rows.sort(key=lambda row: (row.place, place(row.method), row.label))
-    protocols = set(map(_protocol, firsts))
+    blocks = list(ACCESS)
+    rows.sort(key=lambda row: (blocks.index(row.access), row.place, place(row.method), row.label))
+    protocols = set(map(protocol_of, firsts))
     is_ranked = bool(ranks) and len(protocols) == 1 and not any(OF[name].columns for name in protocols)
     return compare_rows(rows, ranks or {}, protocols == {"cvlm"}) if is_ranked else rows
 
@@ -144,14 +131,14 @@ def tables(
         titles = {record.tags.get("ctvr.table", "") for record in complete}
         title = titles.pop() if len(titles) == 1 else ""
         varies = dict.fromkeys(name for run in complete for name in run.tags.get(VARIES, "").split(",") if name)
-        columns = _columns(rows, own, direction)
-        found.append(Table(stream, columns, tuple(rows), tuple(notes), title, tuple(varies)))
+        shown = columns(rows, own, direction)
+        found.append(Table(stream, shown, tuple(rows), tuple(notes), title, tuple(varies)))
     return found
 
 
 def _notes(rows: Sequence[Row], runs: Sequence[RunRecord], direction: Direction, shared: Sequence[str]) -> list[str]:
     """Return the notes that explain the cells."""
-    shown = OF[_protocol(runs[0])]
+    shown = OF[protocol_of(runs[0])]
     what = "" if shown.columns else f" {DIRECTIONS[direction]},"
     notes = [f"Mean and sample standard deviation over seeds,{what} after the last task."]
     notes += [shown.note] if shown.note else []
@@ -176,18 +163,18 @@ def _row(runs: list[RunRecord]) -> Row:
     finals = [_final(run) for run in runs]
     keys = dict.fromkeys(key for final in finals for key in final)
     means = {key: mean([final.get(key, math.nan) for final in finals]) for key in keys}
-    shown = OF[_protocol(first)]
+    shown = OF[protocol_of(first)]
     names, matrices = shown.names, {name: _matrix(runs, suffix) for name, suffix in shown.matrices.items()}
-    if _protocol(first) == "cvlm":
+    if protocol_of(first) == "cvlm":
         means |= _per_task(runs)
-    elif _protocol(first) == "ctvr":
+    elif protocol_of(first) == "ctvr":
         means |= {key: value for key, value in _per_task(runs).items() if key in (CURRENT, OWN)}
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
     values |= more_values({**means, "cost/seconds_run": mean([seconds_of(run) for run in runs])})
     parameters = means.get(PARAMETERS, Value())
     backwards = {column.key: column.key for column in V2T} | {V2T_SUM.key: V2T_SUM.key}
-    if _protocol(first) == "cvlm":
+    if protocol_of(first) == "cvlm":
         backwards = {"v2t/r1": "v2t/r1_mean"}
     values |= {key: means.get(f"stream/{name}", Value()) for key, name in backwards.items()}
     values["params_m"] = Value(parameters.mean / 1e6, parameters.std / 1e6 if parameters.std else math.nan)
@@ -208,6 +195,7 @@ def _row(runs: list[RunRecord]) -> Row:
         marks=tuple(filter(None, [*marks_of(first), between_seeds(runs), mark(of_first)])),
         trials=trials_of(first),
         is_transductive=first.tags.get("ctvr.transductive") == "true",
+        access=access_of(first),
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),
         place=int(first.tags.get("ctvr.place", 0)),
         extra={key: value for key, value in means.items() if key not in {*names.values(), *values}},
@@ -306,41 +294,5 @@ def _differing(run: RunRecord, others: Sequence[RunRecord]) -> dict[str, str]:
     }
 
 
-def _columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direction) -> tuple[Column, ...]:
-    tables_of = {record.tags.get(TABLE_NAME, "") for record in records}
-    name = tables_of.pop() if len(tables_of) == 1 else ""
-    printed = (*printed_columns(name), *columns_of(name), *requested_columns(records))
-    if own := OF[_protocol(records[0])].columns:
-        return (*own, *more_columns(rows, printed))
-    is_cvlm = _protocol(records[0]) == "cvlm"
-    back = V2T[:1] if is_cvlm else V2T
-    more = more_columns(rows, printed)
-    if direction == "v2t":
-        summed = (V2T_SUM,) if V2T_SUM.key in printed else ()
-        return (*back, *summed, COLUMNS[-1], *(column for column in more if column.key in {"gmacs", "tokens"}))
-    forward = _cvlm_columns(rows, records) if is_cvlm else COLUMNS
-    if direction == "t2v":
-        return (*forward, *more)
-    sums = () if is_cvlm else (PRINTED["rsum"][0], V2T_SUM)
-    return (*forward[:-1], *back, *sums, COLUMNS[-1], *(column for column in more if column not in sums))
-
-
-def _cvlm_columns(rows: Sequence[Row], records: Sequence[RunRecord]) -> tuple[Column, ...]:
-    paper = paper_numbers(records[0].tags.get("ctvr.paper", "")) or {}
-    tasks = sorted({key.partition("/")[0] for row in rows for key in row.values if key.startswith("task_")})
-    named = dict(zip(tasks, paper.get("tasks", []))) if len(paper.get("tasks", [])) == len(tasks) else {}
-    columns = list(OVERALL)
-    for task in tasks:
-        title = named.get(task, f"T{int(task[5:])}")
-        columns.append(Column(f"{task}/r1", f"{title} R@1", "up"))
-        if any(f"{task}/fr" in row.values for row in rows):
-            columns.append(Column(f"{task}/fr", f"{title} FR", "down"))
-    return (*columns, COLUMNS[-1])
-
-
 def _stream(run: RunRecord) -> str:
     return str(run.tags.get("ctvr.stream") or run.settings.get("stream", ""))
-
-
-def _protocol(run: RunRecord) -> str:
-    return run.tags.get("ctvr.protocol", "ctvr")

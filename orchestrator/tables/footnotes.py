@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ctvr.methods import EVERY_METHOD, IMAGE_METHODS, find_method
@@ -39,7 +40,7 @@ def marks_of(run: RunRecord) -> list[str]:
     split = str(run.settings.get("evaluation.split", tags.get("ctvr.split", "test")))
     if str(run.settings.get("evaluation.select", tags.get("ctvr.select", "last"))).startswith("best"):
         marks.append(TEXTS[f"best_{tags.get('ctvr.select_split') or split}"])  # old records: evaluated split
-    if trains_on_searched(run):
+    if has_access(run, "trains_on_searched"):
         marks.append(TEXTS[f"trains_on_{split}"])
     if short := _short_of_epochs(run):
         marks.append(short)
@@ -50,7 +51,7 @@ def marks_of(run: RunRecord) -> list[str]:
     if tags.get("ctvr.transductive") == "true":
         marks.append(TEXTS["transductive"])
     # For images the memory is written as in the released code
-    if str(run.settings.get("method.buffer_size", "0")) not in {"0", ""} and method_of(run) not in IMAGE_METHODS:
+    if "method.buffer_size" in run.settings and method_of(run) not in IMAGE_METHODS and has_access(run, "keeps_videos"):
         marks.append(TEXTS["replay"])
     if tags.get("ctvr.note"):
         marks += tags["ctvr.note"].split(NOTES)
@@ -67,27 +68,36 @@ def marks_of(run: RunRecord) -> list[str]:
     return marks
 
 
-def trains_on_searched(run: RunRecord) -> bool:
-    """Return whether a run's training reads the features of searched videos.
+def access_of(run: RunRecord) -> str:
+    """Return the data that a run's training reads besides the pairs of the current task, a key of `table.ACCESS`."""
+    if has_access(run, "is_joint"):
+        return "joint"
+    words = {"keeps_videos": "videos", "trains_on_searched": "searched"}
+    return "+".join(word for fact, word in words.items() if has_access(run, fact))
 
-    Runs record this in a tag. For older records of our own methods it follows from the settings.
+
+def has_access(run: RunRecord, fact: str) -> bool:
+    """Return whether `is_joint`, `keeps_videos` or `trains_on_searched` of `Experiment` is true of a run.
+
+    Runs record these facts in tags. For older records of our own methods they follow from the settings.
     """
-    if said := run.tags.get("ctvr.trains_on_searched"):
+    if said := run.tags.get(f"ctvr.{fact}"):
         return said == "true"
     method, base = str(run.settings.get("method", "")), str(run.settings.get("method.base", ""))
     if method not in EVERY_METHOD or str(run.settings.get("optim.epochs", "")) == "0":
         return False
-    return _trains_on_searched(run, "method", method, base in EVERY_METHOD and _trains_on_searched(run, "base", base))
+    return _has_access(run, fact, "method", method, base in EVERY_METHOD and _has_access(run, fact, "base", base))
 
 
-def _trains_on_searched(run: RunRecord, group: str, name: str, of_base: bool = False) -> bool:
-    """Return the method's capability under the settings of `group`, or under defaults if these cannot be read."""
+def _has_access(run: RunRecord, fact: str, group: str, name: str, of_base: bool = False) -> bool:
+    """Return the fact about a method under the settings of `group`, or under defaults if these cannot be read."""
     cls = find_method(name)
-    try:
-        config: Any = build(cls.Config, known_settings(cls.Config, select_prefix(run.settings, group)), group)
-    except ConfigError:
-        return of_base or cls.trains_on_searched(cls.Config())
-    return cls.trains_on_searched(config, of_base)
+    config: Any = cls.Config()
+    with suppress(ConfigError):
+        config = build(cls.Config, known_settings(cls.Config, select_prefix(run.settings, group)), group)
+    if fact == "is_joint":
+        return of_base or cls.capabilities(config).trains_on == "seen"
+    return bool(getattr(cls, fact)(config, of_base))
 
 
 def _short_of_epochs(run: RunRecord) -> str:

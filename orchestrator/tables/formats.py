@@ -7,7 +7,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ctvr.orchestrator.tables.table import MISSING, Column, Difference, Row, Table, Value, cell, number
 
@@ -45,7 +45,9 @@ def _markdown(table: Table) -> str:
     arrows = {"up": " ↑", "down": " ↓", "": ""}
     titles = ["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *last_titles(table)]
     lines = [f"### {_markdown_text(table.heading)}", "", _line(titles), _line([":--", *["--:"] * (len(titles) - 1)])]
-    for row in table.rows:
+    for row, title in with_titles(table):
+        if title:
+            lines.append(_line([f"*{_markdown_text(title)}*", *[""] * (len(titles) - 1)]))
         cells = []
         for column in table.columns:
             text = _markdown_text(cell(row, column))
@@ -65,6 +67,12 @@ def _markdown(table: Table) -> str:
     lines += ["", *(f"- {_markdown_text(note)}" for note in table.notes)]
     lines += [f"- <sup>{sign}</sup> {_markdown_text(text)}" for sign, text in feet.all()]
     return "\n".join(lines)
+
+
+def with_titles(table: Table) -> Iterator[tuple[Row, str]]:
+    """Yield the rows, block by block, the first of each with the title of its block, if there are several."""
+    for title, rows in table.blocks:
+        yield from zip(rows, [title, *[""] * len(rows)])
 
 
 def last_titles(table: Table) -> list[str]:
@@ -109,8 +117,11 @@ def _latex(table: Table) -> str:
     feet = Footnotes()
     arrows = {"up": r" $\uparrow$", "down": r" $\downarrow$", "": ""}
     heads = ["Method", *(f"{latex_text(c.title)}{arrows[c.better]}" for c in table.columns), *last_titles(table)]
-    body = []
-    for row in table.rows:
+    body: list[str] = []
+    for row, title in with_titles(table):
+        if title:
+            body += [r"\midrule"] if body else []
+            body.append(f"\\multicolumn{{{len(heads)}}}{{l}}{{\\textit{{{latex_text(title)}}}}} \\\\")
         cells = []
         for column in table.columns:
             text = _latex_cell(row, column)
@@ -176,6 +187,7 @@ def _csv_cells(table: Table, row: Row) -> dict[str, str]:
         "stream": _safe(table.stream),
         "method": _safe(row.method),
         "label": _safe(row.label),
+        "access": row.access,
         "n": str(len(row.seeds)),
         "seeds": _safe(" ".join(row.seeds)),
     }

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from ctvr.orchestrator.config import closest, suggest
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.tables.build import Direction
 from ctvr.orchestrator.tables.paper_numbers import not_implemented
+from ctvr.orchestrator.tables.shown_columns import Direction
 
 FILE = Path(__file__).parent / "paper_items.json"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ctvr.orchestrator.tables.formats import Footnotes, last_titles
+from ctvr.orchestrator.tables.formats import Footnotes, last_titles, with_titles
 from ctvr.orchestrator.tables.table import Row, Table, cell, number
 
 LABEL = 40  # characters of a row's name if the table is wider than the screen
@@ -51,7 +51,7 @@ def _text(table: Table, width: int) -> str:
     footnotes = [note for note in table.notes if _is_shown(note)]
     footnotes += [f"[{sign}] {text}" for sign, text in feet.all()]
     if any(cell.endswith("#") for line in lines[1:] for cell in line[1:]):
-        footnotes.insert(0, "# the best of its column")
+        footnotes.insert(0, "# the best of its column" + " and block" * (len(table.blocks) > 1))
     notes, left = _fitting(footnotes, width)
     left += sum(not _is_shown(note) for note in [*table.notes, *dict.fromkeys(m for r in table.rows for m in r.marks)])
     more = [f"{len(dropped)} columns ({', '.join(dropped)})"] if dropped else []
@@ -64,7 +64,9 @@ def _cells(table: Table, feet: Footnotes) -> list[list[str]]:
     """Return the header and the rows as cells, each row followed by that of its paper."""
     arrows = {"up": " ↑", "down": " ↓", "": ""}
     lines = [["Method", *(f"{c.title}{arrows[c.better]}" for c in table.columns), *last_titles(table)]]
-    for row in table.rows:
+    for row, title in with_titles(table):
+        if title:
+            lines.append([f"({title})", *[""] * (len(lines[0]) - 1)])
         cells = []
         for column in table.columns:
             text = cell(row, column)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ctvr.orchestrator.tables.table import JOINT, Difference, Row
+from ctvr.orchestrator.tables.table import Difference, Row
 from ctvr.orchestrator.text_files import read_text
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOTE = (
-    "R@1 vs best: difference from the row with the best R@1, with its simultaneous 95 % interval over test videos and "
-    "seeds (or task orders) and its p-value. Both account for all comparisons of the table and for the choice of the "
-    "best row. * p < 0.05, that is, the interval excludes 0. A missing star does not show that two rows are equal: "
-    "these videos and seeds do not distinguish them."
+    "R@1 vs best: difference from the row with the best R@1 of the same block, with its simultaneous 95 % interval "
+    "over test videos and seeds (or task orders) and its p-value. Both account for all comparisons of the table and "
+    "for the choice of the best row. * p < 0.05, that is, the interval excludes 0. A missing star does not show that "
+    "two rows are equal: these videos and seeds do not distinguish them."
 )
 ONE_SEED = "not compared: one seed, and no row has several seeds from which to estimate the variance over seeds"
 LEAST_ORDERS = 4  # with two, 10 % of equal rows are found different; with three, 1 to 9 %
@@ -34,6 +34,7 @@ FEW_ORDERS = f"not compared: estimating the variance over task orders requires a
 OTHER_ORDERS = "not compared: its task orders differ from those of the best row"
 NO_RANKS = "not compared: the ranks of its queries are not stored"
 NO_VIDEOS = "not compared: the rows have fewer than two test videos in common"
+ALONE = "not compared: no other row of its block can be compared"
 NO_TASKS = "not compared: its ranks were stored without the tasks of the queries"
 UPPER_BOUND = "not compared: joint training has access to all tasks at once"
 TRANSDUCTIVE = "not compared: transductive scoring, in which test queries influence each other"
@@ -50,7 +51,7 @@ class Ranks:
 
 
 def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = False) -> list[Row]:
-    """Return rows with their difference from the best R@1, or with the reason why they were not compared.
+    """Return rows with their difference from the best R@1 of their block, or the reason why they were not compared.
 
     Args:
         ranks: run id -> ranks.
@@ -60,29 +61,42 @@ def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = Fa
     able = [index for index, reason in enumerate(reasons) if not reason]
     if len(able) < 2:
         return rows
-    best = max(able, key=lambda index: rows[index].values["r1"].mean)
+    listed, best = [rows[index] for index in able], _best_of_blocks(rows, able)
     for index in able:
-        reasons[index] = _unlike(rows[index], rows[best], [rows[each] for each in able])
-    able = [index for index in able if not reasons[index]]
+        reasons[index] = _unlike(rows[index], rows[best[rows[index].access]], listed)
     seen: dict[int, Difference] = {}
-    try:
-        if len(able) > 1:
-            seen = _against(best, able, rows, ranks, by_task)
-    except ValueError:
-        reasons = [reason or NO_VIDEOS for reason in reasons]
+    for access, first in best.items():
+        block = [index for index in able if rows[index].access == access and not reasons[index]]
+        if len(block) < 2:
+            reasons = [ALONE if index in block else reason for index, reason in enumerate(reasons)]
+            continue
+        like = [index for index in able if not _unlike(rows[index], rows[first], listed)]  # rows of all blocks
+        try:
+            found = _against(first, like, rows, ranks, by_task)
+            seen |= {index: found[index] for index in block if index != first}
+        except ValueError:
+            reasons = [NO_VIDEOS if index in block else reason for index, reason in enumerate(reasons)]
     made = []
     for index, row in enumerate(rows):
         if reasons[index]:
             made.append(replace(row, marks=(*row.marks, reasons[index])))
         else:
-            made.append(replace(row, is_reference=index == best and bool(seen), vs_best=seen.get(index)))
+            made.append(replace(row, is_reference=index not in seen, vs_best=seen.get(index)))
     return made
+
+
+def _best_of_blocks(rows: Sequence[Row], able: Sequence[int]) -> dict[str, int]:
+    """Map each kind of access to the index of its row with the best R@1."""
+    found: dict[str, int] = {}
+    for index in sorted(able, key=lambda index: -rows[index].values["r1"].mean):
+        found.setdefault(rows[index].access, index)
+    return found
 
 
 def _against(
     best: int, able: Sequence[int], rows: Sequence[Row], ranks: Mapping[str, Ranks], by_task: bool
 ) -> dict[int, Difference]:
-    """Return the difference of every other row from the best one."""
+    """Return the difference of every other row from the row `best`; intervals cover all pairs of these rows."""
     queries = sorted(set.intersection(*(set(ranks[run].of) for index in able for run in rows[index].runs)))
     found = [np.array([[ranks[run].of[q] for q in queries] for run in rows[index].runs]) for index in able]
     videos = [query.rpartition("#")[0] or query for query in queries]
@@ -121,7 +135,7 @@ def _unlike(row: Row, best: Row, able: Sequence[Row]) -> str:
 
 def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
     """Return why a row is not compared; empty if it is."""
-    if row.method in JOINT:
+    if row.access == "joint":
         return UPPER_BOUND
     if row.is_transductive:
         return TRANSDUCTIVE

@@ -11,7 +11,15 @@ from ctvr.orchestrator.console import format_duration
 
 MISSING = "n/a"
 LEVEL = 0.05  # p below which a difference gets a star
-JOINT = {"upper_bound", "image_multi_task"}  # methods that train on all tasks at once: they do not compete
+# Titles of a table's blocks, in order, by the data that training reads besides the pairs of the current task. Rows are
+# compared within their block only, and joint training is not compared
+ACCESS = {
+    "": "Trains on the current task",
+    "searched": "Trains on features of searched videos",
+    "videos": "Keeps pairs of earlier tasks",
+    "videos+searched": "Keeps pairs of earlier tasks, trains on features of searched videos",
+    "joint": "Trains on all tasks at once",
+}
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,9 @@ class Row:
     differs_from: str = ""  # the part of its paper that it is compared with
     extra: Mapping[str, Value] = field(default_factory=dict)  # every other final metric, for the CSV
     intervals: Mapping[str, Difference] = field(default_factory=dict)  # column -> difference that it shows
-    vs_best: Difference | None = None  # R@1 minus the best row's; p and interval are simultaneous
-    is_reference: bool = False  # True: best R@1 among the compared rows
+    vs_best: Difference | None = None  # R@1 minus that of its block's best row; p and interval are simultaneous
+    is_reference: bool = False  # True: best R@1 among the compared rows of its block
+    access: str = ""  # its block, a key of ACCESS
     is_transductive: bool = False  # True: a query's result depends on the other queries
     trials: int | None = None  # number of search trials; None: not recorded
     seconds: float = math.nan  # total time of its trials and runs
@@ -124,11 +133,19 @@ class Table:
             return []
         return ["best" if row.is_reference else str(row.vs_best) if row.vs_best else "not compared"]
 
-    def best(self) -> dict[str, float]:
-        """Map column keys to the best mean of competing methods, as printed; only columns with two or more."""
+    @property
+    def blocks(self) -> list[tuple[str, tuple[Row, ...]]]:
+        """Return the rows of each kind of access with the title of their block, which is empty if there is only one."""
+        kinds = {access: tuple(row for row in self.rows if row.access == access) for access in ACCESS}
+        found = [(title, kinds[access]) for access, title in ACCESS.items() if kinds[access]]
+        return found if len(found) > 1 else [("", self.rows)]
+
+    def best(self, access: str = "") -> dict[str, float]:
+        """Map column keys to the best mean of a block's competing rows, as printed; only columns with two or more."""
         found: dict[str, float] = {}
+        rows = [row for row in self.rows if row.access == access]
         for column in self.columns:
-            means = [row.values.get(column.key, Value()).mean for row in self.rows if competes(row, column)]
+            means = [row.values.get(column.key, Value()).mean for row in rows if competes(row, column)]
             means = [round(mean, column.digits) for mean in means if math.isfinite(mean)]
             if column.better and len(means) > 1:
                 found[column.key] = max(means) if column.better == "up" else min(means)
@@ -136,21 +153,21 @@ class Table:
 
     def is_best(self, row: Row, column: Column) -> bool:
         """Report whether this cell is printed bold."""
-        mean, best = row.values.get(column.key, Value()).mean, self.best()
+        mean, best = row.values.get(column.key, Value()).mean, self.best(row.access)
         return competes(row, column) and column.key in best and round(mean, column.digits) == best[column.key]
 
 
 def competes(row: Row, column: Column) -> bool:
-    """Report whether a row can win a column.
+    """Report whether a row can win a column of its block.
 
-    Joint training sees all data at once, a transductive row sees the other queries, and an untrained row cannot
-    forget.
+    Joint training sees all data at once, a transductive row sees the other queries, and an untrained row can neither
+    forget nor cost training.
     """
-    is_forgetting = column.key.rpartition("/")[2] in {"bwf", "fr"}
-    if row.method in JOINT or (row.is_transductive and column.key != "params_m"):
+    is_of_training = column.key.rpartition("/")[2] in {"bwf", "fr", "train_gmacs"}
+    if row.access == "joint" or (row.is_transductive and column.key != "params_m"):
         return False
     is_trained = row.method != "zero_shot" and row.values.get("params_m", Value()).mean != 0
-    return is_trained or not is_forgetting
+    return is_trained or not is_of_training
 
 
 def cell(row: Row, column: Column) -> str:

@@ -16,6 +16,14 @@ COLUMNS = (
     Column("bwf", "BWF", "down"),
     Column("params_m", "Params (M)"),
 )
+V2T = (
+    Column("v2t/r1", "V2T R@1", "up"),
+    Column("v2t/r5", "V2T R@5", "up"),
+    Column("v2t/r10", "V2T R@10", "up"),
+    Column("v2t/medr", "V2T MedR", "down"),
+    Column("v2t/meanr", "V2T MeanR", "down"),
+)
+V2T_SUM = Column("v2t/rsum", "V2T R-Sum", "up")
 OVERALL = (Column("r1", "R@1", "up"), Column("fr", "FR", "down"), Column("hm", "HM", "up"))  # CVLM
 NEIGHBOURS = (  # UCL
     Column("accuracy", "Accuracy", "up"),
@@ -57,11 +65,13 @@ EXTRA = _by_key(
     (Column("memory", "Memory (MB)", "down", 0), "cost/peak_memory_mb"),
     (Column("index_mb", "Index (MB)", "down", 2), "cost/index_bytes"),
     (Column("replay_mb", "Replay (MB)", "down", 2), "cost/replay_bytes"),
+    (Column("replay_share", "Past kept (%)", "", 1), "cost/replay_share"),
     (Column("tower_copies", "Tower copies", "down", 0), "cost/tower_copies"),
     (Column("train_gmacs", "GMACs (training)", "down", 0), "cost/train_gmacs"),
     (Column("reencoded_gmacs", "GMACs (own re-encoding)", "down", 1), "cost/reencoding_gmacs"),
     (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
 )
+ACCESS_COLUMNS = ("replay_share", "train_gmacs")  # shown where a row keeps pairs of earlier tasks
 ORACLE = _by_key(  # shown if a run measured them; none is bold and none is compared
     (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
     (Column("oracle_block", "Oracle: R@1, own block"), "stream/oracle/r1_block"),

@@ -160,7 +160,8 @@ def _against(table: Table, of: Cost, key: str, unit: str, sign: int = 1) -> list
         return []
     lines = [line_of(row, [(x, cell.mean, cell.std)]) for row, x, cell in known]
     column = next((each for each in table.columns if each.key == key), table.columns[0])
-    front = pareto([(x, sign * cell.mean) for row, x, cell in known if competes(row, column)])
+    shared = table.blocks[0][1]  # a front is of rows with equal access
+    front = pareto([(x, sign * cell.mean) for row, x, cell in known if competes(row, column) and row in shared])
     return [Panel(name, unit, lines, joined=False, scale=scale, front=[(x, sign * y) for x, y in front])]
 
 

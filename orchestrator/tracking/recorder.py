@@ -61,6 +61,8 @@ class Recorder:
             "ctvr.select_split": self.experiment.evaluation.selects_on(stream.has_val) or "",
             "ctvr.mark": stream.table_caveat,
             "ctvr.trains_on_searched": str(self.experiment.trains_on_searched).lower(),
+            "ctvr.keeps_videos": str(self.experiment.keeps_videos).lower(),
+            "ctvr.is_joint": str(self.experiment.is_joint).lower(),
             "ctvr.protocol": protocol_of(stream).kind,  # determines the columns of tables
             "ctvr.stream_digest": stream.digest,
             "ctvr.stream_content": stream.content,

@@ -78,6 +78,18 @@ def test_overridden_hooks_count_where_a_method_says_nothing():
     assert Strategy.trains_on_searched(None, of_base=True)
 
 
+class KeepsSource(Method):
+    def set_pair_source(self, source):
+        self.source = source
+
+
+def test_a_method_that_keeps_the_reader_of_pairs_keeps_videos():
+    assert KeepsSource.keeps_videos(None)
+    assert not Method.keeps_videos(None)
+    assert not Strategy.keeps_videos(None)
+    assert Strategy.keeps_videos(None, of_base=True)
+
+
 def test_default_losses_accumulate_over_features_and_others_do_not():
     class Own(Method):
         def losses(self, batch):

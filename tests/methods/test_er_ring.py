@@ -42,3 +42,30 @@ def test_as_many_pairs_are_replayed_as_one_worker_replays_and_never_none(
     monkeypatch.setattr("ctvr.methods.er_ring.world_size", lambda: 1)
     assert found == sizes
     assert make(base, ratio=ratio).replayed(pairs * workers) == [sum(sizes)]
+
+
+def test_separate_losses_contrast_the_step_and_the_memory_each_among_themselves(base):
+    method = make(base, negatives="separate")
+    train_stream(method, tasks=1)
+    method.begin_task(make_task(1))
+    batch = make_batch(4, 2, seed=5)
+    torch.manual_seed(3)
+    (found,) = method.losses(batch).values()
+    torch.manual_seed(3)
+    memory = method.memory.batch(method.memory.sample(4))
+    (new,), (old,) = method.base.losses(batch).values(), method.base.losses(memory).values()
+    assert torch.allclose(found, (new + old) / 2)
+    torch.manual_seed(3)
+    (joint,) = make_like(method, negatives="joint").losses(batch).values()
+    assert joint > found  # twice as many negatives
+
+
+def make_like(method, **settings):
+    other = copy.deepcopy(method)
+    other.config = ERRingConfig(**settings)
+    return other
+
+
+def test_every_worker_has_a_pair_for_separate_losses(base, monkeypatch):
+    monkeypatch.setattr("ctvr.methods.er_ring.world_size", lambda: 3)
+    assert make(base, ratio=0.1, negatives="separate").replayed(1) == [1, 1, 1]

@@ -3,6 +3,7 @@
 Two policies. `ring` (Chaudhry et al., "tiny episodic memories", arXiv:1902.10486): every task has its own part of the
 memory with a uniform sample of its pairs; the parts of former tasks shrink as tasks arrive.
 `reservoir` (Vitter 1985; DER, arXiv:2004.07211): one sample, uniform over all pairs so far.
+With a share instead of a capacity, a uniform sample of that share of every task's pairs stays.
 
 The memory is written at the end of a task, so it never holds pairs of the task being learned. It keeps the numbers
 of pairs, and features that cannot be computed again. Frames and captions are read from the source at replay; each
@@ -14,6 +15,7 @@ Shapes: B pairs, M pairs kept, T frames, L text length, d joint embedding.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -36,6 +38,7 @@ class ReplayBuffer(nn.Module):
         capacity: pairs in total; 0 stores nothing and uses no random number.
         policy: see above.
         quota: for `ring`: `dynamic` divides the capacity among the tasks so far, `static` among all of the stream.
+        share: in (0, 1], of the pairs of every task, at least one pair; replaces `capacity`, `policy` and `quota`.
 
     Attributes:
         source: provides frames and captions of pairs by their IDs.
@@ -49,11 +52,17 @@ class ReplayBuffer(nn.Module):
     text_features: Tensor  # (M, d)
     seen: Tensor  # () pairs offered so far
 
-    def __init__(self, capacity: int, policy: Policy = "ring", quota: Literal["dynamic", "static"] = "dynamic") -> None:
+    def __init__(
+        self,
+        capacity: int,
+        policy: Policy = "ring",
+        quota: Literal["dynamic", "static"] = "dynamic",
+        share: float | None = None,
+    ) -> None:
         super().__init__()
         if capacity < 0:
             raise ValueError(f"buffer_size must be >= 0, got {capacity}. Use 0 for no replay.")
-        self.capacity, self.policy, self.quota = capacity, policy, quota
+        self.capacity, self.policy, self.quota, self.share = capacity, policy, quota, share
         self.source: PairSource | None = None
         self._known: tuple[list[tuple[Tensor, int]], Tensor, Tensor] | None = None
         for name in _FIELDS:
@@ -123,10 +132,12 @@ class ReplayBuffer(nn.Module):
         Raises:
             ValueError: if the pairs of a batch have no numbers.
         """
-        if not self.capacity:
+        if not (self.capacity or self.share):
             yield from loader
             return
-        if self.policy == "ring":
+        if self.share:  # the number of pairs is known at the end of the loader
+            first, room, offered = len(self), sys.maxsize, 0
+        elif self.policy == "ring":
             quotas = self._quotas(task)
             self._thin(quotas)
             first, room, offered = len(self), quotas[task.index], 0
@@ -144,6 +155,9 @@ class ReplayBuffer(nn.Module):
             self.seen += len(places)
             yield batch
         self._place(fresh)
+        if self.share:
+            former = torch.bincount(self._on_host()[1], minlength=task.index + 1)[: task.index].tolist()
+            self._thin([*former, max(1, round(self.share * offered))])
 
     def write(
         self, task: Task, loader: Iterable[Batch], features: Callable[[Batch], tuple[Tensor, Tensor]] | None = None

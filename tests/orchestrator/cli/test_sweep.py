@@ -35,8 +35,9 @@ def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
     assert ctvr(capsys, "sweep", "--runs", tmp_path)[:2] == (0, "done\n")
     ((request, execution),) = asked
     assert (request.method, request.stream, request.seeds, request.top) == ("framefusion_moe", "worlds-quick", 3, 1)
-    baselines = "zero_shot clip4clip er_ring upper_bound:only-final framefusion_moe:train-references"
-    assert request.baselines == tuple(baselines.split())
+    baselines = "zero_shot:chance zero_shot clip4clip clip4clip@er_ring er_ring:share-5 er_ring upper_bound:only-final"
+    controls = ("framefusion_moe:train-references", "framefusion_moe:no-cross-task")
+    assert request.baselines == (*baselines.split(), *controls)
     assert request.search == {}
     assert execution.runs == tmp_path
 

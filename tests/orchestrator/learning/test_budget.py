@@ -29,7 +29,8 @@ def spent(small_stream, manifest, runs):
         assert all(torch.equal(before[key], after[key]) for key in before)  # counting trains nothing
         assert torch.equal(state, torch.get_rng_state())
         query = query_cost(method, data.queries(0, "test").tokens[:1], 1)["cost/query_gmacs"]
-        return {**found, "pair": cost["cost/video_gmacs"] + query}
+        recorded = {name: value for name, value in done.record.metrics[-1].items() if name == "cost/replay_share"}
+        return {**recorded, **found, "pair": cost["cost/video_gmacs"] + query}
 
     return of
 
@@ -44,6 +45,14 @@ def test_the_budget_counts_replay_copies_and_training(spent, small_stream):
     frames = small_stream.settings["data.num_frames"] * 3 * 64**2
     assert 4 * frames < replayed["cost/replay_bytes"] < 4 * (frames + 4000)
     assert replayed["cost/train_gmacs"] > plain["cost/train_gmacs"]
+    assert plain["cost/replay_share"] == 0.0
+
+
+def test_the_share_of_the_past_is_that_of_the_pairs_before_the_last_task(spent, small_stream):
+    earlier = sum(len(item.captions) for task in small_stream.tasks[:-1] for item in task.train)
+    assert spent("er_ring", **{"method.buffer_size": 1})["cost/replay_share"] == pytest.approx(100 / earlier)
+    assert spent("er_ring", **{"method.buffer_share": 1.0})["cost/replay_share"] == 100
+    assert spent("upper_bound")["cost/replay_share"] == 100
 
 
 def test_a_teacher_is_a_copy_and_joint_training_pays_for_all_tasks_so_far(spent, small_stream):
@@ -57,6 +66,8 @@ def test_a_teacher_is_a_copy_and_joint_training_pays_for_all_tasks_so_far(spent,
     assert 0 < gmacs < joint["pair"]
     # (1 + 2 + 3) / 3 times the pairs; of all tasks a batch has fewer equal videos, which are encoded once
     assert 2 * plain["cost/train_gmacs"] <= joint["cost/train_gmacs"] < 3 * plain["cost/train_gmacs"]
+    once = spent("upper_bound", **{"method.only_final": True})  # 3 of 1 + 2 + 3 epochs
+    assert once["cost/train_gmacs"] == pytest.approx(joint["cost/train_gmacs"] / 2, rel=0.1)
 
 
 def test_a_model_without_training_spends_nothing(spent):

@@ -98,6 +98,29 @@ def test_a_control_has_a_name_different_from_its_method(few, execution):
     assert [run.tags.get("ctvr.row") for run in runs] == [None, "framefusion_moe:train-references", None, None]
 
 
+@pytest.mark.parametrize("given", [{}, {"optim.epochs": "3"}])
+def test_a_control_takes_the_steps_pairs_and_negatives_of_replay(few, execution, given):
+    stream = load_stream(few, execution.runs)
+    plain, replayed, control = (
+        baseline(word, stream, few, given, 1) for word in ("clip4clip", "er_ring", "clip4clip@er_ring")
+    )
+    epochs, batch = (2 * size for size in (plain.experiment.optim.epochs, plain.experiment.data.batch_size))
+    assert (control.experiment.optim.epochs, control.experiment.data.batch_size) == (epochs, batch)
+    assert replayed.experiment.method.ratio == 1.0
+    assert control.experiment.run.method == "clip4clip"
+    assert control.tags["ctvr.row"] == "clip4clip at er_ring's compute"
+    assert "without replay" in control.tags["ctvr.note"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("clip4clip@lwf", "Name a strategy with a whole method.ratio"), ("clip4clip@er_rnig", "Did you mean er_ring")],
+)
+def test_a_control_needs_a_strategy_that_replays(few, execution, word, said):
+    with pytest.raises(ConfigError, match=said):
+        baseline(word, load_stream(few, execution.runs), few, {}, 1)
+
+
 def test_winners_are_the_best_by_what_was_searched_for(few, execution):
     tracker = execution.tracker("few")
     parent = tracker.open_sweep("m", "few", {"search.metric": "stream/t2v/bwf", "search.mode": "min"})

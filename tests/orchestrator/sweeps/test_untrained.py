@@ -63,8 +63,8 @@ def test_a_search_has_the_control_of_its_method_and_zero_shot_clip(method, expec
 
 def test_epochs_given_for_all_rows_do_not_train_the_control(small_stream):
     made = baseline("xpool:untrained", small_stream, "s", {"optim.epochs": 3}, 1)
-    assert made.optim.epochs == 0
-    assert baseline("xpool", small_stream, "s", {"optim.epochs": 3}, 1).optim.epochs == 3
+    assert made.experiment.optim.epochs == 0
+    assert baseline("xpool", small_stream, "s", {"optim.epochs": 3}, 1).experiment.optim.epochs == 3
 
 
 def test_every_method_has_the_control():

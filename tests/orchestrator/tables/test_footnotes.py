@@ -20,7 +20,7 @@ from ctvr.orchestrator.method_checks.tiny_models import CONTEXT, tokenize
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from ctvr.orchestrator.synthetic.images import SETTINGS as IMAGES
-from ctvr.orchestrator.tables.footnotes import TEXTS, marks_of, trains_on_searched
+from ctvr.orchestrator.tables.footnotes import TEXTS, access_of, has_access, marks_of
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
 FRAMES = 4
@@ -81,7 +81,8 @@ class WatchedLoop(Loop):
     def _train(self, task):
         before = len(self.data.frames.loaded)
         super()._train(task)
-        self.seen = {*getattr(self, "seen", set()), *self.data.frames.loaded[before:]}
+        self.of_task = {*self.data.frames.loaded[before:]}  # of the last task
+        self.seen = {*getattr(self, "seen", set()), *self.of_task}
 
 
 def run(made: Experiment, subject: Subject, salt: str = "", has_val: bool = False) -> WatchedLoop:
@@ -117,9 +118,25 @@ def trains_on_test_videos(subject: Subject) -> bool:
     return any(not torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+def reads_earlier_videos(subject: Subject) -> bool:
+    """Return whether the training of task 2 loads training videos of task 1."""
+    return any(name.startswith("train_0") for name in run(subject.experiment, subject).of_task)
+
+
+def is_in_its_block(made: Experiment) -> bool:
+    """Return whether a row is among those with earlier videos; the tags of a run say the same as its settings."""
+    facts = ("is_joint", "keeps_videos", "trains_on_searched")
+    tags = {f"ctvr.{fact}": str(getattr(made, fact)).lower() for fact in facts}
+    assert access_of(record(made)) == access_of(record(made, **tags))
+    assert made.is_joint == (access_of(record(made)) == "joint")
+    return "videos" in access_of(record(made)) or made.is_joint
+
+
 def is_marked(made: Experiment) -> bool:
     marks = marks_of(record(made))
-    assert trains_on_searched(record(made)) == made.trains_on_searched == (TEXTS["trains_on_test"] in marks)
+    assert (
+        has_access(record(made), "trains_on_searched") == made.trains_on_searched == (TEXTS["trains_on_test"] in marks)
+    )
     return made.trains_on_searched
 
 
@@ -137,6 +154,47 @@ QUICK = [
 def test_a_row_is_marked_where_test_videos_change_what_it_learns(row, settings, expected):
     subject = subject_of(row, **settings)
     assert trains_on_test_videos(subject) == is_marked(subject.experiment) == expected
+
+
+REPLAYS = [
+    ("er_ring", {}, True),
+    ("er_ring", {"method__buffer_size": 0}, False),
+    ("er_ring", {"method__buffer_size": 0, "method__buffer_share": 0.5}, True),
+    ("er_ring", {"optim__epochs": 0}, False),
+    ("clip4clip", {}, False),
+    ("framefusion_moe:train-references", {}, False),
+    ("upper_bound", {}, True),
+]
+
+
+@pytest.mark.parametrize(("row", "settings", "expected"), REPLAYS)
+def test_a_row_that_trains_on_earlier_videos_is_in_its_own_block(row, settings, expected):
+    subject = subject_of(row, **settings)
+    assert reads_earlier_videos(subject) == is_in_its_block(subject.experiment) == expected
+
+
+def test_a_strategy_over_a_row_that_trains_on_test_videos_has_both_kinds_of_access():
+    made = subject_of("er_ring", method__base="framefusion_moe").experiment
+    assert access_of(record(made)) == "videos+searched"
+
+
+def test_an_unknown_method_has_the_access_that_its_run_recorded():
+    made = subject_of("clip4clip").experiment
+    for tags, access in (({}, ""), ({"ctvr.keeps_videos": "true"}, "videos"), ({"ctvr.is_joint": "true"}, "joint")):
+        run = record(made, **tags)
+        run.settings["method"] = "their.module:Theirs"
+        assert access_of(run) == access
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*METHODS, *CONFIGURATIONS])
+def test_no_other_method_reads_earlier_videos_outside_its_block(name):
+    try:
+        subject = subject_of(name)
+        subject.make()
+    except (ConfigError, ValueError) as error:
+        pytest.skip(f"does not run on the small backbone: {error}")
+    assert reads_earlier_videos(subject) == is_in_its_block(subject.experiment)
 
 
 @pytest.mark.slow
@@ -206,7 +264,7 @@ def test_validation_videos_in_training_are_called_so():
 def test_run_with_unreadable_settings_gets_the_test_video_mark():
     run = record(subject_of("framefusion_moe:train-references").experiment)
     run.settings["method.beta"] = "unheard-of"
-    assert trains_on_searched(run)
+    assert has_access(run, "trains_on_searched")
 
 
 def test_a_method_of_another_package_is_asked_when_it_runs():

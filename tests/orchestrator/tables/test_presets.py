@@ -31,7 +31,7 @@ from ctvr.orchestrator.tables.presets import (
 from ctvr.orchestrator.tracking.run_record import as_text
 
 ORIGINALS = "ctvr-table1-originals"
-UNSEARCHED = (ORIGINALS, "efficient-continual", "index-age", "upgrade", "camoe-fig6", "worlds")
+UNSEARCHED = (ORIGINALS, "efficient-continual", "index-age", "upgrade", "camoe-fig6", "worlds", "worlds-fair")
 GOOD = {"title": "t", "protocol": "ctvr", "stream": "shapes-5", "rows": [{"name": "lwf"}]}
 
 
@@ -78,6 +78,15 @@ def test_controls_are_searched_in_no_table_and_say_so_below():
     }
     assert all("control" in row.notes[0] for row in controls)
     assert not any(row.searched for row in load_preset("ctvr-table1").rows if row.control)
+
+
+def test_the_row_with_the_codes_forward_and_loss_differs_from_the_release_in_its_recipe_only():
+    table = load_preset("worlds-fair")
+    (row,) = (row for row in table.rows if row.name == "framefusion_moe, the code's forward and loss")
+    released = resolve({"method": "framefusion_moe", "stream": ""}, {}, ["released"]).settings
+    own = {name: value for name, value in released.items() if name.startswith("method.") and ".lr_" not in name}
+    found = resolved(table, table.stream, embedded_settings(table.stream))[row.name].settings
+    assert {name: found[name] for name in own} == own
 
 
 @pytest.mark.parametrize("stream", ["shapes-5", "msrvtt-10"])

@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.tables.significance import FEW_ORDERS, ONE_SEED, OTHER_ORDERS, Ranks, compare_rows, read_ranks
+from ctvr.orchestrator.tables.significance import (
+    ALONE,
+    FEW_ORDERS,
+    ONE_SEED,
+    OTHER_ORDERS,
+    UPPER_BOUND,
+    Ranks,
+    compare_rows,
+    read_ranks,
+)
 from ctvr.orchestrator.tables.table import Row, Value
 
 SHARES = {"low": 0.1, "mid": 0.4, "top": 0.6}
@@ -35,6 +44,25 @@ def test_a_worse_row_is_below_the_best():
     assert top.is_reference
     assert low.vs_best is not None
     assert low.vs_best.high < 0
+
+
+def test_rows_are_compared_with_the_best_row_of_equal_access():
+    seeds = ("1", "2", "3")
+    rows = [_row("low", seeds), _row("mid", seeds), _row("top", seeds, access="videos")]
+    rows += [replace(rows[0], label="low", access="videos"), replace(rows[2], access="joint")]
+    low, mid, top, replayed, joint = compare_rows(rows, _ranks(rows))
+    assert mid.is_reference
+    assert top.is_reference
+    assert not joint.is_reference
+    assert UPPER_BOUND in joint.marks
+    assert low.vs_best is not None
+    assert replayed.vs_best is not None
+    assert low.vs_best.value > replayed.vs_best.value  # -30 and -50 points
+    alone = compare_rows(rows[:3], _ranks(rows))[2]
+    assert ALONE in alone.marks
+    assert not alone.is_reference
+    (wide, _), (narrow, _) = compare_rows(rows[:2] + rows[2:4], _ranks(rows))[:2], compare_rows(rows[:2], _ranks(rows))
+    assert wide.vs_best.high - wide.vs_best.low > narrow.vs_best.high - narrow.vs_best.low  # all rows are one family
 
 
 def test_single_seed_rows_are_compared_only_with_several_seeds():

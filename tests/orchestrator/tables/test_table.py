@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from ctvr.orchestrator.pages.report import table_html
 from ctvr.orchestrator.tables.formats import Footnotes, latex_text, to_csv, to_latex, to_markdown
+from ctvr.orchestrator.tables.screen import to_text
 from ctvr.orchestrator.tables.table import Column, Row, Table, Value, number
 
 COLUMNS = (Column("r1", "R@1", "up"), Column("bwf", "BWF", "down"), Column("params_m", "Params (M)"))
@@ -26,7 +28,7 @@ def table() -> Table:
     rows = (
         row("clip4clip", 23.57, 0.61, marks=("few seeds", "val")),
         row("framefusion_moe", 25.868, -0.454, paper=paper, paper_source="Zhao et al., Table 1", marks=("val",)),
-        row("upper_bound", 25.9, -0.9),
+        row("upper_bound", 25.9, -0.9, access="joint"),
     )
     return Table("msrvtt-10", COLUMNS, rows, ("A note.",))
 
@@ -66,6 +68,35 @@ def test_the_upper_bound_wins_no_column(table):
     assert "**25.90" not in to_markdown(table)
 
 
+def test_rows_with_more_data_stand_in_their_own_block_with_its_best():
+    rows = (
+        row("replayed", 30.0, access="videos"),
+        row("plain", 20.0),
+        row("joint", 40.0, access="joint"),
+        row("also plain", 21.0),
+        row("also replayed", 31.0, access="videos"),
+        row("leaks", 50.0, access="searched"),
+    )
+    table = Table("s", COLUMNS, rows)
+    assert [(title, [each.method for each in of]) for title, of in table.blocks] == [
+        ("Trains on the current task", ["plain", "also plain"]),
+        ("Trains on features of searched videos", ["leaks"]),
+        ("Keeps pairs of earlier tasks", ["replayed", "also replayed"]),
+        ("Trains on all tasks at once", ["joint"]),
+    ]
+    assert [each.method for each in rows if table.is_best(each, COLUMNS[0])] == ["also plain", "also replayed"]
+    text = to_markdown(table)
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    assert [line.split("|")[1].strip() for line in lines[:4]] == [
+        *("*Trains on the current task*", "plain", "also plain", "*Trains on features of searched videos*")
+    ]
+    assert {line.count("|") for line in lines} == {6}
+    assert "*Trains" not in to_markdown(Table("s", COLUMNS, rows[1::2][:1]))
+    assert "(Keeps pairs of earlier tasks)" in to_text(table)
+    assert table_html(table).count('<th scope="rowgroup" colspan="5">') == 4
+    assert [line["access"] for line in read_csv(to_csv(table))] == [each.access for each in rows]
+
+
 def test_an_untrained_row_cannot_win_the_forgetting_column():
     table = Table("s", COLUMNS, (row("zero_shot", 22.0, 0.0), row("lwf", 24.0, 1.5), row("zscl", 23.0, 2.5)))
     assert table.best() == {"r1": 24.0, "bwf": 1.5}
@@ -89,8 +120,14 @@ def test_latex_has_the_same_cells_and_balanced_braces(table):
     assert r"framefusion\_moe\textsuperscript{b} & \textbf{25.87{\scriptsize$\pm$0.33}}" in text
     assert r"\textbf{$-$0.45{\scriptsize$\pm$0.20}}" in text
     assert text.count("{") == text.count("}")
-    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
-    assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {4}
+    body = text.partition(r"\midrule")[2].split(r"\bottomrule")[0].strip().splitlines()
+    cells = [line for line in body if not line.startswith((r"\multicolumn", r"\midrule"))]
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in cells} == {4}
+    assert [line for line in body if line not in cells] == [
+        r"\multicolumn{5}{l}{\textit{Trains on the current task}} \\",
+        r"\midrule",
+        r"\multicolumn{5}{l}{\textit{Trains on all tasks at once}} \\",
+    ]
 
 
 def test_no_text_becomes_markup_or_a_command():

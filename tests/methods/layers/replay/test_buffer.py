@@ -89,6 +89,19 @@ def test_a_ring_never_exceeds_its_capacity_nor_keeps_a_pair_twice(capacity, quot
         assert torch.equal(memory.tasks, memory.videos // 10)
 
 
+def test_a_share_keeps_a_uniform_sample_of_that_share_of_every_task():
+    torch.manual_seed(2)
+    sizes, counts = (20, 9, 1), torch.zeros(30)
+    for _ in range(600):
+        memory = ReplayBuffer(0, share=0.2)
+        for index, size in enumerate(sizes):
+            memory.write(make_task(index), pairs(sum(sizes[:index]), size))
+        assert torch.bincount(memory.tasks).tolist() == [4, 2, 1]
+        counts[memory.pairs] += 1
+    assert chi_square(counts[:20], 600 * 0.2, 0.2) < 43.8  # 99.9 % of chi-square with 19 degrees
+    assert chi_square(counts[20:29], 600 * 2 / 9, 2 / 9) < 26.1  # with 8
+
+
 def test_a_static_ring_reserves_a_share_for_every_task():
     memory = ReplayBuffer(9, "ring", "static")
     memory.write(make_task(0), pairs(0, 10))
