@@ -13,11 +13,11 @@ shift
 if [ -f "${CTVR_RUNS:-runs}/sweeps/$name/plan.json" ]; then
   while [ $# -gt 0 ]; do
     case $1 in
-      --address | --nodes | --max-nodes | --max-concurrent | --budget-hours | --store | --videos)
+      --address | --nodes | --max-nodes | --max-concurrent | --budget-hours | --store | --storage | --videos)
         where+=("$1" "${2:-}")
         shift
         ;;
-      --address=* | --nodes=* | --max-nodes=* | --max-concurrent=* | --budget-hours=* | --store=* | --videos=*)
+      --address=* | --nodes=* | --max-nodes=* | --max-concurrent=* | --budget-hours=* | --store=* | --storage=* | --videos=*)
         where+=("$1")
         ;;
     esac

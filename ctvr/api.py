@@ -105,7 +105,7 @@ def run(
         videos: folder of the videos; default: the folder that the manifest names.
         fresh: also train finished tasks again.
         keep_model: upload the trained model to MLflow.
-        trust: classes `module:Class` that may be loaded although only the stream names them.
+        trust: classes `module:Class` to load, and addresses to use, although only the stream names them.
 
     Raises:
         ConfigError: for invalid arguments, before anything is trained.
@@ -159,7 +159,7 @@ def sweep(
         space: setting -> the values to search; all other settings have their recommended values.
         space_add: setting -> values to search together with the method's own search space.
         baselines: methods to compare with the winner.
-        trust: classes `module:Class` that may be loaded although only a stream, a table or a plan names them.
+        trust: classes `module:Class` to load, and addresses to use, although only a stream, table or plan names them.
         options: every other option of `ctvr sweep --help`, with _ for -: `trials=8, seeds=3, confirm=2, smoke=True`.
 
     Raises:
@@ -235,7 +235,7 @@ def load(
         name: a folder with a saved model; the beginning of an MLflow run id; the name of a run; `best-STREAM`, which
             searches selected on validation videos; a sweep (its best trial); a method (its newest run).
         runs, store, videos: as in `run`.
-        trust: classes `module:Class` that may be loaded although only the folder or the record of the run names them.
+        trust: classes `module:Class` to load, and addresses to use, although only the folder or record names them.
 
     Raises:
         ConfigError: if nothing has this name, or its weights no longer exist.
@@ -301,8 +301,10 @@ def schema(method: str = "") -> dict[str, Any]:
 
 
 def _execution(runs: Place, store: str = "", videos: Place | None = None) -> ExecutionConfig:
+    from ctvr.orchestrator.addresses import name_addresses
     from ctvr.orchestrator.execution import ExecutionConfig
 
+    name_addresses([store, videos])
     return ExecutionConfig(runs=Path(runs), store=store, videos=Path(videos) if videos else None)
 
 

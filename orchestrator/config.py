@@ -26,9 +26,16 @@ T = TypeVar("T")
 Settings = dict[str, Any]
 
 
+COMPARED = 100
+
+
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the known name closest to `name` (the first of several equals), or "". Case, `-` and `_` are ignored."""
-    likeness = {each: difflib.SequenceMatcher(None, _fold(each), _fold(name)).ratio() for each in known}
+    """Return the known name closest to `name` (the first of several equals), or "". Case, `-` and `_` are ignored.
+
+    Only the first COMPARED characters count, since the time is quadratic in them.
+    """
+    wanted = _fold(name[:COMPARED])
+    likeness = {each: difflib.SequenceMatcher(None, _fold(each[:COMPARED]), wanted).ratio() for each in known}
     best = max(likeness, key=likeness.__getitem__, default="")
     return best if best and likeness[best] >= cutoff else ""
 

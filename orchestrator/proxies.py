@@ -52,6 +52,14 @@ def is_near(host: str) -> bool:
     return (address.is_private or address.is_link_local) and not address.is_loopback
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name refers to this machine only."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def host_of(address: str) -> str:
     """Return the host of `SCHEME://HOST:PORT` or `HOST:PORT`; empty for addresses without a port (`auto`, `local`)."""
     bare = urlsplit(address if "://" in address else f"//{address}")

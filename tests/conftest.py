@@ -63,6 +63,8 @@ def pytest_runtest_setup() -> None:
     _seed(1)
     if "ctvr.methods" in sys.modules:  # a command trusts what its user names, and the next test is another user
         sys.modules["ctvr.methods"]._trusted.clear()
+    if "ctvr.orchestrator.addresses" in sys.modules:
+        sys.modules["ctvr.orchestrator.addresses"]._named.clear()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ctvr.orchestrator.addresses import name_addresses
 from ctvr.orchestrator.config import parse_overrides
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
@@ -296,18 +297,19 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         "--trust",
         action="append",
         default=[],
-        metavar="MODULE:CLASS",
-        help="class to load although only a file (stream, model, record, plan, table) names it; may be repeated",
+        metavar="NAME",
+        help="class MODULE:CLASS, SCHEME://HOST or folder to use although only a file names it; may be repeated",
     )
 
 
 def trust_user(arguments: argparse.Namespace, words: Sequence[str]) -> None:
-    """Trust the classes that the user names in the command, by --trust or in the --config file.
+    """Trust the classes and addresses that the user names in the command, by --trust or in the --config file.
 
     Raises:
-        ConfigError: for a --trust value that is not a class, or a --config file that cannot be read.
+        ConfigError: for a --trust value that is neither, or a --config file that cannot be read.
     """
     trust_typed(words)
+    name_addresses(getattr(arguments, option, None) for option in ("store", "address", "ray_storage", "videos"))
     trust_named(getattr(arguments, "trust", []))
     if getattr(arguments, "config", None):
         trust_config(arguments.config)

@@ -141,10 +141,12 @@ def _ui(arguments: argparse.Namespace) -> str:
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
     create_store(uri, arguments.runs)
+    tracker = Tracker(uri, arguments.runs)
+    tracker.artifacts.require_all()
     server = f"http://{arguments.host}:{arguments.port}/"
     page = "#/experiments?workflowType=machine_learning"  # else MLflow opens its pages for language models
     say(f"MLflow: {server}{page} (stop it with Ctrl-C)")
-    for stream, page in Tracker(uri, arguments.runs).pages():
+    for stream, page in tracker.pages():
         say(f"  {stream}: {server}{page}")
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # its seven processes are not needed
     # This process becomes the server, so that a signal to it stops the server
@@ -221,11 +223,14 @@ def add_sync(commands: Any) -> None:
 
 def _sync(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.tracking.server import default_uri
-    from ctvr.orchestrator.tracking.tracker import WRITTEN, Tracker
+    from ctvr.orchestrator.tracking.tracker import WRITTEN, Tracker, create_store
 
     if not any((arguments.runs / name).exists() for name in WRITTEN):
         raise ConfigError(f"--runs {arguments.runs}: has no runs. Give the folder of earlier runs.")
-    tracker = Tracker(default_uri(arguments.runs), arguments.runs)
+    uri = default_uri(arguments.runs)
+    if uri.startswith("sqlite:"):  # its addresses follow a moved folder
+        create_store(uri, arguments.runs)
+    tracker = Tracker(uri, arguments.runs)
     sent, left = tracker.flush()
     if left:
         raise ConfigError(f"sync: {sent} records sent, {left} still wait: {tracker.waits_because}. Try again later.")

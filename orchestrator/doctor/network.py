@@ -58,8 +58,10 @@ def ray_state() -> Iterator[Finding]:
         yield Finding(level, "Ray", text, f"`ray stop`, or remove the file: rm {cluster_file()}")
         known = ""
     if known and not joins and (owner := _owner_of(cluster_file())):
-        text = f"a sweep joins the cluster {known}, which user {owner} started"
-        yield Finding("warning", "Ray", text, "To start your own cluster instead, use --address local.")
+        text = f"a sweep does not join the cluster {known}, because {cluster_file()} belongs to user {owner}"
+        yield Finding(
+            "warning", "Ray", text, f"Join it with --address {known}, or start your own with --address local."
+        )
     if joins or known:
         yield from _token()
     else:

@@ -7,7 +7,7 @@ import csv
 from ctvr.orchestrator.config import closest, suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
-from ctvr.orchestrator.jobs.runs import find_record, repeat_command, run_folder
+from ctvr.orchestrator.jobs.runs import find_record, repeat_command
 from ctvr.orchestrator.tables.table_columns import PRINTED, SCALE
 from ctvr.orchestrator.text_files import read_text
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -58,7 +58,7 @@ def explain_cell(table: str, row: str, column: str, execution: ExecutionConfig) 
 
 def _of_run(title: str, key: str, run: RunRecord, execution: ExecutionConfig) -> list[str]:
     """Describe one run of a row: its value, its key, stream and commit, its files and the command that repeats it."""
-    tags, folder = run.tags, run_folder(run)
+    tags, folder = run.tags, run.folder
     value = value_of(run, key)
     lines = [
         f"{title}: {'not recorded' if value is None else f'{value:.4f}'}, run {run.name} ({run.run_id})",

@@ -22,7 +22,7 @@ from ctvr.orchestrator.data.imported_features import attach_features, frame_sour
 from ctvr.orchestrator.data.prepare import prepare_stream
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
-from ctvr.orchestrator.jobs.export_dataset import link_files
+from ctvr.orchestrator.jobs.export_dataset import link_files, without_others
 from ctvr.orchestrator.learning.factory import load_clip
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
@@ -68,15 +68,21 @@ def export_stream(
     create_output_dir(out)
     stream = execution.load_stream(manifest)  # renders videos, after all checks
     names: list[str] = []
+    notes: list[str] = []
     if "files" in what:
         if missing := missing_videos(stream):
             raise ConfigError(f"--files: {len(missing)} videos of {stream.name} are missing, first {missing[0].path}.")
+        stream, notes = without_others(stream, manifest, execution, "--files")
         rows = link_files([(task, item) for task, _, item in iter_items(stream)], out / "videos", "--files")
         names = [row["file_name"] for row in rows]
     lines = [f"{_write_table(stream, out, names)} captions: {out / 'table.csv'}, {out / 'manifest.json'}"]
     if names:
         words = f"{out / 'table.csv'} --videos {out / 'videos'} --name NAME"
-        lines += [f"{len(names)} videos: {out / 'videos'}", f"import them with: ctvr streams import csv {words}"]
+        lines += [
+            f"{len(names)} videos: {out / 'videos'}",
+            *notes,
+            f"import them with: ctvr streams import csv {words}",
+        ]
     if "frames" not in what and "features" not in what:
         return "\n".join(lines)
     clip = attach_features(load_clip(experiment.backbone), stream)

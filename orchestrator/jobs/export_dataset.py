@@ -17,11 +17,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ctvr.orchestrator.addresses import is_allowed
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
-from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask
-from ctvr.orchestrator.streams.videos import FOLDERS, METADATA, STREAM, missing_videos
+from ctvr.orchestrator.streams.load import plain_name
+from ctvr.orchestrator.streams.stream import SPLITS, Item, Stream, StreamTask, iter_items
+from ctvr.orchestrator.streams.videos import FOLDERS, METADATA, STREAM, drop_videos, missing_videos
+from ctvr.orchestrator.video.container import container_of
+from ctvr.orchestrator.video.endings import is_video_name
 
 
 def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: str = "") -> str:
@@ -37,8 +41,8 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         licence: licence of videos and captions by the hub's name; "" writes `license: other`.
 
     Raises:
-        ConfigError: for a folder that is not empty, a stream of images, features or chunks, videos that are missing or
-            are folders of frames, or a disk that is full.
+        ConfigError: for a folder that is not empty, a stream of images, features or chunks, videos that are missing,
+            elsewhere or folders of frames, or a disk that is full.
     """
     require_empty(out)
     manifest = find_manifest(name)
@@ -57,6 +61,7 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
             f"--hf: {len(missing)} videos of {stream.name} are missing, for example {missing[0].path}. "
             f"`ctvr streams check {stream.name}` lists them."
         )
+    stream, notes = without_others(stream, manifest, execution, "--hf")
     lines: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     try:
         for split in SPLITS:
@@ -73,11 +78,52 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
             f"{out}: cannot be written ({error.strerror}). Give a folder with more free space."
         ) from error
     counts = ", ".join(f"{FOLDERS[split]} {len(rows)}" for split, rows in lines.items() if rows)
+    notes = [f"written: {out} ({counts} videos)", *notes]
     return (
-        f"written: {out} ({counts} videos)\n"
+        "\n".join(notes) + "\n"
         f"load it: datasets.load_dataset({str(out)!r}); import it: ctvr streams import hf folder={out} --name NAME\n"
         f"upload it: hf upload OWNER/NAME {out} --repo-type dataset"
     )
+
+
+def without_others(stream: Stream, manifest: str, execution: ExecutionConfig, option: str) -> tuple[Stream, list[str]]:
+    """Return a stream without the files that must not be exported, and a line about them, if there are any.
+
+    A manifest from elsewhere may name any file. Exported are files with the extension of a video that begin as one,
+    and lie below the manifest's folder (the runs folder, if the stream is named) or --videos, with links resolved.
+
+    Raises:
+        ConfigError: if a task would keep no video of a split.
+    """
+    named = Path(plain_name(manifest))
+    base = named.resolve().parent if named.is_file() else execution.runs.resolve()
+    places = [base, *([execution.videos] if execution.videos else [])]
+    others = {item.path: why for _, _, item in iter_items(stream) if (why := _why_not(Path(item.path), places))}
+    if not others:
+        return stream, []
+    first, why = next(iter(others.items()))
+    text = f"{len(others)} files are left out, for example {first} ({why})"
+    try:
+        kept = drop_videos(stream, [item for _, _, item in iter_items(stream) if item.path in others])
+    except ConfigError as error:
+        raise ConfigError(
+            f"{option}: {text}, and a task keeps none. Give the videos' folder: --videos FOLDER."
+        ) from error
+    return kept, [text]
+
+
+def _why_not(file: Path, places: list[Path]) -> str:
+    """Return the reason why a file is not exported; empty for a video of ours and for a folder, which is refused."""
+    if file.is_dir():
+        return ""
+    if not is_allowed(str(file), *places):
+        return f"outside {' and '.join(map(str, places))}"
+    if not is_video_name(file.name):
+        return "not the name of a video"
+    try:
+        return "" if container_of(file) else "not a video"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.on_ray.plan import read_plan
+from ctvr.orchestrator.on_ray.plan_places import OPTIONS, require_given
 from ctvr.orchestrator.output_dir import is_name
 from ctvr.orchestrator.store.keys import is_key
 from ctvr.orchestrator.store.store import Store
@@ -65,5 +66,7 @@ def _committed(execution: ExecutionConfig, tags: Mapping[str, Any]) -> dict[int,
 def _store(execution: ExecutionConfig, sweep: str) -> Store:
     """Open the user's store, else that of the sweep's plan, else that of the runs folder."""
     if not execution.store and sweep and (execution.folder(sweep) / "plan.json").is_file():
-        return Store.open(read_plan(execution.folder(sweep), sweep)[0].store or execution.runs.resolve() / "store")
+        plan, kept = read_plan(execution.folder(sweep), sweep)
+        require_given(sweep, kept, dict.fromkeys(set(OPTIONS.values()) - {"--store"}, "not used here"))
+        return Store.open(plan.store or execution.runs.resolve() / "store")
     return execution.places().open_store()

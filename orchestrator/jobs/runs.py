@@ -14,7 +14,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.store.gc import OF_RUNS
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
-from ctvr.orchestrator.tracking.run_record import RunRecord, artifact_folder
+from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
 RUNS = "still runs"
@@ -57,7 +57,7 @@ def _cells(run: RunRecord) -> tuple[str, ...]:
         str(run.settings.get("seed", "?")),
         _measured(run),
         age if age[-1] != "h" or float(age[:-2]) < 48 else f"{float(age[:-2]) / 24:.0f} days",
-        _size(run_folder(run)),
+        _size(run.folder),
         state,
         run.name,
     )
@@ -71,11 +71,6 @@ def is_complete(run: RunRecord) -> bool:
 def _measured(run: RunRecord) -> str:
     last = next((found for key in MEASURES if (found := run.last(key))), None)
     return "-" if last is None else f"{last[1]:.2f}"
-
-
-def run_folder(run: RunRecord) -> Path | None:
-    """Return the local folder of a run's files; None if a server holds them."""
-    return artifact_folder(run.run_id, run.artifacts)
 
 
 def _size(folder: Path | None) -> str:
@@ -118,7 +113,7 @@ def what_it_names(name: str, runs: Sequence[RunRecord]) -> str:
 def show_run(name: str, execution: ExecutionConfig) -> str:
     """Describe one run: state, results, where its files are, and the commands that repeat and explain it."""
     run = find_record(name, execution.existing_tracker(), methods=True)
-    tags, folder = run.tags, run_folder(run)
+    tags, folder = run.tags, run.folder
     cells = dict(zip(HEAD, _cells(run)))
     more = "" if str(execution.runs) == "runs" else f" --runs {execution.runs}"
     lines = [
@@ -139,7 +134,7 @@ def show_run(name: str, execution: ExecutionConfig) -> str:
 
 def repeat_command(run: RunRecord, execution: ExecutionConfig) -> str:
     """Return the command that trains a run again from its config.json; empty if a server holds this file."""
-    folder = run_folder(run)
+    folder = run.folder
     if folder is None or not (config := folder / "config.json").is_file():
         return ""
     place = config.relative_to(Path.cwd()) if config.is_relative_to(Path.cwd()) else config

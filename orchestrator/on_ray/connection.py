@@ -25,6 +25,7 @@ from typing import Any
 import ray
 
 from ctvr.methods import METHOD_FOLDERS
+from ctvr.orchestrator.addresses import require_own
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import SAFE_PATH, method_folders, source_folders
 from ctvr.orchestrator.on_ray.capacity import (
@@ -124,7 +125,7 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
         local_cpus: logical CPUs of a cluster started here.
 
     Raises:
-        ConfigError: if there is no cluster at the address.
+        ConfigError: if there is no cluster at the address, or another user has written the file that names it.
     """
     if ray.is_initialized():
         return False
@@ -132,6 +133,8 @@ def connect(address: str | None = None, local_cpus: int | None = None) -> bool:
         os.environ.setdefault(name, value)
     wanted = _wanted(address)
     patience = START_TIMEOUT_SECONDS if wanted == "local" else REPLACEMENT_SECONDS
+    if wanted == "auto":  # another user may have written this file, to get our token
+        require_own(cluster_file(), 0, remedy="Give the cluster's --address, or --address local")
     environment = worker_environment(patience, host_of(cluster_address() if wanted == "auto" else wanted))
     environment |= {SAFE_PATH: "1", METHOD_FOLDERS: os.pathsep.join(method_folders())}
     os.environ.update(environment)
@@ -211,6 +214,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
                 _temp_dir=f"{folder.absolute()}/ray",
                 **_quiet(),
             )
+            os.chmod(f"{folder.absolute()}/ray", 0o1777)  # Ray lets others replace our files in it
             _await_dashboard(port)
             return
         except Exception as error:

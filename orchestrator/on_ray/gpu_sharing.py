@@ -12,7 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
+from ctvr.orchestrator.addresses import require_own
 from ctvr.orchestrator.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
@@ -59,13 +61,25 @@ def limit_memory(share: float) -> None:
     torch.cuda.set_per_process_memory_fraction(1.0 if share >= 1 else max(0.01, share - CONTEXT_BYTES / total), 0)
 
 
+def _own_file(path: Path) -> IO[bytes]:
+    """Open a file of this user with a name that others know.
+
+    Raises:
+        ConfigError: if it is a link, or belongs to another user.
+    """
+    require_own(path)
+    opened = open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))  # noqa: SIM115
+    require_own(path)  # also if another user has made it since
+    return opened
+
+
 @contextmanager
 def _locked(is_alone: bool) -> Iterator[None]:
     """Hold the GPU's lock, shared or exclusive. A waiting exclusive lock takes precedence over later shared ones."""
     name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").replace(os.sep, "-")
     stem = Path(tempfile.gettempdir()) / f"ctvr-gpu-{os.getuid()}-{name}"
     kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH
-    with open(f"{stem}.queue", "w") as queue, open(f"{stem}.use", "w") as use:
+    with _own_file(Path(f"{stem}.queue")) as queue, _own_file(Path(f"{stem}.use")) as use:
         fcntl.flock(queue, kind)
         fcntl.flock(use, kind)
         if not is_alone:

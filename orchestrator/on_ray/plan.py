@@ -17,6 +17,7 @@ from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.plan_places import own_places, writer_of
 from ctvr.orchestrator.output_dir import publish
 from ctvr.orchestrator.redaction import redact_data
 from ctvr.orchestrator.streams.manifest import read_json
@@ -200,7 +201,7 @@ class TrialPlan:
     session: str = ""  # id of the process that drives the trials; a resumed sweep has another
     host: str = ""  # host of that process
     sources: str = ""  # `digests.source_digest` on that host
-    trusted: tuple[str, ...] = ()  # classes that the user of this process trusts; those of a plan.json do not count
+    trusted: tuple[str, ...] = ()  # classes and addresses that the user of this process trusts; never of a plan.json
 
     def places(self) -> RunPaths:
         from ctvr.orchestrator.store.paths import RunPaths
@@ -287,16 +288,17 @@ def label_of(settings: Mapping[str, Any], name: str = "") -> str:
 
 
 def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
-    """Write the plan that a resumed sweep needs; secrets are redacted."""
+    """Write the plan that a resumed sweep needs, with the process that wrote it; secrets are redacted."""
     folder.mkdir(parents=True, exist_ok=True)
-    publish(folder / "plan.json", json.dumps(redact_data({"plan": asdict(plan), **more}), indent=1).encode())
+    kept = {"plan": asdict(plan), "writer": writer_of(folder), **more}
+    publish(folder / "plan.json", json.dumps(redact_data(kept), indent=1).encode())
 
 
-_PARTS = ("request", "where", "table")  # JSON objects in plan.json, besides the trials' plan
+_PARTS = ("request", "where", "table", "writer")  # JSON objects in plan.json, besides the trials' plan
 
 
 def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
-    """Read the plan that `write_plan` wrote.
+    """Read the plan that `write_plan` wrote. The places in one from elsewhere do not count (`require_given`).
 
     Raises:
         ConfigError: if there is no sweep of that name, or its plan is from an incompatible version.
@@ -309,8 +311,10 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
         )
     try:
         kept = renamed.record(read_json(file))
-        plan = build(TrialPlan, kept.pop("plan"), dotted=False)
-        return replace(plan, trusted=()), {name: dict(part) if name in _PARTS else part for name, part in kept.items()}
+        written, parts = own_places(
+            kept.pop("plan"), {name: dict(part) if name in _PARTS else part for name, part in kept.items()}, folder
+        )
+        return replace(build(TrialPlan, written, dotted=False), trusted=()), parts
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"sweep {name}: {file} is not a plan of this version ({str(error)[:300]}). Start a new sweep."

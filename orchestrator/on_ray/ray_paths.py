@@ -31,7 +31,9 @@ def socket_problem(folder: Path) -> str:
     most = _MOST - _ADDED - len(str(os.getpid()))
     if (length := len(os.fsencode(os.path.abspath(folder)))) > most:
         return f"its path has {length} characters, but Ray's Unix sockets allow at most {most}"
-    there = Path(os.path.abspath(folder), "ray")  # the folder may belong to another user
+    there = Path(os.path.abspath(folder), "ray")
+    if there.exists() and there.stat().st_uid not in (0, os.getuid()):  # its owner could replace our files in it
+        return f"{there} belongs to another user"
     while not there.exists() and there != there.parent:
         there = there.parent
     try:

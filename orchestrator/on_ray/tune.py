@@ -23,6 +23,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
 from ctvr.methods import trusted
+from ctvr.orchestrator.addresses import named_addresses
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import source_digest
 from ctvr.orchestrator.errors import TrialFailed
@@ -123,7 +124,9 @@ def run_specs(
 def _stamped(plan: TrialPlan, session: str = "") -> TrialPlan:
     """Return the plan with this process's session, host and source digest: trials compare their node's sources."""
     session = session or secrets.token_hex(4)
-    return replace(plan, session=session, host=platform.node(), sources=source_digest(), trusted=trusted())
+    return replace(
+        plan, session=session, host=platform.node(), sources=source_digest(), trusted=(*trusted(), *named_addresses())
+    )
 
 
 def run_rows(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctvr.methods import trust
+from ctvr.orchestrator.addresses import is_address, name_addresses
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray.plan import TrialPlan
@@ -72,6 +73,7 @@ def run_trial(work: TrialWork, workers: Workers, tell: Tell) -> None:
     plan = work.plan
     _check_sources(plan)
     trust(plan.trusted)  # the driver has refused classes that its user does not trust
+    name_addresses(name for name in plan.trusted if is_address(name))
     places = plan.places()
     stream = load_stream(work.settings["stream"], places.root, places.videos)
     experiment = resolve(work.settings, stream.settings, work.presets)

@@ -6,8 +6,8 @@ import base64
 import binascii
 import hashlib
 import hmac
-import ipaddress
 import os
+import re
 from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,10 +15,12 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.proxies import is_loopback
 from ctvr.orchestrator.text_files import MIB, read_bytes
 
 TOKEN = "CTVR_SERVE_TOKEN"
 LEAST = 16  # characters of a token
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d+)?")
 HEADERS = {  # headers of every response; the page adds its own Content-Security-Policy
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -26,14 +28,6 @@ HEADERS = {  # headers of every response; the page adds its own Content-Security
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address or name refers to this machine only."""
-    try:
-        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_token(host: str, file: Path | None) -> str:
@@ -91,9 +85,8 @@ class Gate:
             text = "the token is missing or wrong. Send the header Authorization: Bearer TOKEN."
             asks = {"WWW-Authenticate": 'Basic realm="ctvr: any name, the token as password", charset="UTF-8"'}
             return JSONResponse({"error": text}, 401, asks)
-        host = headers.get("host", "")
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if is_loopback(name):
+        host = _HOST.fullmatch(headers.get("host", ""))
+        if host is not None and is_loopback(host[1] or host[2]):
             return None
         return JSONResponse({"error": "Host: is not this machine. Open the address that ctvr serve printed."}, 400)
 

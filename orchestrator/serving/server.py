@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.serving.connections import Connection
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
-
-MAX_CONNECTIONS = 100
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -61,7 +60,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -69,7 +68,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=MAX_CONNECTIONS,
                 timeout_graceful_shutdown=1,
             )
         )

@@ -6,9 +6,9 @@ import contextlib
 from pathlib import Path
 
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.on_ray.plan import read_plan
 from ctvr.orchestrator.store.gc import OF_RUNS
 from ctvr.orchestrator.store.store import Store
-from ctvr.orchestrator.streams.manifest import read_json
 
 
 def list_committed_tasks(runs: Path, name: str, store: str = "") -> set[str]:
@@ -23,8 +23,8 @@ def list_committed_tasks(runs: Path, name: str, store: str = "") -> set[str]:
         CtvrError: if the store cannot be used.
     """
     place = store
-    with contextlib.suppress(ConfigError, KeyError, TypeError):  # without a plan: the store of the runs folder
-        place = place or str(read_json(runs / "sweeps" / name / "plan.json")["plan"]["store"] or "")
+    with contextlib.suppress(ConfigError):  # without a plan: the store of the runs folder
+        place = place or read_plan(runs / "sweeps" / name, name)[0].store
     place = place or str(runs / "store")
     if "://" not in place and not Path(place).is_dir():
         return set()

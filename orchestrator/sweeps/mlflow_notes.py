@@ -195,7 +195,7 @@ def _register(tracker: Tracker, run: RunRecord) -> tuple[str | None, str]:
     if stored_capabilities(run.settings).reencodes_gallery:
         return None, ""
     is_best, said = promote(tracker, run)
-    if not tracker.client.list_artifacts(run.run_id, "model"):
+    if not tracker.has_artifacts(run.run_id, "model"):
         return None, said
     aliases = ("best", f"best-{run.tags.get('ctvr.stream', '')}") if is_best else ()
     return tracker.register_model(run.run_id, MODEL, aliases), said

@@ -8,7 +8,7 @@ from ctvr.orchestrator.on_ray.plan import read_plan
 from ctvr.orchestrator.output_dir import check_name
 from ctvr.orchestrator.sweeps import sweep, table_sweep
 from ctvr.orchestrator.sweeps.driver import only_driver
-from ctvr.orchestrator.sweeps.session import restore_execution
+from ctvr.orchestrator.sweeps.session import restore_execution, restore_places
 
 
 def resume(name: str, execution: ExecutionConfig) -> str:
@@ -24,4 +24,4 @@ def resume(name: str, execution: ExecutionConfig) -> str:
     with only_driver(execution.folder(name), name), named_in(f"sweep {name}, plan.json"):
         if "table" in kept:
             return table_sweep.resume_table(name, kept, execution)
-        return sweep.resume_sweep(name, plan, kept, execution)
+        return sweep.resume_sweep(name, restore_places(plan, execution), kept, execution)

@@ -24,6 +24,7 @@ from ctvr.orchestrator.on_ray.connection import check_local, cluster
 from ctvr.orchestrator.on_ray.gpu_sharing import CONTEXT_BYTES
 from ctvr.orchestrator.on_ray.memory import worker_bytes
 from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, join_uri
+from ctvr.orchestrator.on_ray.plan_places import OPTIONS, require_given
 from ctvr.orchestrator.sweeps.preflight import check_hours
 from ctvr.orchestrator.tracking.server import default_uri
 from ctvr.orchestrator.tracking.tracker import Tracker
@@ -166,20 +167,35 @@ def _end_of_budget(hours: float) -> None:
 
 
 def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping[str, Any]) -> ExecutionConfig:
-    """Return the execution settings of a resumed sweep: its trials' resources, on the current cluster."""
+    """Return the execution settings of a resumed sweep: its trials' resources, on the current cluster.
+
+    Raises:
+        ConfigError: if its plan is from elsewhere and names a place that this command does not give again.
+    """
+    given = (execution.address, execution.store, execution.ray_storage, execution.videos)
+    require_given(plan.sweep, kept, dict(zip(OPTIONS.values(), given)))
     kept_where = {name: value for name, value in kept.get("where", {}).items() if name in _WHERE}
     first = build(ExecutionConfig, kept_where, dotted=False)
     where = {name: getattr(first, name) for name in kept_where if getattr(execution, name) in (None, 1)}
     return replace(
         execution,
         **where,
-        store=plan.store,
-        videos=Path(plan.videos) if plan.videos else None,
+        store=execution.store or plan.store,
+        videos=execution.videos or (Path(plan.videos) if plan.videos else None),
         workers=plan.workers,
         cpus_per_worker=plan.cpus_per_worker,
         gpus_per_trial=plan.gpus_per_worker * plan.workers,
         accelerator_type=plan.accelerator_type,
         reuse_prefixes=plan.reuse and execution.reuse_prefixes,
+    )
+
+
+def restore_places(plan: TrialPlan, execution: ExecutionConfig) -> TrialPlan:
+    """Return the plan of a resumed sweep with the folders and servers of its restored execution settings."""
+    now = trial_plan(execution, plan.sweep)
+    storage = now.storage if execution.ray_storage else plan.storage
+    return replace(
+        plan, root=now.root, store=now.store, tracking_uri=now.tracking_uri, videos=now.videos, storage=storage
     )
 
 

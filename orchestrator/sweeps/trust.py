@@ -1,6 +1,7 @@
-"""Trusted classes `module:Class`: those that the user names in a command, its --config file, --trust or Python.
+"""Trusted classes `module:Class` and addresses: those that the user names in a command, its --config file or Python.
 
-`methods.find_method` loads no others, because streams, models, records, plans and tables may come from third parties.
+Streams, models, records, plans and tables may come from third parties. `methods.find_method` loads no other classes,
+and addresses.py allows no other hosts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from ctvr.methods import named_classes, trust, trusted
 from ctvr.methods.user_code import place_in_user_code as place_in_user_code
+from ctvr.orchestrator.addresses import is_address, name_addresses, named_addresses
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.sweeps.settings_file import read_settings
 
@@ -25,15 +27,21 @@ def trust_typed(words: Iterable[str]) -> None:
 
 
 def trust_named(names: Iterable[str]) -> None:
-    """Trust the classes that --trust names.
+    """Trust the classes, hosts and folders that --trust names.
 
     Raises:
-        ConfigError: for a name that is not MODULE:CLASS.
+        ConfigError: for a name that is neither MODULE:CLASS nor an address.
     """
     for name in names:
-        if named_classes([name]) != [name]:
-            raise ConfigError(f"--trust: {name!r} is not a class. Write MODULE:CLASS, as in the error message.")
-        trust([name])
+        if is_address(name):
+            name_addresses([name], by_trust=True)
+        elif named_classes([name]) == [name]:
+            trust([name])
+        else:
+            raise ConfigError(
+                f"--trust: {name!r} is neither a class nor an address. Write MODULE:CLASS, SCHEME://HOST or a whole "
+                "path, as in the error message."
+            )
 
 
 def trust_config(file: Path) -> None:
@@ -46,8 +54,8 @@ def trust_config(file: Path) -> None:
 
 
 def trust_options() -> list[str]:
-    """Return the --trust options for the classes that this process trusts."""
-    return [word for name in trusted() for word in ("--trust", name)]
+    """Return the --trust options for the classes and addresses that this process trusts."""
+    return [word for name in (*trusted(), *named_addresses(by_trust=True)) for word in ("--trust", name)]
 
 
 def trust_text() -> str:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.errors import BadRecord, ConfigError
+from ctvr.orchestrator.tracking.artifacts import ArtifactAddresses
 from ctvr.orchestrator.tracking.event_log import EventLog
 from ctvr.orchestrator.tracking.internals import PARENT, latest_points
 from ctvr.orchestrator.tracking.messages import IDENTITY, Message, check, folder_of
 from ctvr.orchestrator.tracking.mlflow_ui import NAME, OUR_VIEW, experiment_tags, our_view
 from ctvr.orchestrator.tracking.outbox import Outbox
-from ctvr.orchestrator.tracking.run_record import MAX_PARAM, MAX_TAG, artifact_folder, metric_name, quoted, same, short
+from ctvr.orchestrator.tracking.run_record import MAX_PARAM, MAX_TAG, metric_name, quoted, same, short
 from ctvr.orchestrator.tracking.server import new_client
 from ctvr.orchestrator.tracking.sqlite_records import Point, SqliteRecords, StoredRun
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits for one batch
 MATRICES = {"matrix_own": "R@1 in each task's own gallery", "matrix_union": "R@1 among all videos so far"}
+_FILES = ("files", "text", "heatmap")  # operations that write into the artifact folder
 REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST"}  # permanent errors
 
 
@@ -40,6 +42,7 @@ class Sender:
 
     def __init__(self, uri: str, outbox: Outbox, event_log: EventLog) -> None:
         self.uri, self.outbox, self.event_log = uri, outbox, event_log
+        self.artifacts = ArtifactAddresses(uri, outbox.folder.parent, lambda: self.client)
         self.opened: dict[str, str] = {}  # offline id -> run id
         self._unopened: set[str] = set()  # offline ids whose opening was refused permanently
         self._client: MlflowClient | None = None
@@ -69,6 +72,8 @@ class Sender:
             return
         check(message)
         real = self.real(run_id)
+        if message["op"] in _FILES:
+            self.artifacts.check_target(real, message)
         try:
             getattr(self, f"_send_{message['op']}")(real, message)
         except Exception:
@@ -99,6 +104,7 @@ class Sender:
                 found = self._create_experiment(stream)
             elif found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
+            self.artifacts.require(found.artifact_location or "", f"experiment {stream}")
             if OUR_VIEW not in found.tags:  # created by a former version
                 self.client.set_experiment_tag(found.experiment_id, OUR_VIEW, our_view())
             self._experiments[stream] = found.experiment_id
@@ -141,14 +147,6 @@ class Sender:
                 return records.histories(run_id)
         return {key: [(metric.step, metric.value) for metric in self.client.get_metric_history(run_id, key)]}
 
-    def local_folder(self, run_id: str) -> Path | None:
-        """Return the artifact folder of a run, if it is on this machine and its record is in a local file."""
-        address = ""
-        if (records := SqliteRecords.of(self.uri)) is not None:
-            with suppress(sqlite3.Error):
-                address = records.artifacts(run_id)
-        return artifact_folder(run_id, address) if address.startswith("file:///") else None
-
     def register(self, run_id: str, name: str, aliases: Sequence[str]) -> str:
         """Make a run's `model` a version of a registered model; return its number."""
         from mlflow.exceptions import MlflowException
@@ -162,7 +160,7 @@ class Sender:
         if versions:
             version = str(versions[0].version)
         else:
-            source = f"{self.client.get_run(run_id).info.artifact_uri}/model"
+            source = f"{self.artifacts.of(run_id)}/model"
             version = str(self.client.create_model_version(name, source, run_id, await_creation_for=0).version)
         for alias in aliases:
             self.client.set_registered_model_alias(name, alias, version)
@@ -270,7 +268,7 @@ class Sender:
     def _send_files(self, run_id: str, message: Message) -> None:
         path, into = Path(message["path"]), message["into"] or None
         if (
-            path.is_file() and (folder := self.local_folder(run_id)) is not None
+            path.is_file() and (folder := self.artifacts.local_folder(run_id)) is not None
         ):  # as MLflow does, but without importing it
             (folder / (into or "")).mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, folder / (into or "") / path.name)

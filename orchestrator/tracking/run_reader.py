@@ -12,7 +12,7 @@ from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.database import remedy
 from ctvr.orchestrator.tracking.mlflow_ui import NAME
 from ctvr.orchestrator.tracking.mlflow_writer import Sender
-from ctvr.orchestrator.tracking.run_record import Histories, RunRecord, Texts
+from ctvr.orchestrator.tracking.run_record import Histories, RunRecord, Texts, artifact_folder
 from ctvr.orchestrator.tracking.server import reason
 from ctvr.orchestrator.tracking.sqlite_records import Point, StoredRun
 
@@ -78,4 +78,5 @@ class RunReader:
         settings = Texts(renamed.settings(run.params, quiet=True), run.run_id[:8], "parameter")
         tags = Texts(renamed.tags(run.tags), run.run_id[:8], "tag")
         name, metrics = tags.get(NAME) or run.name, Histories(run.latest, read)
-        return RunRecord(run.run_id, name, settings, metrics, tags, run.status, run.artifacts, run.started)
+        folder = artifact_folder(run.run_id, run.artifacts, self._sender.artifacts.runs, self.uri)
+        return RunRecord(run.run_id, name, settings, metrics, tags, run.status, run.artifacts, run.started, folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from ctvr.orchestrator.addresses import Place, is_allowed
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
 
@@ -65,6 +66,7 @@ class RunRecord:
     status: str  # RUNNING, FINISHED, FAILED, KILLED
     artifacts: str  # URI of its artifact folder
     started: int = 0  # milliseconds since 1970
+    folder: Path | None = None  # the artifact folder, if it is on this machine and below the runs folder
 
     def last(self, key: str) -> tuple[int, float] | None:
         """Return (step, value) of a metric's last step; None if it was never recorded."""
@@ -84,14 +86,17 @@ def metric_name(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name)  # MLflow refuses other characters, such as "@"
 
 
-def artifact_folder(run_id: str, address: str) -> Path | None:
+def artifact_folder(run_id: str, address: str, *places: Place) -> Path | None:
     """Return the local folder at a run's artifact address; None on a server, or if the folder is not the run's.
 
-    An address in a third-party file may be any folder of the user.
+    Args:
+        address: from a file that may be from elsewhere, so it may name any folder of the user.
+        places: the runs folder, and the address of the records.
     """
     place = urlsplit(address)
     path = Path(unquote(place.path) if place.scheme == "file" else address)
-    return path if place.scheme in ("", "file") and path.is_absolute() and run_id in path.parts else None
+    is_local = place.scheme in ("", "file") and path.is_absolute() and run_id in path.parts
+    return path if is_local and is_allowed(address, *places) else None
 
 
 def number(value: float | None) -> float | None:

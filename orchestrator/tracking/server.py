@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from ctvr.orchestrator.errors import ConfigError, TrackingUnavailable
 from ctvr.orchestrator.interpreter import child_environment, environment, run_module
-from ctvr.orchestrator.proxies import except_from_proxies, proxy_of
+from ctvr.orchestrator.proxies import except_from_proxies, is_loopback, proxy_of
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.database import await_lock, ensure_whole, remedy
 from ctvr.orchestrator.tracking.internals import AUTOFLUSH, NOISY, OUT_OF_DATE
@@ -82,15 +82,18 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
-    """Return the command of the MLflow server on `uri`; it trusts only this machine and the given `host` name.
+    """Return the command of the MLflow server on `uri`, for this machine only: it asks for no password.
 
     Raises:
-        ConfigError: if `uri` is already a server, `host` is every interface, or `port` is in use.
+        ConfigError: if `uri` is already a server, others can reach `host`, or `port` is in use.
     """
     if uri.startswith(("http://", "https://")):
         raise ConfigError(f"tracking {uri}: is already a server. Open it in a browser.")
-    if host in {"0.0.0.0", "::", ""}:
-        raise ConfigError(f"host {host!r}: would be open to every network. Give one address, or 127.0.0.1 with ssh -L.")
+    if not is_loopback(host):
+        raise ConfigError(
+            f"--host {host}: others could change and delete runs there without a password. Use 127.0.0.1 with ssh -L, "
+            "or start a server with a password: cluster/services.sh."
+        )
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -106,8 +109,6 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
     if uri.startswith("sqlite:///"):
         folder = Path(uri.removeprefix("sqlite:///")).resolve().parent
         command += ["--artifacts-destination", str(folder / "artifacts")]
-    if host not in {"127.0.0.1", "localhost"}:
-        command += ["--allowed-hosts", f"localhost,localhost:*,127.0.0.1,127.0.0.1:*,{host},{host}:*"]
     return [*command, "--workers", "1"]
 
 
@@ -120,6 +121,7 @@ def new_client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds; the default, 8 times 120 s, blocks training
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_ALLOW_HTTP_REDIRECTS", "false")  # another host would get the body, and .netrc's login
     from mlflow import MlflowClient
 
     for noisy in NOISY:

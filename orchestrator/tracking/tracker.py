@@ -21,10 +21,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctvr.orchestrator.addresses import require_allowed
 from ctvr.orchestrator.config import Settings, suggest
 from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.errors import ConfigError, StoreError
 from ctvr.orchestrator.redaction import redact
+from ctvr.orchestrator.tracking.artifacts import ArtifactAddresses
 from ctvr.orchestrator.tracking.database import remedy
 from ctvr.orchestrator.tracking.environment import environment
 from ctvr.orchestrator.tracking.event_log import EVENTS, EventLog, Runs, replay
@@ -169,6 +171,15 @@ class Tracker:
             raise ValueError(f"status: {status!r} is not an end of a run. Use one of {', '.join(sorted(ENDED))}.")
         self._tell(run_id, {"op": "close", "status": status, "time": _now()}, now=True)
 
+    @property
+    def artifacts(self) -> ArtifactAddresses:
+        return self._sender.artifacts
+
+    def has_artifacts(self, run_id: str, folder: str) -> bool:
+        """Return whether an artifact folder of a run has files; raises as `download`."""
+        self._sender.artifacts.of(self._sender.real(run_id))
+        return bool(self.client.list_artifacts(run_id, folder))
+
     def register_model(self, run_id: str, name: str, aliases: Sequence[str] = ()) -> str | None:
         """Make a run's artifact `model` a version of the registered model `name`; aliases move to that version.
 
@@ -279,13 +290,18 @@ class Tracker:
         """Return the local path of an artifact (file or folder), downloaded if necessary.
 
         Raises:
+            ConfigError: if its record names a host or a folder that this command may not use (addresses.py).
             FileNotFoundError: if the run does not have the artifact or it cannot be read.
         """
         run_id = self._sender.real(run_id)
-        if (folder := self._sender.local_folder(run_id)) is not None:  # MLflow, whose import takes seconds, looks there
+        if (
+            folder := self._sender.artifacts.local_folder(run_id)
+        ) is not None:  # MLflow, whose import takes seconds, looks there
             if (folder / artifact).exists():
+                require_allowed(str(folder / artifact), f"run {run_id[:8]}: {artifact}", self.runs, self.uri)
                 return folder / artifact
             raise FileNotFoundError(f"run {run_id} has no readable artifact {artifact!r}")
+        self._sender.artifacts.of(run_id)
         target = self.runs / "downloads" / run_id
         target.mkdir(parents=True, exist_ok=True)
         try:

@@ -426,3 +426,29 @@ def test_the_sweep_runs_where_ray_submit_copies_it(tmp_path: Path, shadow: bool)
     done = subprocess.run([sys.executable, "sweep.py", "--help"], cwd=home, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--gpus-per-trial" in done.stdout
+
+
+def test_a_job_uses_only_a_folder_of_its_own_user(tmp_path):
+    """The folder's name is predictable, so another user of the node may make it first."""
+    script = (REPOSITORY / "cluster" / "slurm.sbatch").read_text()
+    function = re.search(r"own_folder\(\) \{.*?\n\}", script, re.DOTALL)
+    assert function is not None
+
+    def made(folder: Path) -> int:
+        code = f"fail() {{ echo $* >&2; exit 2; }}\nLOCAL={folder}\n{function[0]}\nown_folder"
+        return subprocess.run(["bash", "-c", code], capture_output=True).returncode
+
+    for mode in (None, 0o777):
+        folder = tmp_path / f"mine{mode}"
+        if mode:
+            folder.mkdir()
+            folder.chmod(mode)
+        assert made(folder) == 0
+        assert folder.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(tmp_path / "mineNone")
+    (tmp_path / "file").touch()
+    assert (made(tmp_path / "link"), made(tmp_path / "file")) == (2, 2)
+    if os.getuid() == 0:
+        (tmp_path / "theirs").mkdir()
+        os.chown(tmp_path / "theirs", 12345, 12345)
+        assert made(tmp_path / "theirs") == 2

@@ -303,11 +303,11 @@ def test_a_cluster_of_another_user_is_named(monkeypatch):
     file.parent.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         file.write_text(f"127.0.0.1:{server.getsockname()[1]}")
-        assert "which user" not in next(network.ray_state()).text
+        assert "belongs to" not in next(network.ray_state()).text
         mine = os.getuid()
         monkeypatch.setattr(network.os, "getuid", lambda: mine + 1)
         found = next(network.ray_state())
-    assert found.text.startswith("a sweep joins the cluster 127.0.0.1:")
+    assert found.text.startswith("a sweep does not join the cluster 127.0.0.1:")
     assert "--address local" in found.remedy
 
 

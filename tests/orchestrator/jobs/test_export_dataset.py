@@ -74,3 +74,41 @@ def test_an_export_that_cannot_be_written_is_one_line(manifest, runs, tmp_path, 
     (tmp_path / "lacks.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=r"1 videos of .* are missing, .*gone\.mp4"):
         export_dataset(str(tmp_path / "lacks.json"), execution, tmp_path / "new")
+
+
+def test_a_manifest_exports_no_file_but_videos_of_its_own_folder(manifest, runs, tmp_path, capsys):
+    """A link, a path out of the folder, a text with a video's name and a video with another name are left out."""
+    folder = Path(manifest).parent
+    videos = folder / "videos"
+    key, stray = tmp_path / "id_rsa", tmp_path / "stray.mp4"
+    key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    data = json.loads(Path(manifest).read_text())
+    items = data["tasks"][0]["train"]
+    stray.write_bytes((videos / items[0]["path"]).read_bytes())
+    (videos / "link.mp4").symlink_to(key)
+    (videos / "text.mp4").write_text("secret text")
+    (videos / "video.txt").write_bytes(stray.read_bytes())
+    (videos / "stray.mp4").symlink_to(stray)
+    for item, name in zip(items, ("link.mp4", "text.mp4", "video.txt", "stray.mp4")):
+        item["path"] = name
+    Path(manifest).write_text(json.dumps(data))
+    for number, form in enumerate(("--hf", "--files")):
+        out = tmp_path / f"out{number}"
+        assert main(["streams", "export", manifest, str(out), form, "--runs", str(runs)]) == 0
+        said = capsys.readouterr().out
+        assert "4 files are left out, for example " in said
+        assert f"(outside {folder})" in said
+        written = [path.read_bytes() for path in out.rglob("*") if path.is_file()]
+        assert not [content for content in written if b"secret" in content or b"PRIVATE" in content]
+        assert (
+            sum(path.suffix == ".mp4" for path in out.rglob("*"))
+            == sum(len(task.get(split, [])) for task in data["tasks"] for split in ("train", "val", "test")) - 4
+        )
+    (tmp_path / "else").mkdir()
+    data["videos"] = str(videos)
+    (tmp_path / "else" / "all.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match="a task keeps none. Give the videos' folder: --videos FOLDER"):
+        export_dataset(str(tmp_path / "else" / "all.json"), ExecutionConfig(runs=runs), tmp_path / "new")
+    execution = ExecutionConfig(runs=runs, videos=videos)
+    said = export_dataset(str(tmp_path / "else" / "all.json"), execution, tmp_path / "named")
+    assert "4 files are left out" in said

@@ -1,5 +1,6 @@
 """Trials on one GPU keep to their share of its memory; a trial that needs more runs again alone."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctvr.orchestrator.errors import OutOfMemory
+from ctvr.orchestrator.errors import ConfigError, OutOfMemory
 from ctvr.orchestrator.on_ray import gpu_sharing
 from ctvr.orchestrator.on_ray.gpu_sharing import CONTEXT_BYTES, limit_memory, run_on_share
 
@@ -109,3 +110,12 @@ def test_a_worker_of_several_keeps_to_its_share_of_a_gpu(limits: list[float]) ->
     limit_memory(0.25)
     limit_memory(0.005)
     assert limits == [1.0, pytest.approx(0.2425), 0.01]
+
+
+def test_a_lock_of_another_user_is_not_opened(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("text")
+    (tmp_path / f"ctvr-gpu-{os.getuid()}-3.queue").symlink_to(kept)
+    with pytest.raises(ConfigError, match="is a link, so it is not used"):
+        run_on_share(0.5, lambda: None, lambda: None)
+    assert kept.read_text() == "text"

@@ -56,8 +56,9 @@ def test_the_ui_listens_on_this_machine_and_refuses_what_cannot_work(tmp_path, f
     assert command[3:5] == ["mlflow", "server"]
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--artifacts-destination") + 1] == str(tmp_path / "artifacts")
-    with pytest.raises(ConfigError, match="every network"):
-        ui_command(uri, "0.0.0.0", port)
+    for host in ("0.0.0.0", "::", "", "192.168.0.7", "head"):
+        with pytest.raises(ConfigError, match=f"--host {host}: others could change .* cluster/services.sh"):
+            ui_command(uri, host, port)
     with pytest.raises(ConfigError, match="is already a server"):
         ui_command("http://head:5000")
     with socket.socket() as taken:

@@ -179,7 +179,8 @@ def test_a_folder_that_is_not_the_runs_is_no_folder_of_its_files(tmp_path):
         (f"{run}/artifacts", None),
         (f"mlflow-artifacts:/1/{run}/artifacts", None),
     ):
-        assert artifact_folder(run, address) == found, address
+        assert artifact_folder(run, address, Path("/")) == found, address
+        assert artifact_folder(run, address, tmp_path) is None  # it is not below the runs folder
 
 
 def test_a_file_that_is_no_database_is_one_line(tmp_path):
