@@ -32,10 +32,11 @@ _IN_ADDRESS = re.compile(  # pathlib leaves one slash, JSON may escape them; a p
     r"(?:[^\s/\"'<>]{1,512}|[^\s/\"'<>:@]{0,256}:(?!\d{1,5}/)(?:[^\s\"'<>@]|'(?![\s,)\]};:>])){1,256})@"
 )
 _IN_ENCODED_ADDRESS = re.compile(r"(%3a%2f%2f)(?:(?!%2f)[^\s&\"'<>/]){1,512}?(?=%40)", re.IGNORECASE)
-_KEY = (
-    r"(?:[\w.-]{0,64}[_.-])?(?:token|secret|passwd|password|passphrase|pwd|api[_-]?key|access[_-]?key(?:[_-]?id)?|"
+_WORD = (
+    r"(?:token|secret|passwd|password|passphrase|pwd|api[_-]?key|access[_-]?key(?:[_-]?id)?|"
     r"secret[_-]?key|private[_-]?key|account[_-]?key|accesskeyid|accessid|credentials?|signature|authorization|jwt)"
 )
+_KEY = rf"(?:[\w.-]{{0,64}}[_.-])?{_WORD}"
 _PLAIN = r"(?:\d{1,6}|true|false|none|null|\*\*\*)"  # a value that is not a secret
 _HEADER = r"authorization\b[\"']?\s*[:=,]\s*b?[\"']?"  # in text, a dictionary or a list of pairs
 _NAMED = (
@@ -44,7 +45,7 @@ _NAMED = (
     re.compile(rf"((?<![\w-])--{_KEY}\s+)[^\s-]\S*", re.IGNORECASE),
     re.compile(rf"(([\"']){_KEY}\2\s*:\s*([\"']))(?:\\.|(?!\3)[^\\])+", re.IGNORECASE),  # in JSON and reprs
     re.compile(rf"((?<![\w.-]){_KEY}:\s)(?=\S*\d)(?=\S*[a-z])[\w+][\w+/.=~-]{{7,}}", re.IGNORECASE),
-    re.compile(rf"({_KEY}%3d)(?:(?!%26)[^\s&\"'<>])+", re.IGNORECASE),  # in an address within an address
+    re.compile(rf"({_WORD}%3d)(?:(?!%26)[^\s&\"'<>])+", re.IGNORECASE),  # in an address within an address
     re.compile(
         rf"((?<![\w-]){_KEY}(?:=|(?:\\+[\"'])?\s*:\s)(\\*[\"'])(?!{_PLAIN}\2))(?:(?!\2|\n).){{6,}}(?=\2)", re.IGNORECASE
     ),

@@ -83,7 +83,7 @@ def test_a_manifest_exports_no_file_but_videos_of_its_own_folder(manifest, runs,
     key, stray = tmp_path / "id_rsa", tmp_path / "stray.mp4"
     key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
     data = json.loads(Path(manifest).read_text())
-    items = data["tasks"][0]["train"]
+    items = [data["tasks"][task][split][0] for task in (0, 1) for split in ("train", "test")]
     stray.write_bytes((videos / items[0]["path"]).read_bytes())
     (videos / "link.mp4").symlink_to(key)
     (videos / "text.mp4").write_text("secret text")
