@@ -1,4 +1,4 @@
-"""Connections that send nothing, little or too much lock nobody out, although no token is needed to connect."""
+"""Connections that send nothing, little or too much do not lock others out, although no token is needed to connect."""
 
 import contextlib
 import socket
