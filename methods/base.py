@@ -40,6 +40,7 @@ from ctvr.methods.hooks import Hooks
 from ctvr.methods.layers.frozen import Frozen as Frozen
 from ctvr.methods.recipes import Override as Override
 from ctvr.methods.recipes import Recipe as Recipe
+from ctvr.methods.recipes import Tuned as Tuned
 
 
 class Method(Hooks):

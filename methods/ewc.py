@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctvr.methods.base import Batch, Capabilities, Method, Task
+from ctvr.methods.base import Batch, Capabilities, Method, Task, Tuned
 from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.settings import require, setting
@@ -50,7 +50,10 @@ class EWC(Strategy):
     Config = EWCConfig
     # shapes: with optim.lr_scale=50, for the small backbone. R@1 on validation videos of shapes-5, seed 0: weight 100
     # 31.9, 1e4 and 1e6 30.6, fine-tuning alone 33.8: there, former tasks profit most from training without a penalty.
-    PRESETS = {"paper": {}, "shapes": {"method.weight": 100.0, "base.lr": 4e-6}}
+    PRESETS = {
+        "paper": {},
+        "shapes": Tuned({"method.weight": 100.0, "base.lr": 4e-6}, trials=3, unrecorded=["base.lr"]),
+    }
     config: EWCConfig
 
     @classmethod

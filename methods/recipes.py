@@ -1,4 +1,4 @@
-"""The two kinds of presets of a method: a whole recipe, and a change of some settings."""
+"""Kinds of presets of a method: a whole recipe, and a change of some settings."""
 
 from __future__ import annotations
 
@@ -31,3 +31,36 @@ class Recipe(dict[str, Any]):
         super().__init__({name: value for name, (value, _) in values.items()})
         self.release, self.left_out = release, tuple(left_out)
         self.sources = {name: place for name, (_, place) in values.items()}
+
+
+EMBEDDED = "shapes"  # the recipe that the embedded streams recommend; its values were chosen by hand
+
+
+class Tuned(dict[str, Any]):
+    """A recipe for the embedded streams with the record of the trials by hand that chose it.
+
+    Tables add these trials to those of a search. An EMBEDDED recipe of another class has no record.
+    """
+
+    def __init__(self, values: Mapping[str, Any], trials: int, unrecorded: Iterable[str] = ()) -> None:
+        """Build a recipe.
+
+        Args:
+            values: dotted setting -> value.
+            trials: settings that were tried on validation videos; several seeds of the same settings are one trial.
+            unrecorded: settings chosen by further trials without a record.
+        """
+        super().__init__(values)
+        self.trials, self.unrecorded = trials, tuple(unrecorded)
+
+
+def trials_by_hand(presets: Iterable[Mapping[str, Any] | None]) -> str:
+    """Return the trials by hand of recipes as a table shows them: `7`, `7?` if some and `?` if none are recorded.
+
+    Args:
+        presets: the EMBEDDED recipes of a run's method and of the retriever that it wraps; None where it has none.
+    """
+    used = [preset for preset in presets if preset is not None]
+    known = sum(preset.trials for preset in used if isinstance(preset, Tuned))
+    is_whole = all(isinstance(preset, Tuned) and not preset.unrecorded for preset in used)
+    return f"{known or ''}{'' if is_whole else '?'}"

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Batch, Frozen, Method, Override, Recipe, Task
+from ctvr.methods.base import Batch, Frozen, Method, Override, Recipe, Task, Tuned
 from ctvr.methods.capabilities import Capabilities
 from ctvr.methods.families.released_recipes import FIXED_SCALE, MTIL, MTIL_LEFT_OUT
 from ctvr.methods.families.strategy import Strategy
@@ -91,7 +91,8 @@ class VRLwF(Strategy):
         "paper": {},
         # The weight is chosen on the validation videos of shapes-5 (R@1, two seeds): 1 29.4, 0.3 32.8, 0.1 and 0.03
         # 34.1, fine-tuning alone 35.6; student=each is not better. methods/lwf.py gives the reason.
-        "shapes": {"method.weight": 0.1, "base.lr": 4e-6},  # the rate with optim.lr_scale=50, for the small backbone
+        # The rate is for the small backbone, with optim.lr_scale=50.
+        "shapes": Tuned({"method.weight": 0.1, "base.lr": 4e-6}, trials=5, unrecorded=["base.lr"]),
         "original": ORIGINAL,
         # A new CLIP-ViP starts with random proxies and is not a useful teacher: the first task has none.
         "tvr-plus-cl": Override({"method.base": "clip_vip", "method.first_task": False}),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.tables.curves import FORGOTTEN, curve, mean, training
-from ctvr.orchestrator.tables.footnotes import CHOICE, access_of, marks_of, method_of, trials_of
+from ctvr.orchestrator.tables.footnotes import CHOICE, access_of, by_hand, marks_of, method_of, trials_of
 from ctvr.orchestrator.tables.index_age import age_notes, with_gap_intervals
 from ctvr.orchestrator.tables.paper_comparison import ROW, PapersOf, beside_paper, more_values, with_differences
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, place
@@ -23,7 +23,7 @@ from ctvr.orchestrator.tables.selection import measured_on, select
 from ctvr.orchestrator.tables.setting_diff import between_seeds
 from ctvr.orchestrator.tables.shown_columns import Direction, columns, protocol_of
 from ctvr.orchestrator.tables.significance import NOTE, Ranks, compare_rows, read_ranks
-from ctvr.orchestrator.tables.table import ACCESS, Row, Table, Value
+from ctvr.orchestrator.tables.table import ACCESS, TRIALS_NOTE, Row, Table, Value
 from ctvr.orchestrator.tables.table_columns import CURRENT, OF, ORACLE, ORACLE_NOTE, OWN, V2T, V2T_SUM
 from ctvr.orchestrator.tables.task_orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 
@@ -144,7 +144,7 @@ def _notes(rows: Sequence[Row], runs: Sequence[RunRecord], direction: Direction,
     notes += [shown.note] if shown.note else []
     notes += shared
     if any(row.trials is not None for row in rows):
-        notes.append("Trials: search trials of the row. Time: total over all tasks of its trials and reruns.")
+        notes.append(TRIALS_NOTE)
     return notes
 
 
@@ -194,6 +194,7 @@ def _row(runs: list[RunRecord]) -> Row:
         runs=tuple(run.run_id for run in runs),
         marks=tuple(filter(None, [*marks_of(first), between_seeds(runs), mark(of_first)])),
         trials=trials_of(first),
+        by_hand=by_hand(first),
         is_transductive=first.tags.get("ctvr.transductive") == "true",
         access=access_of(first),
         seconds=sum(map(seconds_of, runs)) + float(first.tags.get("ctvr.search_seconds", 0)),

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ctvr.methods import EVERY_METHOD, IMAGE_METHODS, find_method
+from ctvr.methods.recipes import EMBEDDED, trials_by_hand
 from ctvr.orchestrator.config import build, select_prefix
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.setting_groups import known_settings
@@ -116,6 +117,14 @@ def trials_of(run: RunRecord) -> int | None:
     if not trials.isdigit():
         return None
     return int(trials) if method == method_of(run) else 0
+
+
+def by_hand(run: RunRecord) -> str:
+    """Return the trials by hand of the recipe that an embedded stream recommends for a run; empty without it."""
+    if EMBEDDED not in run.tags.get("ctvr.presets", "").split(","):
+        return ""
+    names = [str(run.settings.get(name, "")) for name in ("method", "method.base")]
+    return trials_by_hand([find_method(name).PRESETS.get(EMBEDDED) for name in names if name in EVERY_METHOD])
 
 
 def method_of(run: RunRecord) -> str:

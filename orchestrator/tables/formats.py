@@ -202,6 +202,7 @@ def _csv_cells(table: Table, row: Row) -> dict[str, str]:
     for name, value in (("r1_vs_best", seen.value), ("low", seen.low), ("high", seen.high), ("p", seen.p)):
         cells[name if name == "r1_vs_best" else f"{name}_vs_best"] = _plain(value)
     cells["trials"] = MISSING if row.trials is None else str(row.trials)
+    cells["trials_by_hand"] = row.by_hand
     cells["seconds"] = _plain(row.seconds)
     for key in sorted(row.extra):
         cells[key], cells[f"{key}_std"] = _plain(row.extra[key].mean), _plain(row.extra[key].std)

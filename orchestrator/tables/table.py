@@ -11,6 +11,10 @@ from ctvr.orchestrator.console import format_duration
 
 MISSING = "n/a"
 LEVEL = 0.05  # p below which a difference gets a star
+TRIALS_NOTE = (
+    "Trials: search trials of the row, plus trials by hand that chose its recipe for this stream (?: not all, or none, "
+    "are recorded). Time: total over all tasks of its search trials and reruns."
+)
 # Titles of a table's blocks, in order, by the data that training reads besides the pairs of the current task. Rows are
 # compared within their block only, and joint training is not compared
 ACCESS = {
@@ -85,6 +89,7 @@ class Row:
     access: str = ""  # its block, a key of ACCESS
     is_transductive: bool = False  # True: a query's result depends on the other queries
     trials: int | None = None  # number of search trials; None: not recorded
+    by_hand: str = ""  # trials by hand of its recipe; `?`: some or all are not recorded
     seconds: float = math.nan  # total time of its trials and runs
     place: int = 0  # position in a table with a given order
     paper: Mapping[str, Value] = field(default_factory=dict)
@@ -120,7 +125,8 @@ class Table:
         """Return the last cells of a row: trials searched and time; empty if they are recorded for no row."""
         if all(each.trials is None for each in self.rows):
             return []
-        return [MISSING if row.trials is None else str(row.trials), format_duration(row.seconds)]
+        searched = MISSING if row.trials is None else str(row.trials)
+        return [f"{searched} + {row.by_hand}" if row.by_hand else searched, format_duration(row.seconds)]
 
     @property
     def comparison_titles(self) -> list[str]:

@@ -20,7 +20,11 @@ from ctvr.orchestrator.method_checks.tiny_models import CONTEXT, tokenize
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from ctvr.orchestrator.synthetic.images import SETTINGS as IMAGES
+<<<<<<< HEAD
 from ctvr.orchestrator.tables.footnotes import TEXTS, access_of, has_access, marks_of
+=======
+from ctvr.orchestrator.tables.footnotes import TEXTS, by_hand, marks_of, trains_on_searched
+>>>>>>> bbd44765 (Show the trials by hand that chose a recipe)
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
 FRAMES = 4
@@ -287,3 +291,18 @@ def test_a_row_is_transductive_where_other_queries_change_its_scores(row):
     assert (
         not torch.allclose(method.normalize_scores(scores)[:2], alone, atol=1e-6)
     ) == method.declared.is_transductive
+
+
+@pytest.mark.parametrize(
+    ("settings", "presets", "expected"),
+    [
+        ({"method": "lwf", "method.base": "clip4clip"}, "shapes", "7?"),
+        ({"method": "ewc", "method.base": "framefusion_moe"}, "shapes,no-ffa", "3?"),
+        ({"method": "framefusion_moe"}, "shapes", "?"),  # six rates without a record
+        ({"method": "framefusion_moe"}, "paper", ""),
+        ({"method": "zero_shot"}, "", ""),
+    ],
+)
+def test_trials_by_hand_are_those_of_the_recipe_and_unrecorded_ones_are_marked(settings, presets, expected):
+    run = RunRecord("1", "1", 0, settings, {"ctvr.presets": presets}, {}, "FINISHED")
+    assert by_hand(run) == expected

@@ -173,7 +173,8 @@ def test_footnotes_continue_with_aa_after_z():
 def test_trials_and_time_are_columns_if_a_row_records_them(table):
     for made in (to_markdown(table), to_latex(table)):
         assert "Trials" not in made
-    rows = (row("lwf", 1.0, trials=8, seconds=130.0), row("zero_shot", 2.0, trials=0, seconds=5.0), row("x", 3.0))
+    first = row("lwf", 1.0, trials=8, by_hand="7?", seconds=130.0)
+    rows = (first, row("zero_shot", 2.0, trials=0, seconds=5.0), row("x", 3.0))
     paper = {"r1": Value(2.0)}
     made = Table("s", COLUMNS, (replace(rows[0], paper=paper, paper_source="p"), *rows[1:]), title="Table 1 of X")
     text = to_markdown(made)
@@ -181,9 +182,10 @@ def test_trials_and_time_are_columns_if_a_row_records_them(table):
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count(" | ") for line in lines} == {lines[0].count(" | ")}
     assert lines[0].endswith("| Seeds | Trials | Time |")
-    assert lines[2].endswith("| 3 | 8 | 2 min |")
+    assert lines[2].endswith("| 3 | 8 + 7? | 2 min |")
     assert lines[4].endswith("| 3 | 0 | 5 s |")
     assert lines[5].endswith("| 3 | n/a | n/a |")
-    assert r"3 & 8 & 2 min \\" in to_latex(made)
+    assert r"3 & 8 + 7? & 2 min \\" in to_latex(made)
     assert [line["trials"] for line in read_csv(to_csv(made))] == ["8", "0", "n/a"]
+    assert [line["trials_by_hand"] for line in read_csv(to_csv(made))] == ["7?", "", ""]
     assert [line["seconds"] for line in read_csv(to_csv(made))] == ["130", "5", "n/a"]
