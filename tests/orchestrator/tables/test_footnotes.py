@@ -20,11 +20,7 @@ from ctvr.orchestrator.method_checks.tiny_models import CONTEXT, tokenize
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask
 from ctvr.orchestrator.synthetic.images import SETTINGS as IMAGES
-<<<<<<< HEAD
-from ctvr.orchestrator.tables.footnotes import TEXTS, access_of, has_access, marks_of
-=======
-from ctvr.orchestrator.tables.footnotes import TEXTS, by_hand, marks_of, trains_on_searched
->>>>>>> bbd44765 (Show the trials by hand that chose a recipe)
+from ctvr.orchestrator.tables.footnotes import TEXTS, access_of, by_hand, has_access, marks_of
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
 FRAMES = 4
@@ -304,5 +300,5 @@ def test_a_row_is_transductive_where_other_queries_change_its_scores(row):
     ],
 )
 def test_trials_by_hand_are_those_of_the_recipe_and_unrecorded_ones_are_marked(settings, presets, expected):
-    run = RunRecord("1", "1", 0, settings, {"ctvr.presets": presets}, {}, "FINISHED")
+    run = RunRecord("1", "1", settings, {}, {"ctvr.presets": presets}, "FINISHED", "")
     assert by_hand(run) == expected
