@@ -89,6 +89,7 @@ RULES = (
         "footnote and control row for test videos in training",
         ("ctvr-table[12]*", "ctvr-fig8"),
     ),
+    Rule("2026-11-28", "0ee8a551", "rows are bold and compared among rows of equal access", columns=("R@1 vs best",)),
 )
 
 

@@ -20,7 +20,7 @@ from ctvr.orchestrator.streams.metric_names import COSTS
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.sweeps.front import describe_front, on_front
-from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, describe_metric, selection_metric
+from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, describe_metric, have_no_winner, selection_metric
 from ctvr.orchestrator.sweeps.table import made_tables, no_runs_of
 from ctvr.orchestrator.sweeps.verdict import read_verdict
 from ctvr.orchestrator.tables.table import Table
@@ -89,6 +89,8 @@ def _facts(name: str, sweep: RunRecord | None, tracker: Tracker) -> list[tuple[s
     best, rule = best_trials(tracker, sweep.name, None), selection_metric(sweep)
     if "," in rule[0]:
         facts.append(("Front of the search", describe_front(best, rule)))
+    elif have_no_winner(best, rule[0]):
+        facts.append(("Winner of the search", f"none, because all {len(best)} complete trials are equal"))
     else:
         facts.append(("Winner of the search", f"{best[0].name}, run {best[0].run_id}"))
     facts.append(

@@ -30,6 +30,7 @@ from ctvr.orchestrator.sweeps.selection import (
     Rerun,
     best_trials,
     fresh_seeds,
+    have_no_winner,
     incomplete_runs,
     run_all,
     used_seeds,
@@ -61,13 +62,15 @@ class Candidate:
 
 
 def candidates(tracker: Tracker, sweep_name: str, recommended: Experiment, search: SearchConfig) -> list[Candidate]:
-    """Return the recommended settings and the best trials that differ from them; empty if no trial differs.
+    """Return the recommended settings and the best trials that differ from them; empty if no trial differs or is best.
 
     By several objectives, the trials are those of the Pareto front.
     """
     found = [Candidate(sweep_name, RECOMMENDED, recommended)]
     known = {digest_of(recommended.settings)}
     trials = best_trials(tracker, sweep_name, None)
+    if have_no_winner(trials, search.metric):
+        return []
     if len(search.metrics) > 1:
         trials = front_of(trials, (search.metric, search.mode))
     for run in trials:

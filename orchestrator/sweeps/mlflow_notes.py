@@ -18,7 +18,7 @@ from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED, FORGETTIN
 from ctvr.orchestrator.sweeps.best import promote
 from ctvr.orchestrator.sweeps.comparison import last_value
 from ctvr.orchestrator.sweeps.front import describe_front
-from ctvr.orchestrator.sweeps.selection import best_trials, describe_metric, result_text
+from ctvr.orchestrator.sweeps.selection import best_trials, describe_metric, have_no_winner, result_text
 from ctvr.orchestrator.sweeps.trust import resume_command, trust_text
 from ctvr.orchestrator.tables.footnotes import CHOICE, trials_of
 from ctvr.orchestrator.tracking.internals import NOTE
@@ -74,8 +74,9 @@ def annotate_search(tracker: Tracker, parent: str, name: str, space: Mapping[str
         _summarise(tracker, parent, best, numbers)
         found = ", ".join(code(f"{key}={best.settings[key]}") for key in space if key in best.settings)
         experiment = tracker.experiment(best.tags.get("ctvr.stream", ""))
+        title = "No winner, because all trials are equal; the first" if have_no_winner(trials, metric) else "Winner"
         lines = [
-            f"**Winner**: [{plain(best.name)}](#/experiments/{experiment}/runs/{best.run_id}), "
+            f"**{title}**: [{plain(best.name)}](#/experiments/{experiment}/runs/{best.run_id}), "
             f"{describe_metric(metric)} {result_text(best, metric)} "
             f"on {best.tags.get('ctvr.split')} {what}",
             f"- {found}",

@@ -15,7 +15,7 @@ from ctvr.orchestrator.sweeps.comparison import describe_mde
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
 from ctvr.orchestrator.sweeps.front import describe_front, front_of
 from ctvr.orchestrator.sweeps.search_spaces import search_space
-from ctvr.orchestrator.sweeps.selection import describe_metric, result_text
+from ctvr.orchestrator.sweeps.selection import describe_metric, have_no_winner, result_text
 from ctvr.orchestrator.sweeps.session import (
     batch_lines,
     describe_concurrency,
@@ -141,6 +141,11 @@ def describe_best(planned: Any, trials: Sequence[RunRecord], recommended: Settin
         recommended: all settings of a run without a search.
     """
     metric, best = planned.search.metric, trials[0]
+    if have_no_winner(trials, metric):
+        said = (
+            f"no winner: all {len(trials)} complete trials have {describe_metric(metric)} {result_text(best, metric)}"
+        )
+        return [f"{said}; the first one is rerun", *_chosen(planned, best)]
     if len(planned.search.metrics) > 1:
         rule = (metric, planned.search.mode)
         front = front_of(trials, rule)

@@ -34,6 +34,7 @@ from ctvr.orchestrator.sweeps.selection import (
     describe_metric,
     expand_seeds,
     expand_task_orders,
+    have_no_winner,
     incomplete_runs,
     run_all,
     selection_metric,
@@ -116,7 +117,9 @@ def baseline_rows(words: Sequence[str]) -> list[str]:
 def searched_tags(method: str, trials: Sequence[RunRecord], metric: str) -> dict[str, str]:
     """Return the tags of a winner's reruns: number of trials, their total time, selection rule."""
     split = next((run.tags["ctvr.split"] for run in trials if "ctvr.split" in run.tags), "val")
+    equal = {"ctvr.no_winner": "true"} if have_no_winner(trials, metric) else {}
     return {
+        **equal,
         "ctvr.searched": f"{method}:{len(trials)}",
         "ctvr.search_seconds": f"{sum(seconds_of(run) for run in trials):.1f}",
         "ctvr.selection": f"{describe_metric(metric)} on {split} videos",

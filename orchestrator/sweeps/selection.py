@@ -96,6 +96,18 @@ def best_trials(tracker: Tracker, sweep_name: str, top: int | None) -> list[RunR
     return [complete[index] for index in best_first(points)][:top]
 
 
+def have_no_winner(trials: Sequence[RunRecord], metric: str) -> bool:
+    """Return whether several complete trials have the same result, so that none of them is the best.
+
+    Args:
+        trials: trials of a search.
+        metric: metric of the search, or several, comma-separated.
+    """
+    complete = [run for run in trials if run.tags.get("ctvr.complete") == "true"]
+    results = {repr([last_value(run, name) for name in names_of(metric)]) for run in complete}
+    return len(complete) > 1 and len(results) == 1
+
+
 # ------------------------------------------------------------------------------------------ seeds and runs
 
 

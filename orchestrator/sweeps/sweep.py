@@ -46,7 +46,7 @@ from ctvr.orchestrator.sweeps.search_spaces import (
     search_space,
     upper_bounds,
 )
-from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, expand_task_orders
+from ctvr.orchestrator.sweeps.selection import SPACE, best_trials, expand_task_orders, have_no_winner
 from ctvr.orchestrator.sweeps.session import (
     check_machine,
     close_search,
@@ -337,7 +337,9 @@ def _conclude(
     if planned.search.confirm:
         listed = candidates(tracker, request.name, planned.unsearched(execution.workers), planned.search)
         only = "complete" if len(planned.search.metrics) == 1 else "on the Pareto front"
-        say("\n".join(lines) if listed else f"confirmation: skipped, because only the recommended trial is {only}")
+        why = f"only the recommended trial is {only}"
+        why = "all trials are equal" if have_no_winner(trials, planned.search.metric) else why
+        say("\n".join(lines) if listed else f"confirmation: skipped, because {why}")
         again = resume_command(request.name)
         verdicts = confirm(request.name, listed, len(planned.stream.tasks), execution, tracker, planned.search, again)
         lines += [verdict.text for verdict in verdicts.values()]

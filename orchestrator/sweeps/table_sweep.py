@@ -38,6 +38,7 @@ from ctvr.orchestrator.sweeps.selection import (
     describe_metric,
     expand_seeds,
     expand_task_orders,
+    have_no_winner,
     used_seeds,
 )
 from ctvr.orchestrator.sweeps.session import (
@@ -175,9 +176,12 @@ def _conclude(
         outcome, name = outcomes[row.row.name], row.sweep.request.name
         found = f"{outcome.complete} complete, {outcome.stopped} stopped early, {outcome.failed} failed"
         if outcome.complete:
-            best[name] = best_trials(tracker, name, 1)[0]
-            value = f"{last_value(best[name], planned.search.metric):+.2f}"
-            found += f"; best {describe_metric(planned.search.metric)} {value}"
+            trials = best_trials(tracker, name, None)
+            best[name] = trials[0]
+            value = f"{describe_metric(planned.search.metric)} {last_value(best[name], planned.search.metric):+.2f}"
+            found += (
+                f"; no winner, all have {value}" if have_no_winner(trials, planned.search.metric) else f"; best {value}"
+            )
         else:
             failed.append(row.row.name)
             found += "; no trial is complete, so no winner is selected"

@@ -31,6 +31,7 @@ TEXTS = {
     "short": "epochs per task: {epochs} (recommended: {recommended})",
     "untrained": "untrained model (preset untrained), evaluated by the method's own score",
     "searched": "settings of the best of {n} trials{rule}",
+    "equal": "settings of the first of {n} trials, which have equal results{rule}: the search has no winner",
     "front": "settings on the Pareto front of {n} trials{rule}",
 }
 
@@ -59,6 +60,7 @@ def marks_of(run: RunRecord) -> list[str]:
     if trials := trials_of(run):
         rule = f" by {tags['ctvr.selection']}" if tags.get("ctvr.selection") else ""
         found = "front" if tags.get(CHOICE, "").startswith("front") else "searched"
+        found = "equal" if tags.get("ctvr.no_winner") == "true" else found
         marks.append(TEXTS[found].format(n=trials, rule=rule))
     if ours := footnote(run.settings, method_of(run)):
         marks.append(ours)

@@ -104,18 +104,19 @@ def test_a_table_is_marked_by_each_rule_that_came_later_and_concerns_it():
     old = marked("bmu-table2", PAGE)
     assert [line for line in old.splitlines() if line.startswith(MARK)] == [
         f"{MARK}simultaneous p-values and intervals (2026-11-25, a207222d); "
-        "momentum-contrast queues smaller than a task (2026-11-25, 821b622b)."
+        "momentum-contrast queues smaller than a task (2026-11-25, 821b622b); "
+        "rows are bold and compared among rows of equal access (2026-11-28, 0ee8a551)."
     ]
     assert old.index(MARK) < old.index("| Method |")
     assert marked("bmu-table2", old) == old
-    assert older("tempme-table2", PAGE) == [RULES[0]]
+    assert older("tempme-table2", PAGE) == [RULES[0], RULES[-1]]
     assert older("tempme-table2", PAGE.replace(" vs best", "")) == []
 
 
 def test_a_table_that_was_measured_after_the_rules_has_no_mark():
-    new = marked("bmu-table2", PAGE).replace("2026-11-22", RULES[0].date)
+    new = marked("bmu-table2", PAGE).replace("2026-11-22", RULES[-1].date)
     assert MARK in new
-    assert marked("bmu-table2", new) == PAGE.replace("2026-11-22", RULES[0].date)
+    assert marked("bmu-table2", new) == PAGE.replace("2026-11-22", RULES[-1].date)
 
 
 def test_a_page_that_does_not_say_how_it_was_measured_is_refused():

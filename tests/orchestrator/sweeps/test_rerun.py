@@ -10,10 +10,12 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import has_training
-from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, label_of
+from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, SearchConfig, label_of
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.sweeps import rerun as rerun_job
 from ctvr.orchestrator.sweeps.comparison import experiment_of
+from ctvr.orchestrator.sweeps.confirm import candidates
+from ctvr.orchestrator.sweeps.plan_text import describe_best
 from ctvr.orchestrator.sweeps.rerun import (
     OVERRIDES,
     baseline,
@@ -23,7 +25,15 @@ from ctvr.orchestrator.sweeps.rerun import (
     shared_overrides,
     with_baselines,
 )
-from ctvr.orchestrator.sweeps.selection import Rerun, best_trials, expand_seeds, expand_task_orders, incomplete_runs
+from ctvr.orchestrator.sweeps.selection import (
+    Rerun,
+    best_trials,
+    expand_seeds,
+    expand_task_orders,
+    have_no_winner,
+    incomplete_runs,
+)
+from ctvr.orchestrator.tables.footnotes import marks_of
 
 
 def finished(execution: ExecutionConfig, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:
@@ -208,6 +218,26 @@ def test_a_rerun_of_an_unknown_sweep_is_one_line(execution):
         rerun("x", execution)
     with pytest.raises(ConfigError, match="--top and --seeds must be >= 1"):
         rerun("x", execution, seeds=0)
+
+
+def test_a_search_whose_trials_are_all_equal_names_no_winner(few, execution):
+    finished(execution, few, {"a": 2.0, "stopped": None}, **{"method.lr": 3e-6})
+    finished(execution, few, {"b": 2.0}, **{"method.lr": 5e-6})
+    tracker = execution.tracker()
+    trials = tracker.find_runs(sweep="s")
+    assert have_no_winner(trials, GAIN)
+    assert not have_no_winner(trials[:1], GAIN)
+    recommended = resolve({"method": "clip4clip", "stream": few}, load_stream(few, execution.runs).settings)
+    assert candidates(tracker, "s", recommended, SearchConfig()) == []
+    tags = searched_tags("clip4clip", trials, GAIN)
+    run = replace(trials[0], tags={**trials[0].tags, **tags})
+    assert any("equal results by R@1 gain" in mark and "no winner" in mark for mark in marks_of(run))
+    planned = SimpleNamespace(search=SearchConfig(), space={})
+    (said,) = describe_best(planned, best_trials(tracker, "s", None), {})
+    assert said == "no winner: all 2 complete trials have R@1 gain over zero-shot +2.00; the first one is rerun"
+    finished(execution, few, {"c": 3.0}, **{"method.lr": 7e-6})
+    assert not have_no_winner(tracker.find_runs(sweep="s"), GAIN)
+    assert "ctvr.no_winner" not in searched_tags("clip4clip", tracker.find_runs(sweep="s"), GAIN)
 
 
 def test_the_winner_of_equal_trials_does_not_depend_on_their_end(few, execution):
