@@ -56,6 +56,7 @@ class Method(Hooks):
     def begin_task(self, task: Task) -> None:
         """Prepare for `task`. No other member may add or remove parameters."""
 
+    @neutral
     def param_groups(self) -> list[ParamGroup]:
         """Return all parameters that the current task trains, each once; empty: it trains none."""
         return []

@@ -27,6 +27,7 @@ class Capabilities:
     joins_tasks: bool = False  # a retriever with parameters for each task trains them together if `is_joint`
     uses_all_parameters: bool = False  # each step gives every weight of `param_groups` a gradient (not: chosen experts)
     uses_in_batch_negatives: bool = True  # the loss `contrastive` compares the pairs of one batch and no others
+    learns_in_end_task: bool | None = None  # without gradients; None: a retriever that trains no `param_groups` does
     has_epoch_state: bool = False  # keeps more than `state_dict()` from one epoch of a task to the next
     # How `optim.accumulation_steps` joins batches. features: `losses` reads frames and tokens only through
     # `separable_encoders`; pairs: the loss is a mean over independent pairs; None: features where `losses` and
@@ -60,6 +61,7 @@ class Capabilities:
             trains_on="seen" if "seen" in (self.trains_on, base.trains_on) else "task",
             uses_all_parameters=self.uses_all_parameters and base.uses_all_parameters and not is_joint,
             uses_in_batch_negatives=self.uses_in_batch_negatives and base.uses_in_batch_negatives,
+            learns_in_end_task=self.learns_in_end_task or base.learns_in_end_task,
             has_epoch_state=self.has_epoch_state or base.has_epoch_state,
             task_conditioned_text=self.task_conditioned_text or base.task_conditioned_text,
             attends_to_padding=self.attends_to_padding or base.attends_to_padding,
@@ -97,5 +99,8 @@ def capabilities_of(cls: Any, config: Any, base: Capabilities | None = None) -> 
         own = replace(own, normalizes_scores=True)
     if own.accumulation is None and not is_overridden(cls, "losses", "logits"):
         own = replace(own, accumulation="features")
+    if own.learns_in_end_task is None and not cls.wraps and not is_overridden(cls, "param_groups"):
+        own = replace(own, learns_in_end_task=is_overridden(cls, "end_task"))
     whole = own if base is None else own.wrapping(base)
-    return replace(whole, normalizes_scores=bool(whole.normalizes_scores))
+    known = {name: bool(getattr(whole, name)) for name in ("normalizes_scores", "learns_in_end_task")}
+    return replace(whole, **known)

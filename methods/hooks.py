@@ -70,8 +70,12 @@ class Hooks(nn.Module):
     def set_pair_source(self, source: PairSource) -> None:
         """Receive the reader of former pairs; only a method that replays them keeps it, outside its state."""
 
+    @neutral
     def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        """Finish `task`. `loader` yields its training pairs once, in order, without augmentation."""
+        """Finish `task`. `loader` yields its training pairs once, in order, without augmentation.
+
+        A method without gradients learns here; every worker receives all pairs (`Capabilities.learns_in_end_task`).
+        """
 
     @neutral
     def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:

@@ -98,6 +98,11 @@ class LUMP(ReplayStrategy):
                 "Write method.mix_level=feature."
             )
 
+    def __init__(self, config: LUMPConfig, base: Method) -> None:
+        super().__init__(config, base)
+        if config.mix_level == "input":  # pixels are mixed before the first block
+            self.frozen_blocks = 0
+
     def separable_encoders(self) -> SeparableEncoders | str:
         if self.config.mix_level == "input":
             return "with method.mix_level=input captions are mixed within the text tower, a whole batch at once"

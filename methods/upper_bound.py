@@ -17,6 +17,7 @@ Shapes: B pairs, T frames, L text length.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -74,13 +75,15 @@ class UpperBound(Strategy):
 
     def __init__(self, config: UpperBoundConfig, base: Method) -> None:
         super().__init__(config, base)
-        self._constructed = partial(copy.deepcopy, copy.deepcopy(base))  # before any task has changed it: no experts
+        self._constructed: Callable[[], Method] | None = None
         self._is_idle = False
         self._is_joint = base.declared.task_conditioned_text  # the base has parameters for each task
         self._tasks: list[Task] = []  # so far
 
     def begin_task(self, task: Task) -> None:
         device = next(self.base.parameters()).device
+        if self._constructed is None:  # no task has changed the retriever: it has no experts
+            self._constructed = partial(copy.deepcopy, copy.deepcopy(self.base))
         self.base = self._constructed().to(device)
         self._is_idle = self.config.only_final and task.index < task.num_tasks - 1
         if self._is_joint:

@@ -5,15 +5,16 @@ This file is not a method. A strategy wraps a retriever (`base`), which does not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ctvr.methods.base import Batch, Capabilities, Frozen, Method, PairSource, ParamGroup, SeparableEncoders, Task
-from ctvr.methods.capabilities import neutral
+from ctvr.methods.base import Batch, Capabilities, Frozen, Method, PairSource, Task
 from ctvr.methods.families.momentum import MomentumRetriever
+from ctvr.methods.hooks import Hooks
 from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
 from ctvr.methods.settings import require, setting
 
@@ -24,7 +25,7 @@ RESERVOIR = (
 
 
 class Strategy(Method):
-    """A strategy without changes: it delegates every call to the wrapped retriever."""
+    """A strategy without changes: every member of the contract is the wrapped retriever's, except NOT_FORWARDED."""
 
     wraps = True
     needs_momentum: ClassVar[bool] = False  # it works on the queues of the retrievers of methods/families/momentum.py
@@ -51,66 +52,76 @@ class Strategy(Method):
     def __init__(self, config: Any, base: Method) -> None:
         super().__init__()
         self.config, self.base = config, base
-        self.max_frames = base.max_frames
 
-    @neutral
-    def set_pair_source(self, source: PairSource) -> None:
-        self.base.set_pair_source(source)
+    def encode_own_captions(self, batch: Batch, encode: Callable[..., Tensor] | None = None) -> Tensor:
+        """Encode captions as the retriever does, by the `encode_text` of the strategy if it has its own."""
+        if type(self.base).encode_own_captions is Hooks.encode_own_captions:
+            return super().encode_own_captions(batch, encode)
+        own = None if type(self).encode_text is Strategy.encode_text else self.encode_text
+        return self.base.encode_own_captions(batch, encode or own)
 
-    def begin_task(self, task: Task) -> None:
-        self.base.begin_task(task)
 
-    def end_task(self, task: Task, loader: Iterable[Batch]) -> None:
-        self.base.end_task(task, loader)
+def _forwarded(name: str) -> Any:
+    """Return a member of a strategy that calls the retriever's, or reads and sets the retriever's attribute."""
+    default = getattr(Method, name)
+    if name in SET_BY_THE_LOOP:
+        return property(lambda self: getattr(self.base, name), lambda self, value: setattr(self.base, name, value))
+    if not callable(default):
+        return _Fact(name)
 
-    @neutral
-    def on_gallery_stored(self, task: Task, gallery: Tensor) -> None:
-        self.base.on_gallery_stored(task, gallery)
+    @functools.wraps(default)
+    def call(self: Strategy, *args: Any, **kwargs: Any) -> Any:
+        return default(self, *args, **kwargs) if _is_own(self, name) else getattr(self.base, name)(*args, **kwargs)
 
-    def param_groups(self) -> list[ParamGroup]:
-        return self.base.param_groups()
+    if name in TRAINS:
+        call.is_neutral = False  # type: ignore[attr-defined]
+    return call
 
-    def encode_video(self, frames: Tensor) -> Tensor:
-        return self.base.encode_video(frames)
 
-    def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
-        return self.base.encode_text(tokens, task)
+class _Fact:
+    """The retriever's attribute, unless the instance of the strategy sets its own."""
 
-    def score(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        return self.base.score(queries, gallery)
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    @neutral
-    def normalize_scores(self, scores: Tensor) -> Tensor:
-        return self.base.normalize_scores(scores)
+    def __get__(self, strategy: Strategy | None, cls: type) -> Any:
+        if strategy is None or _is_own(strategy, self.name):
+            return getattr(Method, self.name)
+        return getattr(strategy.base, self.name)
 
-    @neutral
-    def normalize_scores_v2t(self, scores: Tensor) -> Tensor:
-        return self.base.normalize_scores_v2t(scores)
 
-    def scale(self) -> Tensor:
-        return self.base.scale()
+def _is_own(strategy: Strategy, name: str) -> bool:
+    """Return whether a strategy overrides a member on which the contract's default of `name` is built."""
+    cls = type(strategy)
+    return any(getattr(cls, each) is not getattr(Strategy, each) for each in BUILT_ON.get(name, ()))
 
-    def logits(self, batch: Batch) -> Tensor:
-        return self.base.logits(batch)
 
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
-        return self.base.losses(batch)
-
-    def separable_encoders(self) -> SeparableEncoders | str:
-        """Return the retriever's: a strategy does not compute features in another way."""
-        return self.base.separable_encoders()
-
-    def after_step(self) -> None:
-        self.base.after_step()
-
-    def task_metrics(self) -> dict[str, float]:
-        return self.base.task_metrics()
-
-    def similarities(self) -> dict[str, Tensor]:
-        return self.base.similarities()
-
-    def batch_metrics(self) -> dict[str, float | Tensor]:
-        return self.base.batch_metrics()
+# Member -> members that its default calls, or to which it applies. A strategy that overrides one has the default
+BUILT_ON = {
+    "encode_video_for_task": ("encode_video",),
+    "normalize_scores_v2t": ("normalize_scores",),
+    "info_nce": ("logits",),
+    "text_passes": ("encode_text",),
+    "frozen_blocks": ("encode_video",),
+}
+SET_BY_THE_LOOP = ("gallery_is_fresh", "is_joint")
+TRAINS = ("losses", "logits")  # `Capabilities.accumulation` is not derived for a strategy that keeps them
+# Members of the contract that are not the retriever's, with the reason
+NOT_FORWARDED = {
+    "Config": "each class has its settings",
+    "PRESETS": "each class has its presets",
+    "capabilities": "facts of the class; `Capabilities.wrapping` combines them with the retriever's",
+    "declared": "facts of the instance, combined with the retriever's",
+    "wraps": "true for a strategy, false for a retriever",
+    "domain": "a strategy states its own",
+    "controls": "rows of the class in a table",
+    "check_base": "the strategy checks the retriever",
+    "trains_on_searched": "receives the retriever's as `of_base`",
+    "keeps_videos": "receives the retriever's as `of_base`",
+}
+for _name in {**vars(Hooks), **vars(Method)}:
+    if not _name.startswith("_") and _name not in {*NOT_FORWARDED, *vars(Strategy)}:
+        setattr(Strategy, _name, _forwarded(_name))
 
 
 @dataclass(frozen=True, kw_only=True)

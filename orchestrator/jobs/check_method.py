@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from ctvr import methods
 from ctvr.orchestrator.errors import ContractViolation, CtvrError
 from ctvr.orchestrator.method_checks import checks, leakage
 from ctvr.orchestrator.method_checks.forgetting import check_forgetting
+from ctvr.orchestrator.method_checks.opened_files import describe_opened, record_opened
 from ctvr.orchestrator.method_checks.setting_sensitivity import check_settings_matter
-from ctvr.orchestrator.method_checks.subject import Subject
+from ctvr.orchestrator.method_checks.subject import Subject, learn
 
 CHECKS: dict[str, tuple[Callable[[Subject], str | None], str]] = {
     "losses": (checks.check_losses, "losses are finite, and a step changes only the parameters of `param_groups`"),
@@ -44,13 +46,18 @@ def check_method(name: str, settings: Mapping[str, Any] | None = None, presets: 
         CtvrError: if a check fails, with all lines.
     """
     torch.set_num_threads(1)
-    subject = Subject.of(name, settings, presets)
+    with record_opened() as opened:
+        subject = Subject.of(name, settings, presets)
+        with suppress(Exception):  # the checks report it
+            learn(subject.make(), 0, steps=2)
     lines, failed = [], 0
     for check, (look, meaning) in CHECKS.items():
         wrong, said = _result(look, subject)
         failed += wrong
         text = f"{meaning} ({said})" if said and not wrong else said or meaning
         lines.append(f"{check:<{_WIDTH}}  {'wrong' if wrong else 'ok':<5}  {text}")
+    if (module := methods.place_of(name).partition(":")[0]).partition(".")[0] != "ctvr":
+        lines.append(f"{'opens':<{_WIDTH}}  {'':<5}  {describe_opened(module, opened)}, at its import and in two steps")
     if failed:
         raise CtvrError("\n".join([f"check-method {name}: {failed} of {len(CHECKS)} checks failed", *lines]))
     return lines

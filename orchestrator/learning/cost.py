@@ -103,8 +103,14 @@ def video_cost(method: Method, frames: Tensor) -> VideoCost:
 
 
 def trained_parameters(method: Method) -> int:
-    """Return the number of parameters that are trained in the current task; shared tensors count once."""
-    tensors = {id(p): p for group in method.param_groups() for p in group["params"]}
+    """Return the number of parameters that are trained in the current task; shared tensors count once.
+
+    Of a method that learns in `end_task`, its buffers outside the backbone count, too: sums, maps and projections.
+    """
+    tensors: dict[int, Tensor] = {id(p): p for group in method.param_groups() for p in group["params"]}
+    if method.declared.learns_in_end_task:
+        towers = {id(b) for part in method.modules() if isinstance(part, Clip) for b in part.buffers()}
+        tensors |= {id(b): b for b in method.buffers() if b.is_floating_point() and id(b) not in towers}
     return sum(p.numel() for p in tensors.values())
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ctvr.methods import CONFIGURATIONS, find_method
+from ctvr.methods.base import Method
 from ctvr.methods.capabilities import Capabilities, capabilities_of
 from ctvr.methods.settings import require, setting
 from ctvr.orchestrator.config import Settings
@@ -152,6 +153,11 @@ class Experiment:
         """Return the method's capabilities under these settings, combined with those of the wrapped retriever."""
         base = None if self.base is None else capabilities_of(find_method(self.method.base), self.base)
         return capabilities_of(find_method(self.run.method), self.method, base)
+
+    @property
+    def trains_by_gradients(self) -> bool:
+        """Return whether an optimizer changes anything."""
+        return self.optim.epochs > 0 and find_method(self.run.method).param_groups is not Method.param_groups
 
     @property
     def trains_on_searched(self) -> bool:

@@ -39,11 +39,11 @@ from ctvr.orchestrator.learning.optimizer import (
     freeze_except,
     lr_factor,
     make_optimizer,
-    set_learning_rates,
 )
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog
 from ctvr.orchestrator.learning.protocols import EvaluationContext, protocol_of
 from ctvr.orchestrator.learning.pulse import at
+from ctvr.orchestrator.learning.step import take_step, total_of
 from ctvr.orchestrator.learning.stored_galleries import announce_gallery, repeat_tasks
 from ctvr.orchestrator.learning.unique_videos import Losses
 from ctvr.orchestrator.learning.upgrade import start_upgrade
@@ -216,19 +216,13 @@ class Loop:
                     terms = losses(batch)
             group = []
             if not exact:
-                (torch.stack(list(terms.values())).sum() * weight).backward()
+                (total_of(terms) * weight).backward()
             progress.add(terms, self.method.batch_metrics())
             if not is_last:
                 continue
-            self.method.before_step()
-            norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
-            progress.step(norm)
             step = epoch * per_epoch + number // optim.accumulation_steps
             factor = lr_factor(step, optim.epochs * per_epoch, per_epoch, task.index == 0, optim)
-            set_learning_rates(optimizer, factor, optim.final_lr)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            self.method.after_step()
+            progress.step(take_step(self.method, optimizer, parameters, optim, factor))
             self.record.steps += 1
         return self.workers.all_reduce_mean(progress.means())  # a term may be a mean over one worker's pairs only
 

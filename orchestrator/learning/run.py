@@ -14,7 +14,6 @@ from itertools import count
 
 import torch
 
-from ctvr.methods import find_method
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Method
 from ctvr.methods.images.resnet import ResNet18
@@ -101,14 +100,13 @@ def check_streams(experiment: Experiment, stream: Stream, places: RunPaths) -> N
     """
     load_others(experiment.evaluation, stream, places, render=False)
     splits_of(experiment, stream)
-    if has_training(experiment):
+    if experiment.trains_by_gradients:
         check_pairs(stream, experiment.data, experiment.run.workers)
 
 
 def has_training(experiment: Experiment) -> bool:
-    """Return whether anything is trained, so that a run depends on its seed; zero-shot CLIP trains nothing."""
-    cls = find_method(experiment.run.method)
-    return experiment.optim.epochs > 0 and cls.param_groups is not Method.param_groups
+    """Return whether anything is learned, so that a run depends on its seed; zero-shot CLIP learns nothing."""
+    return experiment.trains_by_gradients or bool(experiment.capabilities.learns_in_end_task)
 
 
 def execute(
@@ -235,12 +233,12 @@ def _open_data(
         stream, _ = prepare_stream(stream, each, its, skip, progress=workers.rank == 0)
     if workers.rank == 0:
         workers.broadcast(None)
-    if has_training(experiment):
+    if experiment.trains_by_gradients:
         check_pairs(stream, experiment.data, workers.size)
     data = data_of(stream, source, experiment.data, backbone, workers.device)
-    if has_training(experiment) and workers.size > 1:
+    if experiment.trains_by_gradients and workers.size > 1:
         check_left_out(data, experiment.run.seed, workers)
-    if has_training(experiment) and workers.rank == 0:
+    if experiment.trains_by_gradients and workers.rank == 0:
         warn_of_long_queues(experiment, data)
     frames, split = frames_digest(stream, source, splits), experiment.evaluation.split
     if others:

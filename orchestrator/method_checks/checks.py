@@ -14,7 +14,8 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method
 from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, trained_state
-from ctvr.orchestrator.learning.optimizer import freeze_except, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.optimizer import freeze_except, make_optimizer
+from ctvr.orchestrator.learning.step import take_step, total_of
 from ctvr.orchestrator.method_checks.subject import (
     FRAMES,
     OPTIM,
@@ -36,7 +37,7 @@ def check_losses(subject: Subject) -> None:
     groups = method.param_groups()
     before = {key: value.detach().clone() for key, value in method.named_parameters()}
     try:
-        trained = {id(p) for p in freeze_except(method, groups)}
+        parameters = freeze_except(method, groups)
     except ValueError as error:
         raise ContractViolation(str(error)) from error
     method.train()
@@ -50,18 +51,18 @@ def check_losses(subject: Subject) -> None:
             raise ContractViolation(f"losses() returns {name!r}, which is not a finite scalar tensor")
     if changed := _differing(batch, given):
         raise ContractViolation(f"losses() writes into the batch ({changed})")
-    if not trained:
+    if not parameters:
         return
-    total = torch.stack(list(terms.values())).sum()
+    total = total_of(terms)
     if not total.requires_grad:
         raise ContractViolation("param_groups() returns parameters, but no loss depends on any of them")
     optimizer = make_optimizer(groups, OPTIM)
     total.backward()
-    set_learning_rates(optimizer, 1.0)
-    optimizer.step()
+    take_step(method, optimizer, parameters, OPTIM)
     moved = [key for key, p in method.named_parameters() if not torch.equal(p, before[key])]
     if not moved:
         raise ContractViolation("a step of the optimizer changes none of the parameters that param_groups() returns")
+    trained = {id(p) for p in parameters}
     handed = {key for key, p in method.named_parameters() if id(p) in trained}
     if strangers := [key for key in moved if key not in handed]:
         raise ContractViolation(f"a step changes {strangers[0]}, which param_groups() does not return")
@@ -100,11 +101,11 @@ def check_frozen(subject: Subject) -> None:
     method = subject.make()
     if not (method.frozen_blocks or method.declared.text_is_frozen):
         return
-    towers = [module.vision for module in method.modules() if isinstance(module, Clip)]
     pretrained, tokens = make_small_clip(subject.layers).vision, make_batch(5, FRAMES, seed=3).tokens
     first = method.encode_text(tokens, 0) if method.declared.text_is_frozen else None
     for index in range(2):
         learn(method, index)
+        towers = [module.vision for module in method.modules() if isinstance(module, Clip)]  # a task may replace them
         frames = make_batch(3, FRAMES, seed=50 + index).frames
         if method.frozen_blocks and len(towers) == 1:
             towers[0].entry = method.frozen_blocks

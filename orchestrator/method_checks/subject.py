@@ -18,8 +18,9 @@ from ctvr.orchestrator import renamed
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.distributed import all_parameters_used, require_gradients
 from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer
 from ctvr.orchestrator.learning.resolve import get_method, resolve
+from ctvr.orchestrator.learning.step import take_step, total_of
 from ctvr.orchestrator.method_checks.tiny_models import (
     EMBED_DIM,
     LAYERS,
@@ -114,14 +115,11 @@ def learn(
             if watch:
                 watch(batch)
             torch.manual_seed(1000 * index + step)
-            total = torch.stack(list(method.losses(batch).values())).sum()
+            total = total_of(method.losses(batch))
             total.backward()
             if all_parameters_used(method):
                 require_gradients(method)
-            set_learning_rates(optimizer, 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            method.after_step()
+            take_step(method, optimizer, parameters, OPTIM)
             losses.append(float(total.detach()))
     method.eval()
     loader = batches_of(index, steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.on_ray.plan import SearchConfig, rungs
 
 
@@ -20,7 +19,7 @@ def epochs_compared(search: SearchConfig, experiment: Experiment, num_tasks: int
         num_tasks: number of tasks of the method (`Stream.method_tasks`).
         space: names of the searched settings.
     """
-    if num_tasks > 1 or search.scheduler != "halving" or "optim.epochs" in space or not has_training(experiment):
+    if num_tasks > 1 or search.scheduler != "halving" or "optim.epochs" in space or not experiment.trains_by_gradients:
         return 0
     epochs = experiment.optim.epochs
     return epochs if rungs(search.grace_tasks, search.reduction_factor, epochs) else 0

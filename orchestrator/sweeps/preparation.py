@@ -12,7 +12,7 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_tower
-from ctvr.orchestrator.learning.run import data_of, has_training, source_of, splits_of, zero_shot_curve
+from ctvr.orchestrator.learning.run import data_of, source_of, splits_of, zero_shot_curve
 from ctvr.orchestrator.learning.run_key import frames_digest
 from ctvr.orchestrator.streams.stream import Stream
 
@@ -49,7 +49,7 @@ def prepare_run(
     stream = execution.load_stream(experiment.run.stream)
     needed = splits_of(experiment, stream)
     splits = tuple(dict.fromkeys((*needed, *splits)))
-    if has_training(experiment):
+    if experiment.trains_by_gradients:
         check_pairs(stream, experiment.data, experiment.run.workers)
     store = execution.places().open_store()
     store.check_writable()

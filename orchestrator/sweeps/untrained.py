@@ -14,7 +14,6 @@ from torch import Tensor
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.resolve import UNTRAINED, get_method, resolve, with_recipe
-from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.method_checks.own_score import is_among, own_scores
 from ctvr.orchestrator.tables.presets import TableRow
 
@@ -38,7 +37,7 @@ def untrained_rows(rows: Sequence[tuple[TableRow, Experiment]]) -> list[tuple[Ta
     found: list[tuple[TableRow, list[str], Tensor, Settings]] = []
     listed = {(row.method, frozenset(row.presets)) for row, _ in rows}
     for row, experiment in rows:
-        if not has_training(experiment) or (row.method, frozenset({*row.presets, UNTRAINED})) in listed:
+        if not experiment.trains_by_gradients or (row.method, frozenset({*row.presets, UNTRAINED})) in listed:
             continue
         scores = own_scores(experiment)
         if scores is None:
@@ -70,4 +69,4 @@ def untrained_baselines(method: str, presets: Sequence[str], baselines: Sequence
         return ()
     recommended = {"preset": "paper"}
     experiment = resolve({"method": method, "stream": ""}, recommended, with_recipe(method, presets, recommended))
-    return () if not has_training(experiment) or own_scores(experiment) is None else (f"{method}:{UNTRAINED}",)
+    return () if not experiment.trains_by_gradients or own_scores(experiment) is None else (f"{method}:{UNTRAINED}",)

@@ -21,6 +21,7 @@ from ctvr.orchestrator.learning.gallery_files import save_gallery
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.tracking.left import open_or_take_up
 from ctvr.orchestrator.tracking.mirror import Mirror
 from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_mlmodel
@@ -135,7 +136,7 @@ class Recorder:
             cost |= query_cost(method, tokens, num_tasks)
             cost |= budget(method, data, split, cost, record, self.experiment.run.seed)
         cost |= training_costs(record.timing)
-        if not self.experiment.optim.epochs:  # the run is a control without training
+        if not has_training(self.experiment):  # zero-shot CLIP, or a control without training
             cost["cost/trained_parameters"] = 0.0
         self.tracker.log_task(self.run_id, num_tasks, cost)
         for name in ("own", "union"):

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from ctvr.methods import trust
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.report import make_report
 from ctvr.orchestrator.learning.commits import MEASURED
@@ -400,3 +401,26 @@ def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, man
     (learned,) = [run for run in runs if float(run.settings["method.lr"])]
     assert_equals_an_unbroken_run(execution.runs, learned.settings, manifest, tmp_path)
     shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", ["RanPac", "Ridge"])
+def test_a_method_without_gradients_is_searched_confirmed_and_rerun_over_every_seed(
+    name, two_cpus, execution, manifest
+):
+    request = SweepRequest(
+        method=(place := f"tests.analytic_methods:{name}"),
+        stream=manifest,
+        name=f"s-{name}",
+        search={"trials": 3, "searcher": "grid", "confirm": 1, "confirm_seeds": 2},
+        space=("method.ridge=0.1,10,100",),
+        seeds=2,
+        baselines=("zero_shot",),
+    )
+    trust([place])
+    text = sweep(request, execution)
+    assert "over 2 new seeds" in text
+    runs = execution.tracker().find_runs()
+    final = [run for run in runs if "-final-" in run.tags.get("ctvr.sweep", "") and run.settings["method"] == place]
+    assert len({run.settings["seed"] for run in final}) == 2
+    confirmed = [run for run in runs if run.tags.get("ctvr.candidate")]
+    assert len({run.settings["seed"] for run in confirmed}) == 2

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ctvr.methods import trust
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import resolve
@@ -14,7 +15,7 @@ from ctvr.orchestrator.on_ray.plan import GAIN, NUMBER, SearchConfig, label_of
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.sweeps import rerun as rerun_job
 from ctvr.orchestrator.sweeps.comparison import experiment_of
-from ctvr.orchestrator.sweeps.confirm import candidates
+from ctvr.orchestrator.sweeps.confirm import Candidate, candidates
 from ctvr.orchestrator.sweeps.plan_text import describe_best
 from ctvr.orchestrator.sweeps.rerun import (
     OVERRIDES,
@@ -184,6 +185,21 @@ def test_only_what_trains_depends_on_its_seed():
     assert not has_training(resolve({"method": "zero_shot", **made}))
     assert has_training(resolve({"method": "clip4clip", **made}))
     assert not has_training(resolve({"method": "clip4clip", "optim.epochs": 0, **made}))
+    assert not has_training(resolve({"method": "framefusion_moe", "optim.epochs": 0, **made}))
+
+
+@pytest.mark.parametrize("name", ["tests.analytic_methods:RanPac", "tests.analytic_methods:Ridge"])
+def test_what_learns_at_the_end_of_a_task_depends_on_its_seed_and_gets_every_seed(name, few):
+    trust([name])
+    made = {"stream": few, "backbone.name": "tiny-clip", "backbone.weights": "shipped"}
+    experiments = [resolve({"method": name, "optim.epochs": epochs, **made}) for epochs in (0, 3)]
+    experiments += [resolve({"method": "lwf", "method.base": name, **made})]
+    for experiment in experiments:
+        assert has_training(experiment)
+        assert len(Candidate("s", "a", experiment).runs((5, 6, 7), 1)) == 3
+        assert len(expand_seeds([Rerun(experiment)], 3, 1)) == 3
+    assert not experiments[1].trains_by_gradients
+    assert experiments[2].trains_by_gradients
 
 
 def test_complete_runs_of_an_interrupted_rerun_are_not_run_again(few, execution):
