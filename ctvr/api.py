@@ -33,7 +33,7 @@ class Run:
     metrics: dict[str, float]  # after the last task, as in MLflow
     own: list[list[float]]  # R@1 of task i among its own videos after task t: own[t][i], i <= t
     union: list[list[float]]  # the same among all stored videos
-    ranks: dict[str, float]  # query "<video>#<number of the caption>" -> rank, 1 = found first
+    ranks: dict[str, float]  # query "<video>#<number of the caption>" -> rank, 1 = found first; a tie counts half
     history: list[dict[str, float]]  # metrics after each task
     execution: ExecutionConfig
 
@@ -128,7 +128,7 @@ def run(
         dict(record.metrics[-1]),
         record.own,
         record.union,
-        dict(record.ranks),
+        {query: rank.mean for query, rank in record.ranks.items()},
         [dict(row) for row in record.metrics],
         execution,
     )

@@ -62,7 +62,7 @@ MAY: dict[str, set[str]] = {
         "on_ray": "tracking learning data streams video store methods",
         "doctor": "on_ray tracking streams store methods sandbox",
         "tables": "tracking streams methods search_spaces",
-        "tracking": "learning data methods",
+        "tracking": "learning data streams methods",  # streams: the counts of a query's rank
         "serving": "pages retrieval streams methods",
         "pages": "retrieval tables streams video",
         "retrieval": "learning data streams video store methods",

@@ -104,7 +104,7 @@ SITUATIONS = (
 
 
 def draw(situation: Situation, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return ranks (O x S, Q), 1 or 2, of each method, order by order, and the video (Q,) of each query."""
+    """Return chances (O x S, Q), 0 or 1, of each method, order by order, and the video (Q,) of each query."""
     s, single = situation, np.float32
     queries = s.videos * s.captions
     videos = np.repeat(np.arange(s.videos), s.captions)
@@ -112,7 +112,7 @@ def draw(situation: Situation, rng: np.random.Generator) -> tuple[list[np.ndarra
     per_point = 0.01 * spread * np.sqrt(2 * np.pi) * np.exp(0.5 * 0.6745**2)  # at R@1 = 25 %: threshold of 0.6745
     common = s.video * rng.standard_normal(s.videos, single)[videos] + rng.standard_normal(queries, single)
     of_orders = rng.normal(0, s.order_points, s.orders)
-    ranks = []
+    found = []
     for method, seeds in enumerate(s.seeds):
         points = s.seed_points[method % len(s.seed_points)] if seeds else 0.0
         luck = rng.normal(0, points, (s.orders, max(1, seeds)))
@@ -120,8 +120,8 @@ def draw(situation: Situation, rng: np.random.Generator) -> tuple[list[np.ndarra
         luck += (of_orders + rng.normal(0, own, s.orders))[:, None]
         score = common + s.suits * rng.standard_normal(s.videos, single)[videos]
         score = score + s.fresh * rng.standard_normal((luck.size, queries), single)
-        ranks.append(np.where(score + per_point * luck.reshape(-1, 1) > 0.6745 * spread, 1, 2))
-    return ranks, videos
+        found.append(np.where(score + per_point * luck.reshape(-1, 1) > 0.6745 * spread, 1.0, 0.0))
+    return found, videos
 
 
 def is_called_different(situation: Situation, rng: np.random.Generator) -> bool:
@@ -131,7 +131,7 @@ def is_called_different(situation: Situation, rng: np.random.Generator) -> bool:
     counts = situation.seeds
     if situation.videos:
         rows, videos = draw(situation, rng)
-        best = 0 if situation.is_search else int(np.argmax([(each <= 1).mean() for each in rows]))
+        best = 0 if situation.is_search else int(np.argmax([each.mean() for each in rows]))
         orders = [np.repeat(np.arange(situation.orders), max(1, count)) for count in counts]
         fixed = [not count for count in counts]
         paired = orders if situation.orders > 1 else None

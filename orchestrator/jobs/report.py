@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,7 +208,7 @@ def _memory(label: str, run: RunRecord, stream: Stream | None, execution: Execut
     store, key = execution.places().open_store(), run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     commits, split = Commits(store, key), run.tags.get("ctvr.split", "test")
     numbers = range(1, len(stream.tasks) + 1)
-    history: list[Mapping[str, float]] = [commits.record(done).ranks for done in numbers]
+    history = [commits.record(done).ranks for done in numbers]
     chain = [digest_of_commit(store.get_json("commits", f"{key}/task_{done:03d}")) for done in numbers]
     tasks = [stream.items(index, split) for index in range(len(stream.tasks))]
     queries = {
@@ -229,7 +229,7 @@ def _memory(label: str, run: RunRecord, stream: Stream | None, execution: Execut
     for name, place in zip(lost, winners):
         task, item, text = queries[name]
         winner_task, winner = places[place]
-        listed.append(LostQuery(text, item, task, history[-1][name], winner, winner_task))
+        listed.append(LostQuery(text, item, task, history[-1][name].mean, winner, winner_task))
     return ModelHistory(label, found, tuple(listed))
 
 

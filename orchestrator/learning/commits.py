@@ -24,6 +24,7 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import MissingObject
 from ctvr.orchestrator.learning.prefix_reuse import Prefixes
 from ctvr.orchestrator.store.store import Store
+from ctvr.orchestrator.streams.query_rank import Rank, read_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,20 +41,24 @@ class RunState:
     union: list[list[float]] = field(default_factory=list)  # R@1 of task i among all stored videos
     metrics: list[dict[str, float]] = field(default_factory=list)  # one dictionary per task learned
     training: list[dict[str, float]] = field(default_factory=list)  # means of every epoch, with "step"
-    ranks: dict[str, float] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
+    ranks: dict[str, Rank] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
     # % of old videos re-encoded ("0": as stored) -> query -> rank among all videos; empty unless measured
-    aged_ranks: dict[str, dict[str, float]] = field(default_factory=dict)
+    aged_ranks: dict[str, dict[str, Rank]] = field(default_factory=dict)
     steps: int = 0  # optimizer steps so far
     seconds: list[float] = field(default_factory=list)  # wall time of each task, as it was trained
     timing: list[dict[str, float]] = field(default_factory=list)  # per epoch, with "step"; see epoch_timing.py
 
-    def add(self, found: Evaluation, ranks: dict[str, float], seconds: float) -> None:
+    def __post_init__(self) -> None:  # a `Rank` is a list in JSON, and a number in older commits
+        self.ranks = read_all(self.ranks)
+        self.aged_ranks = {share: read_all(ranks) for share, ranks in self.aged_ranks.items()}
+
+    def add(self, found: Evaluation, ranks: dict[str, Rank], seconds: float) -> None:
         """Add a task's results, its ranks in the protocol's gallery, and its duration."""
         self.done += 1
         self.own.append(found.own)
         self.union.append(found.union)
         self.metrics.append(found.metrics)
-        self.ranks, self.aged_ranks = ranks, found.aged_ranks
+        self.ranks, self.aged_ranks = read_all(ranks), found.aged_ranks
         self.seconds.append(seconds)
 
 

@@ -26,8 +26,9 @@ from ctvr.methods.layers.transfer import to_device, trim_padding
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.learning import metrics, spill
 from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
-from ctvr.orchestrator.learning.ranking import Ranked, Score, rank, score_reader
+from ctvr.orchestrator.learning.ranking import Positions, Ranked, Score, rank, score_reader
 from ctvr.orchestrator.learning.spill import spilled
+from ctvr.orchestrator.streams.query_rank import Rank
 
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
@@ -39,9 +40,9 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     own: list[float] = field(default_factory=list)  # R@1 of task i among its own videos, i = 0..t
     union: list[float] = field(default_factory=list)  # R@1 of task i among all stored videos
-    ranks: dict[str, float] = field(default_factory=dict)  # query name -> rank among all stored videos
-    own_ranks: dict[str, float] = field(default_factory=dict)  # query name -> rank among its own task's videos
-    aged_ranks: dict[str, dict[str, float]] = field(default_factory=dict)  # % of old videos re-encoded -> query -> rank
+    ranks: dict[str, Rank] = field(default_factory=dict)  # query name -> rank among all stored videos
+    own_ranks: dict[str, Rank] = field(default_factory=dict)  # query name -> rank among its own task's videos
+    aged_ranks: dict[str, dict[str, Rank]] = field(default_factory=dict)  # % of old videos re-encoded -> query -> rank
 
     def add(self, *others: Evaluation) -> None:
         """Merge the metrics and aged ranks of another measurement after the same task."""
@@ -292,8 +293,8 @@ def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int]
         to_captions,
         to_videos=to_videos.to_videos,
         beats_twin=to_videos.beats_twin,
-        own=torch.cat([each.own for each in own]),
-        own_videos=torch.cat([each.own_videos for each in own_videos]),
+        own=Positions.joined([each.own for each in own]),
+        own_videos=Positions.joined([each.own_videos for each in own_videos]),
     )
 
 
@@ -303,8 +304,9 @@ def offsets(sizes: Iterable[int]) -> list[int]:
 
 
 def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:
-    """Compute all metrics of the protocol from the ranks of tasks 1..t.
+    """Compute all metrics of the protocol from the positions of tasks 1..t.
 
+    `r1_twins` and `r1_no_twins` are R@1 of the captions whose video has a time-reversed twin, and of all others.
     `v2t` ranks videos by their best caption, as the released codes do; `v2t_captions` ranks the captions themselves.
 
     Args:
@@ -314,12 +316,14 @@ def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int])
     """
     rows, columns = offsets(len(q.target) for q in queries), offsets(sizes)
     said = Evaluation()
-    for direction, ranks in (("t2v", ranked.to_videos), ("v2t", ranked.videos), ("v2t_captions", ranked.captions)):
-        for name, value in metrics.summary(ranks).items():
+    for direction, found in (("t2v", ranked.to_videos), ("v2t", ranked.videos), ("v2t_captions", ranked.captions)):
+        for name, value in metrics.summary(found).items():
             said.metrics[f"stream/{direction}/{name}"] = value
-    with_twin = ranked.beats_twin[~ranked.beats_twin.isnan()]
-    if len(with_twin):
-        said.metrics["stream/t2v/twin"] = 100.0 * with_twin.mean().item()
+    has_twin = ~ranked.beats_twin.isnan()
+    if bool(has_twin.any()):
+        said.metrics["stream/t2v/twin"] = 100.0 * ranked.beats_twin[has_twin].mean().item()
+        for name, asked in (("r1_twins", has_twin), ("r1_no_twins", ~has_twin)):
+            said.metrics[f"stream/t2v/{name}"] = metrics.recall(ranked.to_videos[asked], 1)
     for index, q in enumerate(queries):
         part, task = slice(rows[index], rows[index + 1]), f"task_{index + 1:02d}"
         of_task = (ranked.captioned >= columns[index]) & (ranked.captioned < columns[index + 1])
@@ -328,8 +332,8 @@ def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int])
         said.metrics[f"{task}/t2v/r1"] = said.union[-1]
         said.metrics[f"{task}/t2v/r1_own"] = said.own[-1]
         said.metrics[f"{task}/v2t/r1_own"] = metrics.recall(ranked.own_videos[of_task], 1)
-        said.ranks.update(zip(q.names, ranked.to_videos[part].tolist()))
-        said.own_ranks.update(zip(q.names, ranked.own[part].tolist()))
+        said.ranks.update(zip(q.names, ranked.to_videos[part].listed()))
+        said.own_ranks.update(zip(q.names, ranked.own[part].listed()))
     return said
 
 

@@ -8,7 +8,8 @@ video (`Capabilities.compensates_age`) does not move them for a re-encoded one.
     stream/index/r1_P           R@1 with P % of the old videos re-encoded (old: of earlier tasks); 0 as stored, 100 all
     stream/index/gap            r1_100 - r1_0: compatibility gap in points; task_NN/index/gap: of one task's captions
     task_NN/index/gap_own       the same among the videos of that task alone; 0 for the newest task
-    stream/index/gained, lost   % of captions that are right in only one of the two galleries; gap = gained - lost
+    stream/index/gained, lost   % of captions that are right in only one of the two galleries; gap = gained - lost.
+                                A tie counts by its chance
     stream/index/update         R@1 of the captions and stored videos of earlier tasks, now less after the task before
     stream/index/update_gained, update_lost    % of these captions that are right only now, or were only then
     stream/index/update_gain    `update` over the change that the same captions have with these videos re-encoded
@@ -39,8 +40,9 @@ from torch import Tensor
 from ctvr.orchestrator.learning import metrics
 from ctvr.orchestrator.learning.aged_ranking import caption_features_for, rank_aged
 from ctvr.orchestrator.learning.evaluate import Evaluation, encode_texts, offsets, rank_features
-from ctvr.orchestrator.learning.ranking import Ranked
+from ctvr.orchestrator.learning.ranking import Positions, Ranked
 from ctvr.orchestrator.learning.unseen import distractor_metrics, unseen_metrics
+from ctvr.orchestrator.streams.query_rank import Rank
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.learning.commits import RunState
@@ -83,7 +85,7 @@ def optional_metrics(
 
 
 def measure_ages(
-    context: EvaluationContext, encode_gallery: Callable[..., Tensor], reencodes: bool, former: Mapping[str, float]
+    context: EvaluationContext, encode_gallery: Callable[..., Tensor], reencodes: bool, former: Mapping[str, Rank]
 ) -> Evaluation:
     """Return the metrics of the module docstring after a task, and ranks; empty on a worker that only encodes.
 
@@ -117,20 +119,20 @@ def measure_ages(
     past = [name for asked in queries[:-1] for name in asked.names]
     if past and not reencodes and former.keys() >= set(past):
 
-        def ranks_of(asked: Sequence[Tensor], galleries: Sequence[Tensor]) -> Tensor:
+        def ranks_of(asked: Sequence[Tensor], galleries: Sequence[Tensor]) -> Positions:
             kept = asked[: len(stored) - 1] if len(asked) > 1 else asked
             about = queries[:-1], galleries[:-1], config, context.device, as_matrix
             return rank_features(context.method, [each[: len(past)] for each in kept], *about).to_videos
 
         afresh = ranks_of(features if unmoved is None else unmoved, fresh) if 100 in ranked else None
-        found |= _update(torch.tensor([former[name] for name in past]), ranks_of(features, stored), afresh)
+        found |= _update(Positions.of([former[name] for name in past]), ranks_of(features, stored), afresh)
     old = {share: sum(_counts(sizes, 100 if reencodes else share)) for share in shares}
     found |= {f"stream/index/videos_{share}": float(count) for share, count in old.items()}
     found["stream/index/videos"] = float(sum(counts))
     found["stream/index/seconds"] = seconds
     found["stream/index/bytes"] = float(sum(4 * gallery.numel() for gallery in stored))
     names = [name for asked in queries for name in asked.names]
-    ranks = {str(share): dict(zip(names, each.to_videos.tolist())) for share, each in ranked.items()}
+    ranks = {str(share): dict(zip(names, each.to_videos.listed())) for share, each in ranked.items()}
     return Evaluation(found, aged_ranks=ranks)
 
 
@@ -176,12 +178,12 @@ def _gaps(stored: Ranked, fresh: Ranked, rows: Sequence[int]) -> dict[str, float
     return found
 
 
-def _update(before: Tensor, after: Tensor, afresh: Tensor | None = None) -> dict[str, float]:
-    """Return the change between two ranks (Q,) of the same captions among the same stored videos.
+def _update(before: Positions, after: Positions, afresh: Positions | None = None) -> dict[str, float]:
+    """Return the change between two positions (Q,) of the same captions among the same stored videos.
 
     Args:
-        before, after: ranks by the previous task's model and by the current one.
-        afresh: ranks by the current model, among the same videos re-encoded.
+        before, after: positions by the previous task's model and by the current one.
+        afresh: positions by the current model, among the same videos re-encoded.
     """
     gained, lost = _flips(before, after)
     change = metrics.recall(after, 1) - metrics.recall(before, 1)
@@ -190,10 +192,10 @@ def _update(before: Tensor, after: Tensor, afresh: Tensor | None = None) -> dict
     return {**found, "stream/index/update_gain": change / possible} if possible else found
 
 
-def _flips(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """Return the percentages of captions with rank 1 only in `after`, and only in `before` (Q,)."""
-    first, second = before <= 1, after <= 1
-    return 100.0 * (second & ~first).double().mean().item(), 100.0 * (first & ~second).double().mean().item()
+def _flips(before: Positions, after: Positions) -> tuple[float, float]:
+    """Return how much P(rank = 1) rises and falls from `before` to `after` (Q,), in percent of the captions."""
+    change = after.chance(1) - before.chance(1)
+    return 100.0 * change.clamp(min=0).mean().item(), -100.0 * change.clamp(max=0).mean().item()
 
 
 def unlearned_metrics(context: EvaluationContext, encode_gallery: Callable[..., Tensor], done: int) -> dict[str, float]:

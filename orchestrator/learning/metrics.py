@@ -1,4 +1,7 @@
-"""Retrieval and forgetting metrics: pure functions of ranks (ranking.py) and of R@1 matrices.
+"""Retrieval and forgetting metrics: pure functions of positions (ranking.py) and of R@1 matrices.
+
+A tie has its chance: R@k is the mean of P(rank <= k) under a random order of equal scores, so a constant score has
+R@k = 100 k / V. A tie counts half in the median and mean rank.
 
 Protocol: CTVR (arXiv:2503.10111, section 3) and CVLM (BMU-MoCo, section 4). All recalls and forgetting values are
 in percent (points); T tasks.
@@ -8,27 +11,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from ctvr.orchestrator.learning.ranking import Positions
 
 Matrix = Sequence[Sequence[float]]  # lower-triangular: row t holds R@1 of tasks 0..t after task t
 
 
-def recall(rank: Tensor, k: int) -> float:
-    """Return R@k: percent of queries whose own video is among the first k; NaN without queries."""
-    return 100.0 * (rank <= k).double().mean().item() if len(rank) else math.nan
+def recall(found: Positions, k: int) -> float:
+    """Return R@k in percent: mean probability that a query's match is among the first k; NaN without queries."""
+    return 100.0 * math.fsum(found.chance(k).tolist()) / len(found) if len(found) else math.nan
 
 
-def summary(rank: Tensor) -> dict[str, float]:
+def summary(found: Positions) -> dict[str, float]:
     """Return r1, r5, r10 in percent, rsum (their sum), and medr and meanr (median and mean rank)."""
-    if not len(rank):
+    if not len(found):
         return dict.fromkeys(("r1", "r5", "r10", "rsum", "medr", "meanr"), math.nan)
-    recalls = {f"r{k}": recall(rank, k) for k in (1, 5, 10)}
+    recalls = {f"r{k}": recall(found, k) for k in (1, 5, 10)}
     return {
         **recalls,
         "rsum": sum(recalls.values()),
-        "medr": rank.double().quantile(0.5).item(),  # the mean of the two middle ranks where Q is even
-        "meanr": rank.double().mean().item(),
+        "medr": found.rank.quantile(0.5).item(),  # the mean of the two middle ranks where Q is even
+        "meanr": found.rank.mean().item(),
     }
 
 

@@ -35,6 +35,7 @@ from ctvr.orchestrator.learning.metrics import Matrix
 from ctvr.orchestrator.learning.oracle import oracle_metrics
 from ctvr.orchestrator.learning.task_costs import task_costs
 from ctvr.orchestrator.streams.protocol_names import plugins
+from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.streams.stream import Stream
 
 
@@ -80,8 +81,8 @@ class Protocol(ABC):
         """Return the score that selects the best epoch of a task."""
 
     @abstractmethod
-    def ranks(self, found: Evaluation) -> dict[str, float]:
-        """Map each query to its rank in the protocol's gallery."""
+    def ranks(self, found: Evaluation) -> dict[str, Rank]:
+        """Map each query to its position in the protocol's gallery: counts of better and of equal candidates."""
 
 
 class Retrieval(Protocol):
@@ -124,7 +125,7 @@ class CTVR(Retrieval):
     def score(self, found: Evaluation) -> float:
         return found.metrics["stream/t2v/r1"]  # on the cumulative gallery, which equals the task's own in task 1
 
-    def ranks(self, found: Evaluation) -> dict[str, float]:
+    def ranks(self, found: Evaluation) -> dict[str, Rank]:
         return found.ranks
 
 
@@ -137,7 +138,7 @@ class CVLM(Retrieval):
     def score(self, found: Evaluation) -> float:
         return found.own[-1]
 
-    def ranks(self, found: Evaluation) -> dict[str, float]:
+    def ranks(self, found: Evaluation) -> dict[str, Rank]:
         return found.own_ranks
 
 
@@ -158,7 +159,7 @@ class AccuracyProtocol(Protocol):
     def score(self, found: Evaluation) -> float:
         return found.own[-1]
 
-    def ranks(self, found: Evaluation) -> dict[str, float]:
+    def ranks(self, found: Evaluation) -> dict[str, Rank]:
         return {}
 
 

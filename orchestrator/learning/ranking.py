@@ -1,9 +1,10 @@
 """Ranks in both directions in one pass over tiles of scores, and top-k search in a large gallery.
 
-A rank is 1 + #better + #equal / 2, so ties count half, and NaN is the worst score, so that a diverged model ranks at
-chance. The reference scores, those of a caption and its own video, are read first, from the tiles that contain them;
-then every tile adds to the counts of its captions and of its videos. Tiles are scored on demand, so the matrix (Q, V)
-need not exist.
+A tie has its chance: equal scores are ordered at random. The counts of better and of equal scores are kept, from which
+`Positions.chance` gives P(rank <= k) and `Positions.rank` the mean rank. NaN is the worst score and ties with NaN, so
+that a diverged model ranks at chance. The reference scores, those of a caption and its own video, are read first, from
+the tiles that contain them; then every tile adds to the counts of its captions and of its videos. Tiles are scored on
+demand, so the matrix (Q, V) need not exist.
 
 Protocol: CTVR (arXiv:2503.10111, section 3) and CVLM (BMU-MoCo, section 4). Shapes: Q captions, V videos, V' videos
 that have a caption, T tasks.
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods.layers.transfer import to_device
+from ctvr.orchestrator.streams.query_rank import Rank
 
 # Scores (R, C) of some captions (a slice or an index of rows) and of some videos (a slice), in any floating type
 Score = Callable[[slice | Tensor, slice], Tensor]
@@ -29,17 +31,65 @@ KEPT = 2**25  # bytes of tiles kept from their first use: small matrices are sco
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """Ranks (float64, 1 is best) of captions and of captioned videos, each in the order of their tasks."""
+class Positions:
+    """Positions of N queries' matches: counts (N,) in float64 of the candidates around each query's best match."""
 
-    to_videos: Tensor  # (Q,) rank of a caption's own video among all videos
-    own: Tensor  # (Q,) the same among the videos of the caption's task
+    better: Tensor  # candidates with a higher score than the best match
+    equal: Tensor  # other candidates with its score
+    own: Tensor  # matches with that score, at least 1
+
+    def __len__(self) -> int:
+        return len(self.better)
+
+    def __getitem__(self, part: slice | Tensor) -> Positions:
+        return Positions(self.better[part], self.equal[part], self.own[part])
+
+    @property
+    def rank(self) -> Tensor:
+        """Return 1 + better + equal / 2, (N,): 1 is best, and a tie counts half."""
+        return 1 + self.better + self.equal / 2
+
+    def chance(self, k: int) -> Tensor:
+        """Return P(rank <= k) (N,) of the first match, if candidates of equal scores are ordered at random.
+
+        With j = k - better places left, it is 1 - C(equal, j) / C(own + equal, j): the hypergeometric probability
+        that one of the first j of own + equal is a match. With one match, it is j / (1 + equal), within 0 and 1.
+        """
+        left, missed = k - self.better, torch.ones_like(self.better)
+        for place in range(k):  # the next place is taken by one of the others
+            share = (self.equal - place).clamp(min=0) / (self.own + self.equal - place).clamp(min=1)
+            missed = torch.where(place < left, missed * share, missed)
+        single = (left / (1 + self.equal)).clamp(0, 1)
+        return torch.where(self.own == 1, single, 1 - missed)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Positions]) -> Positions:
+        """Concatenate the positions of several sets of queries."""
+        return cls(*(torch.cat(columns) for columns in zip(*((x.better, x.equal, x.own) for x in parts))))
+
+    @classmethod
+    def of(cls, ranks: Sequence[Rank]) -> Positions:
+        """Return the positions of queries from what `listed` returned."""
+        return cls(*torch.tensor(ranks, dtype=torch.float64).view(-1, 3).unbind(dim=1))
+
+    def listed(self) -> list[Rank]:
+        """Return the positions as `Rank`, one a query."""
+        columns = (column.long().tolist() for column in (self.better, self.equal, self.own))
+        return [Rank(*counts) for counts in zip(*columns)]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Positions of captions and of captioned videos, each in the order of their tasks."""
+
+    to_videos: Positions  # (Q,) of a caption's own video among all videos
+    own: Positions  # (Q,) the same among the videos of the caption's task
     captioned: Tensor  # (V',) int64, columns of captioned videos
-    # (V',) rank of a video among all captioned videos, each scored by its best caption, as in CLIP4Clip, X-Pool
+    # (V',) of a video among all captioned videos, each scored by its best caption, as in CLIP4Clip, X-Pool
     # and CTVR (except for ties: the released code ranks the own captions first)
-    videos: Tensor
-    own_videos: Tensor  # (V',) the same among those of its task
-    captions: Tensor  # (V',) rank of a video's best own caption among all captions of other videos
+    videos: Positions
+    own_videos: Positions  # (V',) the same among those of its task
+    captions: Positions  # (V',) of a video's best own captions among all captions of other videos
     beats_twin: Tensor  # (Q,) 1 where a caption scores its video above its twin, 1/2 where equal, NaN without a twin
 
 
@@ -75,9 +125,10 @@ def rank(
         captions = {name: getattr(ordered, name)[back] for name in ("to_videos", "own", "beats_twin")}
         return Ranked(**{**vars(ordered), **captions})
     captioned, group = target.unique_consecutive(return_inverse=True)
-    none = torch.zeros(0, dtype=torch.float64)
     if not len(target):
-        return Ranked(none, none, captioned, none, none, none, none)
+        nothing = torch.zeros(0, dtype=torch.float64)
+        none = Positions(nothing, nothing, nothing)
+        return Ranked(none, none, captioned, none, none, none, nothing)
     tiles = _Tiles(score, rows, columns, chunk)
     own = _picked(tiles, target)
     other = _picked(tiles, torch.where(twin >= 0, twin, target)) if bool((twin >= 0).any()) else own
@@ -86,16 +137,23 @@ def rank(
     place = to_device(target, own.device)
     beats = ((own > other).double() + (own >= other).double()) / 2
     counts, beats, is_best = _on_cpu(_count(tiles, own, best, group), beats, own == best[place])
-    equals = torch.bincount(group[is_best.bool()])  # own captions as good as the best one
+    equals = torch.bincount(group[is_best.bool()]).double()  # own captions as good as the best one
     return Ranked(
-        to_videos=(counts.captions + 1) / 2,
-        own=(counts.own_captions + 1) / 2,
+        to_videos=_positions(counts.captions),
+        own=_positions(counts.own_captions),
         captioned=captioned,
-        videos=(counts.groups[captioned] + 1) / 2,
-        own_videos=(counts.own_groups[captioned] + 1) / 2,
-        captions=(counts.all_captions[captioned] - equals + 2) / 2,
+        videos=_positions(counts.groups[:, captioned]),
+        own_videos=_positions(counts.own_groups[:, captioned]),
+        captions=_positions(counts.all_captions[:, captioned], equals),
         beats_twin=torch.where(twin >= 0, beats, math.nan),
     )
+
+
+def _positions(counts: Tensor, own: Tensor | None = None) -> Positions:
+    """Return the positions from counts (2, N) of better scores and of scores that are not worse, own ones included."""
+    better, not_worse = counts
+    own = torch.ones_like(better) if own is None else own
+    return Positions(better, not_worse - better - own, own)
 
 
 def topk(score: Score, queries: int, columns: Sequence[int], k: int, chunk: int = 512) -> tuple[Tensor, Tensor]:
@@ -175,7 +233,7 @@ def _picked(tiles: _Tiles, wanted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Counts:
-    """Counts per caption (Q,) and per video (V,): twice the better scores plus the equal ones, including its own."""
+    """Counts per caption (2, Q) and per video (2, V): better scores, and scores not worse, which include its own."""
 
     captions: Tensor  # videos that a caption scores above its own
     own_captions: Tensor  # those of its task
@@ -187,7 +245,8 @@ class _Counts:
 def _on_cpu(counts: _Counts, *others: Tensor) -> tuple[_Counts, Tensor, Tensor]:
     """Copy counts and two vectors to the CPU in float64, in one transfer: a ranking synchronises once."""
     parts = [*vars(counts).values(), *(x.double() for x in others)]
-    *found, first, second = torch.cat(parts).cpu().split([len(x) for x in parts])
+    moved = torch.cat([x.flatten() for x in parts]).cpu().split([x.numel() for x in parts])
+    *found, first, second = (x.view(part.shape) for x, part in zip(moved, parts))
     return _Counts(*found), first, second
 
 
@@ -199,7 +258,7 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
         best: (V,) best score among a video's own captions.
         group: (Q,) index of a caption's video among the captioned ones, not decreasing.
     """
-    zeros = [torch.zeros(len(x), dtype=torch.float64, device=own.device) for x in (own, own, best, best, best)]
+    zeros = [torch.zeros(2, len(x), dtype=torch.float64, device=own.device) for x in (own, own, best, best, best)]
     found = _Counts(*zeros)
     several = bool((group.diff() == 0).any())
     offsets = [*(int(group[row]) if row < len(group) else int(group[-1]) + 1 for row in tiles.offsets)]
@@ -209,13 +268,13 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
         for r, rows in enumerate(tiles.rows):
             tile = tiles(r, c)
             counts = _beating(tile, own[rows, None], 1)
-            found.captions[rows] += counts
+            found.captions[:, rows] += counts
             mine = _within(rows, tiles.offsets[task], tiles.offsets[task + 1])
-            found.own_captions[rows][mine] += counts[mine]
+            found.own_captions[:, rows][:, mine] += counts[:, mine]
             first = int(group[rows.start])
             maxima = tile
             if several:
-                found.all_captions[columns] += _beating(tile, best[columns], 0)
+                found.all_captions[:, columns] += _beating(tile, best[columns], 0)
                 maxima = in_tiles[r].maxima(tile)
                 if carry is not None:
                     maxima[0] = torch.maximum(maxima[0], carry)
@@ -223,11 +282,11 @@ def _count(tiles: _Tiles, own: Tensor, best: Tensor, group: Tensor) -> _Counts:
                 maxima, carry = (maxima[:-1], maxima[-1]) if goes_on else (maxima, None)
             mine = _within(slice(first, first + len(maxima)), offsets[task], offsets[task + 1])
             counts = _beating(maxima[mine], best[columns], 0)
-            found.own_groups[columns] += counts
-            found.groups[columns] += counts
+            found.own_groups[:, columns] += counts
+            found.groups[:, columns] += counts
             for others in (maxima[: mine.start], maxima[mine.stop :]):
                 if len(others):
-                    found.groups[columns] += _beating(others, best[columns], 0)
+                    found.groups[:, columns] += _beating(others, best[columns], 0)
     return found if several else replace(found, all_captions=found.groups)
 
 
@@ -258,7 +317,6 @@ def _within(part: slice, start: int, stop: int) -> slice:
 
 
 def _beating(scores: Tensor, own: Tensor, dim: int) -> Tensor:
-    """Return twice the scores above `own` plus those equal to it, summed along `dim`: integers as float64."""
+    """Count the scores above `own` and those not below it along `dim`: (2, N), integers as float64."""
     room = torch.empty_like(scores)  # comparisons in the dtype of the scores sum fastest, and exactly
-    better = torch.gt(scores, own, out=room).sum(dim=dim).double()
-    return better + torch.ge(scores, own, out=room).sum(dim=dim)
+    return torch.stack([than(scores, own, out=room).sum(dim=dim).double() for than in (torch.gt, torch.ge)])

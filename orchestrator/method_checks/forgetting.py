@@ -51,7 +51,7 @@ def first_moved(method: Method, config: EvaluationConfig, protocol: str) -> int 
         queries = [_queries(i) for i in range(index + 1)]
         ranked = compute_ranks(method, queries, stored, config, torch.device("cpu"), protocol)
         assert ranked is not None  # this process has all scores
-        found = list(zip(ranked.own.split(CAPTIONS), ranked.own_videos.split(VIDEOS)))
+        found = list(zip(ranked.own.rank.split(CAPTIONS), ranked.own_videos.rank.split(VIDEOS)))
         if any(not torch.equal(a, b) for one, other in zip(own, found) for a, b in zip(one, other)):
             return index
         own = found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ctvr.orchestrator.pages.thumbnails import image, strips
+from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.streams.stream import Item
 
 ANCHOR = "forgotten"  # id of the explorer's heading
@@ -25,7 +26,7 @@ class LostQuery:
     text: str
     item: Item  # its video
     task: int  # 0-based task of the query
-    now: float  # its rank after the last task
+    now: float  # its mean rank after the last task
     winner: Item  # the video that is first now
     winner_task: int
 
@@ -46,17 +47,19 @@ class ModelHistory:
     is_open: bool = False  # whether its pictures are unfolded
 
 
-def lost_names(history: Sequence[Mapping[str, float]], task_of: Mapping[str, int]) -> tuple[int, list[str]]:
+def lost_names(history: Sequence[Mapping[str, Rank]], task_of: Mapping[str, int]) -> tuple[int, list[str]]:
     """Return how many queries of earlier tasks were found first after their own task, and those that are lost now.
+
+    A query is found first if no video has a higher score than its own; others may have the same score.
 
     Args:
         history: query -> rank after each task.
         task_of: query -> its task, 0-based.
     """
     earlier = [name for name in history[-1] if task_of[name] < len(history) - 1]
-    found = [name for name in earlier if history[task_of[name]].get(name) == 1]
-    lost = [name for name in found if history[-1][name] > 1]
-    return len(found), sorted(lost, key=lambda name: (-history[-1][name], name))
+    found = [name for name in earlier if (rank := history[task_of[name]].get(name)) and not rank.better]
+    lost = [name for name in found if history[-1][name].better]
+    return len(found), sorted(lost, key=lambda name: (-history[-1][name].mean, name))
 
 
 def forgetting_explorer(memories: Sequence[ModelHistory], names: Sequence[str]) -> str:

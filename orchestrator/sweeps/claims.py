@@ -38,7 +38,6 @@ from ctvr.orchestrator.text_files import read_text
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 RERUN = "ctvr.rerun_of"  # tag of the runs of a table
-MISS = 2.0  # rank of a caption whose video is not found first
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,8 @@ def is_near_chance(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks], metric
     tasks = [task.get(query, 0) for query in queries]
     galleries = Counter(place for place, _ in set(zip(tasks, videos)))
     chance = sum(100 / size for size in galleries.values()) / len(galleries)
-    found = np.array([[ranks[run.run_id].of[query] for query in queries] for run in runs])
-    missed, fixed = np.full((1, len(queries)), MISS), [True, len(runs) == 1 or not is_trained(runs[0])]
+    found = np.array([[ranks[run.run_id].of[query].first for query in queries] for run in runs])
+    missed, fixed = np.zeros((1, len(queries))), [True, len(runs) == 1 or not is_trained(runs[0])]
     _, r1 = differences([missed, found], 0, videos, tasks, fixed=fixed, is_chosen=False)
     return r1.low <= chance
 

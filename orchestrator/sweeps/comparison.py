@@ -162,7 +162,7 @@ def compare(
         return compare_over_seeds([[last_value(run, rule[0]) for run in row] for row in rows])[1:]
     first = ranks[base[0].run_id]
     queries = sorted(set.intersection(*(set(ranks[run.run_id].of) for row in rows for run in row)))
-    found = [np.array([[ranks[run.run_id].of[q] for q in queries] for run in row]) for row in rows]
+    found = [np.array([[ranks[run.run_id].of[q].first for q in queries] for run in row]) for row in rows]
     videos = [query.rpartition("#")[0] or query for query in queries]
     tasks = [first.task[query] for query in queries] if rule[0] == MEAN and first.task else None
     fixed = [not is_trained(row[0]) for row in rows]

@@ -22,9 +22,9 @@ from ctvr.orchestrator.tables.paper_numbers import paper_numbers, place
 from ctvr.orchestrator.tables.selection import measured_on, select
 from ctvr.orchestrator.tables.setting_diff import between_seeds
 from ctvr.orchestrator.tables.shown_columns import Direction, columns, protocol_of
-from ctvr.orchestrator.tables.significance import NOTE, Ranks, compare_rows, read_ranks
+from ctvr.orchestrator.tables.significance import NOTE, Ranks, compare_rows, one_rule_of_ties, read_ranks
 from ctvr.orchestrator.tables.table import ACCESS, TRIALS_NOTE, Row, Table, Value
-from ctvr.orchestrator.tables.table_columns import CURRENT, OF, ORACLE, ORACLE_NOTE, OWN, V2T, V2T_SUM
+from ctvr.orchestrator.tables.table_columns import CURRENT, OF, OWN, V2T, V2T_SUM, notes_on
 from ctvr.orchestrator.tables.task_orders import by_order, content_of, in_any_order, mark, order_of, seed_names
 
 if TYPE_CHECKING:
@@ -114,15 +114,17 @@ def tables(
     found = []
     for stream in sorted({_stream(record) for record in records}):
         own, left_out_notes = select([record for record in records if _stream(record) == stream], split, of_stream)
+        own, of_ties = one_rule_of_ties(own, ranks or {})
         rows, shared = with_differences(collect(own, ranks, papers_of))
         if not rows:
             continue
         complete = [record for record in own if record.tags.get("ctvr.complete") == "true"]
         notes = [*_notes(rows, complete, direction, shared), measured_on(complete, ranks or {})]
         notes += [NOTE] if any(row.vs_best for row in rows) else []
-        notes += [ORACLE_NOTE] if any(key in row.values for row in rows for key in ORACLE) else []
+        shown = columns(rows, own, direction)
+        notes += notes_on(shown)
         notes += age_notes(rows)
-        notes += left_out_notes
+        notes += [*of_ties, *left_out_notes]
         if left_out := len(own) - len(complete):
             notes.append(f"{left_out} incomplete runs are left out.")
         if any(row.paper for row in rows):
@@ -131,7 +133,6 @@ def tables(
         titles = {record.tags.get("ctvr.table", "") for record in complete}
         title = titles.pop() if len(titles) == 1 else ""
         varies = dict.fromkeys(name for run in complete for name in run.tags.get(VARIES, "").split(",") if name)
-        shown = columns(rows, own, direction)
         found.append(Table(stream, shown, tuple(rows), tuple(notes), title, tuple(varies)))
     return found
 

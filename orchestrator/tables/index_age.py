@@ -132,10 +132,14 @@ def _intervals(row: Row, ranks: Mapping[str, Ranks]) -> dict[str, Difference]:
     runs = [ranks[run] for run in row.runs if run in ranks]
     if not runs or len(runs) < len(row.runs) or not all({"0", "100"} <= set(run.reencoded) for run in runs):
         return {}
+    if any(run.counts_ties_as_misses for run in runs):  # these are intervals of other gaps
+        return {}
     from ctvr.orchestrator.tables.intervals import paired_change  # SciPy takes a second to import
 
     queries, task = sorted(runs[0].reencoded["0"]), runs[0].task
-    before, after = (np.array([[run.reencoded[share][q] for q in queries] for run in runs]) for share in ("0", "100"))
+    before, after = (
+        np.array([[run.reencoded[share][q].first for q in queries] for run in runs]) for share in ("0", "100")
+    )
     videos = np.array([query.rpartition("#")[0] or query for query in queries])
     of_task = np.array([task.get(query, -1) for query in queries])
     parts = {GAP: np.full(len(queries), True)}

@@ -65,7 +65,8 @@ def differences(
     A trained row with one seed uses the variance over seeds of the other rows. Without such rows, no interval is known.
 
     Args:
-        rows: ranks (Q,) or (S, Q) of each row, 1 = found first: the same queries in the same order.
+        rows: chances (Q,) or (S, Q) of each row, in [0, 1], that a query finds its video first (`Rank.first`): the
+            same queries in the same order.
         videos: (Q,) the video that each query describes; default: a different one for each query.
         tasks: (Q,) the task of each query, if R@1 is the mean over tasks (CVLM).
         orders: the task order of each run of each row; rows are paired by order. None: seeds of one order.
@@ -73,12 +74,13 @@ def differences(
         is_chosen: whether `best` is the best row by these data; otherwise it was selected in advance.
 
     Raises:
-        ValueError: if the numbers of queries or the orders differ, or a task has fewer than two videos.
+        ValueError: if the numbers of queries or the orders differ, a task has fewer than two videos, or a chance is
+            not within 0 and 1.
     """
-    hits = [100.0 * (np.atleast_2d(np.asarray(ranks, float)) <= 1) for ranks in rows]
+    hits = [_points(chances) for chances in rows]
     sizes = sorted({each.shape[-1] for each in hits})
     if len(sizes) > 1 or not hits[0].size:
-        raise ValueError(f"ranks of {' and '.join(map(str, sizes))} queries cannot be paired.")
+        raise ValueError(f"chances of {' and '.join(map(str, sizes))} queries cannot be paired.")
     cluster, parts = _groups(sizes[0], videos, tasks)
     counts = [0 if is_fixed else len(each) for each, is_fixed in zip(hits, fixed or [False] * len(rows))]
     if orders is None:
@@ -119,17 +121,29 @@ def paired_change(before: np.ndarray, after: np.ndarray, videos: Sequence[object
     The 95 % interval is over test videos and seeds; with one seed, only over videos.
 
     Args:
-        before, after: ranks (S, Q), 1 = found first.
+        before, after: chances (S, Q), in [0, 1], that a caption finds its video first.
         videos: (Q,) the video that each query describes.
 
     Raises:
         ValueError: for fewer than two videos.
     """
-    d = 100.0 * ((after <= 1).astype(float) - (before <= 1))  # (S, Q)
+    d = _points(after) - _points(before)  # (S, Q)
     cluster, parts = _groups(d.shape[1], videos, None)
     seen, both = (each / len(d) for each in _over_replicates(d, cluster, parts))
     of_videos = _over_videos(d.mean(axis=0)[None], cluster, parts)
     return Family().judge(float(d.mean()), *of_videos, seen, both, max(1, len(d) - 1))
+
+
+def _points(chances: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the part (S, Q) of each query in R@1, in percent.
+
+    Raises:
+        ValueError: if a chance is not within 0 and 1.
+    """
+    found = np.atleast_2d(np.asarray(chances, float))
+    if found.size and not (found.min() >= 0 and found.max() <= 1):
+        raise ValueError("a chance that a video is found first must be within 0 and 1.")
+    return 100.0 * found
 
 
 def _unknown(value: float) -> Difference:

@@ -18,7 +18,7 @@ from ctvr.orchestrator.tables.paper_numbers import PublishedRow, with_paper
 from ctvr.orchestrator.tables.setting_diff import CVLM_BACKBONE, differences, listed
 from ctvr.orchestrator.tables.setting_diff import footnote as difference_note
 from ctvr.orchestrator.tables.table import Column, Row, Value
-from ctvr.orchestrator.tables.table_columns import ORACLE, PRINTED, SCALE
+from ctvr.orchestrator.tables.table_columns import ORACLE, PRINTED, SCALE, TWINS
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -93,7 +93,7 @@ def with_differences(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 def more_columns(rows: Sequence[Row], printed: Sequence[str]) -> list[Column]:
     """Return the additional columns of a paper's table that the runs measured."""
-    wanted = {*printed, *ORACLE, *(key for row in rows for key in row.paper)}
+    wanted = {*printed, *TWINS, *ORACLE, *(key for row in rows for key in row.paper)}
     columns = [
         column for key, (column, _) in PRINTED.items() if key in wanted and any(key in row.values for row in rows)
     ]

@@ -9,7 +9,7 @@ from ctvr.orchestrator.tables.paper_comparison import TABLE_NAME, more_columns, 
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, printed_columns
 from ctvr.orchestrator.tables.presets import columns_of
 from ctvr.orchestrator.tables.table import Column, Row
-from ctvr.orchestrator.tables.table_columns import ACCESS_COLUMNS, COLUMNS, OF, OVERALL, PRINTED, V2T, V2T_SUM
+from ctvr.orchestrator.tables.table_columns import ACCESS_COLUMNS, COLUMNS, OF, OVERALL, PRINTED, TWINS, V2T, V2T_SUM
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -32,7 +32,7 @@ def columns(rows: Sequence[Row], records: Sequence[RunRecord], direction: Direct
     is_cvlm = protocol_of(records[0]) == "cvlm"
     back = V2T[:1] if is_cvlm else V2T
     printed = (*printed, *(ACCESS_COLUMNS if any("videos" in row.access for row in rows) else ()))
-    more = more_columns(rows, printed)
+    more = [column for column in more_columns(rows, printed) if not is_cvlm or column.key not in TWINS]
     if direction == "v2t":
         summed = (V2T_SUM,) if V2T_SUM.key in printed else ()
         return (

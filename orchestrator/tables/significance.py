@@ -10,14 +10,17 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ctvr.orchestrator.streams.query_rank import Rank, read_all
 from ctvr.orchestrator.tables.table import Difference, Row
 from ctvr.orchestrator.text_files import read_text
 
 if TYPE_CHECKING:
+    from ctvr.orchestrator.tracking.run_record import RunRecord
     from ctvr.orchestrator.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -36,18 +39,30 @@ NO_RANKS = "not compared: the ranks of its queries are not stored"
 NO_VIDEOS = "not compared: the rows have fewer than two test videos in common"
 ALONE = "not compared: no other row of its block can be compared"
 NO_TASKS = "not compared: its ranks were stored without the tasks of the queries"
+OLDER = "which counted a tie as a miss in R@k; now a tie has its chance"
+TIES_MISSED = f"not compared: recorded by an older version, {OLDER}"
 UPPER_BOUND = "not compared: joint training has access to all tasks at once"
 TRANSDUCTIVE = "not compared: transductive scoring, in which test queries influence each other"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The final rank of every query of a run, 1 = found first."""
+    """The final rank of every query of a run. A mean rank is read by `Rank.read`."""
 
-    of: Mapping[str, float]  # query "<video>#<number>" -> rank
+    of: Mapping[str, Rank]  # query "<video>#<number>" -> rank
     task: Mapping[str, int]  # query -> its task; empty: R@1 is over all queries, not a mean over tasks
     # percent of old videos that are re-encoded ("0": as stored) -> query -> rank; empty unless measured
-    reencoded: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    reencoded: Mapping[str, Mapping[str, Rank]] = field(default_factory=dict)
+    is_older: bool = False  # it stored mean ranks only; its R@k counted a tie as a miss
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", read_all(self.of))
+        object.__setattr__(self, "reencoded", {share: read_all(of) for share, of in self.reencoded.items()})
+
+    @cached_property
+    def counts_ties_as_misses(self) -> bool:
+        """Return whether the R@k that this run recorded would be another by the present rule."""
+        return self.is_older and any(rank.equal for of in (self.of, *self.reencoded.values()) for rank in of.values())
 
 
 def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = False) -> list[Row]:
@@ -98,7 +113,7 @@ def _against(
 ) -> dict[int, Difference]:
     """Return the difference of every other row from the row `best`; intervals cover all pairs of these rows."""
     queries = sorted(set.intersection(*(set(ranks[run].of) for index in able for run in rows[index].runs)))
-    found = [np.array([[ranks[run].of[q] for q in queries] for run in rows[index].runs]) for index in able]
+    found = [np.array([[ranks[run].of[q].first for q in queries] for run in rows[index].runs]) for index in able]
     videos = [query.rpartition("#")[0] or query for query in queries]
     tasks = [ranks[rows[best].runs[0]].task[query] for query in queries] if by_task else None
     orders = [[_order(seed) for seed in rows[index].seeds] for index in able] if rows[best].orders else None
@@ -141,7 +156,21 @@ def _reason(row: Row, ranks: Mapping[str, Ranks], by_task: bool) -> str:
         return TRANSDUCTIVE
     if not row.runs or any(run not in ranks for run in row.runs) or not math.isfinite(row.values["r1"].mean):
         return NO_RANKS
+    if any(ranks[run].counts_ties_as_misses for run in row.runs):
+        return TIES_MISSED
     return NO_TASKS if by_task and not all(ranks[run].task for run in row.runs) else ""
+
+
+def one_rule_of_ties(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks]) -> tuple[list[RunRecord], list[str]]:
+    """Leave out runs whose R@k counts a tie as a miss if others give a tie its chance; return a note on such runs."""
+    older = [run for run in runs if run.run_id in ranks and ranks[run.run_id].counts_ties_as_misses]
+    others = [run for run in runs if run not in older]
+    if not older:
+        return list(runs), []
+    if any(run.run_id in ranks and not ranks[run.run_id].is_older for run in others):
+        count = f"{len(older)} run{'s' * (len(older) > 1)}"
+        return others, [f"Left out: {count} of an older version, {OLDER}. Run them again."]
+    return list(runs), [f"R@k: runs with ties are of an older version, {OLDER}. Run them again to compare them."]
 
 
 def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:
@@ -150,10 +179,18 @@ def read_ranks(tracker: Tracker, run_id: str) -> Ranks | None:
         stored = json.loads(read_text(tracker.download(run_id, "ranks.json")))
         queries = list(map(str, stored["query ids"]))
         tasks = dict(zip(queries, map(int, stored.get("tasks", []))))
-        aged = {str(share): dict(zip(queries, map(float, of))) for share, of in stored.get("reencoded", {}).items()}
-        return Ranks(dict(zip(queries, map(float, stored["ranks"]))), tasks, aged)
+        of = dict(zip(queries, _ranks(stored)))
+        aged = {str(share): dict(zip(queries, _ranks(part))) for share, part in stored.get("reencoded", {}).items()}
+        return Ranks(of, tasks, aged, is_older="better" not in stored)
     except (FileNotFoundError, KeyError):  # it was stored without ranks
         return None
     except (TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         log.warning("run %s: its ranks.json is damaged (%s), so it is not compared", run_id[:8], error)
         return None
+
+
+def _ranks(stored: Mapping[str, Any] | Sequence[float]) -> list[Rank]:
+    """Return the ranks of a file by their counts; a run of an older version stored mean ranks only."""
+    if isinstance(stored, Mapping) and "better" in stored:
+        return [Rank(*map(int, counts)) for counts in zip(*(stored[name] for name in Rank._fields), strict=True)]
+    return [Rank.read(float(mean)) for mean in (stored["ranks"] if isinstance(stored, Mapping) else stored)]

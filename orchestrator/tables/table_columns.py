@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED, FORGETTING, MEAN
@@ -72,6 +73,14 @@ EXTRA = _by_key(
     (Column("stored", "Stored (kB)", "down", 2), "cost/stored_floats_per_video"),
 )
 ACCESS_COLUMNS = ("replay_share", "train_gmacs")  # shown where a row keeps pairs of earlier tasks
+TWINS = _by_key(  # shown if a run measured them
+    (Column("r1_no_twins", "R@1 (no twin)", "up"), "stream/t2v/r1_no_twins"),
+    (Column("r1_twins", "R@1 (twin)", "up"), "stream/t2v/r1_twins"),
+)
+TWIN_NOTE = (
+    "R@1 (twin), R@1 (no twin): R@1 of the captions whose video has a time-reversed twin, and of all others. A method "
+    "that averages frames scores both twins equally, and each is found first with probability 1/2 at most."
+)
 ORACLE = _by_key(  # shown if a run measured them; none is bold and none is compared
     (Column("oracle_r1", "Oracle: R@1, own prompt"), "stream/oracle/r1"),
     (Column("oracle_block", "Oracle: R@1, own block"), "stream/oracle/r1_block"),
@@ -82,7 +91,7 @@ ORACLE_NOTE = (
     "task is used, over all videos. Own block: additionally, only the videos of that task are searched. Best video of "
     "right task: without an oracle. These columns are not compared between rows."
 )
-PRINTED = EXTRA | ORACLE
+PRINTED = EXTRA | TWINS | ORACLE
 SCALE = {"stored": 4 / 1000, "index_mb": 1e-6, "replay_mb": 1e-6}  # float32 numbers to kB, bytes to MB
 
 NEIGHBOUR_NOTE = (
@@ -131,3 +140,9 @@ OF = {
         ANSWER_NOTE,
     ),
 }
+
+
+def notes_on(columns: Sequence[Column]) -> list[str]:
+    """Return the notes that explain the columns of twins and of an oracle, where a table has them."""
+    keys = {column.key for column in columns}
+    return [note for group, note in ((TWINS, TWIN_NOTE), (ORACLE, ORACLE_NOTE)) if keys & group.keys()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import has_training
+from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.tracking.left import open_or_take_up
 from ctvr.orchestrator.tracking.mirror import Mirror
 from ctvr.orchestrator.tracking.mlflow_ui import dataset_of, write_mlmodel
@@ -146,10 +147,10 @@ class Recorder:
                 self.tracker.log_heatmap(self.run_id, f"matrix_{name}", matrix)
         task_of = {item.video: task for task in range(num_tasks) for item in data.stream.items(task, split)}
         tasks = [task_of[query.rpartition("#")[0]] for query in record.ranks]
-        ranks: dict[str, Any] = {"query ids": list(record.ranks), "ranks": list(record.ranks.values()), "tasks": tasks}
+        ranks: dict[str, Any] = {"query ids": list(record.ranks), "tasks": tasks, **_columns(record.ranks.values())}
         if record.aged_ranks:  # by the percent of old videos that are re-encoded
             aged = record.aged_ranks.items()
-            ranks["reencoded"] = {share: [of[query] for query in record.ranks] for share, of in aged}
+            ranks["reencoded"] = {share: _columns(of[query] for query in record.ranks) for share, of in aged}
         self.tracker.log_json(self.run_id, "ranks.json", ranks)
         if split == "test":
             self._log_similarities(method)
@@ -208,3 +209,11 @@ def rows_of(record: RunState) -> dict[int, dict[str, float]]:
     for step in range(1, record.done + 1):
         rows[step] = {**rows.get(step, {}), **_of_task(record, step)}
     return rows
+
+
+def _columns(ranks: Iterable[Rank]) -> dict[str, list[float]]:
+    """Return the mean ranks of queries, and the counts (`Rank`) by which other rules of ties can be computed."""
+    kept = list(ranks)
+    return {"ranks": [rank.mean for rank in kept]} | {
+        name: [getattr(rank, name) for rank in kept] for name in Rank._fields
+    }

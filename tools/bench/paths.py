@@ -129,7 +129,7 @@ def ranking(root: Path, is_toy: bool, large: int = 3000) -> HotPath:
         return ranks_by_sorting(captions, videos)
 
     found = count()
-    if any(np.abs(a.numpy() - b).max() > 0.5 for a, b in zip((found.to_videos, found.videos), plain())):
+    if any(np.abs(a.rank.numpy() - b).max() > 0.5 for a, b in zip((found.to_videos, found.videos), plain())):
         raise RuntimeError("the two ways to rank disagree")  # by half a rank: sorting breaks ties arbitrarily
     title = f"ranks of {size} captions and {size} videos from features, in tiles of 512 x {TILE}"
     return HotPath(title, "matrix, argsort of argsort (NumPy), twice", count, plain, 7 if is_toy else 3)

@@ -252,7 +252,7 @@ def test_galleries_of_two_ages_are_searched_by_matching_caption_features(monkeyp
         expected = 1 + (scores > scores.diagonal()[:, None]).sum(dim=1)
         for as_matrix in (False, True):
             found = rank_aged(Plain(), list(old), list(new), counts, queries, galleries, CONFIG, CPU, as_matrix)
-            assert found.to_videos.tolist() == expected.tolist()
+            assert found.to_videos.rank.tolist() == expected.tolist()
 
 
 def test_a_fresh_gallery_needs_no_compensation(small_stream, manifest, runs):

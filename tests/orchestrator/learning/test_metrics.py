@@ -4,16 +4,19 @@ import pytest
 import torch
 
 from ctvr.orchestrator.learning import metrics
+from ctvr.orchestrator.learning.ranking import Positions
 
 
 def test_a_perfect_model_has_recall_100_and_rank_1():
-    summary = metrics.summary(torch.ones(7, dtype=torch.float64))
+    nothing = torch.zeros(7, dtype=torch.float64)
+    summary = metrics.summary(Positions(nothing, nothing, nothing + 1))
     assert summary == {"r1": 100.0, "r5": 100.0, "r10": 100.0, "rsum": 300.0, "medr": 1.0, "meanr": 1.0}
 
 
 def test_recall_grows_with_k():
-    rank = torch.randperm(50) + 1.0
-    values = [metrics.recall(rank, k) for k in range(1, 51)]
+    better, nothing = torch.randperm(50).double(), torch.zeros(50, dtype=torch.float64)
+    found = Positions(better, nothing, nothing + 1)
+    values = [metrics.recall(found, k) for k in range(1, 51)]
     assert values == sorted(values)
     assert values[-1] == 100.0
 

@@ -10,18 +10,21 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.report import make_report
 from ctvr.orchestrator.pages.forgetting import LostQuery, ModelHistory, forgetting_explorer, lost_names
+from ctvr.orchestrator.streams.query_rank import read_all
 from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.tracking.styles import style_of
 
 
 def test_a_query_is_lost_if_first_after_its_task_and_not_at_the_end():
-    history = [
+    means = [
         {"a": 1.0, "b": 2.0},
-        {"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0},
-        {"a": 1.0, "b": 5.0, "c": 4.0, "d": 9.0, "e": 7.0},
+        {"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.5, "f": 1.5},
+        {"a": 1.0, "b": 5.0, "c": 4.0, "d": 9.0, "e": 7.0, "f": 1.5},
     ]
-    task_of = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
-    assert lost_names(history, task_of) == (3, ["d", "c"])  # a came back, b was not found then, e has no later task
+    history = [read_all(each) for each in means]
+    task_of = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 1}
+    # a came back, b was not found then, e has no later task, f has an equal twin then and now
+    assert lost_names(history, task_of) == (4, ["d", "c"])
     assert lost_names(history[:1], task_of) == (0, [])
 
 

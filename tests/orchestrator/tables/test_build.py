@@ -16,6 +16,7 @@ from ctvr.orchestrator.tables.paper_numbers import paper_numbers
 from ctvr.orchestrator.tables.selection import measured_on
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import Table
+from ctvr.orchestrator.tables.table_columns import TWIN_NOTE
 from ctvr.orchestrator.tables.table_figures import curved, drawings
 from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -343,6 +344,17 @@ def test_a_difference_from_the_best_has_its_interval_its_p_and_a_star(tmp_path):
     (alone,) = build(Files(tmp_path, ranks), records[::2])  # type: ignore[arg-type]
     assert "one seed, and no row has several seeds" in to_markdown(alone)
     assert not any(row.vs_best for row in alone.rows)
+
+
+def test_r1_with_and_without_twins_is_shown_where_it_was_measured():
+    record = run("lwf")
+    record.metrics.update({"stream/t2v/r1_twins": [(2, 10.0)], "stream/t2v/r1_no_twins": [(2, 20.0)]})
+    (table,) = tables([record])
+    assert [column.key for column in table.columns][-2:] == ["r1_no_twins", "r1_twins"]
+    assert TWIN_NOTE in table.notes
+    (plain,) = tables([run("lwf")])
+    assert "r1_twins" not in [column.key for column in plain.columns]
+    assert TWIN_NOTE not in plain.notes
 
 
 # --- CVLM

@@ -143,8 +143,8 @@ def test_the_interval_of_a_gap_holds_in_about_19_of_20_draws(seeds, spread):
         lost, gained = (
             chance.random((seeds, 150)) < each for each in (0.3 * easy, np.broadcast_to(2 * moved * easy, (seeds, 150)))
         )
-        before = np.where(lost, 1.0, 2.0)
-        after = np.where(gained, 1.0, 2.0)
+        before = np.where(lost, 1.0, 0.0)
+        after = np.where(gained, 1.0, 0.0)
         found = paired_change(before, after, videos)
         outside += not found.low <= 0 <= found.high
     assert outside / draws < 0.09

@@ -23,23 +23,23 @@ def untrained(a: object, b: object, videos: object = None, tasks: object = None)
 def test_a_real_difference_is_seen_and_its_interval_holds_it():
     rng = np.random.default_rng(1)
     (a, b), videos = draw(Situation("", videos=500, seed_points=(0.5,)), rng)
-    b = np.where(rng.random(b.shape) < 0.3, 1, b)
+    b = np.where(rng.random(b.shape) < 0.3, 1.0, b)
     found = difference(a, b, videos)
     assert found.p < 0.001
-    assert found.value == pytest.approx(100 * ((b <= 1).mean() - (a <= 1).mean()))
+    assert found.value == pytest.approx(100 * (b.mean() - a.mean()))
     assert found.low < found.value < found.high
     assert found.turned().value == -found.value
 
 
 def test_equals_are_equal_and_certainty_is_certain():
-    ranks = np.random.default_rng(0).integers(1, 5, 400)
-    assert untrained(ranks, ranks).p == 1.0
-    assert untrained(np.full(9, 1), np.full(9, 2)).p == 0.0
+    chances = np.random.default_rng(0).choice([0.0, 0.25, 0.5, 1.0], 400)
+    assert untrained(chances, chances).p == 1.0
+    assert untrained(np.full(9, 1), np.full(9, 0)).p == 0.0
 
 
 def test_rows_that_train_nothing_have_a_paired_t_test_over_videos():
-    a, b = np.array([1, 1, 2, 1, 2, 1, 1, 1]), np.array([1, 2, 2, 2, 2, 1, 2, 1])
-    d = 100.0 * ((b <= 1).astype(float) - (a <= 1))
+    a, b = np.array([1, 1, 0, 1, 0, 1, 0.5, 1]), np.array([1, 0, 0, 0, 0.5, 1, 0, 1])
+    d = 100.0 * (b - a)
     found = untrained(a, b)
     expected = stats.ttest_1samp(d, 0.0)
     interval = expected.confidence_interval(0.95)
@@ -50,7 +50,7 @@ def test_rows_that_train_nothing_have_a_paired_t_test_over_videos():
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_repeated_captions_do_not_narrow_the_interval(seeds):
     rng = np.random.default_rng(0)
-    a, b = rng.integers(1, 4, (2, seeds, 50))
+    a, b = rng.choice([0.0, 0.5, 1.0], (2, seeds, 50))
     once = differences([a, b], 0, np.arange(50), fixed=(seeds == 1,) * 2)[1]
     often = differences([np.repeat(r, 6, axis=1) for r in (a, b)], 0, np.arange(50).repeat(6), fixed=(seeds == 1,) * 2)[
         1
@@ -60,7 +60,7 @@ def test_repeated_captions_do_not_narrow_the_interval(seeds):
 
 
 def test_trained_rows_with_one_seed_each_have_no_interval():
-    found = difference(np.full(9, 1), np.full(9, 2))
+    found = difference(np.full(9, 1), np.full(9, 0))
     assert (found.value, found.low, found.high, found.p) == (-100.0, -math.inf, math.inf, 1.0)
     assert "interval not known" in str(found)
 
@@ -78,7 +78,7 @@ def _crossed(rows: list[np.ndarray]) -> tuple[float, list[float], list[float]]:
 def test_the_variance_of_two_rows_crosses_seeds_and_videos():
     rng = np.random.default_rng(4)
     (a, b), _ = draw(Situation("", videos=400, seeds=(3, 4), seed_points=(3.0,)), rng)
-    videos, seeds, new = _crossed([100.0 * (row <= 1) for row in (a, b)])
+    videos, seeds, new = _crossed([100.0 * row for row in (a, b)])
     seen, both = seeds[0] / 3 + seeds[1] / 4, new[0] / 3 + new[1] / 4
     assert seen > SHARED * both  # else the seeds would add nothing
     few = seen**2 / ((seeds[0] / 3) ** 2 / 2 + (seeds[1] / 4) ** 2 / 3)
@@ -91,7 +91,7 @@ def test_the_variance_of_two_rows_crosses_seeds_and_videos():
 def test_the_variance_of_a_row_is_moderated_toward_the_mean():
     rng = np.random.default_rng(5)
     rows, _ = draw(Situation("", videos=400, seeds=(3,) * 6, seed_points=(4.0, 1.0, 1.0)), rng)
-    videos, seeds, new = _crossed([100.0 * (row <= 1) for row in rows])
+    videos, seeds, new = _crossed([100.0 * row for row in rows])
     keep = 2 / (2 + PRIOR)
     moderated = [keep * own + (1 - keep) * np.mean(seeds) for own in seeds]
     weights = np.full(6, 2 * (1 - keep) / 6)
@@ -117,7 +117,7 @@ def test_orders_are_paired_and_their_number_gives_the_freedom():
     chance = np.random.default_rng(0)
     shares = np.array([0.2, 0.5, 0.3])
     a, b = (
-        np.array([chance.permutation(np.where(np.arange(4000) < round(share * 4000), 1, 2)) for share in each])
+        np.array([chance.permutation(np.where(np.arange(4000) < round(share * 4000), 1, 0)) for share in each])
         for each in (shares, shares + 0.1)
     )
     plain = difference(a, b, orders=("012", "012"))
@@ -133,10 +133,10 @@ def test_orders_are_paired_and_their_number_gives_the_freedom():
 
 def test_an_effect_of_the_order_on_one_row_widens_the_interval():
     rng = np.random.default_rng(2)
-    rows = [np.where(rng.random((5, 2000)) < 0.3, 1, 2) for _ in range(4)]
+    rows = [np.where(rng.random((5, 2000)) < 0.3, 1, 0) for _ in range(4)]
     orders = ["01234"] * 4
     quiet = differences(rows, 0, orders=orders)[1]
-    rows[1] = np.array([np.where(rng.random(2000) < share, 1, 2) for share in (0.1, 0.5, 0.2, 0.4, 0.3)])
+    rows[1] = np.array([np.where(rng.random(2000) < share, 1, 0) for share in (0.1, 0.5, 0.2, 0.4, 0.3)])
     moved = differences(rows, 0, orders=orders)[1]
     assert moved.high - moved.low > 3 * (quiet.high - quiet.low)
 
@@ -183,16 +183,22 @@ def test_a_metric_of_one_value_a_seed_has_welchs_test():
 
 
 def test_tasks_weigh_alike():
-    large, small = np.array([1] * 80 + [9] * 10), np.array([9] * 80 + [1] * 10)
+    large, small = np.array([1] * 80 + [0] * 10), np.array([0] * 80 + [1] * 10)
     assert untrained(large, small, tasks=[0] * 80 + [1] * 10).value == 0.0  # each wins one task
     assert untrained(large, small).value == pytest.approx(-100 * 70 / 90)
     with pytest.raises(ValueError, match="a task has only one video"):
-        untrained([1, 1], [2, 2], videos=["a", "a"])
+        untrained([1, 1], [0, 0], videos=["a", "a"])
 
 
-def test_ranks_of_other_queries_cannot_be_paired():
+def test_chances_of_other_queries_cannot_be_paired():
     with pytest.raises(ValueError, match="2 and 3 queries"):
-        difference([1, 2, 3], [1, 2])
+        difference([1, 0, 0.5], [1, 0])
+
+
+@pytest.mark.parametrize("rank", [2, -1, math.nan])
+def test_a_rank_is_not_taken_for_a_chance(rank):
+    with pytest.raises(ValueError, match="must be within 0 and 1"):
+        difference([1, rank], [1, 0])
 
 
 def test_q_values_are_those_of_benjamini_and_hochberg():

@@ -1,5 +1,6 @@
 """Comparison of a table's rows with the best one, and the notes on rows that are not compared."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,15 @@ from ctvr.orchestrator.tables.significance import (
     FEW_ORDERS,
     ONE_SEED,
     OTHER_ORDERS,
+    TIES_MISSED,
     UPPER_BOUND,
     Ranks,
     compare_rows,
+    one_rule_of_ties,
     read_ranks,
 )
 from ctvr.orchestrator.tables.table import Row, Value
+from ctvr.orchestrator.tracking.run_record import RunRecord
 
 SHARES = {"low": 0.1, "mid": 0.4, "top": 0.6}
 
@@ -124,3 +128,58 @@ def test_damaged_ranks_are_named_and_not_compared(tmp_path, caplog, content, sai
         (tmp_path / "ranks.json").write_text(content)
     assert read_ranks(Records(), "f" * 32) is None
     assert (said in caplog.text) if said else not caplog.records
+
+
+class Kept:
+    """Replacement for the tracker: serves one ranks.json for every run."""
+
+    def __init__(self, folder: Path, **content: object) -> None:
+        self.file = folder / "ranks.json"
+        self.file.write_text(json.dumps({"query ids": ["a#0", "b#0", "c#0"], **content}))
+
+    def download(self, run_id: str, name: str) -> Path:
+        return self.file
+
+
+def test_counts_are_read_and_give_a_tie_its_chance(tmp_path):
+    counts = {"better": [0, 0, 2], "equal": [0, 3, 1], "own": [1, 1, 1]}
+    kept = Kept(tmp_path, ranks=[1.0, 2.5, 3.5], **counts, reencoded={"0": {"ranks": [9.0] * 3, **counts}})
+    found = read_ranks(kept, "run")
+    assert found is not None
+    assert found.of == found.reencoded["0"] == {"a#0": (0, 0, 1), "b#0": (0, 3, 1), "c#0": (2, 1, 1)}
+    assert [rank.first for rank in found.of.values()] == [1.0, 0.25, 0.0]
+    assert not found.counts_ties_as_misses
+
+
+@pytest.mark.parametrize(("means", "has_ties"), [([1.0, 1.5, 2.0], True), ([1.0, 3.0, 2.0], False)])
+def test_older_runs_stored_mean_ranks_and_are_marked_if_they_have_ties(tmp_path, means, has_ties):
+    found = read_ranks(Kept(tmp_path, ranks=means, reencoded={"0": means}), "run")
+    assert found is not None
+    assert [rank.mean for rank in found.of.values()] == means
+    assert found.of == found.reencoded["0"]
+    assert found.counts_ties_as_misses == has_ties
+
+
+def test_a_row_that_counts_ties_as_misses_is_not_compared():
+    rows = [_row(name, ("1", "2", "3")) for name in ("low", "mid", "top")]
+    ranks = _ranks(rows)
+    ranks |= {run: replace(ranks[run], of={**ranks[run].of, "v0#0": 1.5}, is_older=True) for run in rows[2].runs}
+    low, mid, top = compare_rows(rows, ranks)
+    assert TIES_MISSED in top.marks
+    assert mid.is_reference
+    assert low.vs_best is not None
+
+
+def test_one_table_never_has_both_rules_of_ties():
+    older, newer, unknown = (
+        RunRecord(name, name, {}, {}, {}, "FINISHED", "") for name in ("older", "newer", "unknown")
+    )
+    ranks = {"older": Ranks({"a#0": 1.5}, {}, is_older=True), "newer": Ranks({"a#0": 1.5}, {})}
+    kept, (note,) = one_rule_of_ties([older, newer, unknown], ranks)
+    assert kept == [newer, unknown]
+    assert note.startswith("Left out: 1 run of an older version, which counted a tie as a miss")
+    ranks["unknown"] = Ranks({"a#0": 2.0}, {}, is_older=True)  # without ties
+    kept, (note,) = one_rule_of_ties([older, unknown], ranks)
+    assert kept == [older, unknown]
+    assert note.startswith("R@k: runs with ties are of an older version, which counted a tie as a miss")
+    assert one_rule_of_ties([newer, unknown], ranks) == ([newer, unknown], [])

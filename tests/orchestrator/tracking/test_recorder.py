@@ -91,6 +91,8 @@ def test_a_complete_run_has_settings_metrics_and_files(recorded):
     assert json.loads(tracker.download(whole.run_id, "config.json").read_text())["method.lr"] == 4e-6
     ranks = json.loads(tracker.download(whole.run_id, "ranks.json").read_text())
     assert len(ranks["query ids"]) == len(ranks["ranks"]) > 0
+    kept = [ranks[name] for name in ("better", "equal", "own")]
+    assert ranks["ranks"] == [1 + better + equal / 2 for better, equal, _ in zip(*kept, strict=True)]
     assert json.loads(tracker.download(whole.run_id, "environment.json").read_text())["python"]
     assert whole.settings["stream"] == str(tracker.runs / "small" / "small.json")
     (read,) = tracker.client.get_run(whole.run_id).inputs.dataset_inputs

@@ -1,0 +1,39 @@
+"""Position of one query's match, as runs keep it: the counts from which every rule of ties can be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Rank(NamedTuple):
+    """Counts of the candidates around a query's match. Equal scores are ordered at random."""
+
+    better: int  # candidates with a higher score
+    equal: int  # other candidates with the same score
+    own: int = 1  # matches with that score
+
+    @property
+    def mean(self) -> float:
+        """Return 1 + better + equal / 2: 1 is found first, and a tie counts half."""
+        return 1 + self.better + self.equal / 2
+
+    @property
+    def first(self) -> float:
+        """Return the probability that a match is found first, in [0, 1]; its mean over queries is R@1."""
+        return 0.0 if self.better else self.own / (self.own + self.equal)
+
+    @classmethod
+    def read(cls, kept: Rank | list[int] | float) -> Rank:
+        """Return a kept position, which JSON turns into a list.
+
+        Older runs kept `mean` only: x.5 is read as one equal candidate, and an integer as none.
+        """
+        if isinstance(kept, (int, float)):
+            return cls(int(kept) - 1, int(kept % 1 > 0))
+        return cls(*kept)
+
+
+def read_all(kept: Mapping[str, Rank | list[int] | float]) -> dict[str, Rank]:
+    """Return the kept position of every query."""
+    return {query: Rank.read(each) for query, each in kept.items()}
