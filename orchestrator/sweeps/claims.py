@@ -14,7 +14,7 @@ import numpy as np
 
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.on_ray.plan import MEAN
-from ctvr.orchestrator.sweeps.comparison import compare, experiment_of, is_trained, last_value, observed_mde
+from ctvr.orchestrator.sweeps.comparison import compare, experiment_of, is_trained, last_value
 from ctvr.orchestrator.tables.claims import (
     FAILED,
     MAIN,
@@ -30,6 +30,7 @@ from ctvr.orchestrator.tables.claims import (
     read_causes,
 )
 from ctvr.orchestrator.tables.claims_text import to_text
+from ctvr.orchestrator.tables.multiplicity import q_values
 from ctvr.orchestrator.tables.paper_comparison import ROW
 from ctvr.orchestrator.tables.presets import TablePreset
 from ctvr.orchestrator.tables.significance import Ranks, read_ranks
@@ -64,8 +65,6 @@ def judge_table(table: ClaimTable, execution: ExecutionConfig) -> str:
         table: the table.
         execution: the runs folder, in which tables without a cause of a verdict are looked up too.
     """
-    from ctvr.orchestrator.tables.intervals import q_values  # SciPy takes a second to import
-
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(tags={RERUN: table.name, "ctvr.complete": "true"})
     ranks = {run.run_id: found for run in runs if (found := read_ranks(tracker, run.run_id))}
@@ -108,8 +107,10 @@ def judge_claim(
         return replace(refused, why=f"{still[0]} cannot forget: neither its captions nor the stored videos change")
     if not claim.at_most and is_near_chance(than, ranks, main):
         return replace(refused, why=f"R@1 of {names[1]} is {_mean(than, main):.2f}, which is within noise of chance")
-    (difference,) = compare(than, [row], ranks, (metric, "max"))
-    return judge(claim, difference, observed_mde(difference), means, base, min(len(row), len(than)))
+    compared = {row[0].run_id, than[0].run_id}
+    page = {runs[0].run_id: runs for runs in rows.values() if runs and runs[0].run_id not in compared}
+    (difference,) = compare(than, [row], ranks, (metric, "max"), list(page.values()))
+    return judge(claim, difference, difference.detectable, means, base, min(len(row), len(than)))
 
 
 def cannot_forget(run: RunRecord) -> bool:
@@ -142,7 +143,7 @@ def is_near_chance(runs: Sequence[RunRecord], ranks: Mapping[str, Ranks], metric
     chance = sum(100 / size for size in galleries.values()) / len(galleries)
     found = np.array([[ranks[run.run_id].of[query].first for query in queries] for run in runs])
     missed, fixed = np.zeros((1, len(queries))), [True, len(runs) == 1 or not is_trained(runs[0])]
-    _, r1 = differences([missed, found], 0, videos, tasks, fixed=fixed, is_chosen=False)
+    _, r1 = differences([missed, found], 0, videos, tasks, fixed=fixed)
     return r1.low <= chance
 
 

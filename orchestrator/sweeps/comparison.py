@@ -147,42 +147,41 @@ def compare_candidates(
         against=seen[best],
         challengers=len(names),
         seeds=len(base),
-        detectable=observed_mde(seen[best]),
+        detectable=seen[best].detectable,
     )
 
 
 def compare(
-    base: Sequence[RunRecord], others: Sequence[Sequence[RunRecord]], ranks: Mapping[str, Ranks], rule: tuple[str, str]
+    base: Sequence[RunRecord],
+    others: Sequence[Sequence[RunRecord]],
+    ranks: Mapping[str, Ranks],
+    rule: tuple[str, str],
+    page: Sequence[Sequence[RunRecord]] = (),
 ) -> list[Difference]:
-    """Compare the metric of each of `others` with that of `base`, over videos and seeds (only seeds unless R@1)."""
-    from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences  # SciPy takes a second to import
+    """Compare the metric of each of `others` with that of `base`, over videos and seeds (only seeds unless R@1).
 
-    rows = [base, *others]
+    `page`: further rows, toward whose mean the variance over seeds is moderated. They are not compared, and those
+    without the metric are left out.
+    """
+    from ctvr.orchestrator.tables.intervals import Family, compare_over_seeds, differences  # SciPy: a second to import
+
+    family, compared = Family(1 + len(others), is_chosen=False), slice(1, 1 + len(others))
+    rows, page = [base, *others], [row for row in page if is_trained(row[0])]
     if rule[0] not in BY_RANKS or any(run.run_id not in ranks for row in rows for run in row):
-        return compare_over_seeds([[last_value(run, rule[0]) for run in row] for row in rows])[1:]
+        values = [[last_value(run, rule[0]) for run in row] for row in [*rows, *page]]
+        known = [row for row in values[len(rows) :] if all(map(math.isfinite, row))]
+        return compare_over_seeds([*values[: len(rows)], *known], family)[compared]
+    rows += [row for row in page if all(run.run_id in ranks for run in row)]
     first = ranks[base[0].run_id]
     queries = sorted(set.intersection(*(set(ranks[run.run_id].of) for row in rows for run in row)))
     found = [np.array([[ranks[run.run_id].of[q].first for q in queries] for run in row]) for row in rows]
     videos = [query.rpartition("#")[0] or query for query in queries]
     tasks = [first.task[query] for query in queries] if rule[0] == MEAN and first.task else None
     fixed = [not is_trained(row[0]) for row in rows]
-    return differences(found, 0, videos, tasks, fixed=fixed, is_chosen=False)[1:]
+    return differences(found, 0, videos, tasks, fixed=fixed, family=family)[compared]
 
 
 # --------------------------------------------------------------------------------------- minimum detectable effect
-
-
-def observed_mde(seen: Difference) -> float:
-    """Return the true difference that a comparison of this spread detects with power 80 % (5 %, two-sided).
-
-    The half width of the interval is t(5 %) standard errors; the difference must be t(20 %, one-sided) beyond it. For
-    many degrees of freedom that is 2.80 / 1.96 half widths, and less for few; the larger number is returned.
-    """
-    return (seen.high - seen.low) / 2 * _beyond()
-
-
-def _beyond() -> float:
-    return 1 + NORMAL.inv_cdf(POWER) / NORMAL.inv_cdf(1 - LEVEL / 2)
 
 
 def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.2) -> float:
@@ -195,7 +194,7 @@ def minimum_detectable_effect(queries: int, videos: int, disagreeing: float = 0.
     independent = min(queries, videos)
     if not independent:
         return math.inf
-    return 100 * math.sqrt(disagreeing / independent) * NORMAL.inv_cdf(1 - LEVEL / 2) * _beyond()
+    return 100 * math.sqrt(disagreeing / independent) * (NORMAL.inv_cdf(1 - LEVEL / 2) + NORMAL.inv_cdf(POWER))
 
 
 def describe_mde(stream: Stream, split: str) -> str:

@@ -28,10 +28,11 @@ NOTE = (
     "R@1, P % re-encoded: R@1 after the last model has re-encoded the oldest P % of the videos of earlier tasks; index "
     "re-encoded: all of them; mean over shares: the area under this curve (FastFill's measure of back-filling). Gap: "
     "R@1 with the index re-encoded minus R@1, in points; T1, T2, ...: for the captions of one task. Brackets: 95 % "
-    "interval of the gap over test videos and seeds (with one seed: over videos), not corrected for the number of "
-    "cells. Gained, lost: captions that are correct only after, or only before, re-encoding. GMACs to re-encode: cost "
-    "for all old videos. FWT: R@1 of a task in its own gallery just before it is learned minus that of the untrained "
-    "model, averaged over tasks. These columns are not compared between rows."
+    "interval of the gap over test videos and seeds (if no row has several seeds: over videos), not corrected for the "
+    "number of cells. The variance over seeds is moderated toward the mean of the column. Gained, lost: captions that "
+    "are correct only after, or only before, re-encoding. GMACs to re-encode: cost for all old videos. FWT: R@1 of a "
+    "task in its own gallery just before it is learned minus that of the untrained model, averaged over tasks. These "
+    "columns are not compared between rows."
 )
 UNSEEN_NOTE = (
     "Retention: R@1 after the last task on a stream that is never learned, as a percentage of the untrained model's "
@@ -122,30 +123,47 @@ def reencoding_curve(means: Mapping[str, Value]) -> list[tuple[float, float, flo
 def with_gap_intervals(rows: Sequence[Row], ranks: Mapping[str, Ranks]) -> list[Row]:
     """Add an interval to each gap of those rows whose aged ranks are stored for all runs.
 
+    The variance over seeds is pooled over the rows of a column, if they have the same captions.
+
     Args:
         ranks: run id -> ranks.
     """
-    return [replace(row, intervals={**row.intervals, **_intervals(row, ranks)}) for row in rows]
+    found: dict[int, dict[str, Difference]] = {index: {} for index in range(len(rows))}
+    pages: dict[tuple[str, ...], dict[int, list[Ranks]]] = {}
+    for index, row in enumerate(rows):
+        if runs := _aged(row, ranks):
+            pages.setdefault(tuple(sorted(runs[0].reencoded["0"])), {})[index] = runs
+    for queries, page in pages.items():
+        for key, differences in _gaps(queries, page).items():
+            for index, difference in zip(page, differences):
+                if key in rows[index].values:
+                    found[index][key] = difference
+    return [replace(row, intervals={**row.intervals, **found[index]}) for index, row in enumerate(rows)]
 
 
-def _intervals(row: Row, ranks: Mapping[str, Ranks]) -> dict[str, Difference]:
+def _aged(row: Row, ranks: Mapping[str, Ranks]) -> list[Ranks]:
+    """Return the ranks of a row's runs; empty if some lack those of a re-encoded index."""
     runs = [ranks[run] for run in row.runs if run in ranks]
-    if not runs or len(runs) < len(row.runs) or not all({"0", "100"} <= set(run.reencoded) for run in runs):
-        return {}
     if any(run.counts_ties_as_misses for run in runs):  # these are intervals of other gaps
-        return {}
-    from ctvr.orchestrator.tables.intervals import paired_change  # SciPy takes a second to import
+        return []
+    return runs if len(runs) == len(row.runs) and all({"0", "100"} <= set(run.reencoded) for run in runs) else []
 
-    queries, task = sorted(runs[0].reencoded["0"]), runs[0].task
-    before, after = (
-        np.array([[run.reencoded[share][q].first for q in queries] for run in runs]) for share in ("0", "100")
-    )
+
+def _gaps(queries: Sequence[str], page: Mapping[int, Sequence[Ranks]]) -> dict[str, list[Difference]]:
+    """Return the gap of each row, over all captions and over those of each task."""
+    from ctvr.orchestrator.tables.intervals import paired_changes  # SciPy takes a second to import
+
+    changes = [
+        [np.array([[run.reencoded[share][q].first for q in queries] for run in runs]) for share in ("0", "100")]
+        for runs in page.values()
+    ]
     videos = np.array([query.rpartition("#")[0] or query for query in queries])
+    task = next(iter(page.values()))[0].task
     of_task = np.array([task.get(query, -1) for query in queries])
     parts = {GAP: np.full(len(queries), True)}
     parts |= {f"gap_{number + 1:02d}": of_task == number for number in sorted(set(of_task) - {-1})}
-    found = {}
-    for key, part in parts.items():
-        if key in row.values and len(set(videos[part])) > 1:
-            found[key] = paired_change(before[:, part], after[:, part], videos[part])
-    return found
+    return {
+        key: paired_changes([(before[:, part], after[:, part]) for before, after in changes], videos[part])
+        for key, part in parts.items()
+        if len(set(videos[part])) > 1
+    }

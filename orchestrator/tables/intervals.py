@@ -4,12 +4,14 @@ A difference of R@1 varies with the test videos (captions of one video are one s
 seeds of each row, or, for rows over several orders of tasks, the orders. Seeds are averaged within an order and rows
 are paired by order. Videos and replicates are crossed, so the variance is
 
-    V = V_videos + max(0, V_replicates - V_both)
+    V = V_videos + U,  U = max(0, V_replicates - V_both)
 
-where V_both is the part that is new for each pair of a video and a replicate; both other estimates contain it.
-V_replicates of few seeds is moderated toward the mean of all rows of the table (prior df of up to `PRIOR`).
-p and interval use the same distribution. It is Student's t for two rows. For the rows of a table, whose best row
-depends on the data, it is Tukey's studentized range in the form of Games and Howell. Measured levels:
+where V_both is the part that is new for each pair of a video and a replicate; both other estimates contain it. The
+degrees of freedom are those of Satterthwaite (1946) for the part that is used: df = 2 V^2 / (Var V_videos + Var U),
+where Var U is the variance of U if V_replicates is a scaled chi-square. V_replicates is a moderated variance (Smyth
+2004): a row's own, weighted with its degrees of freedom, and the mean of all rows of the table or page, weighted with
+`PRIOR`. p and interval use the same distribution. It is Student's t for two rows. For the rows of a table, whose best
+row depends on the data, it is Tukey's studentized range in the form of Games and Howell. Measured levels:
 docs/statistics.md, `make null-simulation`.
 
 Shapes: S seeds, O orders, R replicates (S or O), Q queries, K rows, J variances that are estimated independently.
@@ -28,27 +30,28 @@ from scipy import special  # scipy.optimize takes 0.2 s of CPU time to import
 
 from ctvr.orchestrator.tables.table import LEVEL, Difference
 
-SHARED = 1.1  # factor of the subtracted V_both, since max(0, .) leaves too much if seeds hardly matter
 STEP = 1e-8  # precision of a quantile
-PRIOR = 1.5  # maximum degrees of freedom of the mean variance of a table's rows
+PRIOR = 4.0  # degrees of freedom of the mean variance of all rows (docs/statistics.md compares 1.5, 4, 8 and infinity)
+POWER = 0.8  # with which a detectable difference is detected
 
 
 @dataclass(frozen=True)
 class Spread:
     """J variances of R@1 between replicates for each of K rows, and their weights in a row's difference."""
 
-    seen: np.ndarray  # (K, J) independent estimates
-    both: np.ndarray  # (K, J) the part of each that is the interaction of replicates and videos
+    seen: np.ndarray  # (K, J, ...) independent estimates
+    both: np.ndarray  # (K, J, ...) the part of each that is the interaction of replicates and videos
     df: np.ndarray  # (J,)
-    moderated: np.ndarray  # (K, J) the variances that enter the degrees of freedom
+    moderated: np.ndarray  # (K, J, ...) the variances that enter the degrees of freedom
     weights: np.ndarray  # (K, J)
 
-    def of(self, row: int) -> tuple[float, float, float]:
+    def of(self, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the variance of a row's difference, the part due to its interaction with videos, and the df."""
         weights = self.weights[row]
-        seen = float(weights @ self.seen[row])
-        spread = float(((weights * self.moderated[row]) ** 2 / self.df).sum())
-        return seen, float(weights @ self.both[row]), seen**2 / spread if spread > 0 else 1.0
+        seen = weights @ self.seen[row]
+        spread = (weights**2 / self.df) @ self.moderated[row] ** 2
+        few = np.divide(seen**2, spread, out=np.ones_like(seen), where=spread > 0)
+        return seen, weights @ self.both[row], np.minimum(few, self.df[weights > 0].sum() or 1.0)
 
 
 def differences(
@@ -58,7 +61,7 @@ def differences(
     tasks: Sequence[int] | np.ndarray | None = None,
     orders: Sequence[Sequence[object] | np.ndarray] | None = None,
     fixed: Sequence[bool] | None = None,
-    is_chosen: bool = True,
+    family: Family | None = None,
 ) -> list[Difference]:
     """Return R@1 of each row minus that of row `best` in points, with simultaneous 95 % intervals and two-sided p.
 
@@ -71,7 +74,7 @@ def differences(
         tasks: (Q,) the task of each query, if R@1 is the mean over tasks (CVLM).
         orders: the task order of each run of each row; rows are paired by order. None: seeds of one order.
         fixed: whether a row trains nothing, so that all seeds give the same run.
-        is_chosen: whether `best` is the best row by these data; otherwise it was selected in advance.
+        family: the comparisons for which p and interval are simultaneous; default: of all rows with the best one.
 
     Raises:
         ValueError: if the numbers of queries or the orders differ, a task has fewer than two videos, or a chance is
@@ -84,11 +87,11 @@ def differences(
     cluster, parts = _groups(sizes[0], videos, tasks)
     counts = [0 if is_fixed else len(each) for each, is_fixed in zip(hits, fixed or [False] * len(rows))]
     if orders is None:
-        spread = _of_seeds([(n, *_over_replicates(each, cluster, parts)) for n, each in zip(counts, hits)], best)
+        spread = of_seeds([(n, *_over_replicates(each, cluster, parts)) for n, each in zip(counts, hits)], best)
     else:
         hits = _by_order(hits, orders)
         spread = _of_orders(np.array(hits), best, cluster, parts)
-    family, found = Family(len(rows), is_chosen), []
+    family, found = family or Family(len(rows)), []
     for row, own in enumerate(hits):
         d = own.mean(axis=0) - hits[best].mean(axis=0)  # (Q,)
         value, of_videos = float(np.mean([d[part].mean() for part in parts])), _over_videos(d[None], cluster, parts)
@@ -99,14 +102,14 @@ def differences(
     return found
 
 
-def compare_over_seeds(rows: Sequence[Sequence[float] | np.ndarray]) -> list[Difference]:
+def compare_over_seeds(rows: Sequence[Sequence[float] | np.ndarray], family: Family | None = None) -> list[Difference]:
     """Return the mean of each row minus that of the first, for a metric with one value per seed.
 
-    The first row was selected in advance. The result holds for these test items. If nothing differs between seeds, no
-    interval is known.
+    The first row was selected in advance, unless `family` differs. The result holds for these test items. If nothing
+    differs between seeds, no interval is known.
     """
     parts = [(len(row), float(np.var(row, ddof=1)) if len(row) > 1 else 0.0, 0.0) for row in rows]
-    spread, family = _of_seeds(parts, 0), Family(len(rows), is_chosen=False)
+    spread, family = of_seeds(parts, 0), family or Family(len(rows), is_chosen=False)
     found = []
     for index, row in enumerate(rows):
         value = float(np.mean(row) - np.mean(rows[0]))
@@ -115,23 +118,30 @@ def compare_over_seeds(rows: Sequence[Sequence[float] | np.ndarray]) -> list[Dif
     return found
 
 
-def paired_change(before: np.ndarray, after: np.ndarray, videos: Sequence[object] | np.ndarray) -> Difference:
+def paired_changes(
+    rows: Sequence[tuple[np.ndarray, np.ndarray]], videos: Sequence[object] | np.ndarray
+) -> list[Difference]:
     """Return R@1 of two galleries that the same runs search with the same captions, after minus before, in points.
 
-    The 95 % interval is over test videos and seeds; with one seed, only over videos.
+    The 95 % intervals are over test videos and seeds, and each is for one row. A row with one seed uses the variance
+    over seeds of the other rows. Without such rows, its interval is over videos only.
 
     Args:
-        before, after: chances (S, Q), in [0, 1], that a caption finds its video first.
+        rows: chances (S, Q), in [0, 1], that a caption finds its video first, before and after, of each row.
         videos: (Q,) the video that each query describes.
 
     Raises:
         ValueError: for fewer than two videos.
     """
-    d = _points(after) - _points(before)  # (S, Q)
-    cluster, parts = _groups(d.shape[1], videos, None)
-    seen, both = (each / len(d) for each in _over_replicates(d, cluster, parts))
-    of_videos = _over_videos(d.mean(axis=0)[None], cluster, parts)
-    return Family().judge(float(d.mean()), *of_videos, seen, both, max(1, len(d) - 1))
+    changes = [_points(after) - _points(before) for before, after in rows]  # each (S, Q)
+    cluster, parts = _groups(changes[0].shape[1], videos, None)
+    counts = [len(d) if d.any() else 0 for d in changes]  # without a change nothing varies
+    spread = of_seeds([(n, *_over_replicates(d, cluster, parts)) for n, d in zip(counts, changes)], None)
+    found = []
+    for row, d in enumerate(changes):
+        of_videos = _over_videos(d.mean(axis=0)[None], cluster, parts)
+        found.append(Family().judge(float(d.mean()), *of_videos, *(spread.of(row) if spread else ())))
+    return found
 
 
 def _points(chances: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -148,7 +158,7 @@ def _points(chances: Sequence[float] | np.ndarray) -> np.ndarray:
 
 def _unknown(value: float) -> Difference:
     """Return a difference without a known spread, which is never significant."""
-    return Difference(value, -math.inf, math.inf, 1.0)
+    return Difference(value, -math.inf, math.inf, 1.0, math.inf)
 
 
 # ------------------------------------------------------------------------------------------------ variances
@@ -199,27 +209,27 @@ def _over_replicates(runs: np.ndarray, cluster: np.ndarray, parts: Sequence[np.n
     return float(np.var(means, ddof=1)), new / (len(runs) - 1)
 
 
-def _of_seeds(rows: Sequence[tuple[int, float, float]], best: int) -> Spread | None:
+def of_seeds(rows: Sequence[tuple[int, float | np.ndarray, float | np.ndarray]], best: int | None) -> Spread | None:
     """Return the spread over the rows' seeds; None if no trained row has two.
 
     Args:
-        rows: for each row the number of its seeds (0: trains nothing), the variance of R@1 and its part `both`.
+        rows: of each row, the number of seeds (0: it trains nothing), and its two variances by `_over_replicates`.
+        best: the row from which the others differ; None: the rows are differences themselves.
     """
     known = [index for index, (seeds, _, _) in enumerate(rows) if seeds > 1]
     if not known:
         return None
     df = np.array([rows[index][0] - 1.0 for index in known])
-    prior = _prior(len(known))
     mean = df / df.sum()  # weights of the mean variance of all rows
     weights = np.zeros((len(rows), len(known)))
     for index, (seeds, _, _) in enumerate(rows):
-        keep = (seeds - 1) / (seeds - 1 + prior) if seeds > 1 else 0.0
+        keep = (seeds - 1) / (seeds - 1 + PRIOR) if seeds > 1 else 0.0
         if seeds:
             weights[index] = ((1 - keep) * mean + keep * (np.array(known) == index)) / seeds
-    seen, both = (np.array([rows[index][place] for index in known]) for place in (1, 2))
-    moderated = weights[known] @ seen * (df + 1)
-    alike = np.ones((len(rows), 1))
-    return Spread(seen * alike, both * alike, df, moderated * alike, weights + weights[best])
+    seen, both = (np.array([rows[index][place] for index in known], float) for place in (1, 2))  # (J, ...)
+    moderated = np.tensordot(weights[known] * (df + 1)[:, None], seen, 1)
+    every = [np.broadcast_to(each, (len(rows), *each.shape)) for each in (seen, both, moderated)]
+    return Spread(every[0], every[1], df, every[2], weights if best is None else weights + weights[best])
 
 
 def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> Spread | None:
@@ -230,8 +240,8 @@ def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence
     means = np.mean([runs[:, :, part].mean(axis=2) for part in parts], axis=0)  # (K, O)
     own = np.array([_over_replicates(row - runs[best], cluster, parts) for row in runs])  # (K, 2)
     all_contrasts = 2 * float(np.var(means - means.mean(axis=0), axis=1, ddof=1).sum())
-    df, prior = float(orders - 1), _prior(rows)
-    share = (df + prior / (rows - 1)) / (df + prior)
+    df = float(orders - 1)
+    share = (df + PRIOR / (rows - 1)) / (df + PRIOR)
     others = (all_contrasts - own[:, 0]) / max(1, rows - 2)
     seen = np.stack([own[:, 0], others], axis=1)  # (K, 2)
     weights = np.tile([share, 1 - share], (rows, 1))
@@ -239,12 +249,30 @@ def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence
     return Spread(seen, own[:, [1, 1]], df * np.array([1, max(1, rows - 2)]), moderated, weights / orders)
 
 
-def _prior(rows: int) -> float:
-    """Return the degrees of freedom of the mean variance of this many rows: 0 for two rows."""
-    return min(PRIOR, rows / 2 - 1) if rows > 2 else 0.0
-
-
 # ------------------------------------------------------------------------------------------------ distributions
+
+
+def combined(
+    of_videos: float | np.ndarray,
+    freedom: float,
+    seen: float | np.ndarray,
+    both: float | np.ndarray,
+    few: float | np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the variance V of a difference and its degrees of freedom, with the arguments of `Family.judge`.
+
+    Both are continuous in `seen`, and the interval does not become narrower as `seen` rises. U = max(0, seen X - both)
+    has X = chi-square / few, so its first two moments are tails of chi-squares with few, few + 2 and few + 4 degrees.
+    """
+    of_videos, seen, both, few = (np.asarray(each, float) for each in (of_videos, seen, both, few))
+    variance = of_videos + np.maximum(0.0, seen - both)
+    edge = few * np.divide(both, seen, out=np.full(np.broadcast(both, seen).shape, np.inf), where=seen > 0)
+    none, once, twice = (special.chdtrc(few + more, np.where(both > 0, edge, 0.0)) for more in (0, 2, 4))
+    mean = seen * once - both * none
+    square = seen**2 * (1 + 2 / few) * twice - 2 * seen * both * once + both**2 * none
+    spread = of_videos**2 / freedom + np.maximum(0.0, square - mean**2) / 2
+    df = np.divide(variance**2, spread, out=np.full(spread.shape, float(freedom)), where=spread > 0)
+    return variance, np.maximum(1.0, df)
 
 
 @dataclass(frozen=True)
@@ -258,7 +286,13 @@ class Family:
     is_chosen: bool = True
 
     def judge(
-        self, value: float, of_videos: float, freedom: float, seen: float = 0.0, both: float = 0.0, few: float = 1.0
+        self,
+        value: float,
+        of_videos: float,
+        freedom: float,
+        seen: float | np.ndarray = 0.0,
+        both: float | np.ndarray = 0.0,
+        few: float | np.ndarray = 1.0,
     ) -> Difference:
         """Return a difference with its interval and p, both from the same distribution.
 
@@ -266,20 +300,16 @@ class Family:
             of_videos, freedom: variance over test videos and its degrees of freedom.
             seen, both, few: variance over replicates, its part due to the interaction, degrees of freedom.
         """
-        of_replicates = max(0.0, seen - SHARED * both)
-        variance, df = of_videos + of_replicates, float(freedom)
+        variance, df = combined(of_videos, freedom, seen, both, few)
         if variance <= 0:
-            return Difference(value, value, value, 1.0 if value == 0 else 0.0)
-        if of_replicates > 0:
-            power = 2 - 1 / few  # Satterthwaite's 2 is liberal for few degrees of freedom
-            spread = seen**power * (seen + of_videos) ** (2 - power)
-            df = max(1.0, variance**2 / (of_videos**2 / freedom + spread / few))
-        return self.with_interval(value, math.sqrt(variance), df)
+            return Difference(value, value, value, 1.0 if value == 0 else 0.0, 0.0)
+        return self.with_interval(value, math.sqrt(variance), float(df))
 
     def with_interval(self, value: float, error: float, df: float) -> Difference:
         """Return a difference with this standard error, with its interval and p."""
         half = self.quantile(df) * error
-        return Difference(value, value - half, value + half, self.tail(abs(value) / error, df))
+        detectable = half + float(special.stdtrit(df, POWER)) * error
+        return Difference(value, value - half, value + half, self.tail(abs(value) / error, df), detectable)
 
     def tail(self, t: float, df: float) -> float:
         """Return P(largest |t| of the family >= t)."""
@@ -312,15 +342,3 @@ def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
     density = np.exp(-(x**2) / 2)[:, None] * inside / math.sqrt(2 * math.pi)
     cdf = np.diff(x) @ (density[1:] + density[:-1]) / 2  # trapezoids
     return (edges[1:] + edges[:-1]) / 2 / math.sqrt(2), np.diff(cdf)
-
-
-def q_values(p: Sequence[float]) -> list[float]:
-    """Return the false discovery rate at which each of the tests is rejected (Benjamini and Hochberg 1995).
-
-    A test without a p (NaN) has no q and does not count among the others.
-    """
-    tested = np.asarray(p, float)
-    order = np.argsort(tested)[: int(np.isfinite(tested).sum())]  # NaN is last
-    q = tested.copy()
-    q[order] = np.minimum.accumulate((tested[order] * len(order) / np.arange(1, len(order) + 1))[::-1])[::-1]
-    return q.tolist()

@@ -52,10 +52,11 @@ class Difference:
     low: float = math.nan
     high: float = math.nan
     p: float = math.nan
+    detectable: float = math.nan  # true difference that this comparison detects with a power of 80 %
 
     def turned(self) -> Difference:
         """Return the difference in the opposite direction."""
-        return Difference(-self.value, -self.high, -self.low, self.p)
+        return Difference(-self.value, -self.high, -self.low, self.p, self.detectable)
 
     def __str__(self) -> str:
         star = "*" if self.p < LEVEL else ""

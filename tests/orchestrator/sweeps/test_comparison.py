@@ -14,7 +14,6 @@ from ctvr.orchestrator.sweeps.comparison import (
     compare_candidates,
     gain_notes,
     minimum_detectable_effect,
-    observed_mde,
 )
 from ctvr.orchestrator.tables.intervals import Family, compare_over_seeds
 from ctvr.orchestrator.tables.significance import Ranks
@@ -88,7 +87,7 @@ def test_another_metric_is_compared_over_seeds_and_in_its_own_direction():
     assert compare_candidates("s", groups, {}, ("bwf", "min"), ["a"]).is_confirmed
     assert not compare_candidates("s", groups, {}, ("bwf", "max"), ["a"]).is_confirmed
     assert compare_over_seeds([[1.0], [2.0]])[1].p == 1.0  # one seed is never significant
-    assert observed_mde(compare_over_seeds([[1.0, 1.0], [2.0, 2.0]])[1]) == np.inf  # so no effect is detectable
+    assert compare_over_seeds([[1.0, 1.0], [2.0, 2.0]])[1].detectable == np.inf  # so no effect is detectable
     blind = compare_candidates(
         "s", {RECOMMENDED: lost(RECOMMENDED, (5.0, 5.0)), "a": lost("a", (1.0, 1.0))}, {}, ("bwf", "min"), ["a"]
     )
@@ -96,14 +95,14 @@ def test_another_metric_is_compared_over_seeds_and_in_its_own_direction():
     assert blind.on_validation.startswith("-4.00 [interval not known] on validation")
 
 
-def test_the_detectable_difference_is_found_in_four_of_five_cases():
+@pytest.mark.parametrize("df", [3.0, 8.0, 1e6])
+def test_the_detectable_difference_is_found_in_four_of_five_cases(df):
     """In a simulation, a true difference of that size is detected in about 80 % of draws."""
     chance = np.random.default_rng(1)
-    error = 2.0
-    known = Family().with_interval(1.0, error, 1e6)
-    assert observed_mde(known) == pytest.approx(2.80 * error, rel=0.01)
-    caught = np.mean(np.abs(observed_mde(known) + error * chance.standard_normal(20000)) > 1.96 * error)
-    assert caught == pytest.approx(0.8, abs=0.02)
+    known = Family().with_interval(1.0, 2.0, df)
+    error = 2.0 * np.sqrt(chance.chisquare(df, 40000) / df)
+    caught = np.mean(known.detectable + 2.0 * chance.standard_normal(40000) > Family().quantile(df) * error)
+    assert caught == pytest.approx(0.8, abs=0.03)
 
 
 def test_few_videos_show_large_differences_only():

@@ -10,7 +10,7 @@ from ctvr.orchestrator.pages.report import table_html
 from ctvr.orchestrator.tables.build import tables
 from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
 from ctvr.orchestrator.tables.index_age import NOTE, UNSEEN_NOTE, age_values
-from ctvr.orchestrator.tables.intervals import paired_change
+from ctvr.orchestrator.tables.intervals import paired_changes
 from ctvr.orchestrator.tables.screen import to_text
 from ctvr.orchestrator.tables.significance import Ranks
 from ctvr.orchestrator.tables.table import Value
@@ -145,6 +145,6 @@ def test_the_interval_of_a_gap_holds_in_about_19_of_20_draws(seeds, spread):
         )
         before = np.where(lost, 1.0, 0.0)
         after = np.where(gained, 1.0, 0.0)
-        found = paired_change(before, after, videos)
+        (found,) = paired_changes([(before, after)], videos)
         outside += not found.low <= 0 <= found.high
     assert outside / draws < 0.09

@@ -6,14 +6,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ctvr.orchestrator.tables.intervals import PRIOR, SHARED, Family, compare_over_seeds, differences, q_values
+from ctvr.orchestrator.tables.intervals import (
+    PRIOR,
+    Family,
+    combined,
+    compare_over_seeds,
+    differences,
+    paired_changes,
+)
 from ctvr.orchestrator.tables.table import Difference
-from tools.null_simulation import Situation, draw
+from tools.null_simulation import Situation, hits
 
 
 def difference(a: object, b: object, videos: object = None, tasks: object = None, **more: object) -> Difference:
     """Return R@1 of b minus R@1 of a."""
     return differences([a, b], 0, videos, tasks, **more)[1]  # type: ignore[arg-type,list-item]
+
+
+def drawn(rows: int, queries: int, points: tuple[float, ...], seed: int) -> list[np.ndarray]:
+    """Return chances (3 seeds, Q), 0 or 1, of rows of equal expected R@1."""
+    situation = Situation("", rows, 3, 25.0, points, queries)
+    return list(hits(situation, 1, np.random.default_rng(seed))[0].astype(float))
 
 
 def untrained(a: object, b: object, videos: object = None, tasks: object = None) -> Difference:
@@ -22,9 +35,9 @@ def untrained(a: object, b: object, videos: object = None, tasks: object = None)
 
 def test_a_real_difference_is_seen_and_its_interval_holds_it():
     rng = np.random.default_rng(1)
-    (a, b), videos = draw(Situation("", videos=500, seed_points=(0.5,)), rng)
+    a, b = drawn(2, 500, (0.5,), 1)
     b = np.where(rng.random(b.shape) < 0.3, 1.0, b)
-    found = difference(a, b, videos)
+    found = difference(a, b)
     assert found.p < 0.001
     assert found.value == pytest.approx(100 * (b.mean() - a.mean()))
     assert found.low < found.value < found.high
@@ -75,39 +88,58 @@ def _crossed(rows: list[np.ndarray]) -> tuple[float, list[float], list[float]]:
     return float(np.var(d, ddof=1)) / queries, seeds, new
 
 
-def test_the_variance_of_two_rows_crosses_seeds_and_videos():
-    rng = np.random.default_rng(4)
-    (a, b), _ = draw(Situation("", videos=400, seeds=(3, 4), seed_points=(3.0,)), rng)
-    videos, seeds, new = _crossed([100.0 * row for row in (a, b)])
-    seen, both = seeds[0] / 3 + seeds[1] / 4, new[0] / 3 + new[1] / 4
-    assert seen > SHARED * both  # else the seeds would add nothing
-    few = seen**2 / ((seeds[0] / 3) ** 2 / 2 + (seeds[1] / 4) ** 2 / 3)
-    variance, power = videos + seen - SHARED * both, 2 - 1 / few
-    df = variance**2 / (videos**2 / 399 + seen**power * (seen + videos) ** (2 - power) / few)
-    found = difference(a, b)
-    assert found.high - found.value == pytest.approx(stats.t.isf(0.025, df) * math.sqrt(variance))
-
-
-def test_the_variance_of_a_row_is_moderated_toward_the_mean():
-    rng = np.random.default_rng(5)
-    rows, _ = draw(Situation("", videos=400, seeds=(3,) * 6, seed_points=(4.0, 1.0, 1.0)), rng)
-    videos, seeds, new = _crossed([100.0 * row for row in rows])
+@pytest.mark.parametrize("rows", [2, 6])
+def test_the_variance_crosses_seeds_and_videos_and_is_moderated_toward_the_mean(rows):
+    ranks = drawn(rows, 400, (4.0, 1.0, 1.0), 5)
+    videos, seeds, new = _crossed([100.0 * row for row in ranks])
     keep = 2 / (2 + PRIOR)
-    moderated = [keep * own + (1 - keep) * np.mean(seeds) for own in seeds]
-    weights = np.full(6, 2 * (1 - keep) / 6)
+    weights = np.full(rows, 2 * (1 - keep) / rows)
     weights[:2] += keep
-    seen = float(weights @ seeds) / 3
-    variance = videos + seen - SHARED * float(weights @ new) / 3
-    few = seen**2 / float(((weights * moderated / 3) ** 2 / 2).sum())
-    power = 2 - 1 / few
-    df = variance**2 / (videos**2 / 399 + seen**power * (seen + videos) ** (2 - power) / few)
-    found = differences(rows, 0)[1]
-    half = stats.studentized_range.ppf(0.95, 6, df) / math.sqrt(2) * math.sqrt(variance)
-    assert found.high - found.value == pytest.approx(half, rel=1e-4)
+    seen, both = float(weights @ seeds) / 3, float(weights @ new) / 3
+    assert seen > both  # otherwise the seeds would add nothing
+    moderated = keep * np.array(seeds) + (1 - keep) * np.mean(seeds)
+    few = min(2 * rows, seen**2 / float(((weights * moderated / 3) ** 2 / 2).sum()))
+    used = np.maximum(0, seen * np.random.default_rng(0).chisquare(few, 1_000_000) / few - both)
+    variance = videos + seen - both
+    df = 2 * variance**2 / (2 * videos**2 / 399 + used.var())
+    found = differences(ranks, 0)[1]
+    half = (stats.studentized_range.ppf(0.95, rows, df) / math.sqrt(2)) * math.sqrt(variance)
+    assert found.high - found.value == pytest.approx(half, rel=3e-3)
+
+
+@pytest.mark.parametrize(("rows", "few"), [(2, 2.0), (2, 4.0), (2, 26.0), (13, 16.0), (13, 26.0)])
+@pytest.mark.parametrize("both", [0.0, 0.1, 0.5, 1.0])
+def test_the_width_is_continuous_and_does_not_fall_as_the_variance_over_seeds_rises(rows, few, both):
+    found = [Family(rows).judge(2.0, 1.0, 399, seen, both, few) for seen in np.linspace(0, 3, 100)]
+    width = np.array([each.high - each.low for each in found])
+    steps = width[1:] / width[:-1]
+    assert steps.min() > 1 - 1e-6
+    assert steps.max() < 1.05
+    assert width[0] == pytest.approx(2 * Family(rows).quantile(399), rel=1e-6)  # nothing varies over seeds
+    detectable = [each.detectable - each.high + each.value for each in found]  # the same for the detectable difference
+    assert np.diff(detectable).min() > -1e-6
+
+
+def test_only_seeds_have_the_degrees_of_the_seeds():
+    variance, df = combined(0.0, 399, 2.0, 0.0, np.array([2.0, 7.5]))
+    assert (variance, df) == (pytest.approx(2.0), pytest.approx([2.0, 7.5]))
+
+
+def test_a_gap_takes_part_of_its_variance_from_the_page():
+    rows, videos = drawn(8, 300, (1.5,), 3), np.arange(300)
+    pairs = list(zip(rows[::2], rows[1::2]))
+    (alone,) = paired_changes(pairs[:1], videos)
+    page = paired_changes([*pairs, (rows[0], rows[0])], videos)
+    assert alone.value == page[0].value
+    assert (page[-1].low, page[-1].high, page[-1].p) == (0.0, 0.0, 1.0)  # nothing changed
+    assert page[0] == paired_changes(pairs, videos)[0]  # and that row does not count
+    (single,) = paired_changes([(pairs[0][0][:1], pairs[0][1][:1])], videos)
+    one, *_ = paired_changes([(pairs[0][0][:1], pairs[0][1][:1]), *pairs[1:]], videos)
+    assert one.high - one.low > single.high - single.low
 
 
 def test_single_seed_borrows_the_variance_of_other_rows():
-    (a, b), _ = draw(Situation("", videos=2000, seed_points=(3.0,)), np.random.default_rng(0))
+    a, b = drawn(2, 2000, (3.0,), 0)
     width = {fixed: difference(a[:1], b, fixed=(fixed, False)) for fixed in (False, True)}
     assert width[False].high - width[False].low > width[True].high - width[True].low
 
@@ -171,13 +203,12 @@ def test_best_of_rows_against_a_named_row_errs_in_5_percent():
     assert np.mean(np.abs(best) > Family(4, is_chosen=False).quantile(6)) == pytest.approx(0.05, abs=0.003)
 
 
-def test_a_metric_of_one_value_a_seed_has_welchs_test():
-    a, b = [30.0, 31.0, 33.0], [20.0, 20.5, 20.0, 19.0]
+def test_a_metric_of_one_value_a_seed_has_a_t_test_between_welchs_and_students():
+    a, b = [30.0, 31.0, 33.0], [20.0, 20.5, 20.0]
     found = compare_over_seeds([a, b])[1]
-    expected = stats.ttest_ind(b, a, equal_var=False)
-    interval = expected.confidence_interval(0.95)
-    assert found.p == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    welch, student = (stats.ttest_ind(b, a, equal_var=equal) for equal in (False, True))
+    assert student.pvalue < found.p < welch.pvalue
+    assert found.high - found.low < np.diff(welch.confidence_interval(0.95))[0]
     assert compare_over_seeds([[1.0, 1.0], [2.0, 2.0]])[1].p == 1.0
     assert compare_over_seeds([[1.0, 1.1], [math.nan, 2.0]])[1].p == 1.0
 
@@ -199,11 +230,3 @@ def test_chances_of_other_queries_cannot_be_paired():
 def test_a_rank_is_not_taken_for_a_chance(rank):
     with pytest.raises(ValueError, match="must be within 0 and 1"):
         difference([1, rank], [1, 0])
-
-
-def test_q_values_are_those_of_benjamini_and_hochberg():
-    p = np.random.default_rng(0).beta(0.5, 1, 200)
-    assert q_values(p) == pytest.approx(stats.false_discovery_control(p))
-    assert q_values([0.04, math.nan, 0.01, 0.03])[:3:2] == pytest.approx([0.04, 0.03])
-    assert math.isnan(q_values([0.04, math.nan])[1])
-    assert q_values([]) == []

@@ -1,0 +1,19 @@
+"""q-values of several tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def q_values(p: Sequence[float]) -> list[float]:
+    """Return the false discovery rate at which each of the tests is rejected (Benjamini and Hochberg 1995).
+
+    A test without a p (NaN) has no q and does not count among the others.
+    """
+    tested = np.asarray(p, float)
+    order = np.argsort(tested)[: int(np.isfinite(tested).sum())]  # NaN is last
+    q = tested.copy()
+    q[order] = np.minimum.accumulate((tested[order] * len(order) / np.arange(1, len(order) + 1))[::-1])[::-1]
+    return q.tolist()
