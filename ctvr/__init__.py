@@ -17,6 +17,7 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ctvr.kernels import pin
 from ctvr.torch_import import guard
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ctvr.orchestrator.retrieval.model import Hit, Model
     from ctvr.orchestrator.retrieval.mteb import MtebEncoder
 
+pin()
 guard()
 
 _PUBLIC = {

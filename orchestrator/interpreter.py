@@ -1,4 +1,4 @@
-"""Command lines and search paths of the Python processes that this project starts.
+"""Command lines, search paths and CPU kernels of the Python processes that this project starts.
 
 `python -m` and `python -c` put the current folder first on `sys.path`, so that a file random.py or ctvr.py there
 shadows the module of that name. The functions here avoid that.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import atexit
 import codecs
 import contextlib
+import functools
 import os
+import platform
 import site
 import sys
 import threading
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).absolute().parents[2]  # the folder that contains the package ctvr
+KERNELS = ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # ctvr/kernels.py sets them
 SAFE_PATH = "PYTHONSAFEPATH"  # read by Python 3.11 and later, also in processes that libraries start
 _START = (  # Python 3.10 has no -P; `sys` is built in, so no file can shadow it
     "import sys; del sys.path[0], sys.argv[0]; import runpy; "
@@ -60,6 +63,29 @@ def library_path() -> str:
     left_out = {_real(folder) for folder in own_folders()} - {_real(folder) for folder in _given()}
     found = [os.path.abspath(entry) for entry in sys.path if entry and _real(entry) not in left_out]
     return os.pathsep.join(dict.fromkeys([*source_folders(), *found]))
+
+
+def kernels() -> str:
+    """Return what chooses torch's CPU kernels: the variables, and the processor where results depend on it.
+
+    ctvr/kernels.py sets the variables and has the table of processors with equal results.
+    """
+    given = {name: os.environ[name] for name in KERNELS if os.environ.get(name)}
+    mode = given.get("MKL_CBWR", "").upper()
+    of_all = mode.startswith("COMPATIBLE")
+    processor = "" if of_all else processor_field("vendor_id" if mode.startswith("AVX2") else "model name")
+    return " ".join([*(f"{name}={value}" for name, value in given.items()), processor]).strip()
+
+
+@functools.cache
+def processor_field(name: str) -> str:
+    """Return a field of the first processor in /proc/cpuinfo, such as `model name`; else Python's description."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    found = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in found if key.strip() == name), platform.processor())
 
 
 def name_every_file() -> None:

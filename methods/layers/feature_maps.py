@@ -7,7 +7,6 @@ Closed forms are computed in float64 on the CPU, gradients on the features' devi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,9 +95,7 @@ def fit_by_gradient(
     select = loss if select is None else select
     with torch.enable_grad():
         now = {name: value.detach().clone().requires_grad_() for name, value in weights.items()}
-        is_on_gpu = x.device.type == "cuda"
-        way: dict[str, Any] = {"fused": True} if is_on_gpu else {"foreach": False}  # one kernel, or a tensor at a time
-        optimizer = torch.optim.AdamW(list(now.values()), lr=lr, weight_decay=decay, **way)
+        optimizer = torch.optim.AdamW(list(now.values()), lr=lr, weight_decay=decay, fused=True)
         best = {name: value.detach().clone() for name, value in now.items()}
         least = select(now, *chosen).detach()
         for step in range(1, steps + 1):

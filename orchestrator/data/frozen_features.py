@@ -31,6 +31,7 @@ from ctvr.methods.base import Method
 from ctvr.orchestrator.data.device import Precision, autocast_for, numerics_flags
 from ctvr.orchestrator.digests import canonical, digest_of, digest_sources, list_sources
 from ctvr.orchestrator.errors import MissingObject, StoreError
+from ctvr.orchestrator.interpreter import kernels
 from ctvr.orchestrator.store.packer import Packer
 from ctvr.orchestrator.store.store import Store
 
@@ -61,7 +62,7 @@ class FrozenFeatures:
         """Return the digest of what determines the tokens besides frames: weights, code, precision, device."""
         if not self._maker:
             device = self.tower.conv1.weight.device
-            cpu = torch.backends.cpu.get_cpu_capability()
+            cpu = f"{torch.backends.cpu.get_cpu_capability()} {kernels()}"
             self._maker = digest_of(
                 {
                     "weights": _weights_digest(self.tower, self.blocks),

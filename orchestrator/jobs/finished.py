@@ -15,6 +15,7 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.digests import identity_of, is_settled
 from ctvr.orchestrator.errors import CtvrError
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
+from ctvr.orchestrator.interpreter import kernels
 from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS
@@ -96,5 +97,5 @@ def _machine() -> list[Any]:
     except OSError:
         lines = []
     instructions = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    named = {name: os.environ.get(name, "") for name in ("ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES")}
+    named = [kernels(), os.environ.get("CUDA_VISIBLE_DEVICES", "")]
     return [instructions, named, sorted(path.name for path in Path("/dev").glob("nvidia*"))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ def start_text(
     if rates := learning_rates(experiment):
         lines += _wrapped("rates", rates)
     lines += _wrapped("precision", slow_precision(device, run.precision))
+    lines += _wrapped("kernels", kernels_of_model(device))
     lines += _wrapped("memory", step_memory_of(experiment, device))
     lines += _wrapped("written", [place])
     return "\n".join(lines)
@@ -56,6 +58,16 @@ def slow_precision(device: str, precision: str) -> list[str]:
         return []
     name = torch.cuda.get_device_name()
     return [f"fp32 without TF32; precision=tf32 or precision=bf16 can be faster on {name}, and changes the key"]
+
+
+def kernels_of_model(device: str) -> list[str]:
+    """Return a warning if a CPU computes with kernels of its own model, else nothing."""
+    if device != "cpu" or os.environ.get("CTVR_KERNELS") != "native":
+        return []
+    return [
+        "of this processor, so other processors give other digits (CTVR_KERNELS=native, torch imported before ctvr, "
+        "or a processor without AVX2)"
+    ]
 
 
 def step_memory_of(experiment: Experiment, device: str) -> list[str]:

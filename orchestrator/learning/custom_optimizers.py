@@ -35,7 +35,7 @@ class AdamWHF(torch.optim.Optimizer):
             beta1, beta2 = group["betas"]
             for some in _together(group["params"]):
                 m, v, steps = _moments(self.state, some, beta1, beta2)
-                below = torch._foreach_sqrt(v)
+                below = _square_roots(v)
                 torch._foreach_add_(below, group["eps"])
                 factors = [-group["lr"] * (math.sqrt(1 - beta2**step) / (1 - beta1**step)) for step in steps]
                 torch._foreach_addcdiv_(some, m, below, factors)
@@ -63,7 +63,7 @@ class BertAdam(torch.optim.Optimizer):
                     norms = torch.stack(torch._foreach_norm(grads))
                     torch._foreach_mul_(grads, (self.max_norm / (norms + 1e-6)).clamp(max=1.0).unbind())
                 m, v, _ = _moments(self.state, some, *group["betas"])
-                below = torch._foreach_sqrt(v)
+                below = _square_roots(v)
                 torch._foreach_add_(below, group["eps"])
                 updates = torch._foreach_div(m, below)
                 torch._foreach_add_(updates, some, alpha=group["weight_decay"])
@@ -79,6 +79,11 @@ def _together(params: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     size = 1 if learning and learning[0].device.type == "cpu" else max(1, len(learning))
     for start in range(0, len(learning), size):
         yield learning[start : start + size]
+
+
+def _square_roots(v: list[Tensor]) -> list[Tensor]:
+    """Return sqrt(v), equal on all processors: MKL's root on a CPU is not, but torch's own 1 / sqrt is."""
+    return list(torch._foreach_reciprocal(torch._foreach_rsqrt(v)))
 
 
 def _moments(

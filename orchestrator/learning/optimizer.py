@@ -139,11 +139,11 @@ def _make(groups: Iterable[ParamGroup], config: OptimConfig, method: nn.Module |
         return AdamWHF(torch_groups, config.betas, config.eps)
     if config.name == "bert_adam":
         return BertAdam(torch_groups, config.betas, config.eps, config.grad_clip)
-    is_on_gpu = bool(torch_groups) and torch_groups[0]["params"][0].device.type == "cuda"
-    way: dict[str, bool] = {"fused": True} if is_on_gpu else {"foreach": False}  # one kernel, or one tensor at a time
+    # On a CPU the other ways take square roots with MKL, which estimates them by an instruction whose result differs
+    # between processors
     if config.name == "sgd":
-        return torch.optim.SGD(torch_groups, momentum=config.momentum, **way)
-    return torch.optim.AdamW(torch_groups, betas=config.betas, eps=config.eps, **way)
+        return torch.optim.SGD(torch_groups, momentum=config.momentum, fused=True)
+    return torch.optim.AdamW(torch_groups, betas=config.betas, eps=config.eps, fused=True)
 
 
 def _decays(rule: Decay | None, parameter: nn.Parameter, name: str | None) -> bool:

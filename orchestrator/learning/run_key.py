@@ -13,6 +13,7 @@
                    torch, open_clip    their versions
                    device        cpu or cuda
                    capability    the vector instructions that torch uses (CPU only)
+                   kernels       the variables that choose kernels, and the processor if results depend on it (CPU only)
 
 A killed run resumes from its last commit only if all of this is equal: on the same machine or an equivalent one.
     Elsewhere it starts again under another key.
@@ -32,6 +33,7 @@ from ctvr.methods.backbone.load import VERSION, describe_architecture, is_path
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
+from ctvr.orchestrator.interpreter import kernels
 from ctvr.orchestrator.learning.foreign_code import Closure, digest_closure
 from ctvr.orchestrator.streams.load import plain_name
 from ctvr.orchestrator.streams.load import plugins as stream_plugins
@@ -115,9 +117,11 @@ def content_of(text: str) -> str:
 
 
 def environment(device: str) -> dict[str, str]:
-    """Return the versions and hardware that change floating-point rounding."""
-    capability = {"capability": torch.backends.cpu.get_cpu_capability()} if device == "cpu" else {}
-    return {"torch": torch.__version__, "open_clip": VERSION, "device": device, **capability}
+    """Return the versions, kernels and hardware that change floating-point rounding."""
+    versions = {"torch": torch.__version__, "open_clip": VERSION, "device": device}
+    if device != "cpu":
+        return versions
+    return {**versions, "capability": torch.backends.cpu.get_cpu_capability(), "kernels": kernels()}
 
 
 def protocol_digest(name: str) -> dict[str, str]:

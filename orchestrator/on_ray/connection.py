@@ -27,7 +27,7 @@ import ray
 from ctvr.methods import METHOD_FOLDERS
 from ctvr.orchestrator.addresses import require_own
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.interpreter import SAFE_PATH, method_folders, source_folders
+from ctvr.orchestrator.interpreter import KERNELS, SAFE_PATH, method_folders, source_folders
 from ctvr.orchestrator.on_ray.capacity import (
     ask_for_nodes,
     count_fitting_trials,
@@ -84,6 +84,7 @@ def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS, head: str = "
         "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths have the same meaning in a trial
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # deterministic kernels
+        **{name: os.environ[name] for name in (*KERNELS, "CTVR_KERNELS") if name in os.environ},
         "MLFLOW_DISABLE_TELEMETRY": "true",
         **dict.fromkeys(EXCEPTIONS, exceptions(head)),
     }

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ctvr.orchestrator.interpreter import kernels, processor_field
+
 PACKAGES = (
     *("torch", "open_clip_torch", "ray", "mlflow", "numpy", "av", "decord", "torchcodec", "safetensors", "obstore"),
     "optuna",
@@ -27,6 +29,8 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "host": platform.node(),
         "processors": os.cpu_count(),
+        "processor": processor_field("model name"),
+        "kernels": kernels(),
         "gpus": gpus,
         "commit": commit,
         "changed_since_commit": changed,

@@ -69,6 +69,7 @@ def noise(name: str, shape: Sequence[int]) -> np.ndarray:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # as in the tests
     made = {case: numbers(case) for case in cases()}
     lines = [f" {json.dumps(case)}: {json.dumps(values)}" for case, values in made.items() if values]
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -86,12 +86,12 @@ def test_a_reference_folder_is_known_by_what_is_in_it_however_it_is_named(small_
     assert all(len(set(of_one)) == len(states) for of_one in zip(*states))
 
 
-@pytest.mark.parametrize("part", ["torch", "capability"])
+@pytest.mark.parametrize("part", ["torch", "capability", "kernels"])
 def test_a_run_in_another_environment_adopts_no_task(part, manifest, small_stream, runs, monkeypatch):
     experiment = resolve({"method": "clip4clip", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
     first = execute(experiment, RunPaths(runs))
     assert execute(experiment, RunPaths(runs)).resumed == 3
-    assert set(run_key.environment("cpu")) == {"torch", "open_clip", "device", "capability"}
+    assert set(run_key.environment("cpu")) == {"torch", "open_clip", "device", "capability", "kernels"}
     known = {**run_key.environment("cpu"), part: "other"}
     monkeypatch.setattr("ctvr.orchestrator.learning.experiment.environment", lambda device: known)
     elsewhere = execute(experiment, RunPaths(runs))
