@@ -38,6 +38,9 @@ def add_table(commands: Any) -> None:
         help="videos of the shown metrics (default: test, if runs have them)",
     )
     parser.add_argument("--figures", action="store_true", help="draw the figures too, as PNG and PDF")
+    parser.add_argument(
+        "--pairs", action="store_true", help="also print R@1 of each row minus each other, with simultaneous intervals"
+    )
     add_direction(parser)
     add_execution_options(parser, folders=("runs",))
     parser.set_defaults(run=_table)
@@ -54,7 +57,8 @@ def _table(arguments: argparse.Namespace) -> str:
 
     if name:
         sweep, stream = (name, None) if execution.existing_tracker().find_sweep(name) else (None, name)
-    return table(execution, sweep, stream, get_direction(arguments), arguments.split, figures=arguments.figures)
+    direction, more = get_direction(arguments), {"figures": arguments.figures, "pairs": arguments.pairs}
+    return table(execution, sweep, stream, direction, arguments.split, **more)
 
 
 def add_rebuild(commands: Any) -> None:

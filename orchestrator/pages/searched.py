@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from html import escape
 
 from ctvr.orchestrator.pages.charts import ticks_around
+from ctvr.orchestrator.tables.table import MISSING
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 240, 130, 34, 24  # sizes of a chart, in units of its view box
+WIDTH, HEIGHT, LEFT, BOTTOM = 240, 148, 34, 24  # sizes of a chart, in units of its view box
+STRIP = 18  # height below the scale, for trials without its result
 STAR = "M0 -7L1.8 -2.2L7 -2.2L2.9 1L4.3 6L0 3L-4.3 6L-2.9 1L-7 -2.2L-1.8 -2.2z"
 CIRCLE = "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0"
 
@@ -46,7 +48,7 @@ class SearchedSetting:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial: `value` is the search's metric after its last task."""
+    """One trial: `value` is the search's metric after its last task, the number `tasks`."""
 
     number: str
     settings: Mapping[str, str]
@@ -60,6 +62,13 @@ class Trial:
     def kind(self) -> str:
         return "winner" if self.is_winner else "complete" if self.is_complete else "stopped"
 
+    @property
+    def result(self) -> str:
+        """Return the value, after which task if others came later."""
+        if not math.isfinite(self.value):
+            return MISSING
+        return f"{self.value:+.2f}" if self.is_complete else f"after task {self.tasks}: {self.value:+.2f}"
+
 
 @dataclass(frozen=True)
 class SearchedSpace:
@@ -69,6 +78,14 @@ class SearchedSpace:
     trials: tuple[Trial, ...]
     metric: str
     is_front: bool = False  # the winners are the trials of a Pareto front
+
+    @property
+    def last_task(self) -> int:
+        """Return the task after which the charts compare trials: values of other tasks are of other galleries."""
+        return max([trial.tasks for trial in self.trials if math.isfinite(trial.value)], default=0)
+
+    def is_on_scale(self, trial: Trial) -> bool:
+        return trial.tasks == self.last_task and math.isfinite(trial.value)
 
 
 def shortened(value: str) -> str:
@@ -83,12 +100,12 @@ def searched_html(space: SearchedSpace) -> str:
     """Return the section: a small chart for each setting, then the trials."""
     kinds = [kind for kind in ("winner", "complete", "stopped") if any(trial.kind == kind for trial in space.trials)]
     winner = "on the Pareto front" if space.is_front else "best trial"
-    meanings = {"winner": winner, "complete": "complete", "stopped": "stopped early, by its last task"}
+    meanings = {"winner": winner, "complete": "complete", "stopped": "stopped early"}
     key = "".join(
         f'<li><svg viewBox="0 0 40 14" aria-hidden="true">{_point(kind, 20, 7)}</svg>{meanings[kind]}</li>'
         for kind in kinds
     )
-    values = [trial.value for trial in space.trials if math.isfinite(trial.value)]
+    values = [trial.value for trial in space.trials if space.is_on_scale(trial)]
     charts = ""
     if values:
         ticks = ticks_around(values)
@@ -96,14 +113,21 @@ def searched_html(space: SearchedSpace) -> str:
     return (
         '<h2 id="searched">Searched settings</h2>'
         f'<p class="soft">Each chart spans the searched values of one setting; a mark is a trial. Upwards: '
-        f"{escape(space.metric)}.</p>"
+        f"{escape(space.metric)}, after task {space.last_task}.{_of_others(space)}</p>"
         f'<ul class="key">{key}</ul><div class="grid">{charts}</div>{_trials(space)}'
     )
 
 
+def _of_others(space: SearchedSpace) -> str:
+    """Return the sentence on trials that were measured after fewer tasks; empty without such trials."""
+    if all(map(space.is_on_scale, space.trials)):
+        return ""
+    return " Stopped and failed trials are below the scale: results after fewer tasks are of smaller galleries."
+
+
 def _chart(setting: SearchedSetting, space: SearchedSpace, ticks: Sequence[float]) -> str:
     low, high = ticks[0], ticks[-1]
-    right, floor = WIDTH - 10, HEIGHT - BOTTOM
+    right, floor = WIDTH - 10, HEIGHT - BOTTOM - STRIP
     parts = []
     for tick in ticks:
         y = round(8 + (high - tick) / (high - low) * (floor - 8), 1)
@@ -119,12 +143,13 @@ def _chart(setting: SearchedSetting, space: SearchedSpace, ticks: Sequence[float
     said = []
     for trial in sorted(space.trials, key=lambda each: each.is_winner):  # the winner is drawn last
         value, share = trial.settings.get(setting.name, ""), setting.place(trial.settings.get(setting.name, ""))
-        if math.isfinite(share) and math.isfinite(trial.value):
-            x = LEFT + min(1.0, max(0.0, share)) * (right - LEFT)
-            y = 8 + (high - trial.value) / (high - low) * (floor - 8)
+        if math.isfinite(share):
+            x, y = LEFT + min(1.0, max(0.0, share)) * (right - LEFT), floor + STRIP - 7.0
+            if space.is_on_scale(trial):
+                y = 8 + (high - trial.value) / (high - low) * (floor - 8)
             parts.append(_point(trial.kind, round(x, 1), round(y, 1)))
             kind = "on the front" if space.is_front and trial.is_winner else trial.kind
-            said.append(f"{shortened(value)} {trial.value:+.2f} {kind}")
+            said.append(f"{shortened(value)} {trial.result} {kind}")
     alt = escape(f"{setting.name}, {setting}; tried: {'; '.join(said) or 'nothing'}", quote=True)
     return (
         f'<figure class="card"><figcaption><b>{escape(setting.name)}</b><br><small>{escape(str(setting))}</small>'
@@ -153,7 +178,7 @@ def _trials(space: SearchedSpace) -> str:
     heads = "".join(f'<th scope="col" class="more">{escape(name.removeprefix("method."))}</th>' for name in names)
     rows = "".join(
         f"<tr{' class=winner' * trial.is_winner}><td>{escape(trial.number)}{' ★' * trial.is_winner}</td>"
-        f"<td>{escape(trial.state)}</td><td>{trial.value:+.2f}</td>"
+        f"<td>{escape(trial.state)}</td><td>{trial.result}</td>"
         + "".join(f'<td class="more">{escape(shortened(trial.settings.get(name, "")))}</td>' for name in names)
         + "</tr>"
         for trial in ordered

@@ -25,10 +25,10 @@ from ctvr.orchestrator.tables.build import build
 from ctvr.orchestrator.tables.footnotes import CHOICE, method_of
 from ctvr.orchestrator.tables.paper_comparison import ROW, TABLE_NAME, PaperRun
 from ctvr.orchestrator.tables.paper_numbers import PublishedRow, published_rows, row_of
-from ctvr.orchestrator.tables.screen import to_text
+from ctvr.orchestrator.tables.screen import pairs_text, to_text
 from ctvr.orchestrator.tables.setting_diff import of_benchmark
 from ctvr.orchestrator.tables.shown_columns import Direction
-from ctvr.orchestrator.tables.significance import read_ranks
+from ctvr.orchestrator.tables.significance import all_pairs, read_ranks
 from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -47,11 +47,13 @@ def table(
     split: str = "",
     names_report: bool = True,
     figures: bool = False,
+    pairs: bool = False,
 ) -> str:
     """Write and return the table of a sweep's complete runs (or of each stream's complete runs) on one split.
 
     The returned text has aligned columns that fit the terminal; the files have all columns and notes. `names_report`:
-    whether to suggest `ctvr report`, which is unnecessary after a sweep. `figures`: see `tables.write`.
+    whether to suggest `ctvr report`, which is unnecessary after a sweep. `figures`: see `tables.write`. `pairs`: add
+    the differences of all pairs of rows.
     """
     made = made_tables(execution, sweep, stream, direction, split)
     name = sweep or stream or "all"
@@ -70,7 +72,18 @@ def table(
     following = [f"ctvr report {name.partition(',')[0]}{more}"] * names_report
     following.append(f"ctvr search 'TEXT' {models}{more}")
     told = "\n      ".join(following)
-    return f"{to_text(made, width)}\n{written}\nnext: {told}"
+    compared = "".join(f"\n{_pairs(each, execution.existing_tracker(), width)}" for each in made if pairs)
+    return f"{to_text(made, width)}{compared}\n{written}\nnext: {told}"
+
+
+def _pairs(table: Table, tracker: Tracker, width: int) -> str:
+    """Return the differences of all pairs of a table's rows as text."""
+    if table.measured != "R@1":
+        return f"{table.heading}: pairs are compared in R@1, which this stream does not measure.\n"
+    runs = [run for row in table.rows for run in row.runs]
+    ranks = {run: found for run in runs if (found := read_ranks(tracker, run))}
+    is_mean_of_tasks = any(column.key == "fr" for column in table.columns)  # CVLM
+    return pairs_text(table, *all_pairs(table.rows, ranks, is_mean_of_tasks), width)
 
 
 def made_tables(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ctvr.orchestrator.tables.formats import Footnotes, last_titles, with_titles
-from ctvr.orchestrator.tables.table import Row, Table, cell, number
+from ctvr.orchestrator.tables.table import Difference, Row, Table, cell, number
 
 LABEL = 40  # characters of a row's name if the table is wider than the screen
 LINES = 8  # maximum lines of notes
@@ -31,6 +31,23 @@ def to_text(tables: Table | Sequence[Table], width: int = 100) -> str:
     """Return aligned columns of at most `width` characters, the best of each marked with #, and the main notes."""
     several = [tables] if isinstance(tables, Table) else tables
     return "\n\n".join(_text(table, max(width, 60)) for table in several) + "\n"
+
+
+def pairs_text(
+    table: Table, pairs: Sequence[tuple[Row, Row, Difference]], reasons: Mapping[str, str], width: int = 100
+) -> str:
+    """Return a line for each pair of rows with the difference of their R@1, and the rows that are left out.
+
+    Args:
+        pairs, reasons: as `significance.all_pairs` returns them.
+    """
+    lines = [(f"{_shown(first.label)} - {_shown(second.label)}", str(found)) for first, second, found in pairs]
+    wide = max([len(name) for name, _ in lines] or [0])
+    drawn = [f"{name.ljust(wide)}  {found}" for name, found in lines] or ["No two rows can be compared."]
+    told = "Difference of R@1 in points, with intervals and p that are simultaneous for all pairs. * p < 0.05."
+    notes = [*[told] * bool(lines), *(f"{label}: {reason}." for label, reason in reasons.items())]
+    below = [line for note in notes for line in textwrap.wrap(_shown(note), max(width, 60), subsequent_indent="    ")]
+    return "\n".join([f"All pairs of {_shown(table.heading)}", "", *drawn, "", *below]) + "\n"
 
 
 def _text(table: Table, width: int) -> str:

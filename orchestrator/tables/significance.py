@@ -34,7 +34,7 @@ NOTE = (
 ONE_SEED = "not compared: one seed, and no row has several seeds from which to estimate the variance over seeds"
 LEAST_ORDERS = 4  # with two, 10 % of equal rows are found different; with three, 1 to 9 %
 FEW_ORDERS = f"not compared: estimating the variance over task orders requires at least {LEAST_ORDERS} orders"
-OTHER_ORDERS = "not compared: its task orders differ from those of the best row"
+OTHER_ORDERS = "not compared: its task orders differ from those of the other row"
 NO_RANKS = "not compared: the ranks of its queries are not stored"
 NO_VIDEOS = "not compared: the rows have fewer than two test videos in common"
 ALONE = "not compared: no other row of its block can be compared"
@@ -98,6 +98,30 @@ def compare_rows(rows: list[Row], ranks: Mapping[str, Ranks], by_task: bool = Fa
         else:
             made.append(replace(row, is_reference=index not in seen, vs_best=seen.get(index)))
     return made
+
+
+def all_pairs(
+    rows: Sequence[Row], ranks: Mapping[str, Ranks], by_task: bool = False
+) -> tuple[list[tuple[Row, Row, Difference]], dict[str, str]]:
+    """Return R@1 of a row minus that of a later one for each pair, and the reasons of the rows that are left out.
+
+    Intervals and p are simultaneous for all pairs (Tukey). Rows of all blocks are compared, also joint training.
+
+    Args:
+        ranks, by_task: as in `compare_rows`.
+    """
+    reasons = {row.label: reason for row in rows if (reason := _reason(replace(row, access=""), ranks, by_task))}
+    able = [row for row in rows if row.label not in reasons]
+    reasons |= {row.label: reason for row in able if (reason := _unlike(row, able[0], able))}
+    able = [row for row in able if row.label not in reasons]
+    every, found = range(len(able)), []
+    for second in every[1:]:
+        try:
+            seen = _against(second, every, able, ranks, by_task)
+        except ValueError:
+            return [], {**reasons, **{row.label: NO_VIDEOS for row in able}}
+        found += [(able[first], able[second], seen[first]) for first in every[:second]]
+    return found, reasons
 
 
 def _best_of_blocks(rows: Sequence[Row], able: Sequence[int]) -> dict[str, int]:

@@ -33,15 +33,40 @@ def test_the_page_shows_ranges_every_trial_and_the_winner():
     trials = (trial(1, "2e-5", "8", 9.0), trial(2, "1e-5", "8", 11.5, is_winner=True), stopped)
     text = searched_html(SearchedSpace(settings, trials, "R@1 gain, in points"))
     assert "1e-06 to 0.0001 (log scale)" in text
-    assert "tried: 2e-05 +9.00 complete; 1e-06 +2.00 stopped; 1e-05 +11.50 winner" in text
+    assert "tried: 2e-05 +9.00 complete; 1e-06 after task 1: +2.00 stopped; 1e-05 +11.50 winner" in text
     rows = re.findall(r"<tr.*?><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", text)
-    assert rows == [("2 ★", "complete", "+11.50"), ("1", "complete", "+9.00"), ("3", "stopped: task 1", "+2.00")]
+    last = ("3", "stopped: task 1", "after task 1: +2.00")
+    assert rows == [("2 ★", "complete", "+11.50"), ("1", "complete", "+9.00"), last]
     for kind in ("best trial", "complete", "stopped early"):
         assert f"</svg>{kind}" in text
     text = searched_html(SearchedSpace(settings, trials, "R@1 gain, GMACs", is_front=True))
     assert "1e-05 +11.50 on the front" in text
     assert "</svg>on the Pareto front" in text
     assert "best trial" not in text
+
+
+def heights(text: str) -> dict[str, list[float]]:
+    """Return the heights of the marks of the first chart, by what their description says of them."""
+    said = re.findall(r"tried: (.*?)\"", text)[0].split("; ")
+    marks = re.findall(r"translate\([\d.]+ ([\d.]+)\)", text.partition("<figure")[2].partition("</figure>")[0])
+    return dict(zip(said, map(float, marks), strict=True))
+
+
+def test_no_chart_has_results_of_two_galleries_on_its_scale():
+    setting = SearchedSetting("a", ("1",))
+    stopped = [
+        Trial(str(n), {"a": "1"}, value, tasks, "stopped", False)
+        for n, (value, tasks) in enumerate([(25.0, 1), (-30.0, 2), (math.nan, 0)], start=3)
+    ]
+    complete = [Trial(str(n), {"a": "1"}, value, 5, "complete", True) for n, value in ((1, 9.0), (2, 5.5))]
+    text, alone = (searched_html(SearchedSpace((setting,), of, "gain")) for of in (complete + stopped, complete))
+    drawn, line = heights(text), max(map(float, re.findall(r"M34 ([\d.]+)H", text)))
+    on_scale = {said: y for said, y in drawn.items() if y <= line}
+    assert on_scale == heights(alone)  # other galleries neither stand on the scale nor stretch it
+    assert list(on_scale) == ["1 +9.00 complete", "1 +5.50 complete"]
+    assert list(drawn)[2:] == ["1 after task 1: +25.00 stopped", "1 after task 2: -30.00 stopped", "1 n/a stopped"]
+    assert "after task 5" in text
+    assert ("smaller galleries" in text, "smaller galleries" in alone) == (True, False)
 
 
 def test_a_search_without_a_finite_result_has_a_table_and_no_chart():

@@ -1,6 +1,6 @@
 """Tables on a screen: aligned columns within its width, with the notes that affect how a row is read."""
 
-from ctvr.orchestrator.tables.screen import LINES, to_text
+from ctvr.orchestrator.tables.screen import LINES, pairs_text, to_text
 from ctvr.orchestrator.tables.table import Column, Difference, Row, Table, Value
 
 COLUMNS = (
@@ -58,3 +58,12 @@ def test_important_notes_are_shown_within_the_limit():
     assert "Trials: " not in text
     assert "notes" in text.splitlines()[-1]
     assert len(text.splitlines()) <= 7 + LINES
+
+
+def test_pairs_are_lines_with_the_reasons_of_rows_that_are_left_out():
+    rows = (row("lwf", 24.0), row("lo\x1bra", 26.0), row("dsl", 30.0))
+    pairs = [(rows[0], rows[1], Difference(-2.0, -3.0, -1.0, 0.01))]
+    text = pairs_text(Table("s", COLUMNS, rows), pairs, {"dsl": "not compared: transductive"})
+    assert "lwf - lora  -2.00 [-3.00, -1.00] p=0.010*\n" in text
+    assert "dsl: not compared: transductive." in text
+    assert "No two rows can be compared." in pairs_text(Table("s", COLUMNS, rows), [], {})

@@ -14,8 +14,10 @@ from ctvr.orchestrator.tables.significance import (
     ONE_SEED,
     OTHER_ORDERS,
     TIES_MISSED,
+    TRANSDUCTIVE,
     UPPER_BOUND,
     Ranks,
+    all_pairs,
     compare_rows,
     one_rule_of_ties,
     read_ranks,
@@ -67,6 +69,35 @@ def test_rows_are_compared_with_the_best_row_of_equal_access():
     assert not alone.is_reference
     (wide, _), (narrow, _) = compare_rows(rows[:2] + rows[2:4], _ranks(rows))[:2], compare_rows(rows[:2], _ranks(rows))
     assert wide.vs_best.high - wide.vs_best.low > narrow.vs_best.high - narrow.vs_best.low  # all rows are one family
+
+
+def test_every_pair_of_rows_is_compared_once():
+    seeds = ("1", "2", "3")
+    rows = [_row("low", seeds), _row("mid", seeds), _row("top", seeds)]
+    pairs, reasons = all_pairs(rows, _ranks(rows))
+    assert [(first.label, second.label) for first, second, _ in pairs] == [
+        ("low", "mid"),
+        ("low", "top"),
+        ("mid", "top"),
+    ]
+    assert not reasons
+    low, mid, _ = compare_rows(rows, _ranks(rows))
+    assert [found for _, second, found in pairs if second.label == "top"] == [low.vs_best, mid.vs_best]
+    turned = [found.turned() for _, _, found in all_pairs(rows[::-1], _ranks(rows))[0]][::-1]
+    for (*_, found), other in zip(pairs, turned, strict=True):
+        assert (found.value, found.low, found.p) == pytest.approx((other.value, other.low, other.p))
+
+
+def test_pairs_are_of_all_blocks_and_name_the_rows_that_are_left_out():
+    seeds = ("1", "2", "3")
+    rows = [_row("low", seeds), _row("mid", seeds, access="videos"), _row("top", seeds, access="joint")]
+    ranks = _ranks(rows)
+    pairs, reasons = all_pairs([*rows, replace(rows[0], label="blind", is_transductive=True)], ranks)
+    assert len(pairs) == 3
+    assert reasons == {"blind": TRANSDUCTIVE}
+    single = [_row("low", ("1",)), _row("top", ("1",))]
+    assert all_pairs(single, _ranks(single)) == ([], {"low": ONE_SEED, "top": ONE_SEED})
+    assert all_pairs([], {}) == ([], {})
 
 
 def test_single_seed_rows_are_compared_only_with_several_seeds():
