@@ -23,6 +23,7 @@ from ctvr.orchestrator.learning.commits import Commits, RunState, digest_of_comm
 from ctvr.orchestrator.learning.evaluate import EvaluationConfig, metrics_of
 from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state
 from ctvr.orchestrator.learning.optimizer import OptimConfig
+from ctvr.orchestrator.learning.protocols import CTVR
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import Result, RunPaths, execute
 from ctvr.orchestrator.store.store import Store
@@ -217,6 +218,8 @@ def test_best_forgets_a_last_epoch_that_spoiled_the_model(manifest, small_stream
             self.backbone.text.proj.data.zero_()
 
     monkeypatch.setattr(Clip4Clip, "after_step", spoil)
+    # captions that are all equal have the R@1 of chance, as this model; here they have found nothing
+    monkeypatch.setattr(CTVR, "score", lambda self, found: sum(rank.mean == 1 for rank in found.ranks.values()))
     three = {**FLAT, "optim__epochs": 3}
     last = train(manifest, small_stream, runs, **three)
     assert not last.method.backbone.text.proj.any()

@@ -22,6 +22,7 @@ from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.learning.upgrade import TwoTokenizers
 from ctvr.orchestrator.retrieval.model import Model
+from ctvr.orchestrator.streams.query_rank import read_all
 from ctvr.orchestrator.tables.significance import read_ranks
 from tests.orchestrator.learning.test_loop import Killed, numbers, same_weights
 
@@ -124,10 +125,10 @@ def ranks_of(model):
     """Search by every caption of the gallery; return query -> rank of its video."""
     named = {f"{i.video}#{n}": text for b in model.gallery() for i in b.items for n, text in enumerate(i.captions)}
     found = model.search(list(named.values()), k=1000)
-    return {
-        query: next(hit.rank for hit in hits if hit.video == query.partition("#")[0])
-        for query, hits in zip(named, found)
-    }
+    ranks = (
+        next(hit.rank for hit in hits if hit.video == query.partition("#")[0]) for query, hits in zip(named, found)
+    )
+    return read_all(dict(zip(named, ranks)))
 
 
 @pytest.mark.parametrize(
