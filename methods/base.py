@@ -52,6 +52,7 @@ class Method(Hooks):
 
     Config: ClassVar[type]  # a frozen dataclass; every field is a setting
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> {dotted setting: value}, a recipe or an `Override`
+    OPTIMIZER: ClassVar[dict[str, Any]] = {}  # defaults of `optim.*` to which the rates of Config belong
 
     def begin_task(self, task: Task) -> None:
         """Prepare for `task`. No other member may add or remove parameters."""

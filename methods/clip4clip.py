@@ -58,6 +58,7 @@ ORIGINAL = Recipe(
         "optim.weight_decay": (0.2, "main_task_retrieval.py: prep_optimizer"),
         "optim.decay_parameters": ("no_bias", "main_task_retrieval.py: LayerNorm.weight occurs in no name"),
         "optim.schedule": ("cosine_uncorrected_warmup", "modules/optimization.py: warmup_cosine"),
+        "optim.least": (0.0, "modules/optimization.py: warmup_cosine"),
         "optim.warmup": (0.1, "main_task_retrieval.py: --warmup_proportion"),
         "optim.warmup_from": ("zero", "modules/optimization.py: warmup_cosine"),
         "optim.grad_clip": (1.0, "main_task_retrieval.py: of all, then of each tensor"),

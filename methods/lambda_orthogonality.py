@@ -5,8 +5,13 @@ vector. x and y are unit features of a task's training captions by the model aft
 backward map B takes x to the old space, free enough to adapt and stiff enough to keep the new model's geometry:
 
     strict   B(x) = x exp(P),  P skew
-    relaxed  B(x) = x W + b,   plus sigmoid(sharpness (e - threshold)) e,  e = |W W' - I|_F      (eq. 6)
+    relaxed  B(x) = x W + b,   plus sigmoid(sharpness (e - lambda)) e,  e = |W W' - I|_F      (eq. 6)
     L = distance_weight mean |B(x) - y|^2 + contrastive_weight contr(B(x), y) + the penalty      (eq. 2)
+
+e and lambda are distances that grow with the root of the width d, so the setting is lambda / sqrt(d). The paper's 12 at
+d = 512 is for two models that were trained apart. A task moves one model much less: 500 steps from W = I end far below
+that lambda, and W is then an unconstrained affine map. `task/orthogonality_gap` and `task/orthogonality_penalty` report
+e and the penalty of each fit, and a table marks a row whose penalty never acted.
 
 The maps of tasks are chained (methods/families/compensation.py). Our reading: the paper was read in a stored
 translation, and the authors' code was not available. The paper trains one upgrade of image models with Adam at 0.001;
@@ -19,7 +24,7 @@ too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -80,8 +85,10 @@ class RelaxedConfig(BackwardConfig):
     """Affine map with the penalty of eq. 6."""
 
     name: Literal["relaxed"] = "relaxed"
-    threshold: float = setting(
-        12.0, doc="lambda, eq. 6: free distance from orthogonal matrices; the paper's, for 512 numbers", later=True
+    relative_threshold: float = setting(
+        0.53,
+        doc="free distance lambda from orthogonal matrices, eq. 6, over the root of the width; the paper's 12 at 512",
+        later=True,
     )
     sharpness: float = setting(
         10.0, doc="alpha, eq. 6: slope of the sigmoid at the threshold", unpublished=True, later=True
@@ -89,14 +96,15 @@ class RelaxedConfig(BackwardConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, ">= 0", "threshold", hint="The paper's is 12.")
+        require(self, ">= 0", "relative_threshold", hint="The paper's is 0.53.")
         require(self, "> 0", "sharpness", hint="Use sharpness=10.")
 
     def start(self, width: int) -> Weights:
         return {"matrix": torch.eye(width), "shift": torch.zeros(width)}
 
     def penalty(self, w: Weights) -> Tensor:
-        return orthogonality_penalty(w["matrix"], self.threshold, self.sharpness)
+        matrix = w["matrix"]
+        return orthogonality_penalty(matrix, self.relative_threshold * len(matrix) ** 0.5, self.sharpness)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +144,7 @@ class LambdaOrthogonality(QueryCompensation):
     PRESETS = {
         "paper": {},
         "strict": Override({"method.map.name": "strict"}),
-        "soft": Override({"method.map.threshold": 0.0}),  # soft orthogonality, the paper's other end
+        "soft": Override({"method.map.relative_threshold": 0.0}),  # soft orthogonality, the paper's other end
         "contrastive": Override({"method.map.contrastive_weight": 0.1}),  # the weight is ours
         "shapes": {"base.lr": 4e-6},  # as clip4clip's, with optim.lr_scale=50, for the small backbone
     }
@@ -144,3 +152,15 @@ class LambdaOrthogonality(QueryCompensation):
 
     def make_link(self, width: int, rows: int) -> MapLink:
         return MapLink(self.config.map, width, rows, self.config.pairs)
+
+    def task_metrics(self) -> dict[str, float]:
+        """Report the largest |W W' - I|_F of the task's maps, and the largest penalty of eq. 6."""
+        found = super().task_metrics()
+        if not self.links or not isinstance(self.config.map, RelaxedConfig):
+            return found
+        maps = cast(Tensor, self.links[-1].matrix).double()
+        gaps = torch.linalg.matrix_norm(
+            maps @ maps.mT - torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
+        )
+        penalties = torch.stack([torch.as_tensor(self.config.map.penalty({"matrix": each})) for each in maps])
+        return {**found, "orthogonality_gap": float(gaps.max()), "orthogonality_penalty": float(penalties.max())}

@@ -58,7 +58,8 @@ _PAPER: dict[str, tuple[Any, str]] = {
     "optim.momentum": (0.9, _CONFIG),
     "optim.weight_decay": (2e-4, _CONFIG),
     "optim.decay_parameters": ("all", "retrieval/methods/sprompt.py: one group"),
-    "optim.schedule": ("cosine", _CONFIG),
+    "optim.schedule": ("cosine_epochs", "retrieval/methods/sprompt.py: CosineAnnealingLR, stepped after each epoch"),
+    "optim.least": (0.0, "retrieval/methods/sprompt.py: eta_min is not given"),
     "optim.warmup": (0.0, f"{_CONFIG}: there is none"),
     "optim.grad_clip": (None, "retrieval/methods/sprompt.py: there is none"),
     "optim.epochs": (10, _CONFIG),
@@ -66,7 +67,6 @@ _PAPER: dict[str, tuple[Any, str]] = {
 }
 _LEFT_OUT = (
     "weights in float16",
-    "a schedule that changes once in an epoch; here in every step",
     "R@1 as a mean over tasks of a search among all images so far",
 )
 _RELEASED = {
@@ -122,10 +122,22 @@ class LPI(Method):
     """Frozen CLIP with the low-rank prompts of each task."""
 
     Config = LPIConfig
+    OPTIMIZER: ClassVar[dict[str, Any]] = {
+        name: value for name, (value, _) in _PAPER.items() if name.startswith("optim.") and name != "optim.epochs"
+    }
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": Recipe(_RELEASE, _PAPER, _LEFT_OUT),
         "released": Recipe(_RELEASE, _RELEASED, (*_LEFT_OUT, "the similarity of COCO's tasks, from a file")),
-        "shapes": {"method.lr": 2e-4},  # with optim.lr_scale=50: 1e-2 of AdamW
+        "shapes": {  # with optim.lr_scale=50: 1e-2 of AdamW, with the usual settings
+            "method.lr": 2e-4,
+            "optim.name": "adamw",
+            "optim.momentum": 0.0,
+            "optim.weight_decay": 0.2,
+            "optim.decay_parameters": "matrices",
+            "optim.schedule": "cosine",
+            "optim.warmup": 0.1,
+            "optim.grad_clip": 1.0,
+        },
     }
     keys: Tensor  # (2, tasks, centres, d) of videos and captions; infinite until a task is learned
     means: Tensor  # (tasks, d) mean frozen feature of a task's captions

@@ -54,6 +54,7 @@ ORIGINAL = Recipe(
         "optim.weight_decay": (0.2, "its groups"),
         "optim.decay_parameters": ("no_bias", "its groups, of the adapters; biases of CLIP decay"),
         "optim.schedule": ("cosine_uncorrected_warmup", "its schedule, not restarted after the warm-up"),
+        "optim.least": (0.0, "its schedule"),
         "optim.warmup": (0.1, "its schedule"),
         "optim.warmup_from": ("zero", "its schedule: the first step has rate 0"),
         "optim.grad_clip": (1.0, "of all, then of each tensor"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+_ALWAYS = ("name", "epochs", "weight_decay", "schedule", "warmup", "grad_clip")
+_ENDS = ("least", "final_share", "final_lr")  # any of them states where a falling rate ends
+_STATES_ITS_END = {"constant", "first_epoch", "cosine_to_zero", "cosine_by_epoch"}
 
 
 class Override(dict[str, Any]):
@@ -31,6 +35,29 @@ class Recipe(dict[str, Any]):
         super().__init__({name: value for name, (value, _) in values.items()})
         self.release, self.left_out = release, tuple(left_out)
         self.sources = {name: place for name, (_, place) in values.items()}
+
+    def extended(self, values: Mapping[str, tuple[Any, str]]) -> Recipe:
+        """Return the recipe with other or more values, given as for a new one."""
+        own = {name: (value, self.sources[name]) for name, value in self.items()}
+        return Recipe(self.release, {**own, **values}, self.left_out)
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """List the settings `optim.*` that change its training but are not in it: their values are ours."""
+        return tuple(name for name in (f"optim.{part}" for part in self._parts()) if name not in self)
+
+    def _parts(self) -> Iterator[str]:
+        """Yield the names of the settings that decide how the recipe moves the weights."""
+        if self.get("optim.epochs") == 0:
+            return
+        yield from _ALWAYS
+        if self.get("optim.weight_decay") != 0:
+            yield "decay_parameters"
+        yield from ("momentum",) if self.get("optim.name") == "sgd" else ("betas", "eps")
+        if self.get("optim.warmup") != 0 and self.get("optim.schedule") != "cosine_by_epoch":
+            yield "warmup_from"
+        if self.get("optim.schedule") not in _STATES_ITS_END and not any(f"optim.{end}" in self for end in _ENDS):
+            yield _ENDS[0]
 
 
 EMBEDDED = "shapes"  # the recipe that the embedded streams recommend; its values were chosen by hand

@@ -75,7 +75,7 @@ class TempMe(AdaptedClip):
         "shapes": SHAPES,
         "paper-b16": {**PAPER, **_B16},
         "paper-actnet": {**PAPER, **_64_FRAMES},
-        "released": {**RELEASED, "method.reducer.positions": "merging"},
+        "released": RELEASED.extended({"method.reducer.positions": ("merging", "tvr/models/module_tome_patch.py")}),
         "full": Override({"method.adaptation": "full", "method.lr": 1e-4}),
         "temporal-only": Override(
             {"method.reducer.r": 0, "method.reducer.keep_cross": 100, "method.reducer.keep_intra": 100}

@@ -46,6 +46,7 @@ ORIGINAL = Recipe(
         "optim.weight_decay": (0.2, "config/all_config.py: --weight_decay"),
         "optim.decay_parameters": ("all", "train.py: every group has the decay, LayerNorms and logit_scale too"),
         "optim.schedule": ("cosine", "modules/optimization.py: get_cosine_schedule_with_warmup"),
+        "optim.least": (0.0, "modules/optimization.py: get_cosine_schedule_with_warmup"),
         "optim.warmup": (0.1, "config/all_config.py: --warmup_proportion"),
         "optim.warmup_from": ("zero", "modules/optimization.py: get_cosine_schedule_with_warmup"),
         "optim.grad_clip": (1.0, "trainer/trainer.py"),

@@ -6,6 +6,8 @@ FIXED = {
     "optim.name": "sgd",
     "optim.momentum": 0.9,
     "optim.weight_decay": 2e-4,
+    "optim.decay_parameters": "all",
+    "optim.schedule": "cosine_epochs",
     "optim.warmup": 0.0,
     "optim.grad_clip": None,
 }

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
-from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task, l2_normalize
+from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Recipe, Task, l2_normalize
 from ctvr.methods.layers.lora import LoRA
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.layers.reduction.config import TRAINED_REDUCERS, ReducerConfig, SearchedDiffRateConfig
@@ -44,7 +44,27 @@ PAPER: dict[str, Any] = {
     "data.max_tokens": 32,
 }
 SHAPES: dict[str, Any] = {"method.lr": 2e-5}  # with optim.lr_scale=50: 1e-3, which suits the small backbone
-RELEASED: dict[str, Any] = {**PAPER, "optim.name": "adamw_hf", "optim.eps": 1e-6, "evaluation.select": "best"}
+_ADAMW, _MAIN = "tvr/models/optimization_adamw.py", "main.py"
+RELEASED = Recipe(
+    "LunarShen/TempMe (commit not recorded)",
+    {
+        "optim.name": ("adamw_hf", _ADAMW),
+        "optim.betas": ((0.9, 0.999), _ADAMW),
+        "optim.eps": (1e-6, _ADAMW),
+        "optim.weight_decay": (0.2, f"{_MAIN}: --weight_decay"),
+        "optim.decay_parameters": ("all", f"{_MAIN}: one group"),
+        "optim.epochs": (5, f"{_MAIN}: --epochs"),
+        "optim.warmup": (0.1, f"{_MAIN}: --warmup_proportion"),
+        "optim.warmup_from": ("zero", f"{_ADAMW}: get_cosine_schedule_with_warmup"),
+        "optim.schedule": ("cosine", f"{_ADAMW}: get_cosine_schedule_with_warmup"),
+        "optim.num_cycles": (0.5, f"{_ADAMW}: get_cosine_schedule_with_warmup"),
+        "optim.least": (0.0, f"{_ADAMW}: get_cosine_schedule_with_warmup"),
+        "optim.grad_clip": (1.0, _MAIN),
+        "data.batch_size": (128, f"{_MAIN}: --batch_size"),
+        "data.max_tokens": (32, f"{_MAIN}: --max_words"),
+        "evaluation.select": ("best", f"{_MAIN}: the best epoch on the test videos"),
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)

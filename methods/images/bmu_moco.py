@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Task
 from ctvr.methods.families.momentum import MOMENTUM_HINT, START_HINT
-from ctvr.methods.images.siamese import FIRST, SECOND, make_projector
+from ctvr.methods.images.siamese import FIRST, SECOND, SGD, make_projector
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.replay.momentum import Negatives, ema_update, lerp_, momentum_contrast, reverse_ema_update
 from ctvr.methods.layers.replay.queues import KeyQueue, Pair
@@ -82,6 +82,7 @@ class ImageBMUMoCo(Method):
     """Learn back from a local and a global momentum encoder at every step from `method_start_task` on."""
 
     Config = ImageBMUConfig
+    OPTIMIZER = SGD
     domain = "images"
     PRESETS = {"paper": {}, "shapes": {"method.width": 128, "method.queue_size": 128}}  # of 256 images a task
     config: ImageBMUConfig

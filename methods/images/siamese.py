@@ -20,6 +20,15 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
 from ctvr.methods.settings import require, setting
 
+SGD: dict[str, Any] = {  # of the release, for its rate
+    "optim.name": "sgd",
+    "optim.momentum": 0.9,
+    "optim.weight_decay": 5e-4,
+    "optim.schedule": "constant",
+    "optim.warmup": 0.0,
+    "optim.grad_clip": None,
+    "optim.carry_momentum": True,
+}
 FIRST, SECOND, PLAIN = 0, 1, 2  # places of an image's pictures in `Batch.frames` (B, 3, 3, H, W)
 
 
@@ -79,6 +88,7 @@ class Siamese(Method):
     """
 
     Config = SiameseConfig
+    OPTIMIZER = SGD
     domain = "images"
     # shapes: heads for the small backbone of the embedded stream
     PRESETS = {

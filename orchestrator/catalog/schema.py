@@ -42,6 +42,8 @@ def schema(method: str = "") -> dict[str, Any]:
     choices = {"enum": names}
     if method:
         properties |= _of_method(method)
+        for name, value in get_method(method).OPTIMIZER.items():
+            properties[name] = {**properties[name], "default": value}
         properties["method"] = {
             "anyOf": [choices, {**_mapping(get_method(method).Config), "description": "with its name"}]
         }

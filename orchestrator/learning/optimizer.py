@@ -24,12 +24,17 @@ from ctvr.orchestrator.learning.custom_optimizers import AdamWHF, BertAdam
 #   cosine_offset1  as cosine, with k + 1 for k
 #   cosine_to_zero    (1 + cos(pi (k - W) / (K - 1 - W))) / 2: the last step has rate 0
 #   cosine_by_epoch  constant within an epoch, from 1 down to 1/1000; the warm-up begins at 1/50
+#   cosine_epochs    as cosine, with the first step of the epoch for k
+#   linear           (K - k) / (K - W)
+# A falling factor f becomes s + (1 - s) f, with s = `final_share`; `least` is applied last.
 Schedule = Literal[
     "cosine",
     "cosine_uncorrected_warmup",
     "cosine_offset1",
     "cosine_to_zero",
     "cosine_by_epoch",
+    "cosine_epochs",
+    "linear",
     "constant",
     "first_epoch",
 ]
@@ -61,7 +66,7 @@ class OptimConfig:
         '"bias", so gains of LayerNorms too; no_bias_or_scale: the same without logit_scale; no_vectors: '
         "all except one-dimensional tensors",
     )
-    warmup: float = setting(0.1, doc="fraction of a task's steps")
+    warmup: float = setting(0.1, doc="fraction of a task's steps; above 1: a number of steps")
     warmup_tasks: Literal["first", "all"] = setting("all", doc="tasks with a warm-up")
     warmup_from: Literal["first", "zero"] = setting(
         "first", doc="factor of step i of w. first: (i + 1) / w; zero: i / w, as released", exact=True
@@ -71,6 +76,9 @@ class OptimConfig:
         0.0, doc="learning rate of a step where the schedule gives 0 (CLIP-ViP: 1e-8)", exact=True
     )
     least: float = setting(0.0, doc="smallest share of the peak rate in any step, including the warm-up (UMT: 0.01)")
+    final_share: float = setting(
+        0.0, doc="share of the peak rate to which a cosine or line falls instead of 0 (CTP: 0.01)", exact=True
+    )
     num_cycles: float = setting(
         0.5,
         doc="cycles of the cosine. 0.5: down to 0 once; CTVR's released code uses 1.0, down and up again",
@@ -94,14 +102,22 @@ class OptimConfig:
         require(self, "> 0", "eps", hint="Use 1e-6.")
         require(self, "in [0, inf)", "weight_decay", hint="Use 0 for none.")
         require(self, "in [0, inf)", "lr_scale", hint="Use 1 for the method's own rates.")
-        require(self, "in [0, 1]", "least", hint="Use 0 for none.")
+        require(self, "in [0, 1]", "least", "final_share", hint="Use 0 for none.")
+        if self.final_share and self.schedule in {"constant", "first_epoch", "cosine_by_epoch"}:
+            raise ValueError(
+                f"final_share: schedule={self.schedule} does not fall to it. Use schedule=cosine or linear."
+            )
         if not math.isfinite(self.num_cycles):
             raise ValueError(f"num_cycles must be finite, got {self.num_cycles}. Use 0.5 to go down once.")
         require(self, "in [0, 1)", "momentum", hint="Use 0.")
         require(self, "in [0, inf)", "final_lr", hint="Use 0.")
         if self.carry_momentum and self.name != "sgd":
             raise ValueError(f"carry_momentum keeps the moments of sgd, not of {self.name}. Write optim.name=sgd.")
-        require(self, "in [0, 1)", "warmup", hint="Use 0.1 for 10 %.")
+        require(self, "in [0, inf)", "warmup", hint="Use 0.1 for 10 %, or 400 for 400 steps.")
+        if self.warmup > 1 and self.warmup != int(self.warmup):
+            raise ValueError(
+                f"warmup must be at most 1 or a whole number of steps, got {self.warmup}. Use 0.1 for 10 %."
+            )
         require(self, "> 0", "grad_clip", hint="Use none to disable clipping.")
         require(self, ">= 1", "accumulation_steps")
 
@@ -164,8 +180,11 @@ def lr_factor(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, 
 
 
 def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool, config: OptimConfig) -> float:
-    share = 0.0 if config.warmup_tasks == "first" and not is_first_task else config.warmup
-    warm = share * steps if config.schedule == "cosine_uncorrected_warmup" else int(share * steps)
+    warm = 0.0 if config.warmup_tasks == "first" and not is_first_task else config.warmup
+    if warm <= 1:
+        warm *= steps
+    if config.schedule != "cosine_uncorrected_warmup":
+        warm = int(warm)
     if config.schedule == "cosine_by_epoch":
         return _by_epoch(step, steps, steps_per_epoch, int(warm))
     if step < warm:
@@ -176,9 +195,13 @@ def _scheduled(step: int, steps: int, steps_per_epoch: int, is_first_task: bool,
         return 1.0 if step < steps_per_epoch else config.first_epoch_scale
     if config.schedule == "cosine_uncorrected_warmup":
         warm = 0
+    if config.schedule == "cosine_epochs":
+        step = max(step - step % steps_per_epoch, int(warm))
     last = steps - (config.schedule == "cosine_to_zero")
     progress = min(1.0, (step + (config.schedule == "cosine_offset1") - warm) / max(1, last - warm))
-    return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress)))
+    cosine = 0.5 * (1 + math.cos(2 * math.pi * config.num_cycles * progress))
+    falling = 1 - progress if config.schedule == "linear" else max(0.0, cosine)
+    return config.final_share + (1 - config.final_share) * falling
 
 
 def _by_epoch(step: int, steps: int, steps_per_epoch: int, warm: int) -> float:

@@ -173,7 +173,8 @@ def _of_base(
     settings = of_base.get(recipe, {})
     if isinstance(settings, Override):
         return {}
-    return {f"base.{key}": value for key, value in select_prefix(settings, "method").items()}
+    optimizer = {key: value for key, value in settings.items() if key in get_method(base).OPTIMIZER}
+    return {**{f"base.{key}": value for key, value in select_prefix(settings, "method").items()}, **optimizer}
 
 
 def get_method(name: str) -> type[Method]:
@@ -236,8 +237,8 @@ def resolve(
 ) -> Experiment:
     """Check a configuration and fill in defaults.
 
-    Later sources override earlier ones: defaults, the stream's recommended settings, the recipe and the changes among
-    the presets, the overrides. `with_recipe` adds the recipe that the stream recommends; here it must be in `presets`.
+    Later sources override earlier ones: defaults, `Method.OPTIMIZER`, the stream's recommended settings, the recipe and
+    the changes among the presets, the overrides. `with_recipe` adds the stream's recipe; here it must be in `presets`.
 
     Args:
         overrides: flat dotted settings as the user gave them; must contain `method` and `stream`.
@@ -253,9 +254,9 @@ def resolve(
     overrides = {**_with_base(renamed.settings(overrides)), "method": name}
     cls = get_method(name)
     recommended = renamed.settings(recommended or {})
-    merged: Settings = {key: value for key, value in recommended.items() if key != "preset"}
     chosen = {**renamed.settings(preset_settings(name, presets, overrides, recommended)), **overrides}
-    merged.update(chosen)
+    merged: Settings = {key: value for key, value in {**recommended, **chosen}.items() if key != "preset"}
+    merged = {**_optimizer_of(cls, merged), **merged}
     _refuse_unknown_names(cls, merged)
     run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
     groups: dict[str, Any] = {
@@ -284,6 +285,16 @@ def resolve(
     if base is not None:
         settings.update(flatten(base, "base"))
     return Experiment(run, **groups, method=method, base=base, settings=settings, presets=tuple(presets))
+
+
+def _optimizer_of(cls: type[Method], settings: Settings) -> Settings:
+    """Return the defaults of `optim.*` that a method, or the retriever that it wraps, declares for its rates."""
+    if not cls.wraps:
+        return dict(cls.OPTIMIZER)
+    try:
+        return dict(get_method(str(settings.get("method.base", cls.Config().base))).OPTIMIZER)
+    except (UntrustedCode, ConfigError):  # refused later, with the place that names it
+        return {}
 
 
 def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefix: str) -> Any:

@@ -49,6 +49,9 @@ def method_text(name: str) -> str:
     defaults = flatten(cls.Config(), "method")
     for group, config in GROUPS.items():
         defaults |= flatten(config(), group)
+    defaults |= cls.OPTIMIZER
+    lines += ["optimizer of its rates, unless a recipe or stream sets another"] if cls.OPTIMIZER else []
+    lines += [f"  {setting}={value}" for setting, value in cls.OPTIMIZER.items()]
     presets = presets_of(name)
     for title, is_change in (
         ("recipes: choose one (default: the stream's recommendation)", False),
@@ -98,6 +101,8 @@ def preset_text(name: str, preset: str) -> str:
         lines.append(f"  {setting:<{width}}  ({recommended.get(key, 'not set')})  {sources.get(key, unsaid)}".rstrip())
     same = [f"{key}={chosen[key]}" for key in values if key not in differing]
     lines += ["", "set, with the recommended value: " + ", ".join(same)] if same else []
+    if isinstance(values, Recipe) and values.ours:
+        lines += ["", "not stated by the release, so ours: " + ", ".join(f"{key}={chosen[key]}" for key in values.ours)]
     if isinstance(values, Recipe) and values.left_out:
         lines += ["", "options of the command without a counterpart here", *(f"  {text}" for text in values.left_out)]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from ctvr.orchestrator.tables.table import Table
 from ctvr.orchestrator.tables.verified import Verified, equals, of_method
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
+NO_RECIPE = "no recipe of the authors was compared"
 SHOWN = 6  # maximum number of settings in a footnote
 
 
@@ -34,21 +35,36 @@ def verified_note(run: RunRecord) -> str:
 
 
 def _preset(entry: Verified) -> dict[str, Any]:
-    from ctvr.orchestrator.learning.resolve import presets_of  # imports torch
+    """Return the recipe of an entry with its release and the settings that it leaves to us; {} if there is none."""
+    from ctvr.methods.base import Recipe  # imports torch
+    from ctvr.orchestrator.learning.resolve import presets_of
 
     try:
-        return dict(presets_of(entry.method).get(entry.preset, {}))
+        found = presets_of(entry.method).get(entry.preset)
     except ConfigError:  # the record is of a removed method
         return {}
+    if not isinstance(found, Recipe):
+        return {}
+    return {"values": dict(found), "release": found.release, "ours": list(found.ours)}
 
 
 def _recipe(run: RunRecord, entry: Verified) -> str:
-    recipe = remembered(["preset", entry.method, entry.preset], lambda: _preset(entry))
-    known = {name: value for name, value in recipe.items() if name in run.settings}
+    recipe = remembered(["recipe", entry.method, entry.preset], lambda: _preset(entry))
+    if not recipe:
+        return NO_RECIPE
+    known = {name: value for name, value in recipe["values"].items() if name in run.settings}
     pairs = {name: (as_text(run.settings[name]), as_text(value)) for name, value in known.items()}
     found = [f"{name} {ours} ({entry.preset} {its})" for name, (ours, its) in pairs.items() if not is_equal(ours, its)]
+    own = [f"{name} {as_text(run.settings[name])}" for name in recipe["ours"] if name in run.settings]
+    ours = f"; ours, because it does not state them: {', '.join(own)}" if own else ""
+    whose = "" if _repository(recipe["release"]) == _repository(entry.source) else f" of {recipe['release']}"
     if not found:
-        return f"recipe: preset {entry.preset}"
+        return f"recipe: preset {entry.preset}{whose}{ours}"
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     listed = f"{', '.join(found[:SHOWN])}{more}"
-    return f"recipe differs in: {listed} (see ctvr methods {entry.method} --preset {entry.preset})"
+    return f"recipe{whose} differs in: {listed} (see ctvr methods {entry.method} --preset {entry.preset}){ours}"
+
+
+def _repository(release: str) -> str:
+    """Return the first word of a release, `owner/name`, without its commit."""
+    return release.replace(",", " ").split()[0].partition("@")[0]

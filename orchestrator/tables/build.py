@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
-from ctvr.orchestrator.tables.curves import FORGOTTEN, curve, mean, training
+from ctvr.orchestrator.tables.curves import FORGOTTEN, average_incremental, curve, mean, training
 from ctvr.orchestrator.tables.footnotes import CHOICE, access_of, by_hand, marks_of, method_of, trials_of
 from ctvr.orchestrator.tables.index_age import age_notes, with_gap_intervals
 from ctvr.orchestrator.tables.paper_comparison import ROW, PapersOf, beside_paper, more_values, with_differences
@@ -170,6 +170,7 @@ def _row(runs: list[RunRecord]) -> Row:
         means |= _per_task(runs)
     elif protocol_of(first) == "ctvr":
         means |= {key: value for key, value in _per_task(runs).items() if key in (CURRENT, OWN)}
+        means |= average_incremental(runs)
     values = {key: means.get(name, Value()) for key, name in names.items()}
     values |= {key: value for key, value in means.items() if re.fullmatch(r"task_\d+/(r1|fr)", key)}
     values |= more_values({**means, "cost/seconds_run": mean([seconds_of(run) for run in runs])})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ctvr.orchestrator.tables.table import Table, Value
+from ctvr.orchestrator.tables.table_columns import INCREMENTAL
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -32,6 +33,20 @@ def curve(runs: Sequence[RunRecord], key: str) -> list[tuple[int, float, float]]
     steps = sorted(set.intersection(*(set(history) for history in histories)))
     points = [(step, mean([history[step] for history in histories])) for step in steps]
     return [(step, value.mean, value.std) for step, value in points if math.isfinite(value.mean)]
+
+
+def average_incremental(runs: Sequence[RunRecord]) -> dict[str, Value]:
+    """Return `INCREMENTAL`: R@1 averaged over the tasks so far, then over the task after which it was measured.
+
+    Eq. 6 of DAR (arXiv:2605.31229). Unknown if a task lacks a value; {} for a run without tasks.
+    """
+    keys = sorted(key for key in runs[0].metrics if re.fullmatch(r"task_\d+/t2v/r1", key))
+    found = []
+    for run in runs:
+        tasks = [dict(run.metrics.get(key, [])) for key in keys]
+        after = [[task.get(t, math.nan) for task in tasks[:t]] for t in range(1, len(tasks) + 1)]
+        found.append(sum(sum(row) / len(row) for row in after) / max(1, len(after)))
+    return {INCREMENTAL: mean(found)} if keys else {}
 
 
 def _summed(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[tuple[int, float, float]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EPOCHS = "ctvr.recommended_epochs"  # tag of a run that trains: epochs per task that stream and recipe recommend
 CHOICE = "ctvr.choice"  # tag of a rerun: whether its settings are `searched`, `recommended` or `front, TRIAL`
 NOTES = " | "  # separator of footnotes in the tag ctvr.note
+IDLE = 1e-6  # largest penalty that cannot have moved a map: its squared distances are of the order of 0.01 to 1
 TEXTS = {
     "best_test": "keeps the epoch of each task that scores best on the test videos (best-on-test)",
     "best_val": "keeps the epoch of each task that scores best on the validation videos",
@@ -30,6 +31,8 @@ TEXTS = {
     "more than the buffer holds (released codes update it after every step and never repeat a pair)",
     "short": "epochs per task: {epochs} (recommended: {recommended})",
     "untrained": "untrained model (preset untrained), evaluated by the method's own score",
+    "penalty": "its penalty on a map did not act: at most {penalty:.1e} after any task, with |W W' - I| at most "
+    "{gap:.2f}; the map is an unconstrained affine one",
     "searched": "settings of the best of {n} trials{rule}",
     "equal": "settings of the first of {n} trials, which have equal results{rule}: the search has no winner",
     "front": "settings on the Pareto front of {n} trials{rule}",
@@ -46,6 +49,8 @@ def marks_of(run: RunRecord) -> list[str]:
         marks.append(TEXTS[f"trains_on_{split}"])
     if short := _short_of_epochs(run):
         marks.append(short)
+    if idle := _idle_penalty(run):
+        marks.append(idle)
     if split == "val":
         marks.append(TEXTS["val"])
     if tags.get("ctvr.mark"):
@@ -111,6 +116,16 @@ def _short_of_epochs(run: RunRecord) -> str:
     if not (epochs.isdigit() and recommended.isdigit() and int(epochs) < int(recommended)):
         return ""
     return TEXTS["short"].format(epochs=epochs, recommended=recommended)
+
+
+def _idle_penalty(run: RunRecord) -> str:
+    """Return the footnote of a run whose maps were fitted with a penalty that stayed at 0; empty for all others."""
+    values = {
+        name: [value for _, value in run.metrics.get(f"task/orthogonality_{name}", [])] for name in ("penalty", "gap")
+    }
+    if not all(values.values()) or max(values["penalty"]) > IDLE:
+        return ""
+    return TEXTS["penalty"].format(**{name: max(found) for name, found in values.items()})
 
 
 def trials_of(run: RunRecord) -> int | None:

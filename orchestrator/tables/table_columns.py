@@ -42,6 +42,9 @@ ANSWERS = (  # QA
 OF_VIDEOS = {"own gallery": "t2v/r1_own", "all galleries so far": "t2v/r1"}
 CURRENT = "stream/t2v/r1_current"  # mean R@1 of every task in its own gallery, just after it was learned
 OWN = "stream/t2v/r1_own"  # the same after the last task
+INCREMENTAL = (
+    "stream/t2v/r1_incremental"  # mean over t of the tasks' mean R@1 among all videos after task t (DAR, eq. 6)
+)
 
 
 def _by_key(*listed: tuple[Column, str]) -> dict[str, tuple[Column, str]]:
@@ -55,6 +58,7 @@ EXTRA = _by_key(
     (Column("tokens", "Tokens", "", 0), "cost/tokens_out"),
     (Column("current", "R@1 (current)", "up"), CURRENT),
     (Column("own", "R@1 (own gallery)", "up"), OWN),
+    (Column("incremental", "R@1 (average incremental)", "up"), INCREMENTAL),
     (Column("twin", "Twins", "up"), "stream/t2v/twin"),
     # papers do not print these
     (Column("query_passes", "Text passes (query)", "down", 0), "cost/query_passes"),

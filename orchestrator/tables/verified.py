@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "verified.json"
-# evaluation: metrics and revised similarities; recipe: groups of the optimizer, decay, frozen parts, clamps
-WHAT = ("forward", "loss", "gradients", "steps", "schedule", "recipe", "evaluation")
+# state: queues, momentum models and statistics after a step; evaluation: metrics and revised similarities;
+# recipe: groups of the optimizer, decay, frozen parts, clamps
+WHAT = ("forward", "loss", "gradients", "steps", "state", "schedule", "recipe", "evaluation")
 PROVES_CODE = {"forward", "loss", "gradients"}
 
 

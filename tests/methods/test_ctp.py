@@ -58,7 +58,7 @@ def test_the_queue_and_the_momentum_model_equal_the_released_ones(shared, file, 
     momentum = [x.clone() for x in former]  # a step of a new task
     follow(momentum, student, former, 0.9)
     for name, found in zip(names, momentum, strict=True):
-        compared("ctp", "steps", found, file[f"ctp/momentum_after/{name}"])
+        compared("ctp", "state", found, file[f"ctp/momentum_after/{name}"])
 
 
 # -------------------------------------------------------------------------------------- the terms

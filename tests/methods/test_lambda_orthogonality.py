@@ -113,11 +113,35 @@ def test_a_strict_map_recovers_a_rotation_and_keeps_every_product():
 def test_a_smaller_lambda_is_more_orthogonal_and_fits_worse():
     new = unit(200)
     old = new @ (turn(scale=0.3) * torch.linspace(0.4, 1.6, 6))
-    near = [fitted(RelaxedConfig(threshold=at, lr=0.02), new, old) for at in (0.0, 1e3)]
+    near = [fitted(RelaxedConfig(relative_threshold=at, lr=0.02), new, old) for at in (0.0, 1e3)]
     gaps = [float((m.matrix[0] @ m.matrix[0].mT - torch.eye(6)).norm()) for m in near]
     errors = [error(m, new, old) for m in near]
     assert gaps[0] < 0.3 * gaps[1]
     assert errors[1] < errors[0]
+
+
+def test_lambda_is_relative_to_the_root_of_the_width():
+    """The paper's 12 is for 512 numbers; a map at the threshold has half of its distance as penalty at any width."""
+    kind = RelaxedConfig()
+    assert kind.relative_threshold * 512**0.5 == pytest.approx(12, abs=0.01)
+    for width in (4, 64, 512):
+        at = kind.relative_threshold * width**0.5
+        matrix = (1 + kind.relative_threshold) ** 0.5 * torch.eye(width, dtype=torch.float64)
+        assert float(kind.penalty({"matrix": matrix})) == pytest.approx(at / 2, rel=1e-6)
+
+
+def test_a_fit_reports_its_distance_and_whether_the_penalty_acted():
+    first = unit(30)
+    tables = [first, first @ (turn(seed=1, scale=0.2) * torch.linspace(0.5, 1.5, 6))]
+    for threshold, acts in ((0.0, True), (10.0, False)):
+        config = LambdaOrthogonalityConfig(map=RelaxedConfig(lr=0.02, relative_threshold=threshold))
+        method = learned_tables(LambdaOrthogonality(config, Method()), tables)
+        found, matrix = method.task_metrics(), method.links[-1].matrix[0]
+        gap = float((matrix @ matrix.mT - torch.eye(6)).norm())
+        assert found["orthogonality_gap"] == pytest.approx(gap, rel=1e-4, abs=1e-6)
+        assert (found["orthogonality_penalty"] > 1e-6) == acts
+    rigid = learned_tables(LambdaOrthogonality(LambdaOrthogonalityConfig(map=StrictConfig(steps=5)), Method()), tables)
+    assert rigid.task_metrics() == {}
 
 
 def test_each_loss_term_works_alone():

@@ -59,7 +59,7 @@ PARTS = {
     LowRankConfig: "rank=0",
     MlpConfig: "hidden=0 lr=0.0",
     DescentConfig: "steps=0",
-    RelaxedConfig: "threshold=-1.0",
+    RelaxedConfig: "relative_threshold=-1.0",
     StrictConfig: "contrastive_weight=-1.0 steps=0",
     RelationConfig: "weight=-1.0 kappa=0.0",
     ImageBMUConfig: "m_hat=1.2",

@@ -68,14 +68,14 @@ def test_keys_and_queue_with_batch_normalisation_equal_the_released_ones(compare
     for step in range(len(file["k"])):
         ema_update(momentum.encoders, query, 0.9)
         found = nn.utils.parameters_to_vector(momentum.encoders.parameters())
-        compared("base_moco", "steps", found, file["used"][step])
+        compared("base_moco", "state", found, file["used"][step])
         with torch.no_grad():
             keys = momentum.encoders(file["im_k"][step])
         compared("base_moco", "forward", keys, file["k"][step])
         norm = momentum.encoders.bn
-        compared("base_moco", "steps", torch.cat([norm.running_mean, norm.running_var]), file["stats"][step])
+        compared("base_moco", "state", torch.cat([norm.running_mean, norm.running_var]), file["stats"][step])
         queue.enqueue(Pair(keys, keys), torch.arange(4))
-        compared("base_moco", "steps", queue.video.mT, file["queue"][step])
+        compared("base_moco", "state", queue.video.mT, file["queue"][step])
         nn.utils.vector_to_parameters(file["query_after"][step], query.parameters())
     assert not momentum.encoders.lin.training
     assert not momentum.eval().encoders.bn.training

@@ -54,6 +54,27 @@ def test_a_warm_up_has_the_whole_steps_of_its_share(steps, share, warm):
     assert found == pytest.approx([(step + 1) / warm for step in range(warm)] + [1.0] * (steps - warm))
 
 
+def test_a_warm_up_above_one_is_a_number_of_steps():
+    config = OptimConfig(warmup=4, warmup_from="zero", schedule="linear")
+    found = [lr_factor(step, 10, 10, True, config) for step in range(10)]
+    assert found == pytest.approx([0, 0.25, 0.5, 0.75, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    assert lr_factor(3, 10, 10, True, OptimConfig(warmup=400)) == pytest.approx(4 / 400)
+
+
+def test_a_curve_falls_to_its_final_share_and_is_not_cut_there():
+    for schedule in ("cosine", "linear", "cosine_epochs", "cosine_offset1", "cosine_to_zero"):
+        plain, found = factors(schedule=schedule), factors(schedule=schedule, final_share=0.2)
+        assert found == pytest.approx([0.2 + 0.8 * value for value in plain])
+    assert factors(least=0.2)[-1] == 0.2 < factors(final_share=0.2)[-1]
+    with pytest.raises(ValueError, match="final_share: schedule=constant does not fall to it"):
+        OptimConfig(schedule="constant", final_share=0.1)
+
+
+def test_a_cosine_of_epochs_is_constant_within_an_epoch():
+    found = factors(30, schedule="cosine_epochs")
+    assert found == pytest.approx([value for value in (1, 0.75, 0.25) for _ in range(10)])
+
+
 def test_first_epoch_schedule_drops_after_the_first_epoch():
     values = factors(schedule="first_epoch")
     assert values[9] == 1
@@ -125,7 +146,8 @@ def test_a_tensor_handed_over_twice_or_from_elsewhere_is_refused():
 test_settings_out_of_range_say_what_to_write = refusals(
     OptimConfig,
     ({"epochs": -1}, "epochs must be >= 0, got -1"),
-    ({"warmup": 1.5}, "warmup must be in"),
+    ({"warmup": -0.1}, "warmup must be in"),
+    ({"warmup": 1.5}, "warmup must be at most 1 or a whole number of steps"),
     ({"grad_clip": 0.0}, "grad_clip"),
     ({"momentum": 1.0}, "momentum must be in"),
 )

@@ -11,6 +11,7 @@ from ctvr.methods.base import Override
 from ctvr.orchestrator.config import build
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
+from ctvr.orchestrator.learning.optimizer import OptimConfig
 from ctvr.orchestrator.learning.resolve import preset_settings, presets_of, resolve, with_recipe
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
@@ -251,6 +252,29 @@ def test_a_base_that_a_preset_chose_has_the_settings_of_its_own_row(recommended)
     }
     moco = on("base_moco", SHAPES)
     assert on("er_ring_moco", SHAPES)["base.lr"] == moco["method.lr"]
+
+
+def test_a_rate_of_another_optimizer_brings_that_optimizer():
+    """LPI's rate is the release's for SGD; a stream, a recipe and the user may set another optimizer."""
+    plain = resolve({"method": "lpi", "stream": "s"}).settings
+    recipe = presets_of("lpi")["paper"]
+    named = {name: value for name, value in recipe.items() if name.startswith("optim.") and name != "optim.epochs"}
+    assert {name: plain[name] for name in named} == named
+    assert plain["method.lr"] == recipe["method.lr"]
+    wrapped = resolve({"method": "lwf", "stream": "s", "method.base": "lpi"}).settings
+    assert {name: wrapped[name] for name in named} == named
+    images = resolve({"method": "image_si", "stream": "s"}).settings
+    assert (images["optim.name"], images["optim.momentum"]) == ("sgd", 0.9)
+    assert resolve({"method": "lpi", "stream": "s"}, {"optim.name": "bert_adam"}).settings["optim.name"] == "bert_adam"
+    assert resolve({"method": "lpi", "stream": "s", "optim.name": "adamw"}).settings["optim.name"] == "adamw"
+
+
+def test_a_recipe_for_the_usual_optimizer_names_all_of_it():
+    """The embedded streams train LPI, alone or wrapped, by the same AdamW as other methods."""
+    names = [f"optim.{each.name}" for each in fields(OptimConfig)]
+    usual = on("clip4clip", SHAPES)
+    for found in (on("lpi", SHAPES), on("lwf", SHAPES, method__base="lpi")):
+        assert {name: found[name] for name in names} == {name: usual[name] for name in names}
 
 
 def test_an_unknown_preset_lists_the_known_ones():

@@ -302,3 +302,17 @@ def test_a_row_is_transductive_where_other_queries_change_its_scores(row):
 def test_trials_by_hand_are_those_of_the_recipe_and_unrecorded_ones_are_marked(settings, presets, expected):
     run = RunRecord("1", "1", settings, {}, {"ctvr.presets": presets}, "FINISHED", "")
     assert by_hand(run) == expected
+
+
+def test_a_row_whose_maps_penalty_never_acted_is_marked():
+    def record(*penalties: float) -> RunRecord:
+        metrics = {
+            "task/orthogonality_penalty": [(task, value) for task, value in enumerate(penalties, start=2)],
+            "task/orthogonality_gap": [(task, 0.5 + value) for task, value in enumerate(penalties, start=2)],
+        }
+        return RunRecord("", "", {"method": "lambda_orthogonality"}, metrics, {}, "FINISHED", "")
+
+    marked = "its penalty on a map did not act: at most 2.0e-20 after any task, with |W W' - I| at most 0.50"
+    assert any(mark.startswith(marked) for mark in marks_of(record(0.0, 2e-20)))
+    assert not any("penalty" in mark for mark in marks_of(record(0.0, 0.4)))
+    assert not any("penalty" in mark for mark in marks_of(record()))

@@ -1,5 +1,6 @@
 """Figures of a table show the values of its rows; without such values a figure is omitted."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +85,22 @@ def test_current_r1_averages_scores_right_after_learning():
     assert "R@1 (current)" in {column.title for column in table.columns}
     panels = next(panels for name, _, panels in drawings(table) if name == "vary_m_hat")
     assert "R@1 (current) (%)" in {panel.y for panel in panels}
+
+
+def test_average_incremental_r1_is_the_mean_of_the_means_after_each_task():
+    """Section 7 of the shared sheet on an index's age: (80 + (20 + 70)/2 + (30 + 30 + 60)/3) / 3 = 55."""
+    record = run()
+    record.tags["ctvr.table_name"] = "worlds"
+    for name in [name for name in record.metrics if "/t2v/r1" in name and name.startswith("task_")]:
+        del record.metrics[name]
+    record.metrics["task_01/t2v/r1"] = [(1, 80.0), (2, 20.0), (3, 30.0)]
+    record.metrics["task_02/t2v/r1"] = [(2, 70.0), (3, 30.0)]
+    record.metrics["task_03/t2v/r1"] = [(3, 60.0)]
+    (table,) = tables([record])
+    assert table.rows[0].values["incremental"].mean == pytest.approx(55)
+    del record.metrics["task_02/t2v/r1"][1]
+    (table,) = tables([record])
+    assert math.isnan(table.rows[0].values["incremental"].mean)
 
 
 def test_cost_figure_shows_differing_costs_and_the_front():

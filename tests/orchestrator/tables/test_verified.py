@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
+from ctvr.methods.base import Recipe
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.learning.resolve import presets_of
 from ctvr.orchestrator.sweeps.table import paper_settings
 from ctvr.orchestrator.sweeps.verified_notes import verified_note, with_verified
 from ctvr.orchestrator.tables.build import tables
-from ctvr.orchestrator.tables.verified import Check, equals, grade_of, of_method, read, text
+from ctvr.orchestrator.tables.verified import Check, Verified, equals, grade_of, of_method, read, text
+from ctvr.orchestrator.tracking.run_record import as_text
 from tests.orchestrator.tables.test_setting_diff import run
 
 ROOT = Path(__file__).parents[3]
@@ -96,3 +98,48 @@ def test_row_states_its_equality_with_the_release():
 
 def test_the_fixtures_stay_below_their_size_limit():
     assert sum(file.stat().st_size for file in (ROOT / "tests" / "methods" / "fixtures").iterdir()) <= 2_600_000
+
+
+def entry_of(method: str) -> Verified:
+    return of_method(method)[0]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.method}-{entry.preset}")
+def test_an_entry_names_its_authors_recipe_and_a_row_claims_one_only_if_it_exists(entry):
+    known = presets_of(entry.method)
+    theirs = {"released", "original"} & set(known)
+    assert not theirs or entry.preset in theirs
+    record = run(entry.method, "msrvtt-10", tags={"ctvr.method": entry.method})
+    if isinstance(known[entry.preset], Recipe):
+        assert known[entry.preset]
+        record.settings.update({name: as_text(value) for name, value in known[entry.preset].items()})
+        assert f"recipe: preset {entry.preset}" in verified_note(record)
+    else:
+        assert verified_note(record).endswith("no recipe of the authors was compared")
+
+
+@pytest.mark.parametrize(
+    "method", ["dsl", "ewc", "image_finetune", "image_progressive", "image_si", "image_der", "image_lump"]
+)
+def test_an_empty_preset_is_not_a_recipe(method):
+    assert presets_of(method)[entry_of(method).preset] == {}
+    assert "recipe: preset" not in verified_note(run(method, "msrvtt-10"))
+
+
+def test_a_recipe_of_another_release_or_with_values_of_ours_says_so():
+    record = run("evit", "msrvtt-10", tags={"ctvr.method": "evit"})
+    note = verified_note(record)
+    assert "match youweiliang/evit (commit not recorded)" in note
+    assert "recipe of LunarShen/TempMe (commit not recorded) differs in: " in note
+    record = run("lwf", "msrvtt-10", **{"optim.epochs": "7"})
+    recipe = presets_of("lwf")["original"]
+    record.settings.update({name: as_text(value) for name, value in recipe.items()})
+    assert verified_note(record).endswith(
+        "recipe: preset original; ours, because it does not state them: optim.epochs 7"
+    )
+
+
+def test_a_default_run_of_qdc_is_not_the_released_recipe():
+    note = verified_note(run("qdc", "msrvtt-10"))
+    assert "recipe differs in: " in note
+    assert "recipe: preset" not in note
