@@ -76,11 +76,16 @@ class CAMoEConfig:
         "cross_entropy", doc="contrastive loss: eqs. 11-12 or 15-16"
     )
     temperature: float = setting(
-        1000.0, doc="temperature of the prior; not published, the default is the authors' code's", unpublished=True
+        1000.0,
+        doc="temperature of the prior; not published, the default is the authors' code's",
+        unpublished=True,
+        part="loss",
     )
     gain: Gain = setting("batch", doc="factor of the prior. batch: as in the code; one: as printed")
-    reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum")
-    mask_same_video: bool = setting(False, doc="excludes other captions of the same video from the negatives")
+    reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum", part="loss")
+    mask_same_video: bool = setting(
+        False, doc="excludes other captions of the same video from the negatives", part="loss"
+    )
     train_scale: bool = setting(
         False, doc="training of l at CLIP's rate, within [1, 200]; the paper's l is \"the same as CLIP\""
     )
@@ -88,8 +93,8 @@ class CAMoEConfig:
     revise: bool = setting(False, doc="Dual Softmax over all queries at test: transductive")
     test_temperature: float = setting(1.0, doc="temperature of the prior at test, by the authors' advice")
 
-    lr: float = setting(1e-7, doc="learning rate of both towers")
-    lr_experts: float = setting(1e-4, doc="learning rate of experts and gate")
+    lr: float = setting(1e-7, doc="learning rate of both towers", part="recipe")
+    lr_experts: float = setting(1e-4, doc="learning rate of experts and gate", part="recipe")
 
     def __post_init__(self) -> None:
         require(self, ">= 1", "num_frames", "se_reduction")

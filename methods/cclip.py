@@ -88,8 +88,10 @@ class CCLIPConfig(ScaleConfig):
 
     UNPUBLISHED = ("optim.grad_clip",)
 
-    lr: float = setting(3e-5, doc="learning rate of the vision tower's adapters")
-    lr_text: float = setting(3e-4, doc="learning rate of the text tower's adapters, the projector and trained parts")
+    lr: float = setting(3e-5, doc="learning rate of the vision tower's adapters", part="recipe")
+    lr_text: float = setting(
+        3e-4, doc="learning rate of the text tower's adapters, the projector and trained parts", part="recipe"
+    )
     rank: int = setting(16, doc="rank r of the adapters")
     alpha: float = setting(32.0, doc="numerator of the adapters' factor alpha / r")
     dropout: float = setting(0.1, doc="dropout of the adapters' inputs")
@@ -97,8 +99,8 @@ class CCLIPConfig(ScaleConfig):
         ("q", "v", "out", "fc", "proj"), doc="adapted projections of every block, of q, k, v, out, fc and proj"
     )
     merge: float = setting(0.5, doc="strength at which adapters are merged after a task, eq. 2; 1: in full")
-    weight: float = setting(1.0, doc="weight of the consolidation loss", later=True)
-    temperature: float = setting(0.07, doc="temperature T of eq. 5", unpublished=True, later=True)
+    weight: float = setting(1.0, doc="weight of the consolidation loss", later=True, part="loss")
+    temperature: float = setting(0.07, doc="temperature T of eq. 5", unpublished=True, later=True, part="loss")
     rows: Rows = setting(
         "stacked",
         doc="rows of eq. 5. stacked: images, then captions; joined: one for each pair, both features in a row",

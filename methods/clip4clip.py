@@ -85,17 +85,21 @@ class Clip4ClipConfig(ScaleConfig):
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
-    lr: float = setting(1e-6, doc="learning rate of both towers", unpublished=True)
+    lr: float = setting(1e-6, doc="learning rate of both towers", unpublished=True, part="recipe")
     sim_header: Literal["meanP", "seqLSTM", "seqTransf"] = setting(
         "meanP", doc="module that processes frames before their mean"
     )
     sim_layers: int = setting(4, doc="blocks of seqTransf, at most the depth of CLIP's text tower")
     lr_head: float = setting(
-        1e-4, doc="learning rate of seqLSTM and seqTransf; the default is CLIP4Clip's for new modules"
+        1e-4, doc="learning rate of seqLSTM and seqTransf; the default is CLIP4Clip's for new modules", part="recipe"
     )
     frame_norm: Literal["none", "l2"] = setting("none", doc="normalization of each frame's feature before the mean")
-    loss_reduction: Literal["mean", "sum"] = setting("mean", doc="mean or sum of the contrastive loss's two directions")
-    mask_same_video: bool = setting(False, doc="excludes other captions of the same video from the negatives")
+    loss_reduction: Literal["mean", "sum"] = setting(
+        "mean", doc="mean or sum of the contrastive loss's two directions", part="loss"
+    )
+    mask_same_video: bool = setting(
+        False, doc="excludes other captions of the same video from the negatives", part="loss"
+    )
     reducer: ReducerConfig = group(
         REDUCERS, "none", doc="token reduction in the vision tower; its new weights learn at lr_head"
     )

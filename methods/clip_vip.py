@@ -79,7 +79,7 @@ class CLIPViPConfig(ScaleConfig):
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
-    lr: float = setting(1e-6, doc="learning rate of all weights", unpublished=True)
+    lr: float = setting(1e-6, doc="learning rate of all weights", unpublished=True, part="recipe")
     num_proxies: int = setting(
         4,
         doc='video proxies in addition to the class token. CTVR writes "4 video proxies" and its code adds '
@@ -93,10 +93,10 @@ class CLIPViPConfig(ScaleConfig):
         "normal", doc="initialization of the video proxies", unpublished=True
     )
     loss_reduction: Literal["mean", "sum"] = setting(
-        "mean", doc="mean or sum of both directions; the released codes: sum"
+        "mean", doc="mean or sum of both directions; the released codes: sum", part="loss"
     )
     lr_scale: float | None = setting(
-        None, doc="learning rate of logit_scale; none: lr. CLIP-ViP on DiDeMo with ViT-B/16: 1e-5"
+        None, doc="learning rate of logit_scale; none: lr. CLIP-ViP on DiDeMo with ViT-B/16: 1e-5", part="recipe"
     )
 
     def __post_init__(self) -> None:

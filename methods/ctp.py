@@ -85,14 +85,14 @@ class CTPConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    momentum_weight: float = setting(1.0, doc="weight of the contrast with the momentum model")
-    cross_weight: float = setting(1.0, doc="weight of the topology between the modalities", later=True)
-    same_weight: float = setting(1.0, doc="weight of the topology within each modality", later=True)
-    temperature: float = setting(0.07, doc="temperature T of the contrast with the momentum model")
-    topology_temperature: float = setting(0.07, doc="temperature T' of both topologies", later=True)
-    m: float = setting(0.9, doc="momentum from the second task on", later=True)
-    m_first: float = setting(0.995, doc="momentum in the first task")
-    queue_size: int = setting(1024, doc="keys in a queue; it begins with random unit vectors")
+    momentum_weight: float = setting(1.0, doc="weight of the contrast with the momentum model", part="loss")
+    cross_weight: float = setting(1.0, doc="weight of the topology between the modalities", later=True, part="loss")
+    same_weight: float = setting(1.0, doc="weight of the topology within each modality", later=True, part="loss")
+    temperature: float = setting(0.07, doc="temperature T of the contrast with the momentum model", part="loss")
+    topology_temperature: float = setting(0.07, doc="temperature T' of both topologies", later=True, part="loss")
+    m: float = setting(0.9, doc="momentum from the second task on", later=True, part="recipe")
+    m_first: float = setting(0.995, doc="momentum in the first task", part="recipe")
+    queue_size: int = setting(1024, doc="keys in a queue; it begins with random unit vectors", part="loss")
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "momentum_weight", "cross_weight", "same_weight", hint="Use 0 to leave the term out.")

@@ -71,7 +71,7 @@ class DARConfig:
 
     UNPUBLISHED = ("optim.grad_clip",)
 
-    lr: float = setting(1e-4, doc="learning rate of the current task's adapters")
+    lr: float = setting(1e-4, doc="learning rate of the current task's adapters", part="recipe")
     rank: int = setting(8, doc="rank r of the adapters")
     alpha: float = setting(16.0, doc="numerator of the adapters' factor alpha / r")
     places: tuple[Place, ...] = setting(

@@ -56,10 +56,10 @@ class DERConfig(ReplayConfig):
     ROW_UNPUBLISHED = {"der_moco": ("method.alpha", *MOCO_UNPUBLISHED)}
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR)
-    alpha: float = setting(0.5, doc="weight of the distance to the stored outputs", unpublished=True)
+    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR, part="loss")
+    alpha: float = setting(0.5, doc="weight of the distance to the stored outputs", unpublished=True, part="loss")
     target: Literal["features", "similarities"] = setting(
-        "features", doc="stored output of a pair", unpublished=True, later=True
+        "features", doc="stored output of a pair", unpublished=True, later=True, part="loss"
     )
 
     def __post_init__(self) -> None:

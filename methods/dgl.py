@@ -95,7 +95,9 @@ class DGLConfig:
     """Settings, searched by search_spaces/dgl.py."""
 
     lr: float = setting(
-        2e-3, doc="learning rate of all prompts; the release's for MSR-VTT. Linear prompts: 1e-2 (LSMDC), 5e-3 (VATEX)"
+        2e-3,
+        doc="learning rate of all prompts; the release's for MSR-VTT. Linear prompts: 1e-2 (LSMDC), 5e-3 (VATEX)",
+        part="recipe",
     )
     prompts: Literal["linear", "transformer"] = setting("linear", doc="DGL^L or DGL^T")
     num_prompts: int = setting(

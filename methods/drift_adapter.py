@@ -60,9 +60,9 @@ class DescentConfig:
     """Map that gradient descent fits from the identity."""
 
     diagonal: bool = setting(True, doc="scale of each dimension after the map", later=True)
-    lr: float = setting(1e-3, doc="learning rate of the map; ours", later=True)
-    steps: int = setting(500, doc="steps of the map, each over all pairs; ours", later=True)
-    decay: float = setting(1e-4, doc="weight decay of the map; ours", later=True)
+    lr: float = setting(1e-3, doc="learning rate of the map; ours", later=True, part="recipe")
+    steps: int = setting(500, doc="steps of the map, each over all pairs; ours", later=True, part="recipe")
+    decay: float = setting(1e-4, doc="weight decay of the map; ours", later=True, part="loss")
 
     def __post_init__(self) -> None:
         require(self, "> 0", "lr", hint="Use name=procrustes for a map without steps.")
@@ -139,8 +139,12 @@ class DriftAdapterConfig:
     )
     center: bool = setting(False, doc="subtraction of each model's mean caption before the map", later=True)
     pairs: int = setting(20_000, doc="maximum number of captions to which a map is fitted", later=True)
-    query_weight: float = setting(0.0, doc="weight of QDC's distillation of captions; the paper has none", later=True)
-    video_weight: float = setting(0.0, doc="weight of QDC's distillation of videos; the paper has none", later=True)
+    query_weight: float = setting(
+        0.0, doc="weight of QDC's distillation of captions; the paper has none", later=True, part="loss"
+    )
+    video_weight: float = setting(
+        0.0, doc="weight of QDC's distillation of videos; the paper has none", later=True, part="loss"
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "query_weight", "video_weight", hint="Use 0 to leave the term out.")

@@ -31,14 +31,15 @@ class DSLConfig:
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     loss: bool = setting(True, doc="revision of the retriever's contrastive loss")
     search: bool = setting(True, doc="revision of the similarities of all queries: transductive")
-    temperature: float = setting(1000.0, doc="temperature of the prior in the loss", unpublished=True)
+    temperature: float = setting(1000.0, doc="temperature of the prior in the loss", unpublished=True, part="loss")
     test_temperature: float = setting(1.0, doc="temperature of the prior in the search")
     gain: Gain = setting("batch", doc="factor of the prior. batch: B, as in the code; one: as printed", paper="one")
-    reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum")
+    reduction: Reduction = setting("sum", doc="mean or sum of both directions; eq. 13: sum", part="loss")
     weight: float = setting(
         1.0,
         doc="weight of the revised loss, in place of the retriever's own for its contrastive loss (such as "
         "FrameFusionMoE's 1 - beta)",
+        part="loss",
     )
 
     def __post_init__(self) -> None:

@@ -46,15 +46,19 @@ class ERRingConfig(ReplayConfig):
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
     quota: Literal["dynamic", "static"] = setting(
-        "dynamic", doc="share of a ring: divided among the tasks so far, or among all of the stream"
+        "dynamic", doc="share of a ring: divided among the tasks so far, or among all of the stream", part="loss"
     )
     ratio: float = setting(
-        1.0, doc="memory pairs for each pair of the step, which costs 1 + ratio times as much", unpublished=True
+        1.0,
+        doc="memory pairs for each pair of the step, which costs 1 + ratio times as much",
+        unpublished=True,
+        part="loss",
     )
     negatives: Literal["joint", "separate"] = setting(
         "joint",
         doc="pairs that the loss contrasts. joint: those of the step and of the memory together; separate: each among "
         "themselves, so that replay adds no in-batch negatives to a pair",
+        part="loss",
     )
 
     def __post_init__(self) -> None:

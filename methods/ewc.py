@@ -36,8 +36,9 @@ class EWCConfig:
         400.0,
         doc="lambda of eq. 3; the paper's for Atari games; its scale depends on the size of the gradients",
         unpublished=True,
+        part="loss",
     )
-    decay: float = setting(1.0, doc="gamma; 1: equal weights for all tasks, as in eq. 3", unpublished=True)
+    decay: float = setting(1.0, doc="gamma; 1: equal weights for all tasks, as in eq. 3", unpublished=True, part="loss")
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "weight", hint=f"Use weight=0 to train `{self.base}` alone.")

@@ -44,9 +44,11 @@ class BackwardConfig:
     contrastive_weight: float = setting(
         0.0, doc="weight of the contrastive loss of pairs; 0: without it", unpublished=True, later=True
     )
-    temperature: float = setting(0.07, doc="temperature of the contrastive loss; ours", later=True)
-    lr: float = setting(1e-3, doc="learning rate of the map", later=True)
-    steps: int = setting(500, doc="steps of the map, each over all pairs; ours", unpublished=True, later=True)
+    temperature: float = setting(0.07, doc="temperature of the contrastive loss; ours", later=True, part="loss")
+    lr: float = setting(1e-3, doc="learning rate of the map", later=True, part="recipe")
+    steps: int = setting(
+        500, doc="steps of the map, each over all pairs; ours", unpublished=True, later=True, part="recipe"
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "distance_weight", "contrastive_weight", hint="Use 0 to leave the term out.")

@@ -85,7 +85,7 @@ _RELEASED = {
 class LPIConfig:
     """Settings, searched by search_spaces/lpi.py; defaults are the released code's."""
 
-    lr: float = setting(0.05, doc="learning rate of the current task's factors")
+    lr: float = setting(0.05, doc="learning rate of the current task's factors", part="recipe")
     num_prompts: int = setting(16, doc="prompts m of a layer and tower, at most a quarter of the text length")
     rank: int = setting(4, doc="rank r of the prompts")
     layers: int = setting(9, doc="layers K for which a task has prompts")
@@ -98,12 +98,16 @@ class LPIConfig:
         "the one whose centres are nearest",
     )
     centres: int = setting(5, doc="centres of a task and modality, with route=query")
-    align_weight: float = setting(0.1, doc="weight of the alignment of both towers' prompts")
-    align_temperature: float = setting(0.01, doc="temperature of each side of the alignment")
-    task_weight: float = setting(0.0, doc="weight of the loss over similar tasks; released: 0.1", later=True)
-    task_temperature: float = setting(0.001, doc="temperature of the loss over similar tasks", later=True)
-    similar_above: float = setting(0.4, doc="cosine above which two tasks are similar", later=True)
-    double_sigmoid: bool = setting(False, doc="second sigmoid in the loss over similar tasks, as released", exact=True)
+    align_weight: float = setting(0.1, doc="weight of the alignment of both towers' prompts", part="loss")
+    align_temperature: float = setting(0.01, doc="temperature of each side of the alignment", part="loss")
+    task_weight: float = setting(
+        0.0, doc="weight of the loss over similar tasks; released: 0.1", later=True, part="loss"
+    )
+    task_temperature: float = setting(0.001, doc="temperature of the loss over similar tasks", later=True, part="loss")
+    similar_above: float = setting(0.4, doc="cosine above which two tasks are similar", later=True, part="loss")
+    double_sigmoid: bool = setting(
+        False, doc="second sigmoid in the loss over similar tasks, as released", exact=True, part="loss"
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "lr", "align_weight", "task_weight", hint="Use 0 to leave it out.")

@@ -65,7 +65,7 @@ class LUMPConfig(MixingConfig, ReplayConfig):
     UNPUBLISHED = ("method.buffer_size", "base.lr")
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR, unpublished=True)
+    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR, unpublished=True, part="loss")
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

@@ -37,7 +37,7 @@ class LUMPMoCoConfig(MixingConfig, ReplayConfig):
     UNPUBLISHED = MOCO_UNPUBLISHED
 
     base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
-    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR)
+    buffer_policy: Policy = setting("reservoir", doc=RESERVOIR, part="loss")
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)

@@ -55,15 +55,18 @@ class LwFConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    weight: float = setting(1.0, doc="weight of distillation lambda_o, eq. 1", unpublished=True)
-    temperature: float = setting(2.0, doc="temperature T, eq. 3")
+    weight: float = setting(1.0, doc="weight of distillation lambda_o, eq. 1", unpublished=True, part="loss")
+    temperature: float = setting(2.0, doc="temperature T, eq. 3", part="loss")
     student: Literal["video", "each", "pair"] = setting(
         "video",
         doc="student's features. video: its videos, with the teacher's captions (CTVR, ZSCL); each: also its "
         "captions, with the teacher's videos; pair: its own captions with its own videos",
         unpublished=True,
+        part="loss",
     )
-    first_task: bool = setting(True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts")
+    first_task: bool = setting(
+        True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts", part="loss"
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "weight", hint=f"Use weight=0 to train `{self.base}` without distillation.")

@@ -33,14 +33,15 @@ class LwFMoCoConfig:
     UNPUBLISHED = MOCO_UNPUBLISHED
 
     base: str = setting("base_moco", doc="name of a method of methods/families/momentum.py, whose settings are base.*")
-    alpha: float = setting(1.0, doc="weight of the distillation", unpublished=True, later=True)
-    tau: float = setting(0.07, doc="temperature tau_d of the distillation", unpublished=True, later=True)
+    alpha: float = setting(1.0, doc="weight of the distillation", unpublished=True, later=True, part="loss")
+    tau: float = setting(0.07, doc="temperature tau_d of the distillation", unpublished=True, later=True, part="loss")
     distill: Literal["inbatch_kl", "queue_kl", "feature_l2"] = setting(
         "inbatch_kl",
         doc="distillation loss. queue_kl: KL over the pair's own key and the queue, the same for both; "
         "feature_l2: ||q - q*||^2 in both modalities",
         unpublished=True,
         later=True,
+        part="loss",
     )
     # queue_kl: over the pair's own key and the queue, seen alike by both. feature_l2: ||q - q*||^2 in both modalities
 

@@ -74,7 +74,7 @@ class MoEAdapterConfig:
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
-    lr: float = setting(1e-3, doc="learning rate of experts and routers", unpublished=True)
+    lr: float = setting(1e-3, doc="learning rate of experts and routers", unpublished=True, part="recipe")
     num_experts: int = setting(22, doc="number of experts E", unpublished=True)
     top_k: int = setting(2, doc="experts per token K", unpublished=True, at_most="num_experts")
     bottleneck: int = setting(64, doc="width of an expert", unpublished=True)

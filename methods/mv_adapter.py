@@ -76,8 +76,10 @@ ORIGINAL = Recipe(
 class MVAdapterConfig:
     """Settings, searched by search_spaces/mv_adapter.py."""
 
-    lr: float = setting(5e-6, doc="learning rate of adapters and tied vectors", unpublished=True)
-    lr_bias: float = setting(1e-7, doc="learning rate of every bias of CLIP; 0: frozen", unpublished=True)
+    lr: float = setting(5e-6, doc="learning rate of adapters and tied vectors", unpublished=True, part="recipe")
+    lr_bias: float = setting(
+        1e-7, doc="learning rate of every bias of CLIP; 0: frozen", unpublished=True, part="recipe"
+    )
     bottleneck: int = setting(64, doc="width m of an adapter")
     heads: int = setting(2, doc="attention heads of the block within an adapter")
     tied: int = setting(2, doc="last blocks of both towers that share a vector; LSMDC: 3, ActivityNet: 1")

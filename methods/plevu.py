@@ -69,7 +69,7 @@ class PLEVUConfig:
 
     UNPUBLISHED = ("optim.weight_decay",)
 
-    lr: float = setting(1e-4, doc="learning rate of all new weights", unpublished=True)
+    lr: float = setting(1e-4, doc="learning rate of all new weights", unpublished=True, part="recipe")
     prefix: int = setting(16, doc="number of prefix tokens a, at most a quarter of the text length", unpublished=True)
     postfix: int = setting(16, doc="number of postfix tokens b, at most a quarter of the text length", unpublished=True)
     layers: int = setting(
@@ -79,9 +79,9 @@ class PLEVUConfig:
     )
     heads: int = setting(8, doc="attention heads of these layers")
     num_frames: int = setting(12, doc="rows of the table of frame positions; videos may have fewer")
-    tau: float = setting(0.07, doc="fixed temperature, not CLIP's")
+    tau: float = setting(0.07, doc="fixed temperature, not CLIP's", part="loss")
     directions: Literal["both", "video"] = setting(
-        "both", doc="directions of the loss; video: each video over the captions, as released"
+        "both", doc="directions of the loss; video: each video over the captions, as released", part="loss"
     )
 
     def __post_init__(self) -> None:

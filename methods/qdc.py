@@ -73,8 +73,12 @@ class QDCConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    query_weight: float = setting(1.0, doc="weight of the distillation of captions; 0: without it", later=True)
-    video_weight: float = setting(1.0, doc="weight of the distillation of videos; 0: without it", later=True)
+    query_weight: float = setting(
+        1.0, doc="weight of the distillation of captions; 0: without it", later=True, part="loss"
+    )
+    video_weight: float = setting(
+        1.0, doc="weight of the distillation of videos; 0: without it", later=True, part="loss"
+    )
     subtract: Literal["since", "all"] = setting(
         "since",
         doc="subtracted drifts. since: of the tasks after the searched videos were stored; all: of all tasks, from "

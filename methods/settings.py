@@ -13,8 +13,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+Part = Literal["forward", "loss", "recipe"]
 EXACT = "for exact reproduction of a release"  # heading of the settings with `exact`
 
 
@@ -29,6 +30,7 @@ class Setting:
     depth: bool = False
     exact: bool = False
     paper: str | None = None
+    part: Part = "forward"
 
 
 def setting(
@@ -41,6 +43,7 @@ def setting(
     depth: bool = False,
     exact: bool = False,
     paper: str | None = None,
+    part: Part = "forward",
 ) -> Any:
     """Declare a field of a Config dataclass.
 
@@ -55,8 +58,10 @@ def setting(
         depth: number of blocks of the vision tower; a search of a smaller tower has as many values as blocks.
         exact: exists for exact reproduction of a release; listed under that heading.
         paper: value in the paper's words, where `default` departs from it; tables name it in a footnote.
+        part: part of the method that it changes. forward: features or scores; loss: the loss, but not these; recipe:
+            neither, for a batch and given weights. A test probes it.
     """
-    facts = Setting(doc, unpublished, later, at_most, depth, exact, paper)
+    facts = Setting(doc, unpublished, later, at_most, depth, exact, paper, part)
     return dataclasses.field(default=default, metadata={"setting": facts})
 
 

@@ -49,7 +49,9 @@ class TempMeConfig(AdaptedConfig):
         "lora", doc="trained weights of CLIP; full: fine-tuning of all (table 5)"
     )
     rank: int = setting(8, doc="rank of LoRA")
-    lr_clip: float = setting(1e-6, doc="learning rate of both towers with adaptation=full; not published")
+    lr_clip: float = setting(
+        1e-6, doc="learning rate of both towers with adaptation=full; not published", part="recipe"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -97,9 +97,11 @@ def original(lr: float, epochs: int, warmup: float, words: dict[str, tuple[int, 
 class UmtConfig:
     """Settings, searched by search_spaces/umt.py."""
 
-    lr: float = setting(1e-5, doc="learning rate of all weights")
+    lr: float = setting(1e-5, doc="learning rate of all weights", part="recipe")
     rerank: int = setting(128, doc="candidates that are re-ranked for each caption and each video; 0: ranks by s only")
-    hard_negatives: bool = setting(True, doc="negatives sampled by similarity; false: with equal probability")
+    hard_negatives: bool = setting(
+        True, doc="negatives sampled by similarity; false: with equal probability", part="loss"
+    )
     attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")
     reducer: ReducerConfig = group(
         {name: REDUCERS[name] for name in UmtVision.reducers}, "none", doc="token reduction, with attends=frame"

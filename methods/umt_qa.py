@@ -60,7 +60,7 @@ PAPER = {
 class UmtQAConfig:
     """Settings, searched by search_spaces/umt_qa.py."""
 
-    lr: float = setting(2e-5, doc="learning rate of all weights")
+    lr: float = setting(2e-5, doc="learning rate of all weights", part="recipe")
     answers: int = setting(1500, doc="number of the most frequent answers, which are ranked")
     k: int = setting(128, doc="candidates, selected by their first token, that are scored completely")
     attends: Literal["video", "frame"] = setting("video", doc="reach of a patch's attention; frame: UMT4Clip")

@@ -52,7 +52,7 @@ class VoPConfig:
         )
     }
 
-    lr: float = setting(6e-4, doc="learning rate of all new weights, TempMe's", unpublished=True)
+    lr: float = setting(6e-4, doc="learning rate of all new weights, TempMe's", unpublished=True, part="recipe")
     prompts: Literal["fixed", "context"] = setting(
         "fixed", doc="prompts of frames: learned, or made from the video's frames (C)"
     )

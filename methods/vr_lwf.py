@@ -65,17 +65,20 @@ class VRLwFConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    weight: float = setting(1.0, doc="weight of both terms", unpublished=True)
-    temperature: float = setting(2.0, doc="temperature T")
+    weight: float = setting(1.0, doc="weight of both terms", unpublished=True, part="loss")
+    temperature: float = setting(2.0, doc="temperature T", part="loss")
     sentences: int = setting(1000, doc="number of sentences R", unpublished=True)
-    length: int = setting(10, doc="words of a sentence", unpublished=True)
+    length: int = setting(10, doc="words of a sentence", unpublished=True, part="loss")
     student: Literal["video", "each"] = setting(
         "video",
         doc="student's features: its videos (the reference), or also its own features of the sentences, with "
         "the teacher's videos, which costs R captions in each step",
         unpublished=True,
+        part="loss",
     )
-    first_task: bool = setting(True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts")
+    first_task: bool = setting(
+        True, doc="pre-trained model as the teacher in the first task, as in ZSCL's scripts", part="loss"
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "weight", hint=f"Use weight=0 to train `{self.base}` without distillation.")

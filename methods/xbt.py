@@ -56,8 +56,10 @@ class XBTConfig:
     pairs: int = setting(
         20_000, doc="maximum number of texts to which a projection is fitted", unpublished=True, later=True
     )
-    lr: float = setting(1e-3, doc="learning rate of the projection", unpublished=True, later=True)
-    steps: int = setting(500, doc="steps of the projection, each over all texts", unpublished=True, later=True)
+    lr: float = setting(1e-3, doc="learning rate of the projection", unpublished=True, later=True, part="recipe")
+    steps: int = setting(
+        500, doc="steps of the projection, each over all texts", unpublished=True, later=True, part="recipe"
+    )
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "noise", "sentences", hint="Use 0 for none.")

@@ -69,10 +69,12 @@ class XPoolConfig(ScaleConfig):
 
     UNPUBLISHED = ("method.train_scale", "optim.weight_decay", "optim.warmup")
 
-    lr: float = setting(1e-6, doc="learning rate of both towers and the temperature", unpublished=True)
-    lr_head: float = setting(1e-5, doc="learning rate of X-Pool's pooling; 3e-5 on MSR-VTT-9k", unpublished=True)
+    lr: float = setting(1e-6, doc="learning rate of both towers and the temperature", unpublished=True, part="recipe")
+    lr_head: float = setting(
+        1e-5, doc="learning rate of X-Pool's pooling; 3e-5 on MSR-VTT-9k", unpublished=True, part="recipe"
+    )
     dropout: float = setting(0.3, doc="dropout in X-Pool's pooling", unpublished=True)
-    max_scale: float = setting(100.0, doc="upper bound of 1 / temperature after each step")
+    max_scale: float = setting(100.0, doc="upper bound of 1 / temperature after each step", part="recipe")
 
     def __post_init__(self) -> None:
         super().__post_init__()

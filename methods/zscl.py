@@ -66,25 +66,33 @@ class ZSCLConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("clip4clip", doc="name of the wrapped retriever, whose settings are base.*")
-    weight: float = setting(1.0, doc="weight of both distillation terms", unpublished=True)
-    temperature: float = setting(2.0, doc="temperature T")
+    weight: float = setting(1.0, doc="weight of both distillation terms", unpublished=True, part="loss")
+    temperature: float = setting(2.0, doc="temperature T", part="loss")
     reference: str = setting(
         "embedded", doc="reference set: embedded, a folder of images with captions.txt, or a .safetensors file"
     )
     reference_images: int | None = setting(
-        None, doc="images in a step, over all workers (rounded up to a multiple of them); none: as many as pairs"
+        None,
+        doc="images in a step, over all workers (rounded up to a multiple of them); none: as many as pairs",
+        part="loss",
     )
-    reference_frames: int = setting(1, doc="frames of an image's video, for a retriever with a fixed number of frames")
-    reference_texts: int = setting(1000, doc="number of texts R, the first ones of the set")
-    average_every: int = setting(10, doc="steps I between weight averages; 0: without averaging", unpublished=True)
+    reference_frames: int = setting(
+        1, doc="frames of an image's video, for a retriever with a fixed number of frames", part="loss"
+    )
+    reference_texts: int = setting(1000, doc="number of texts R, the first ones of the set", part="loss")
+    average_every: int = setting(
+        10, doc="steps I between weight averages; 0: without averaging", unpublished=True, part="recipe"
+    )
     average_from: Literal["interval", "first"] = setting(
         "interval",
         doc="first snapshot. interval: after I, 2I, .. steps; first: after 1, 1 + I, 1 + 2I, .., as released",
+        part="recipe",
     )
     l2: float = setting(
         0.0,
         doc="weight of the distance to the task's start (\"WC\" in the paper's ablation), a sum over all weights",
         unpublished=True,
+        part="loss",
     )
 
     def __post_init__(self) -> None:

@@ -91,39 +91,47 @@ class FrameFusionMoEConfig:
         0.6,
         doc='weight of the cross-task loss, eq. 9; 0 in task 1; 0 everywhere is the ablation "w/o L_CT"',
         later=True,
+        part="loss",
     )
     references: Literal["all", "batch"] = setting(
-        "all", doc="former videos in eq. 8; batch: one batch after the other, as in the code"
+        "all", doc="former videos in eq. 8; batch: one batch after the other, as in the code", part="loss"
     )
     reference_source: Literal["gallery", "train"] = setting(
         "gallery",
         doc="features of former tasks. gallery: (unlabelled) test videos, as section 3.1 defines the "
         "database; train: their training videos",
+        part="loss",
     )
     loss_reduction: Literal["mean", "sum"] = setting(
-        "mean", doc="mean or sum of both directions; eq. 9: mean, the code: sum"
+        "mean", doc="mean or sum of both directions; eq. 9: mean, the code: sum", part="loss"
     )
-    logit_scale: float | None = setting(None, doc="fixed log(1 / temperature); none: CLIP's own; the code: 4.60")
+    logit_scale: float | None = setting(
+        None, doc="fixed log(1 / temperature); none: CLIP's own; the code: 4.60", part="loss"
+    )
 
     lr_text: float = setting(
         4e-6,
         doc="learning rate of the text experts in later tasks; section 4.4: 4e-6 (MSRVTT), 6e-6 (ACTNET)",
         later=True,
+        part="recipe",
     )
     lr_vision: float = setting(
-        4e-6, doc="learning rate of frame fusion in later tasks; section 4.4 as lr_text", later=True
+        4e-6, doc="learning rate of frame fusion in later tasks; section 4.4 as lr_text", later=True, part="recipe"
     )
     lr_other: float = setting(
-        4e-6, doc="learning rate of alpha and prototypes in later tasks; section 4.4 as lr_text", later=True
+        4e-6,
+        doc="learning rate of alpha and prototypes in later tasks; section 4.4 as lr_text",
+        later=True,
+        part="recipe",
     )
     lr_text_first: float = setting(
-        2e-5, doc="learning rate of the text experts in task 1; not published", unpublished=True
+        2e-5, doc="learning rate of the text experts in task 1; not published", unpublished=True, part="recipe"
     )
     lr_vision_first: float = setting(
-        2e-5, doc="learning rate of frame fusion in task 1; not published", unpublished=True
+        2e-5, doc="learning rate of frame fusion in task 1; not published", unpublished=True, part="recipe"
     )
     lr_other_first: float = setting(
-        2e-5, doc="learning rate of alpha and prototypes in task 1; not published", unpublished=True
+        2e-5, doc="learning rate of alpha and prototypes in task 1; not published", unpublished=True, part="recipe"
     )
 
     @property

@@ -64,16 +64,18 @@ class MomentumConfig:
 
     UNPUBLISHED: ClassVar[tuple[str, ...]] = MOCO_UNPUBLISHED
 
-    lr: float = setting(5e-5, doc="learning rate of both towers")
-    m: float = setting(0.99, doc="momentum of the momentum encoders, eq. 8")
-    tau: float = setting(0.07, doc="temperature of eq. 10, fixed")
-    queue_size: int = setting(1440, doc="keys in a queue N_Q")
+    lr: float = setting(5e-5, doc="learning rate of both towers", part="recipe")
+    m: float = setting(0.99, doc="momentum of the momentum encoders, eq. 8", part="recipe")
+    tau: float = setting(0.07, doc="temperature of eq. 10, fixed", part="loss")
+    queue_size: int = setting(1440, doc="keys in a queue N_Q", part="loss")
     text_pool: TextPool = setting("eot", doc="pooling of text tokens; avg: the paper's mean of all tokens", paper="avg")
-    mask_same_video: bool = setting(False, doc="excludes keys of the same video from the negatives")
-    inbatch_negatives: bool = setting(False, doc="other keys of the batch as negatives, in addition to the queue")
-    queue_init: Literal["empty", "random"] = setting("empty", doc="initial content of the queues")
+    mask_same_video: bool = setting(False, doc="excludes keys of the same video from the negatives", part="loss")
+    inbatch_negatives: bool = setting(
+        False, doc="other keys of the batch as negatives, in addition to the queue", part="loss"
+    )
+    queue_init: Literal["empty", "random"] = setting("empty", doc="initial content of the queues", part="loss")
     queue_across_tasks: Literal["keep", "reset"] = setting(
-        "keep", doc="local queue at the start of a task; the global queue is always kept"
+        "keep", doc="local queue at the start of a task; the global queue is always kept", part="loss"
     )
 
     def __post_init__(self) -> None:
@@ -87,7 +89,7 @@ class MomentumConfig:
 class ReviewConfig(MomentumConfig):
     """Settings of the methods that move theta towards its momentum encoders."""
 
-    m_hat: float = setting(0.99, doc="momentum of eq. 12; 1: without review", later=True)
+    m_hat: float = setting(0.99, doc="momentum of eq. 12; 1: without review", later=True, part="recipe")
     method_start_task: int = setting(
         2, doc="first task of the method; earlier ones are Base-MoCo, so all rows of table 1 share their first task"
     )

@@ -128,16 +128,18 @@ for _name in {**vars(Hooks), **vars(Method)}:
 class ReplayConfig:
     """Settings of every memory; see `ReplayBuffer`. BMU-MoCo's paper keeps 10,000 pairs, a tenth of a task."""
 
-    buffer_size: int = setting(256, doc="pairs in the replay buffer; their frames stay in the store")
+    buffer_size: int = setting(256, doc="pairs in the replay buffer; their frames stay in the store", part="loss")
     buffer_share: float | None = setting(
         None,
         doc="share of every earlier task's pairs in the replay buffer, such as 0.05, instead of buffer_size and "
         "buffer_policy; none: buffer_size",
+        part="loss",
     )
     buffer_policy: Policy = setting(
         "ring",
         doc="policy of the buffer. ring: an equal share for each task; reservoir: one uniform sample of all "
         "pairs so far",
+        part="loss",
     )
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ class AdaptedConfig:
 
     UNPUBLISHED: ClassVar[tuple[str, ...]] = ("optim.weight_decay", "optim.warmup", "optim.decay_parameters")
 
-    lr: float = setting(6e-4, doc="learning rate of all weights added to CLIP")
+    lr: float = setting(6e-4, doc="learning rate of all weights added to CLIP", part="recipe")
     reducer: ReducerConfig = group(TRAINED_REDUCERS, "none", doc="token reduction in the vision tower")
     train_positions: Literal["all", "first"] = setting(
         "all", doc="tasks that train clip positions; first: later tasks keep those of the first task"

@@ -33,11 +33,11 @@ class ImageBMUConfig:
     """Settings of our construction; see the module's docstring."""
 
     width: int = setting(2048, doc="feature width d")
-    lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True)
-    m: float = setting(0.99, doc="momentum of the momentum encoders, eqs. 8 and 14", unpublished=True)
-    m_hat: float = setting(0.99, doc="momentum of eqs. 12 and 13; 1: without review", unpublished=True)
-    tau: float = setting(0.07, doc="temperature", unpublished=True)
-    queue_size: int = setting(1440, doc="keys in a queue")
+    lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True, part="recipe")
+    m: float = setting(0.99, doc="momentum of the momentum encoders, eqs. 8 and 14", unpublished=True, part="recipe")
+    m_hat: float = setting(0.99, doc="momentum of eqs. 12 and 13; 1: without review", unpublished=True, part="recipe")
+    tau: float = setting(0.07, doc="temperature", unpublished=True, part="loss")
+    queue_size: int = setting(1440, doc="keys in a queue", part="loss")
     use_global: bool = setting(True, doc="momentum encoder of all tasks")
     method_start_task: int = setting(
         2, doc="first task of the method; earlier ones are Base-MoCo, as in the paper's other tables"

@@ -34,10 +34,10 @@ class ImageReplayConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
-    buffer_size: int = setting(256, doc="images in the replay buffer")
+    buffer_size: int = setting(256, doc="images in the replay buffer", part="loss")
     rows: int = setting(256, doc="images sampled in a step")
     alpha: float = setting(
-        0.4, doc="parameter of Beta(alpha, alpha) in LUMP, weight of the distance in DER", unpublished=True
+        0.4, doc="parameter of Beta(alpha, alpha) in LUMP, weight of the distance in DER", unpublished=True, part="loss"
     )
     norm: Literal["cifar", "tiny-imagenet"] = setting(
         "cifar", doc="data set whose mean and deviation normalize stored images"

@@ -31,7 +31,7 @@ class ImageSIConfig:
     UNPUBLISHED = ("base.lr",)
 
     base: str = setting("image_finetune", doc="name of the wrapped siamese network, whose settings are base.*")
-    strength: float = setting(0.4, doc="strength c of the penalty", unpublished=True)
+    strength: float = setting(0.4, doc="strength c of the penalty", unpublished=True, part="loss")
     rate: float = setting(0.03, doc="weight of a squared gradient")
     clip: float = setting(1.0, doc="largest absolute value in a gradient")
 

@@ -39,8 +39,8 @@ class SiameseConfig:
     loss: Literal["simsiam", "barlow"] = setting("simsiam", doc="loss of two views")
     width: int = setting(2048, doc="width of projected features")
     bottleneck: int = setting(512, doc="hidden width of the predictor")
-    off_diagonal: float = setting(0.005, doc="lambda of Barlow Twins, eq. 1")
-    lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True)
+    off_diagonal: float = setting(0.005, doc="lambda of Barlow Twins, eq. 1", part="loss")
+    lr: float = setting(0.03, doc="learning rate for 256 images", unpublished=True, part="recipe")
 
     def __post_init__(self) -> None:
         require(self, ">= 1", "width", hint="The release has 2048.")

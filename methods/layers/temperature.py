@@ -18,9 +18,11 @@ class ScaleConfig:
     """Settings of retrievers that train all of CLIP. The bounds are those of CTVR's released code."""
 
     train_scale: bool = setting(True, doc="training of CLIP's temperature")
-    start_scale: float | None = setting(None, doc="initial 1 / temperature; none: CLIP's own, 100")
-    min_scale: float = setting(1.0, doc="lower bound of 1 / temperature after each step; 0: without a bound")
-    max_scale: float = setting(200.0, doc="upper bound of 1 / temperature after each step")
+    start_scale: float | None = setting(None, doc="initial 1 / temperature; none: CLIP's own, 100", part="loss")
+    min_scale: float = setting(
+        1.0, doc="lower bound of 1 / temperature after each step; 0: without a bound", part="recipe"
+    )
+    max_scale: float = setting(200.0, doc="upper bound of 1 / temperature after each step", part="recipe")
 
     def __post_init__(self) -> None:
         require(self, ">= 1", "max_scale", hint="CLIP uses 100.")

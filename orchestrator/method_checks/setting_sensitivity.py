@@ -160,7 +160,7 @@ class SettingProbe:
         value = context.get(own, self._default(self.name, context))
         if value is ABSENT:
             return REFUSED
-        taken = [v for v in (value, *other_values(value)) if self._made({**context, own: v})]
+        taken = [v for v in (value, *self._others(value)) if self._made({**context, own: v})]
         first: Trace | None = None
         several = False
         for other in taken[: 3 if few else None] if len(taken) > 1 else ():
@@ -170,6 +170,9 @@ class SettingProbe:
             several |= found is not None and first is not None
             first = first or found
         return IDLE if several else REFUSED
+
+    def _others(self, value: Any) -> list[Any]:
+        return other_values(value)
 
     def _default(self, setting: str, context: Mapping[str, Any]) -> Any:
         """Return a setting's default in this context, or ABSENT if the selected variant lacks the setting."""
@@ -228,11 +231,12 @@ def trace(method: Method) -> Trace:
             videos, texts = features(method, index)
             scores = method.score(texts, videos)
             seen = [stored, videos, texts, scores, method.normalize_scores(scores), method.normalize_scores_v2t(scores)]
-        found += [_digest(tensor) for tensor in seen]
-    found += [f"{name} {_digest(value)}" for name, value in method.state_dict().items()]
+        found += [digest_of_tensor(tensor) for tensor in seen]
+    found += [f"{name} {digest_of_tensor(value)}" for name, value in method.state_dict().items()]
     return tuple(found)
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def digest_of_tensor(tensor: torch.Tensor) -> str:
+    """Return shape and digest of a tensor's bits."""
     array = tensor.detach().cpu().contiguous()
     return f"{tuple(array.shape)} {hashlib.sha256(array.flatten().view(torch.uint8).numpy().data).hexdigest()}"

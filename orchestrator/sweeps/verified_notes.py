@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ctvr.methods.settings import settings_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.memo import remembered
 from ctvr.orchestrator.tables.footnotes import method_of
 from ctvr.orchestrator.tables.setting_diff import is_equal
 from ctvr.orchestrator.tables.table import Table
-from ctvr.orchestrator.tables.verified import Verified, equals, of_method
+from ctvr.orchestrator.tables.verified import PROVES_CODE, Verified, equals, of_method
 from ctvr.orchestrator.tracking.run_record import RunRecord, as_text
 
 NO_RECIPE = "no recipe of the authors was compared"
+BY_DATA = ("num_frames",)  # determined by the data
 SHOWN = 6  # maximum number of settings in a footnote
 
 
@@ -30,8 +32,50 @@ def with_verified(table: Table, runs: Sequence[RunRecord]) -> Table:
 
 
 def verified_note(run: RunRecord) -> str:
-    """Return a footnote on the release that a run's method equals, with its recipe's differences; "" if none."""
-    return "; ".join(f"{equals(entry)}; {_recipe(run, entry)}" for entry in of_method(method_of(run)))
+    """Return a footnote on the release that a run's method equals, with its differences from it; "" if none."""
+    return "; ".join(_note(run, entry) for entry in of_method(method_of(run)))
+
+
+def _note(run: RunRecord, entry: Verified) -> str:
+    """Return the footnote on one release: what of the row matches it, or that only the compared preset does."""
+    recipe, parts = _recipe(run, entry), {"forward pass": _differing(run, entry, "forward")}
+    parts["loss"] = _differing(run, entry, "loss")
+    if not any(parts.values()):
+        is_whole = "differs in" not in recipe and recipe != NO_RECIPE
+        return "; ".join(filter(None, [equals(entry) if is_whole else equals(entry, PROVES_CODE), recipe]))
+    said = [f"{name} ({_listed(found)})" for name, found in parts.items() if found]
+    differs = f"this row differs from it in its {' and its '.join(said)}"
+    return f"the preset {entry.preset} is compared with the release: {equals(entry)}; {differs}; {recipe}"
+
+
+def _differing(run: RunRecord, entry: Verified, part: str) -> list[str]:
+    """List the settings of a part of the method in which a run differs from the compared preset."""
+    code = remembered(["forward and loss of a preset", entry.method, entry.preset], lambda: _code(entry))
+    pairs = {
+        name: (as_text(run.settings[name]), value) for name, value in code.get(part, {}).items() if name in run.settings
+    }
+    return [f"{name} {ours} ({entry.preset} {its})" for name, (ours, its) in pairs.items() if not is_equal(ours, its)]
+
+
+def _code(entry: Verified) -> dict[str, dict[str, str]]:
+    """Return the settings of a preset, defaults included, that change the forward pass or the loss, by part."""
+    from ctvr.orchestrator.learning.resolve import resolve  # imports torch
+
+    found: dict[str, dict[str, str]] = {"forward": {}, "loss": {}, "recipe": {}}
+    try:
+        made = resolve({"method": entry.method, "stream": ""}, {}, [entry.preset])
+    except ConfigError:  # the record is of a removed method
+        return found
+    for group, config in (("method", made.method), ("base", made.base)):
+        for name, facts in settings_of(type(config)).items() if config is not None else ():
+            if f"{group}.{name}" in made.settings and name not in BY_DATA:
+                found[facts.part][f"{group}.{name}"] = as_text(made.settings[f"{group}.{name}"])
+    return found
+
+
+def _listed(found: Sequence[str]) -> str:
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"{', '.join(found[:SHOWN])}{more}"
 
 
 def _preset(entry: Verified) -> dict[str, Any]:
@@ -52,7 +96,9 @@ def _recipe(run: RunRecord, entry: Verified) -> str:
     recipe = remembered(["recipe", entry.method, entry.preset], lambda: _preset(entry))
     if not recipe:
         return NO_RECIPE
-    known = {name: value for name, value in recipe["values"].items() if name in run.settings}
+    code = remembered(["forward and loss of a preset", entry.method, entry.preset], lambda: _code(entry))
+    others = {*code.get("forward", {}), *code.get("loss", {})}
+    known = {name: value for name, value in recipe["values"].items() if name in run.settings and name not in others}
     pairs = {name: (as_text(run.settings[name]), as_text(value)) for name, value in known.items()}
     found = [f"{name} {ours} ({entry.preset} {its})" for name, (ours, its) in pairs.items() if not is_equal(ours, its)]
     own = [f"{name} {as_text(run.settings[name])}" for name in recipe["ours"] if name in run.settings]
@@ -60,9 +106,7 @@ def _recipe(run: RunRecord, entry: Verified) -> str:
     whose = "" if _repository(recipe["release"]) == _repository(entry.source) else f" of {recipe['release']}"
     if not found:
         return f"recipe: preset {entry.preset}{whose}{ours}"
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    listed = f"{', '.join(found[:SHOWN])}{more}"
-    return f"recipe{whose} differs in: {listed} (see ctvr methods {entry.method} --preset {entry.preset}){ours}"
+    return f"recipe{whose} differs in: {_listed(found)} (see ctvr methods {entry.method} --preset {entry.preset}){ours}"
 
 
 def _repository(release: str) -> str:

@@ -10,6 +10,7 @@ checks: what was compared, how many tensors, tables or numbers, within what tole
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -86,11 +87,19 @@ def checks_of(test: str) -> dict[tuple[str, str], Check]:
     return {(entry.method, check.what): check for entry in read()[1] for check in entry.checks if check.test == test}
 
 
-def equals(entry: Verified) -> str:
-    """Return the footnote `forward, loss and gradients match owner/name@commit within 1e-05 on seeded weights`."""
-    names = list(dict.fromkeys(check.what for check in sorted(entry.checks, key=lambda check: WHAT.index(check.what))))
+def equals(entry: Verified, only: Collection[str] = WHAT) -> str:
+    """Return the footnote `forward, loss and gradients match owner/name@commit within 1e-05 on seeded weights`.
+
+    Args:
+        entry: the comparison.
+        only: the kinds of checks that are listed; empty text if the entry has none of them.
+    """
+    checks = [check for check in sorted(entry.checks, key=lambda check: WHAT.index(check.what)) if check.what in only]
+    if not checks:
+        return ""
+    names = list(dict.fromkeys(check.what for check in checks))
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    worst = max(check.tolerance for check in entry.checks)
+    worst = max(check.tolerance for check in checks)
     verb = "match" if len(names) > 1 else "matches"
     return f"{listed} {verb} {entry.source} within {worst:g} on seeded weights"
 

@@ -94,11 +94,13 @@ class EncodedOnce:
 class RelationConfig:
     """Settings of the distillation. Defaults are those of the original's code."""
 
-    weight: float = setting(1.0, doc="weight of distillation lambda, eq. 8", unpublished=True, later=True)
-    kappa: float = setting(0.2, doc="temperature of the student", unpublished=True, later=True)
-    kappa_teacher: float = setting(0.01, doc="temperature kappa* of the teacher", unpublished=True, later=True)
+    weight: float = setting(1.0, doc="weight of distillation lambda, eq. 8", unpublished=True, later=True, part="loss")
+    kappa: float = setting(0.2, doc="temperature of the student", unpublished=True, later=True, part="loss")
+    kappa_teacher: float = setting(
+        0.01, doc="temperature kappa* of the teacher", unpublished=True, later=True, part="loss"
+    )
     ird: Literal["cross", "intra"] = setting(
-        "cross", doc="distilled relations: between the modalities, or within each", later=True
+        "cross", doc="distilled relations: between the modalities, or within each", later=True, part="loss"
     )
 
     def __post_init__(self) -> None:

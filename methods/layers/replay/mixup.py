@@ -30,9 +30,13 @@ from ctvr.methods.settings import require, setting
 class MixingConfig:
     """Settings of the mixture. The default of alpha is that of LUMP's code."""
 
-    alpha: float = setting(0.4, doc="parameter of the Beta distribution", unpublished=True, later=True)
+    alpha: float = setting(0.4, doc="parameter of the Beta distribution", unpublished=True, later=True, part="loss")
     mix_level: Literal["input", "feature"] = setting(
-        "input", doc="mixed data; feature: both pairs are encoded, then mixed", unpublished=True, later=True
+        "input",
+        doc="mixed data; feature: both pairs are encoded, then mixed",
+        unpublished=True,
+        later=True,
+        part="loss",
     )
 
     def __post_init__(self) -> None:

@@ -83,14 +83,24 @@ def test_grades_and_comparisons_are_printed(capsys):
 def test_row_states_its_equality_with_the_release():
     record = run("clip4clip", "msrvtt-10")
     note = verified_note(record)
-    assert note.startswith("forward, loss, gradients, steps, schedule, recipe and evaluation match ArrowLuo/CLIP4Clip@")
-    assert "within 5e-05 on seeded weights; recipe differs in: method.lr 1e-06 (original 1e-07)," in note
+    start = "the preset original is compared with the release: forward, loss, gradients, steps, schedule, recipe and "
+    assert note.startswith(start + "evaluation match ArrowLuo/CLIP4Clip@")
+    differs = "this row differs from it in its forward pass (method.frame_norm none (original l2)"
+    assert differs in note
+    assert "; recipe differs in: method.lr 1e-06 (original 1e-07)," in note
     assert note.endswith("more (see ctvr methods clip4clip --preset original)")
     (table,) = tables([record])
     assert with_verified(table, [record]).rows[0].marks[-1] == note
     settings = {**(paper_settings(record) or {}), **presets_of("clip4clip")["original"]}
     own = run("clip4clip", "msrvtt-10", **{name: value for name, value in settings.items() if name != "method"})
     assert verified_note(own).endswith("recipe: preset original")
+    assert verified_note(own).startswith("forward, loss, gradients, steps, schedule, recipe and evaluation match")
+    given = {name: value for name, value in own.settings.items() if name != "method"}
+    trained = run("clip4clip", "msrvtt-10", **{**given, "method.lr": "3e-06"})
+    assert verified_note(trained).startswith("forward, loss and gradients match ArrowLuo/CLIP4Clip@508ffa3 within ")
+    assert "recipe differs in: method.lr 3e-06 (original 1e-07)" in verified_note(trained)
+    other = run("clip4clip", "msrvtt-10", **{**given, "method.loss_reduction": "sum"})
+    assert "this row differs from it in its loss (method.loss_reduction sum (original mean))" in verified_note(other)
     assert verified_note(run("upper_bound", "msrvtt-10")) == ""
     said = "forward, loss, gradients, steps and recipe match divyam3897/UCL@cfaa81d within 1e-05 on seeded weights"
     assert equals(of_method("lump")[0]) == said
