@@ -32,7 +32,13 @@ from ctvr.orchestrator.learning.evaluate import Evaluation, EvaluationConfig, en
 from ctvr.orchestrator.learning.grad_cache import accumulation_mode, backward
 from ctvr.orchestrator.learning.index_age import optional_metrics
 from ctvr.orchestrator.learning.loss_monitor import EpochMetrics, mean_losses
-from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, clone_trained_state, load_state, trained_state
+from ctvr.orchestrator.learning.method_state import (
+    PretrainedSnapshot,
+    clone_trained_state,
+    finish_task,
+    load_state,
+    trained_state,
+)
 from ctvr.orchestrator.learning.optimizer import (
     OptimConfig,
     batch_weights,
@@ -114,7 +120,7 @@ class Loop:
                 with checkpointing(self.config.optim.activation_checkpointing):  # end_task may compute gradients, too
                     self.method.eval()
                     self._seed("end", task.index)
-                    self.method.end_task(task, self.data.ordered_batches([task.index]))
+                    finish_task(self.method, task, self.data.ordered_batches([task.index]))
             self._store_galleries(index)
             found = self._evaluate(index)
             found.add(before, self._optional(index + 1, found.own, before.metrics), costs)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.base import Method
+from ctvr.methods.base import Batch, Method, Task
 from ctvr.orchestrator.data.batches import tasks_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.redaction import redact_data
@@ -62,6 +62,13 @@ def trained_state(method: Method, pretrained: PretrainedSnapshot) -> dict[str, T
         for name, value in method.state_dict().items()
         if not pretrained.has(name, value)
     }
+
+
+def finish_task(method: Method, task: Task, loader: Iterable[Batch]) -> None:
+    """Call `end_task`, then lay out every buffer as a resumed run reads it from a commit: strides change rounding."""
+    method.end_task(task, loader)
+    for buffer in method.buffers():
+        buffer.data = buffer.contiguous()
 
 
 def clone_trained_state(method: Method, pretrained: PretrainedSnapshot | None = None) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ def take_step(
     norm = nn.utils.clip_grad_norm_(parameters, math.inf if optim.grad_clip is None else optim.grad_clip)
     set_learning_rates(optimizer, factor, optim.final_lr)
     optimizer.step()
+    torch.autograd.graph.increment_version(parameters)  # fused optimizers do not count their writes
     optimizer.zero_grad(set_to_none=True)
     method.after_step()
     return norm

@@ -18,6 +18,7 @@ from ctvr.orchestrator import renamed
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.distributed import all_parameters_used, require_gradients
 from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.method_state import finish_task
 from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer
 from ctvr.orchestrator.learning.resolve import get_method, resolve
 from ctvr.orchestrator.learning.step import take_step, total_of
@@ -126,7 +127,7 @@ def learn(
     for batch in loader if watch else ():
         watch(batch)  # type: ignore[misc]
     torch.manual_seed(200 + index)
-    method.end_task(task, loader)
+    finish_task(method, task, loader)
     return losses
 
 

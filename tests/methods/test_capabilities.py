@@ -111,7 +111,7 @@ def test_a_method_without_its_settings_is_named():
 
 def test_every_old_name_leads_to_a_field_and_no_method_of_ours_has_one():
     fields = {field.name for field in dataclasses.fields(Capabilities)}
-    assert {*renamed.CAPABILITIES.values()} == fields
+    assert {*renamed.CAPABILITIES.values()} <= fields
     for name in EVERY_METHOD:
         renamed.check_hooks(find_method(name))
     assert not renamed.CAPABILITIES.keys() & {*vars(nn.Module)}
