@@ -74,6 +74,7 @@ class Rule:
     columns: tuple[str, ...] = ()  # only tables with one of them
 
 
+WITH_INTERVALS = ("R@1 vs best", "Gap", "over 3 seeds")  # columns of tables, of gaps, of searches
 RULES = (
     Rule("2026-11-25", "a207222d", "simultaneous p-values and intervals", columns=("R@1 vs best", "on test")),
     Rule("2026-11-25", "821b622b", "momentum-contrast queues smaller than a task", ("bmu-*",)),
@@ -90,6 +91,13 @@ RULES = (
         ("ctvr-table[12]*", "ctvr-fig8"),
     ),
     Rule("2026-11-28", "0ee8a551", "rows are bold and compared among rows of equal access", columns=("R@1 vs best",)),
+    Rule(
+        "2026-11-28",
+        "7266501d",
+        "a tie has its chance in R@k (shapes-5 has no ties)",
+        columns=("R@1 ↑", "over 3 seeds"),
+    ),
+    Rule("2026-11-28", "6b8e6779", "intervals continuous in the variance over seeds", columns=WITH_INTERVALS),
 )
 
 
@@ -117,8 +125,8 @@ def best(text: str) -> tuple[str, str]:
         if len(found) > 1 and access != "joint":
             top = max(sign * line.value(column)[0] for line in found)
             names = [line.name for line in found if sign * line.value(column)[0] == top]
-            cell = next(line for line in found if line.name == names[0]).cells[column]
-            return ", ".join(names) + f" ({title.lower()})" * bool(access), f"{column.rstrip(' ↑↓')} {cell.strip('*')}"
+            cells = dict.fromkeys(line.cells[column].strip("*") for line in found if line.name in names)
+            return ", ".join(names) + f" ({title.lower()})" * bool(access), f"{column.rstrip(' ↑↓')} {', '.join(cells)}"
     raise ValueError(f"{text.splitlines()[0]}: no two rows to compare below {column!r}.")
 
 

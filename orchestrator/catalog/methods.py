@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, plugins
-from ctvr.orchestrator.tables.verified import equals, of_method
+from ctvr.orchestrator.tables.verified import counted, equals, of_method
 
 
 def methods_text() -> str:
@@ -19,8 +19,12 @@ def methods_text() -> str:
         lines.append(f"{name:<{width}}  {first}")
         found = "; ".join(map(equals, of_method(name))) or "the equations of its paper (no code)"
         lines.append(f"{'':<{width}}    checked against: {found}")
-    lines += [f"{name:<{width}}  {method} with preset {own}" for name, (method, own) in CONFIGURATIONS.items()]
+    for name, (method, own) in CONFIGURATIONS.items():
+        lines.append(f"{name:<{width}}  {method} with preset {own}")
+        found = "; ".join(map(equals, of_method(name)))
+        lines += [f"{'':<{width}}    checked against: {found}"] * bool(found)
     lines += [f"{name}  {place}, from another package" for name, place in plugins().items()]
+    lines += ["", counted()]
     lines.append("No published number has been reproduced here: pre-trained weights and data sets were not available.")
     return "\n".join([*lines, "", "Settings of a method: ctvr methods NAME"])
 

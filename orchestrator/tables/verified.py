@@ -104,6 +104,16 @@ def equals(entry: Verified, only: Collection[str] = WHAT) -> str:
     return f"{listed} {verb} {entry.source} within {worst:g} on seeded weights"
 
 
+def counted() -> str:
+    """Return the sentence with the numbers of methods that are compared with their authors' code."""
+    rows, entries = read()
+    compared, graded = {entry.method for entry in entries}, {row.method for row in rows if grade_of(row) == "code"}
+    return (
+        f"Tests compare {len(compared)} of {len(rows)} methods with their authors' code. "
+        f"{len(graded)} of these have the grade code: a test in every clone compares features, losses or gradients."
+    )
+
+
 def grade_of(row: VerificationRow) -> str:
     """Return `code` if a check in every clone compares features, losses or gradients with a release, else `grade`."""
     checks = [check for entry in of_method(row.method) for check in entry.checks]
@@ -131,5 +141,5 @@ def text() -> str:
     total = sum(check.cases for entry in entries for check in entry.checks)
     clone = sum(check.cases for entry in entries for check in entry.checks if check.in_clone)
     lines.append("")
-    lines.append(f"{total} cases of {len({e.method for e in entries})} methods, {clone} of them in every clone.")
+    lines.append(f"{counted()} There are {total} cases, {clone} of them in every clone.")
     return "\n".join(lines)

@@ -74,6 +74,8 @@ def test_readme_shows_rows_of_the_page_of_make_sweep():
 def test_the_best_row_is_that_of_the_first_block_with_two_rows():
     assert best(PAGE) == ("a_b", "R@1 2.00")
     assert best(PAGE.replace("| 1.00 |", "| **2.00** |")) == ("a_b, c", "R@1 2.00")
+    spreads = PAGE.replace("**2.00**", "**2.00±0.30**").replace("| 1.00 |", "| **2.00±0.40** |")
+    assert best(spreads) == ("a_b, c", "R@1 2.00±0.30, 2.00±0.40")
     replayed = "| d | **9.00** | best |\n| e | 8.00 | -1.00 |"
     titles = ("| *Trains on the current task* |  |  |", "| *Keeps pairs of earlier tasks* |  |  |")
     table = PAGE.replace("| a", f"{titles[0]}\n| a").replace(
@@ -105,12 +107,15 @@ def test_a_table_is_marked_by_each_rule_that_came_later_and_concerns_it():
     assert [line for line in old.splitlines() if line.startswith(MARK)] == [
         f"{MARK}simultaneous p-values and intervals (2026-11-25, a207222d); "
         "momentum-contrast queues smaller than a task (2026-11-25, 821b622b); "
-        "rows are bold and compared among rows of equal access (2026-11-28, 0ee8a551)."
+        "rows are bold and compared among rows of equal access (2026-11-28, 0ee8a551); "
+        "a tie has its chance in R@k (shapes-5 has no ties) (2026-11-28, 7266501d); "
+        "intervals continuous in the variance over seeds (2026-11-28, 6b8e6779)."
     ]
     assert old.index(MARK) < old.index("| Method |")
     assert marked("bmu-table2", old) == old
-    assert older("tempme-table2", PAGE) == [RULES[0], RULES[-1]]
-    assert older("tempme-table2", PAGE.replace(" vs best", "")) == []
+    assert older("tempme-table2", PAGE) == [RULES[0], *RULES[-3:]]
+    assert older("tempme-table2", PAGE.replace(" vs best", "")) == [RULES[-2]]
+    assert older("tempme-table7", PAGE.replace("R@1", "Accuracy")) == []
 
 
 def test_a_table_that_was_measured_after_the_rules_has_no_mark():

@@ -9,12 +9,13 @@ import pytest
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Recipe
+from ctvr.orchestrator.catalog.methods import methods_text
 from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.learning.resolve import presets_of
 from ctvr.orchestrator.sweeps.table import paper_settings
 from ctvr.orchestrator.sweeps.verified_notes import verified_note, with_verified
 from ctvr.orchestrator.tables.build import tables
-from ctvr.orchestrator.tables.verified import Check, Verified, equals, grade_of, of_method, read, text
+from ctvr.orchestrator.tables.verified import Check, Verified, counted, equals, grade_of, of_method, read, text
 from ctvr.orchestrator.tracking.run_record import as_text
 from tests.orchestrator.tables.test_setting_diff import run
 
@@ -78,6 +79,19 @@ def test_grades_and_comparisons_are_printed(capsys):
     assert shown.strip() == text()
     assert "clip4clip, preset original: ArrowLuo/CLIP4Clip@508ffa3" in shown
     assert "upper_bound: ours; against CTVR, section 4.3.1\n" in shown
+
+
+def test_one_count_of_verified_methods_stands_in_all_places():
+    compared, methods, code = map(int, re.findall(r"\d+", counted()))
+    assert compared == len({entry.method for entry in ENTRIES})
+    assert code == sum(grade_of(row) == "code" for row in ROWS)
+    shown = methods_text()
+    assert counted() in shown
+    assert counted() in text()
+    assert shown.count("checked against: ") - shown.count("(no code)") == compared
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "REPRODUCIBILITY.md"))
+    assert f"{methods} methods and strategies on one training loop.** Tests compare {compared} of them" in readme
+    assert f"Tests compare {compared} of {methods} methods with their authors' code. {code} of these" in page
 
 
 def test_row_states_its_equality_with_the_release():
