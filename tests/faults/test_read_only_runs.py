@@ -15,24 +15,20 @@ from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.tracking import readable
 from ctvr.orchestrator.tracking.outbox import Outbox
-from tests.read_only import open_folder, read_only
+from tests.read_only import read_only
 
 
 @pytest.fixture
-def moved(learned: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Move a copy of learned runs, whose records contain the former addresses, below the current folder of another
-    user.
-    """
-    with open_folder() as folder:
-        shutil.copytree(learned, folder / "runs")
-        (folder / "here").mkdir(mode=0o777)
-        (folder / "here").chmod(0o777)
-        monkeypatch.chdir(folder / "here")
-        monkeypatch.setenv("CTVR_CACHE", str(folder / "cache"))
-        monkeypatch.setattr(readable.tempfile, "tempdir", str(folder / "here"))
-        readable._copied.cache_clear()
-        yield folder / "runs"
-        readable._copied.cache_clear()
+def moved(learned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Move a copy of learned runs, whose records contain the former addresses, next to the current folder."""
+    shutil.copytree(learned, tmp_path / "runs")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("CTVR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(readable.tempfile, "tempdir", str(tmp_path / "here"))
+    readable._copied.cache_clear()
+    yield tmp_path / "runs"
+    readable._copied.cache_clear()
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from ctvr.orchestrator.errors import ConfigError, MissingObject, StoreError
 from ctvr.orchestrator.store.gc import find_garbage
 from ctvr.orchestrator.store.packs import Member
 from ctvr.orchestrator.store.store import Store
-from tests.read_only import open_folder, read_only
+from tests.read_only import read_only
 
 X = {"frames": np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3), "times": np.array([0.0, 0.5])}
 
@@ -62,14 +62,8 @@ def test_what_is_no_file_counts_as_a_damaged_object_and_hides_no_other(tmp_path,
         assert fresh.get("frames", "a")["x"].tolist() == [0, 1, 2]
 
 
-@pytest.fixture
-def open_place():
-    with open_folder() as folder:
-        yield folder
-
-
-def test_read_only_store_is_read_and_a_write_is_one_line(open_place, caplog):
-    root = open_place / "store"
+def test_read_only_store_is_read_and_a_write_is_one_line(tmp_path, caplog):
+    root = tmp_path / "store"
     store = Store.open(root)
     store.put("frames", "a", X)
     store.put("frames", "bad", X)
