@@ -14,8 +14,8 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method
 from ctvr.orchestrator.errors import ContractViolation
 from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, trained_state
-from ctvr.orchestrator.learning.optimizer import freeze_except, make_optimizer
-from ctvr.orchestrator.learning.step import take_step, total_of
+from ctvr.orchestrator.learning.optimizer import freeze_except, make_optimizer, set_learning_rates
+from ctvr.orchestrator.learning.step import total_of
 from ctvr.orchestrator.method_checks.subject import (
     FRAMES,
     OPTIM,
@@ -58,7 +58,9 @@ def check_losses(subject: Subject) -> None:
         raise ContractViolation("param_groups() returns parameters, but no loss depends on any of them")
     optimizer = make_optimizer(groups, OPTIM)
     total.backward()
-    take_step(method, optimizer, parameters, OPTIM)
+    method.before_step()
+    set_learning_rates(optimizer, 1.0)
+    optimizer.step()  # without `after_step`, which moves momentum copies
     moved = [key for key, p in method.named_parameters() if not torch.equal(p, before[key])]
     if not moved:
         raise ContractViolation("a step of the optimizer changes none of the parameters that param_groups() returns")

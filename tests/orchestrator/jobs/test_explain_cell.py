@@ -26,7 +26,7 @@ def test_a_number_leads_to_its_runs_ranks_and_commands(runs, manifest):
     assert "bwf of zero_shot" in explain_cell("small", "zero_shot", "BWF", execution)
     with pytest.raises(ConfigError, match="no row 'zeroshot' in small. Did you mean 'zero_shot'"):
         explain_cell("small", "zeroshot", "R@1", execution)
-    with pytest.raises(ConfigError, match="no column 'colour' in small. Columns: r1, "):
+    with pytest.raises(ConfigError, match="no column 'colour' in small. Columns: access, r1, "):
         explain_cell("small", "zero_shot", "colour", execution)
 
 
