@@ -411,8 +411,9 @@ def test_a_method_without_gradients_is_searched_confirmed_and_rerun_over_every_s
         method=(place := f"tests.analytic_methods:{name}"),
         stream=manifest,
         name=f"s-{name}",
+        overrides={},
         search={"trials": 3, "searcher": "grid", "confirm": 1, "confirm_seeds": 2},
-        space=("method.ridge=0.1,10,100",),
+        space=("method.strength=0.3,3,100",),
         seeds=2,
         baselines=("zero_shot",),
     )
