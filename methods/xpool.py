@@ -143,12 +143,12 @@ class Pooling(nn.Module):
         m = m - m.mean(dim=-1, keepdim=True)
         n = m * last.weight  # N
         w = self.attention(asked, keys)  # (V, Q, T)
-        w = w / (quadratic(w, centred @ centred.mT / d) + first.eps).sqrt()[..., None]
+        w = w * (quadratic(w, centred @ centred.mT / d) + first.eps).rsqrt()[..., None]
         u = torch.cat([w, torch.ones_like(w[..., :1])], dim=-1)  # (V, Q, T + 1)
-        s3 = (quadratic(u, m @ m.mT / d) + last.eps).sqrt()
+        s3 = (quadratic(u, m @ m.mT / d) + last.eps).rsqrt().reciprocal()
         along = (u * (unit @ n.mT)).sum(dim=-1) / s3 + unit @ last.bias
         square = quadratic(u, n @ n.mT) / s3**2 + 2 * (u @ (n @ last.bias)[..., None])[..., 0] / s3
-        return along / (square + last.bias @ last.bias).clamp(min=1e-24).sqrt()
+        return along * (square + last.bias @ last.bias).clamp(min=1e-24).rsqrt()
 
 
 def quadratic(x: Tensor, form: Tensor) -> Tensor:

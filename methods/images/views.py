@@ -53,7 +53,7 @@ def crop(x: Tensor, least: float, how: str, generator: torch.Generator | None = 
     draw = torch.rand(len(x), 2 + 2 * TRIES, generator=generator, device=x.device)
     area = least + (1 - least) * draw[:, 2 : 2 + TRIES]
     ratio = (math.log(4 / 3) * (2 * draw[:, 2 + TRIES :] - 1)).exp()
-    tried = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=-1)  # (B, TRIES, 2)
+    tried = torch.stack([area * ratio, area / ratio], dim=-1).rsqrt().reciprocal()  # (B, TRIES, 2)
     fits = (tried <= 1).all(dim=-1)
     first = tried[torch.arange(len(x), device=x.device), fits.int().argmax(dim=1)]
     sides = torch.where(fits.any(dim=1)[:, None], first, 1.0)  # (B, 2) width and height

@@ -29,7 +29,9 @@ def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     draw = torch.rand(batch, 3 + 2 * TRIES, generator=generator, device=x.device)
     area = 0.5 + 0.5 * draw[:, 3 : 3 + TRIES]
     ratio = (math.log(4 / 3) * (2 * draw[:, 3 + TRIES :] - 1)).exp()
-    tried = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=-1)  # (B, TRIES, 2), relative to the frame
+    tried = (
+        torch.stack([area * ratio, area / ratio], dim=-1).rsqrt().reciprocal()
+    )  # (B, TRIES, 2), relative to the frame
     fits = (tried <= 1).all(dim=-1)
     first = tried[torch.arange(batch, device=x.device), fits.int().argmax(dim=1)]
     sides = torch.where(fits.any(dim=1)[:, None], first, 1.0)  # (B, 2) width and height

@@ -1,8 +1,10 @@
 """Kernels of the CPU are chosen before torch computes, in every process, and named in the key."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from ctvr.orchestrator.interpreter import kernels as in_force
 
 NEEDS_AVX2 = pytest.mark.skipif(not kernels.has_avx2(), reason="this processor lacks AVX2, so nothing is pinned")
 SHOW = "import torch\nprint(torch.backends.cpu.get_cpu_capability(), kernels())"
+ROOT = Path(kernels.__file__).parents[1]
 OURS = "import ctvr\nfrom ctvr.orchestrator.interpreter import kernels\n"
 
 
@@ -61,6 +64,13 @@ def test_a_processor_without_avx2_gets_its_own_kernels(monkeypatch):
     kernels.pin()
     assert os.environ[kernels.CHOICE] == "native"
     assert "=" not in in_force()
+
+
+def test_no_square_root_of_a_tensor_is_one_of_mkl():
+    """Its result on a CPU depends on the processor in every mode. `x.rsqrt().reciprocal()` is torch's own."""
+    call = re.compile(r"\.sqrt\(\)|torch\.sqrt\(|_sqrt_?\(|foreach=|fused=False")
+    files = [*(ROOT / "methods").rglob("*.py"), *(ROOT / "orchestrator").rglob("*.py")]
+    assert [str(file) for file in files if call.search(file.read_text(encoding="utf-8"))] == []
 
 
 @NEEDS_AVX2

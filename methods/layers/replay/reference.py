@@ -43,7 +43,7 @@ SHAPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # inside, at points i
     "triangle": lambda x, y: (y < 0.75) & (1.8 * x.abs() - y < 0.9),
     "diamond": lambda x, y: x.abs() + y.abs() < 1,
     "cross": lambda x, y: (torch.minimum(x.abs(), y.abs()) < 0.3) & (torch.maximum(x.abs(), y.abs()) < 0.95),
-    "ring": lambda x, y: ((x**2 + y**2).sqrt() - 0.75).abs() < 0.25,
+    "ring": lambda x, y: ((x**2 + y**2).rsqrt().reciprocal() - 0.75).abs() < 0.25,
 }
 _PLACES = ((0.5, 0.5), (0.35, 0.5), (0.65, 0.5), (0.5, 0.35), (0.5, 0.65))  # centres, taken in turn
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")

@@ -98,7 +98,7 @@ class ClassStatistics(nn.Module):
         keep = to_device([row for row, other in enumerate(known) if other != category], device)
         new = {
             "means": l2_normalize(mean) if normalise else mean,
-            "sigmas": variance.mean(dim=-1).sqrt(),
+            "sigmas": variance.mean(dim=-1).rsqrt().reciprocal(),
             "aligned": aligned.mean(dim=1),
             "dispersions": torch.stack([dispersion(side) for side in aligned]),
         }

@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from ctvr.methods.base import ParamGroup
+from ctvr.orchestrator.learning.custom_optimizers import _square_roots
 from ctvr.orchestrator.learning.optimizer import (
     OptimConfig,
     batch_weights,
@@ -151,3 +153,13 @@ test_settings_out_of_range_say_what_to_write = refusals(
     ({"grad_clip": 0.0}, "grad_clip"),
     ({"momentum": 1.0}, "momentum must be in"),
 )
+
+
+def test_roots_of_our_optimizers_are_those_of_ieee_arithmetic():
+    """Those of MKL depend on the processor; numpy's root and quotient are exact."""
+    v = torch.rand(10_001, generator=torch.Generator().manual_seed(0))
+    v[0] = 0.0
+    with np.errstate(divide="ignore"):
+        exact = np.float32(1) / (np.float32(1) / np.sqrt(v.numpy()))
+    np.testing.assert_array_equal(_square_roots([v])[0].numpy(), exact)
+    assert float((_square_roots([v])[0] - v.sqrt()).abs().max()) < 2e-7
