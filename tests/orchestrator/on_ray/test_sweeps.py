@@ -412,7 +412,7 @@ def test_a_method_without_gradients_is_searched_confirmed_and_rerun_over_every_s
         stream=manifest,
         name=f"s-{name}",
         overrides={},
-        search={"trials": 3, "searcher": "grid", "confirm": 1, "confirm_seeds": 2},
+        search={"trials": 3, "searcher": "grid", "scheduler": "none", "confirm": 1, "confirm_seeds": 2},
         space=("method.strength=0.3,3,100",),
         seeds=2,
         baselines=("zero_shot",),
