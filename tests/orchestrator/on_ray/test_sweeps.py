@@ -343,7 +343,7 @@ def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, man
         execution,
         ray_folder,
         *("--name", "s", "--method", "clip4clip", "--stream", manifest, "--searcher", "grid", "--seeds", "0"),
-        *("--space", "method.lr=0,4e-6", "--scheduler", "none", "--local-cpus", "2"),
+        *("--space", "method.lr=0,4e-5", "--scheduler", "none", "--local-cpus", "2"),
         *("--confirm", "1", "search.confirm_seeds=2"),
         *("optim.weight_decay=0.2", "method.train_scale=true", "method.frame_norm=none", "optim.epochs=30"),
     )
