@@ -87,13 +87,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ones.
     """
     home = tmp_path_factory.mktemp("reader")
-    manifest = read_json(write_stream(home / "small", num_tasks=2, train=2, searched=1))
-    shutil.copytree(home / "small" / "videos", home / "videos")
+    manifest = read_json(write_stream(home / "runs" / "small", num_tasks=2, train=2, searched=1))
+    shutil.copytree(home / "runs" / "small" / "videos", home / "videos")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         patch.setenv("HOME", str(home))
         patch.syspath_prepend(str(home))
-        embedded = lambda name, root, render: parse_manifest({**manifest, "name": name}, name, home / "small")
+        embedded = lambda name, root, render: parse_manifest({**manifest, "name": name}, name, home / "runs" / "small")
         patch.setattr(load, "_load_rendered", embedded)
         patch.setattr(ray, "init", lambda *given, **named: pytest.fail("it runs Ray for hours: add it to WHY_NOT"))
         rows = [

@@ -403,7 +403,7 @@ def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, man
     shutil.rmtree(ray_folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("name", ["RanPac", "Ridge"])
+@pytest.mark.parametrize("name", ["RanPac"])
 def test_a_method_without_gradients_is_searched_confirmed_and_rerun_over_every_seed(
     name, two_cpus, execution, manifest
 ):
