@@ -215,7 +215,8 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
                 _temp_dir=f"{folder.absolute()}/ray",
                 **_quiet(),
             )
-            os.chmod(f"{folder.absolute()}/ray", 0o1777)  # Ray lets others replace our files in it
+            with contextlib.suppress(PermissionError):  # another user owns it
+                os.chmod(f"{folder.absolute()}/ray", 0o1777)  # Ray lets others replace our files in it
             _await_dashboard(port)
             return
         except Exception as error:
