@@ -15,7 +15,7 @@ import ray
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray.internals import lease
 from ctvr.orchestrator.on_ray.memory import memory_of, trials_in_memory
-from ctvr.orchestrator.on_ray.nodes import is_started_here
+from ctvr.orchestrator.on_ray.nodes import alive_nodes, is_started_here
 from ctvr.orchestrator.on_ray.plan import Capacity, TrialPlan
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def capacity(plan: TrialPlan, max_concurrent: int | None = None) -> Capacity:
     """
     have = ray.cluster_resources()
     cpus, gpus = have.get("CPU", 0.0), have.get("GPU", 0.0)
-    nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
+    nodes = [node.get("Resources", {}) for node in alive_nodes()]
     fits = count_fitting_trials(plan, nodes)
     if max_concurrent is not None:
         return Capacity(cpus, gpus, min(fits, max_concurrent), models=gpu_models(nodes))
@@ -52,7 +52,7 @@ def final_concurrency(plan: TrialPlan, room: Capacity, max_concurrent: int | Non
     """Return how many trials fit at once on `plan.max_nodes` nodes, or now if memory is the limit."""
     if plan.max_nodes is None or room.memory_binds:
         return room.concurrent
-    nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
+    nodes = [node.get("Resources", {}) for node in alive_nodes()]
     return max(room.concurrent, cap_to_max_nodes(plan, max_concurrent or EVERY_TRIAL, nodes, plan.max_nodes)[0])
 
 
@@ -96,7 +96,7 @@ def request_resources_for(plan: TrialPlan, trials: int, running: int = 0) -> Non
         return
     workers = trials * plan.workers
     if trials and plan.max_nodes is not None:
-        nodes = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive")]
+        nodes = [node.get("Resources", {}) for node in alive_nodes()]
         trials, workers = cap_to_max_nodes(plan, trials, nodes, plan.max_nodes)
     drivers = trials if plan.workers > 1 else 0
     if plan.workers > 1:

@@ -11,7 +11,6 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import ray
@@ -23,6 +22,7 @@ from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.data.prepare import HERE
 from ctvr.orchestrator.errors import ConfigError, StoreError, VideoError
 from ctvr.orchestrator.on_ray.map_blocks import Columns, last_line, map_blocks
+from ctvr.orchestrator.on_ray.nodes import alive_nodes
 from ctvr.orchestrator.store.gc import USES
 from ctvr.orchestrator.streams.stream import Item
 from ctvr.orchestrator.video.decode import decoder_version
@@ -92,7 +92,7 @@ def decode_on_cluster(
     """
     here = partial(source.decode_missing, items, workers or HERE, progress)
     free = ray.available_resources().get("CPU", 0.0)
-    if len(items) < FEW or len(_nodes()) < 2 or free <= HERE:
+    if len(items) < FEW or len(alive_nodes()) < 2 or free <= HERE:
         return here()
     try:
         check_nodes(source, items[0].path)
@@ -100,10 +100,6 @@ def decode_on_cluster(
         say(f"videos are decoded on this machine only: {error}")
         return here()
     return decode_on_nodes(source, items, workers, progress)
-
-
-def _nodes() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def check_nodes(source: FrameSource, video: str | None = None) -> None:
@@ -119,7 +115,7 @@ def check_nodes(source: FrameSource, video: str | None = None) -> None:
             _find_problem.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ).remote(source, key, video)
-            for node in _nodes()
+            for node in alive_nodes()
         ]
         for problem in ray.get(asked):
             if problem:

@@ -15,6 +15,18 @@ from ctvr.orchestrator.errors import ConfigError
 ASK_SECONDS = 10.0  # clouds refuse machines that they lack: the autoscaler retries while the request exists
 
 
+def alive_nodes() -> list[dict[str, Any]]:
+    """Return what Ray knows of each node that is alive.
+
+    Raises:
+        ConnectionError: if there is none: the GCS still responds, but the last raylet has died.
+    """
+    alive = [node for node in ray.nodes() if node.get("Alive")]
+    if not alive:
+        raise ConnectionError("Ray's raylet has died: no node of the cluster is alive")
+    return alive
+
+
 def await_nodes(count: int, seconds: float = 1800, ask: Callable[[], object] | None = None) -> None:
     """Wait until the cluster has `count` nodes; `ray up` returns before its workers have joined.
 
@@ -55,7 +67,7 @@ def await_sources(seconds: float = 60) -> None:
     mine, here = source_digest(), ray.get_runtime_context().get_node_id()
     until = time.monotonic() + seconds
     while True:
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+        nodes = [node for node in alive_nodes() if node["NodeID"] != here]
         answers = [(node["NodeManagerHostname"], _ask_for_sources(node)) for node in nodes]
         others = {name: found for name, answer in answers if (found := _sources_in(answer)) != mine}
         if not others:

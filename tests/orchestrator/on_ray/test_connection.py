@@ -105,6 +105,13 @@ def test_trials_that_memory_holds(worker, workers, nodes, fits):
     assert trials_in_memory(worker, workers, nodes) == fits
 
 
+def test_a_cluster_that_lost_its_raylet_is_not_too_small(monkeypatch):
+    monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity.ray.nodes", lambda: [{"Alive": False, "Resources": {}}])
+    monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity.ray.cluster_resources", dict)
+    with pytest.raises(ConnectionError, match="raylet has died"):
+        capacity(plan())
+
+
 def test_memory_bounds_trials_unless_their_number_was_said(monkeypatch):
     there = [{"Alive": True, "Resources": {"CPU": 8.0, "memory": 9 * GB}}]
     monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity.ray.nodes", lambda: there)

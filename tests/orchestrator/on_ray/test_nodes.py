@@ -7,7 +7,7 @@ import pytest
 from ctvr.orchestrator.digests import source_digest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray import nodes as ray_nodes
-from ctvr.orchestrator.on_ray.nodes import await_nodes, await_sources
+from ctvr.orchestrator.on_ray.nodes import alive_nodes, await_nodes, await_sources
 
 
 @pytest.fixture
@@ -54,6 +54,15 @@ def test_a_node_that_is_gone_is_not_asked(cluster):
     cluster.sources["n2"] = ["0123456789ab"]
     cluster.nodes[2]["Alive"] = False
     await_sources(0)
+
+
+def test_a_cluster_without_a_living_node_is_a_lost_connection(cluster):
+    """A supervised driver that ends with a ConnectionError is restarted; a ConfigError would end its sweep."""
+    assert len(alive_nodes()) == 3
+    for node in cluster.nodes:
+        node["Alive"] = False
+    with pytest.raises(ConnectionError, match="no node of the cluster is alive"):
+        alive_nodes()
 
 
 def test_nodes_that_do_not_come_are_counted(cluster):
