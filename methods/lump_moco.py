@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctvr.methods.base import Batch, SeparableEncoders
+from ctvr.methods.base import Batch, Method, SeparableEncoders
 from ctvr.methods.families.momentum import MOCO_UNPUBLISHED, PAPER, SHAPES_WRAPPED, MomentumRetriever
 from ctvr.methods.families.strategy import RESERVOIR, ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.gather import gather
@@ -52,6 +52,11 @@ class LUMPMoCo(ReplayStrategy):
     needs_momentum = True
     config: LUMPMoCoConfig
     base: MomentumRetriever
+
+    def __init__(self, config: LUMPMoCoConfig, base: Method) -> None:
+        super().__init__(config, base)
+        if config.mix_level == "input":  # pixels are mixed before the first block
+            self.frozen_blocks = 0
 
     def separable_encoders(self) -> SeparableEncoders | str:
         if self.config.mix_level == "input":

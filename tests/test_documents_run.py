@@ -67,6 +67,7 @@ FILLED_IN = {
     "ctvr report NAME": "shapes-5",
     "ctvr table NAME": "shapes-5",
     "ctvr table NAME --figures": "shapes-5",
+    "ctvr table NAME --pairs": "shapes-5",
 }
 
 

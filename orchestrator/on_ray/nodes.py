@@ -16,7 +16,7 @@ ASK_SECONDS = 10.0  # clouds refuse machines that they lack: the autoscaler retr
 
 
 def alive_nodes() -> list[dict[str, Any]]:
-    """Return what Ray knows of each node that is alive.
+    """Return Ray's records of the nodes that are alive.
 
     Raises:
         ConnectionError: if there is none: the GCS still responds, but the last raylet has died.

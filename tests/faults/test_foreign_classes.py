@@ -174,7 +174,7 @@ def test_a_class_that_the_user_names_is_loaded(words, theirs, tmp_path, capsys):
 def test_a_model_from_elsewhere_is_loaded_where_python_code_trusts_it(theirs, tmp_path):
     with pytest.raises(ctvr.ConfigError, match="add --trust"):
         ctvr.load(theirs / "model")
-    with pytest.raises(ctvr.ConfigError, match="is not a class"):
+    with pytest.raises(ctvr.ConfigError, match="is neither a class nor an address"):
         ctvr.load(theirs / "model", trust="evil")
     assert not (theirs / "ran").exists()
     ctvr.run(EVIL, theirs / "runs/small/small.json", runs=tmp_path, settings={"optim.epochs": 0}, keep_model=True)

@@ -64,7 +64,7 @@ def make_method(case: Case) -> tuple[Method, Clip]:
     clip, cls = make_small_clip(layers=2), find_method(made.run.method)
     method = cls(made.method, find_method(made.method.base)(made.base, clip) if cls.wraps else clip)
     plain = method.param_groups
-    method.param_groups = lambda: [{**group, "lr": 0.02} for group in plain()]  # type: ignore[method-assign]
+    method.param_groups = lambda: [{**group, "lr": 0.01} for group in plain()]  # type: ignore[method-assign]
     return method, clip
 
 

@@ -35,7 +35,6 @@ class MixingConfig:
         "input",
         doc="mixed data; feature: both pairs are encoded, then mixed",
         unpublished=True,
-        later=True,
         part="loss",
     )
 

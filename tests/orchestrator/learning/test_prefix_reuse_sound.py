@@ -50,7 +50,7 @@ def others(hint: Any, value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1, max(1, value - 1), 2 * value]
     if isinstance(value, float):
-        return [0.5 * value + 0.1, 0.5 * value, 1.5 * value + 1]
+        return [0.5 * value, 1.5 * value] if value else [0.1, 1.0]
     return []
 
 
