@@ -31,8 +31,8 @@ NOTE = (
     "interval of the gap over test videos and seeds (if no row has several seeds: over videos), not corrected for the "
     "number of cells. The variance over seeds is moderated toward the mean of the column. Gained, lost: captions that "
     "are correct only after, or only before, re-encoding. GMACs to re-encode: cost for all old videos. FWT: R@1 of a "
-    "task in its own gallery just before it is learned minus that of the untrained model, averaged over tasks. These "
-    "columns are not compared between rows."
+    "task in its own gallery just before it is learned minus that of the untrained model, averaged over tasks; absent "
+    "for an untrained row. These columns are not compared between rows."
 )
 UNSEEN_NOTE = (
     "Retention: R@1 after the last task on a stream that is never learned, as a percentage of the untrained model's "

@@ -96,6 +96,16 @@ def test_interval_of_no_change_is_zero_and_needs_ranks():
     assert "index_gap" in [column.key for column in table.columns]
 
 
+def test_an_untrained_row_has_no_forward_transfer():
+    """Its prompts of a task are random, so the difference from the model before them is noise."""
+    untrained = run("lpi", tags={"ctvr.recommended_epochs": "0"}, **{"optim.epochs": "0"})
+    trained = run("lwf", tags={"ctvr.recommended_epochs": "4"}, **{"optim.epochs": "4"})
+    for record in (untrained, trained):
+        record.metrics["stream/transfer/fwt"] = [(2, 2.3)]
+    (table,) = tables([untrained, trained])
+    assert {row.method: "fwt" in row.values for row in table.rows} == {"lpi": False, "lwf": True}
+
+
 def test_plain_runs_have_none_of_these_columns():
     (table,) = tables([run()])
     assert [column.key for column in table.columns if column.key.startswith(("index", "gap", "reencode"))] == []
