@@ -32,6 +32,7 @@ from ctvr.methods.backbone.blocks import (
 )
 from ctvr.methods.backbone.eot_only import eot_only, supports_eot_only
 from ctvr.methods.backbone.recompute import checkpointing, is_recomputing, recomputing
+from ctvr.methods.backbone.weight_settings import WeightSettings
 from ctvr.methods.layers.transfer import trim_padding
 
 __all__ = [
@@ -190,6 +191,8 @@ class TextTower(nn.Module):
 class Clip(nn.Module):
     """The pre-trained pair of towers that every method builds on."""
 
+    weight_settings: WeightSettings | None = None  # what belongs to the weights; None: shipped, or UMT
+
     def __init__(
         self,
         source: Any,
@@ -211,3 +214,9 @@ class Clip(nn.Module):
         self.embed_dim = self.vision.embed_dim
         size = source.visual.image_size
         self.image_size = int(size[0] if isinstance(size, (tuple, list)) else size)
+
+    @property
+    def resize(self) -> tuple[str, str]:
+        """Return resize mode and interpolation, which give frames the image size."""
+        own = self.weight_settings or WeightSettings()
+        return own.resize_mode, own.interpolation

@@ -7,7 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,21 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.conv_stem import ConvStem
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
 from ctvr.methods.backbone.umt_load import load_umt
+from ctvr.methods.backbone.weight_settings import WeightSettings, weight_settings
 from ctvr.methods.user_paths import expand_path
 
 VERSION: str = importlib.metadata.version("open_clip_torch")  # of the library that defines the towers
 
 
-def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str = "", vocabulary: str = "") -> Clip:
+def load_backbone(
+    name: str,
+    weights: str = "openai",
+    seed: int = 0,
+    sha256: str = "",
+    vocabulary: str = "",
+    chosen: Mapping[str, Any] | None = None,
+    saved: WeightSettings | None = None,
+) -> Clip:
     """Load an open_clip model as a backbone.
 
     Args:
@@ -37,26 +46,53 @@ def load_backbone(name: str, weights: str = "openai", seed: int = 0, sha256: str
         seed: seed of `random` weights.
         sha256: digest of the local file; required for a pickle (anything but .safetensors).
         vocabulary: BERT's vocab.txt, a file; UMT requires it, the others refuse it.
+        chosen: what belongs to a local file and nothing else states, as in `weight_settings`.
+        saved: what belongs to weights that replace the `random` ones later, as a saved model states it.
 
     Raises:
         ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle whose digest
             is not `sha256`.
         FileNotFoundError: if `weights` is a path that does not exist.
     """
-    check_backbone(name, weights, sha256, vocabulary)
+    check_backbone(name, weights, sha256, vocabulary, chosen)
     if name in UMT:
         return _umt(name, weights, seed, sha256, vocabulary)
     if name in SHIPPED:
         source, tokenize, mean, std = _tiny_clip(name, weights, seed, sha256)
     else:
-        source, tokenize, mean, std = _open_clip(name, weights, seed, sha256)
+        own = saved or settings_of(name, weights, chosen)
+        assert own is not None  # not shipped, not UMT
+        source, tokenize = _open_clip(name, weights, seed, sha256, own)
+        mean, std = list(own.mean), list(own.std)
     vision, text = vision_of(source, name), text_of(source)
     if isinstance(text, WholeText):
         tokenize = EndMarked(tokenize, text)
-    return Clip(source, tokenize, mean, std, name, vision, text).eval()
+    clip = Clip(source, tokenize, mean, std, name, vision, text).eval()
+    if name not in SHIPPED:
+        clip.weight_settings = own
+    return clip
 
 
-def check_backbone(name: str, weights: str = "openai", sha256: str = "", vocabulary: str = "") -> None:
+def settings_of(name: str, weights: str, chosen: Mapping[str, Any] | None = None) -> WeightSettings | None:
+    """Return what belongs to weights (`weight_settings`); None for shipped architectures and UMT, which have their own.
+
+    Raises:
+        ValueError: as in `weight_settings`, and for `chosen` of such an architecture.
+    """
+    if name in SHIPPED or name in UMT:
+        if chosen:
+            raise ValueError(f"{next(iter(chosen))}: {name} has its own. Leave it out.")
+        return None
+    return weight_settings(name, weights, expand_path(weights) if is_path(weights) else None, chosen)
+
+
+def check_backbone(
+    name: str,
+    weights: str = "openai",
+    sha256: str = "",
+    vocabulary: str = "",
+    chosen: Mapping[str, Any] | None = None,
+) -> None:
     """Refuse a name, tag or missing file before anything is built; the arguments are those of `load_backbone`.
 
     Raises:
@@ -80,6 +116,7 @@ def check_backbone(name: str, weights: str = "openai", sha256: str = "", vocabul
         files_of(expand_path(weights))
     elif weights not in ("random", *known):
         raise ValueError(f"{name} has no weights called {weights!r}. Write {others}.")
+    settings_of(name, weights, chosen)
 
 
 def _tags(name: str) -> list[str]:
@@ -162,15 +199,22 @@ def _umt(name: str, weights: str, seed: int, sha256: str, vocabulary: str) -> Cl
 
 
 def _open_clip(
-    name: str, weights: str, seed: int, sha256: str
-) -> tuple[nn.Module, Callable[[list[str]], Tensor], list[float], list[float]]:
+    name: str, weights: str, seed: int, sha256: str, own: WeightSettings
+) -> tuple[nn.Module, Callable[[list[str]], Tensor]]:
     import open_clip
 
     is_tag = weights != "random" and not is_path(weights)
+    usual = weight_settings(name, "random").context_length
+    length = None if own.context_length == usual else own.context_length
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            source = open_clip.create_model(name, pretrained=weights if is_tag else None)
+            source = open_clip.create_model(
+                name,
+                pretrained=weights if is_tag else None,
+                force_quick_gelu=own.activation == "quick_gelu",
+                force_context_length=length,
+            )
         except ModuleNotFoundError as error:
             raise ValueError(f"{name} needs the package {error.name}: pip install {error.name}") from error
         except (OSError, RuntimeError) as error:
@@ -182,14 +226,14 @@ def _open_clip(
             ) from error
     if is_path(weights):
         _load_weights(source, expand_path(weights), sha256, name)
-    return source, _tokenizer(name), source.visual.image_mean, source.visual.image_std
+    return source, _tokenizer(name, length)
 
 
-def _tokenizer(name: str) -> Callable[[list[str]], Tensor]:
+def _tokenizer(name: str, length: int | None = None) -> Callable[[list[str]], Tensor]:
     import open_clip
 
     try:
-        found: Callable[[list[str]], Tensor] = open_clip.get_tokenizer(name)
+        found: Callable[[list[str]], Tensor] = open_clip.get_tokenizer(name, context_length=length)
     except ImportError as error:
         raise ValueError(f"the tokenizer of {name} needs the package transformers: pip install transformers") from error
     except (OSError, ValueError) as error:

@@ -30,8 +30,9 @@ from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Segment, Stream
 from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder, Job
-from ctvr.orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame, resize_and_crop
+from ctvr.orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame
 
+PLAIN = (Sampling.resize_mode, Sampling.interpolation)  # the key names others only
 CANDIDATES = 4  # stored frames per part; part of the key through the number of frames
 Broken = list[tuple[Item, VideoError]]
 
@@ -43,23 +44,25 @@ class FrameSource:
         store: holds decoded frames.
         config: the settings `data.*`.
         image_size: image size of the backbone, in pixels per side.
+        resize: resize mode and interpolation of the backbone's weights (`Clip.resize`).
 
     Raises:
         ConfigError: if `data.image_size` differs from `image_size`.
     """
 
-    def __init__(self, store: Store, config: DataConfig, image_size: int) -> None:
+    def __init__(self, store: Store, config: DataConfig, image_size: int, resize: tuple[str, str] = PLAIN) -> None:
         if config.image_size not in {None, image_size}:
             raise ConfigError(
                 f"data.image_size: the backbone needs {image_size} pixels (got {config.image_size}). "
                 f"Use data.image_size={image_size} or omit it."
             )
         self.store = store
-        self.sampling = Sampling(num_frames=config.num_frames, size=image_size, rule=config.rule)
+        self.sampling = Sampling(config.num_frames, image_size, config.rule, *resize)
+        self.resize = resize
         self.candidates: FrameSource | None = None  # candidates of training videos for random draws
         if config.sampling == "random":
             more = replace(config, sampling="linspace", num_frames=config.num_frames * CANDIDATES)
-            self.candidates = FrameSource(store, more, image_size)
+            self.candidates = FrameSource(store, more, image_size, resize)
         self.decoder = config.decoder
         self.quality = config.jpeg_quality
         self._keys: dict[Item, str] = {}
@@ -89,6 +92,7 @@ class FrameSource:
             "num_frames": self.sampling.num_frames,
             "rule": self.sampling.rule,
             "size": self.sampling.size,
+            **({} if self.resize == PLAIN else {"resize": self.resize}),
             "decoder": self.version,
             **({"codec": codec_version(self.quality)} if self.quality else {}),
         }
@@ -236,8 +240,8 @@ def digest_path(path: str) -> Any:
     return digest_file(path)
 
 
-def frames_of(video: Any, config: DataConfig, size: int) -> np.ndarray:
-    """Select and resize frames (T, size, size, 3) uint8 of a video that the caller has opened, by the rule of `config`.
+def frames_of(video: Any, sampling: Sampling) -> np.ndarray:
+    """Select and resize frames (T, size, size, 3) uint8 of a video that the caller has opened.
 
     Args:
         video: a torchcodec decoder, or frames (n, 3, H, W) uint8, treated as one per second.
@@ -245,8 +249,8 @@ def frames_of(video: Any, config: DataConfig, size: int) -> np.ndarray:
     has_decoder = hasattr(video, "get_frames_at")
     count = int(video.metadata.num_frames) if has_decoder else len(video)
     rate = float(video.metadata.average_fps or 1) if has_decoder else 1.0
-    chosen = choose_frames(np.arange(count) / rate, config.num_frames, None, config.rule, rate)
+    chosen = choose_frames(np.arange(count) / rate, sampling.num_frames, None, sampling.rule, rate)
     wanted = sorted({int(number) for number in chosen} - {MISSING})
     frames = np.asarray(video.get_frames_at(wanted).data if has_decoder else video[wanted])
-    small = {number: resize_and_crop(frame.transpose(1, 2, 0), size) for number, frame in zip(wanted, frames)}
-    return np.stack([small[int(number)] if number != MISSING else missing_frame(size) for number in chosen])
+    small = {number: sampling.fit(frame.transpose(1, 2, 0)) for number, frame in zip(wanted, frames)}
+    return np.stack([small[int(number)] if number != MISSING else missing_frame(sampling.size) for number in chosen])

@@ -22,7 +22,7 @@ from ctvr.methods.backbone.clip import Clip, Seams, TextTower
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.arrays import read_arrays, read_features, validate_features
 from ctvr.orchestrator.data.config import DataConfig
-from ctvr.orchestrator.data.frames import ArraySource, FrameSource
+from ctvr.orchestrator.data.frames import PLAIN, ArraySource, FrameSource
 from ctvr.orchestrator.data.images import ImageSource
 from ctvr.orchestrator.digests import digest_file, digest_of
 from ctvr.orchestrator.errors import ConfigError
@@ -30,11 +30,15 @@ from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream
 
 
-def frame_source(stream: Stream, store: Store, config: DataConfig, image_size: int) -> FrameSource:
+def frame_source(
+    stream: Stream, store: Store, config: DataConfig, image_size: int, resize: tuple[str, str] = PLAIN
+) -> FrameSource:
     """Return the source of a stream's items: decoded frames, arrays of features, or arrays of images."""
     if stream.domain == "images":
         return ImageSource(stream, store, config)
-    return FeatureSource(stream, store, config) if stream.has_features else FrameSource(store, config, image_size)
+    if stream.has_features:
+        return FeatureSource(stream, store, config)
+    return FrameSource(store, config, image_size, resize)
 
 
 class FeatureSource(ArraySource):

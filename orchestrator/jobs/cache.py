@@ -56,7 +56,8 @@ def build_cache(
         stream = execution.load_stream(name)
     store = places.open_store()
     store.check_writable()
-    source = frame_source(stream, store, experiment.data, load_clip(experiment.backbone).image_size)
+    clip = load_clip(experiment.backbone)
+    source = frame_source(stream, store, experiment.data, clip.image_size, clip.resize)
 
     def build(decoder: Callable[[FrameSource], DecodeMissing], workers: int, featurize: Featurize | None) -> str:
         found = [

@@ -202,10 +202,15 @@ def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> lis
     why = {"stream": " (other videos, captions or order)"}
     names = {**first, **second} if first and second else {}
     return [
-        f"{name:<{WIDTH - 1}} a: {first.get(name, 'none')[:16]}  b: {second.get(name, 'none')[:16]}{why.get(name, '')}"
+        f"{name:<{WIDTH - 1}} a: {_short(first.get(name))}  b: {_short(second.get(name))}{why.get(name, '')}"
         for name in names
         if first.get(name) != second.get(name)
     ]
+
+
+def _short(value: str | None) -> str:
+    """Return the start of a digest, or words as they are."""
+    return "none" if value is None else value if " " in value else value[:16]
 
 
 def _today(key: str, run: RunRecord) -> str:

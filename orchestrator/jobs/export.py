@@ -86,7 +86,7 @@ def export_stream(
     if "frames" not in what and "features" not in what:
         return "\n".join(lines)
     clip = attach_features(load_clip(experiment.backbone), stream)
-    source = frame_source(stream, execution.places().open_store(), experiment.data, clip.image_size)
+    source = frame_source(stream, execution.places().open_store(), experiment.data, clip.image_size, clip.resize)
     stream, _ = prepare_stream(stream, source, stream.splits, experiment.data.skip_missing)
     items = [item for _, _, item in iter_items(stream)]
     if "frames" in what:

@@ -136,6 +136,8 @@ def _card(
     mark = f"\n\n{run.tags['ctvr.mark']}." if run.tags.get("ctvr.mark") else ""
     rows = "\n".join(f"| {label} | {value:.2f} |" for label, value in values.items())
     listed = "\n".join(f"| {name} | `{digest}` |" for name, digest in digests.items() if digest)
+    frames = json.loads(run.tags.get("ctvr.provenance", "{}")).get("preprocessing")
+    about = f"\nPreprocessing and activation: {frames}.\n" if frames else ""
     return f"""---
 {yaml.safe_dump(head, sort_keys=False, allow_unicode=True).strip()}
 ---
@@ -170,7 +172,7 @@ The features that were stored during training are not included: the final model 
 
 `provenance.json` has the digests of code, weights, versions and device; every setting is below and in `model.json`. The
 file also contains the weights of {settings["backbone.name"]} ({settings["backbone.weights"]}), under licence {licence}.
-
+{about}
 ```json
 {json.dumps(settings, indent=1, default=str)}
 ```

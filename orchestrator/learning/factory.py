@@ -15,6 +15,7 @@ from ctvr.methods.backbone import load
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.backbone.compiled import CompileFailed, compile_blocks
 from ctvr.methods.backbone.umt import Umt
+from ctvr.methods.backbone.weight_settings import WeightSettings, saved_settings
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
 from ctvr.orchestrator import renamed
@@ -24,7 +25,7 @@ from ctvr.orchestrator.data.imported_features import attach_features, refuse_unf
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.experiment import BackboneConfig, Experiment
-from ctvr.orchestrator.learning.method_state import PretrainedSnapshot, load_state, read_model
+from ctvr.orchestrator.learning.method_state import WEIGHT_SETTINGS, PretrainedSnapshot, load_state, read_model
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.learning.stored_galleries import repeat_tasks
@@ -35,10 +36,11 @@ from ctvr.orchestrator.streams.stream import Stream
 REMEMBERED = 10_000  # texts whose tokens are kept while a model with two backbones is queried
 
 
-def load_clip(config: BackboneConfig) -> Clip:
-    """Load the backbone of a configuration; report errors as ConfigError."""
+def load_clip(config: BackboneConfig, saved: WeightSettings | None = None) -> Clip:
+    """Load the backbone of a configuration; report errors as ConfigError. `saved` is that of `load.load_backbone`."""
     try:
-        return load.load_backbone(config.name, config.weights, sha256=config.sha256, vocabulary=config.vocabulary)
+        known = (config.sha256, config.vocabulary, config.chosen, saved)
+        return load.load_backbone(config.name, config.weights, 0, *known)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(f"backbone: {error}") from error
 
@@ -55,15 +57,17 @@ def check_backbone(experiment: Experiment) -> None:
     towers |= {"upgrade.backbone": experiment.upgrade.tower} if experiment.upgrade.task else {}
     for setting, config in towers.items():
         try:
-            load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary)
+            load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary, config.chosen)
         except (ValueError, FileNotFoundError) as error:
             raise ConfigError(f"{setting}: {error}") from error
 
 
-def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | ResNet18:
+def load_tower(
+    experiment: Experiment, stream: Stream | None = None, saved: WeightSettings | None = None
+) -> Clip | ResNet18:
     """Load the backbone of a run: a CLIP, or a network for images initialised from the run's seed.
 
-    Precomputed features of `stream`, the run's stream, replace a tower.
+    Precomputed features of `stream`, the run's stream, replace a tower. `saved` is that of `load.load_backbone`.
 
     Raises:
         ConfigError: if the method, the stream and the backbone do not fit together.
@@ -84,7 +88,7 @@ def load_tower(experiment: Experiment, stream: Stream | None = None) -> Clip | R
                         f"{stream.protocol}. Omit it."
                     )
     if find_method(experiment.run.method).domain != "images":
-        clip = load_clip(config)
+        clip = load_clip(config, saved)
         return clip if stream is None else attach_features(clip, stream)
     if experiment.run.workers > 1:
         raise ConfigError(
@@ -194,18 +198,27 @@ def load_trained(folder: Path) -> TrainedModel:
     tower, upgrade = experiment.backbone, experiment.upgrade  # the folder holds every tensor, so nothing else is read
     drawn = replace(
         experiment,
-        backbone=replace(tower, weights="random", sha256=""),
+        backbone=replace(tower, weights="random", sha256="", activation="", mean=(), resize_mode=""),
         upgrade=replace(upgrade, weights="random", sha256=""),
     )
-    clip = load_tower(drawn)
+    saved = _saved(folder / "model.json", description.get(WEIGHT_SETTINGS, {}))
+    clip = load_tower(drawn, saved=saved.get("backbone"))
     method = make_method(experiment, clip)
     earlier = [_task(each) for each in description.get("earlier_tasks", ())]
     if upgrade.task:
-        method, clip = _upgraded(drawn, method, clip, earlier)
+        method, clip = _upgraded(drawn, method, clip, earlier, saved=saved.get("upgrade"))
     for task in description["tasks"]:
         method.begin_task(_task(task))
     load_state(method, weights, {})
     return TrainedModel(method.eval(), experiment, clip, learned=len(earlier))
+
+
+def _saved(file: Path, described: Any) -> dict[str, WeightSettings]:
+    """Read what belongs to the weights of each backbone; empty for a model of an older version."""
+    try:
+        return {group: saved_settings(each) for group, each in dict(described).items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{file}: {WEIGHT_SETTINGS}: {error}") from error
 
 
 def _task(saved: dict[str, Any]) -> Task:
@@ -213,7 +226,12 @@ def _task(saved: dict[str, Any]) -> Task:
 
 
 def _upgraded(
-    experiment: Experiment, old: Method, former: Clip | ResNet18, earlier: Sequence[Task], stream: Stream | None = None
+    experiment: Experiment,
+    old: Method,
+    former: Clip | ResNet18,
+    earlier: Sequence[Task],
+    stream: Stream | None = None,
+    saved: WeightSettings | None = None,
 ) -> tuple[Method, Clip]:
     """Return the method after an upgrade and its backbone, which tokenizes captions for both models.
 
@@ -222,9 +240,10 @@ def _upgraded(
         old, former: new method on the backbone before the upgrade, and that backbone.
         earlier: tasks that the old model learned.
         stream: as in `make_method`.
+        saved: as in `load_tower`, of the new backbone.
     """
     newer = new_experiment(experiment)
-    clip = load_tower(newer, stream)
+    clip = load_tower(newer, stream, saved)
     assert isinstance(clip, Clip)  # `check_upgrade` admits streams of videos only
     assert isinstance(former, Clip)
     tokens = TwoTokenizers(clip.tokenize, former.tokenize, experiment.data.max_tokens, most=REMEMBERED)

@@ -52,7 +52,7 @@ class Featurizer:
                 f"vision blocks unchanged; caching needs at least {WORTH:.0%}. Omit --features, "
                 "or choose a method that leaves more, such as method=zero_shot."
             )
-        self.source = FrameSource(store, experiment.data, clip.image_size)
+        self.source = FrameSource(store, experiment.data, clip.image_size, clip.resize)
         self._features = features
         self._data = StreamData(stream, self.source, clip.tokenize, clip.mean, clip.std, experiment.data, device)
 

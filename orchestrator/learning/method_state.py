@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Method, Task
+from ctvr.methods.families.upgrade import Upgraded
 from ctvr.orchestrator.data.batches import tasks_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.redaction import redact_data
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import Stream
+
+WEIGHT_SETTINGS = "weight_settings"  # name in model.json of what belongs to the weights of each backbone
 
 
 class PretrainedSnapshot(dict[str, Tensor]):
@@ -133,6 +136,13 @@ def save_model(method: Method, settings: Mapping[str, Any], stream: Stream, fold
     described: dict[str, Any] = {"settings": redact_data(dict(settings)), "tasks": list(map(vars, tasks_of(stream)))}
     if stream.learned:  # encoded by the former model, which the method holds
         described["earlier_tasks"] = list(map(vars, tasks_of(replace(stream, learned=0))[: stream.learned]))
+    towers = {"backbone": method.old, "upgrade": method.base} if isinstance(method, Upgraded) else {"backbone": method}
+    described[WEIGHT_SETTINGS] = {
+        group: asdict(found)
+        for group, part in towers.items()
+        for found in [each.weight_settings for each in part.modules() if isinstance(each, Clip)][:1]
+        if found
+    }
     (folder / "model.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 

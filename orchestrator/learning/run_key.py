@@ -21,7 +21,7 @@ A killed run resumes from its last commit only if all of this is equal: on the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
 import torch
@@ -29,7 +29,7 @@ import torch
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, IMAGE_METHODS, place_of
 from ctvr.methods.backbone.architectures import SHIPPED, UMT
 from ctvr.methods.backbone.checkpoint import files_of
-from ctvr.methods.backbone.load import VERSION, describe_architecture, is_path
+from ctvr.methods.backbone.load import VERSION, describe_architecture, is_path, settings_of
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
@@ -40,6 +40,7 @@ from ctvr.orchestrator.streams.load import plugins as stream_plugins
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import Stream
 
+OF_WEIGHTS = "preprocessing"  # name of what belongs to weights, in words
 OF_PROTOCOL = "code of protocol "  # prefix of the name of the digest of a plug-in's protocol
 # Content digests replace the names of the stream and of a weights file; activation checkpointing changes no bit
 NON_IDENTITY_SETTINGS = (
@@ -85,6 +86,17 @@ def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
     pieces = content_of(vocabulary)
     described = {} if folder or backbone in UMT else describe_architecture(backbone)
     return digest_of([shipped, _digest_of_weights(weights), *filter(None, (pieces, described))])
+
+
+def preprocessing_of(
+    backbone: str, weights: str, chosen: Mapping[str, Any] | None = None, prefix: str = ""
+) -> dict[str, str]:
+    """Return in words what belongs to the weights (`WeightSettings`); empty if the backbone has its own or has none."""
+    try:
+        found = settings_of(backbone, weights, chosen)
+    except (ValueError, RuntimeError):  # loading the backbone will report the reason
+        return {}
+    return {f"{prefix}{OF_WEIGHTS}": str(found)} if found else {}
 
 
 def _digest_of_weights(weights: str) -> object:

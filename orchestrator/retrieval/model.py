@@ -291,7 +291,7 @@ class Model:
                 f"model {self.name}: it was trained on images without captions and cannot search by text."
             )
         stream = Stream("videos", (StreamTask("videos", (), (), (), tuple(items)),), "ctvr", has_val=False)
-        source = FrameSource(self.store, config, clip.image_size)
+        source = FrameSource(self.store, config, clip.image_size, clip.resize)
         return StreamData(stream, source, clip.tokenize, clip.mean, clip.std, config, self.device)
 
     def _precision(self) -> AbstractContextManager[object]:

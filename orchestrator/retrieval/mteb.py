@@ -107,8 +107,8 @@ class MtebEncoder:
         if kinds == ["text"]:
             found = self.model.encode_text(list(batch["text"]))
         else:
-            config, size = self.model.trained.experiment.data, self._data.frames.sampling.size
-            raw = torch.from_numpy(np.stack([frames_of(video, config, size) for video in batch["video"]]))
+            sampling = self._data.frames.sampling
+            raw = torch.from_numpy(np.stack([frames_of(video, sampling) for video in batch["video"]]))
             found = self.model.encode_frames(self._data.to_batch(raw))
         self._shapes[kinds[0]] = tuple(found.shape[1:])
         return found.flatten(1)

@@ -57,7 +57,6 @@ from ctvr.orchestrator.video.sampling import (
     checked_segment,
     choose_frames,
     missing_frame,
-    resize_and_crop,
 )
 
 log = logging.getLogger(__name__)
@@ -149,10 +148,10 @@ def _decode_film(
             known: dict[int, np.ndarray] = {}
             if limits.strict and name != "pyav":  # the others conceal damage or wrong start frames
                 seen = read_pyav(path, index, wanted, limits, watch)
-                known = {i: brightness(resize_and_crop(image, sampling.size)) for i, image in seen}
+                known = {i: brightness(sampling.fit(image)) for i, image in seen}
             small = {}
             for i, image in READERS[name](path, index, wanted, limits, watch):
-                small[i] = resize_and_crop(image, sampling.size)
+                small[i] = sampling.fit(image)
                 if i in known:
                     check_same(path, name, float(index.times[i]), small[i], known[i])
             times = np.where(chosen == MISSING, np.nan, index.times[chosen])
@@ -213,7 +212,7 @@ def _decode_folder(folder: Path, sampling: Sampling, limits: Limits, watch: Watc
     small: dict[int, np.ndarray] = {}
     for i in sorted({*chosen.tolist()} - {MISSING}):
         watch.check()
-        small[i] = resize_and_crop(_open_image(folder, files[i], limits), sampling.size)
+        small[i] = sampling.fit(_open_image(folder, files[i], limits))
     return Frames(_stacked(small, chosen, sampling.size), np.full(sampling.num_frames, np.nan), "images")
 
 

@@ -24,18 +24,25 @@ SLACK = 1e-3  # seconds; Matroska rounds timestamps to milliseconds
 class Sampling:
     """The number and size of frames: `num_frames` frames of `size` x `size` pixels, chosen by `rule`.
 
-    `size` NATIVE keeps the video's own width and height.
+    `size` NATIVE keeps the video's own width and height. `resize_mode` and `interpolation` are those of
+    `resize_and_crop`.
     """
 
     num_frames: int = 12
     size: int = 224
     rule: Rule = "segments"
+    resize_mode: str = "shortest"
+    interpolation: str = "bicubic"
 
     def __post_init__(self) -> None:
         if self.num_frames < 1:
             raise ValueError(f"num_frames must be >= 1, got {self.num_frames}.")
         if self.size < 1 and self.size != NATIVE:
             raise ValueError(f"size is in pixels and must be >= 1, got {self.size}.")
+
+    def fit(self, image: np.ndarray) -> np.ndarray:
+        """Resize an image by `resize_and_crop`."""
+        return resize_and_crop(image, self.size, self.resize_mode, self.interpolation)
 
 
 @dataclass(frozen=True)
@@ -135,18 +142,34 @@ def missing_frame(size: int) -> np.ndarray:
     return noise
 
 
-def resize_and_crop(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize the shorter side to `size` (antialiased bicubic) and crop the centre: (H, W, 3) -> (size, size, 3) uint8.
+def resize_and_crop(
+    image: np.ndarray, size: int, resize_mode: str = "shortest", interpolation: str = "bicubic"
+) -> np.ndarray:
+    """Resize (antialiased) and crop the centre, as open_clip does: (H, W, 3) -> (size, size, 3) uint8.
 
-    `size` NATIVE leaves the image as it is.
+    Args:
+        size: NATIVE leaves the image as it is.
+        resize_mode: `shortest` gives the shorter side `size` pixels, `squash` both; `longest` the longer one, and pads
+            the shorter one with black.
+        interpolation: `bicubic` or `bilinear`.
     """
     if size == NATIVE:
         return image
     height, width = image.shape[:2]
-    short = min(height, width)
-    new_height, new_width = size * height // short, size * width // short
+    short, long = min(height, width), max(height, width)
+    if resize_mode == "squash":
+        new_height, new_width = size, size
+    elif resize_mode == "longest":
+        new_height, new_width = (max(1, round(side / (long / size))) for side in (height, width))
+    else:
+        new_height, new_width = size * height // short, size * width // short
     if (new_height, new_width) != (height, width):
-        image = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC))
+        kernel = Image.Resampling.BILINEAR if interpolation == "bilinear" else Image.Resampling.BICUBIC
+        image = np.asarray(Image.fromarray(image).resize((new_width, new_height), kernel))
+    if resize_mode == "longest":
+        above, left = (size - new_height) // 2, (size - new_width) // 2
+        sides = (above, size - new_height - above), (left, size - new_width - left)
+        return np.pad(image, (*sides, (0, 0)))
     top, left = round((new_height - size) / 2), round((new_width - size) / 2)
     return np.ascontiguousarray(image[top : top + size, left : left + size])
 

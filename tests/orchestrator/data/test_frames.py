@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.backbone.weight_settings import weight_settings
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import CANDIDATES, FrameSource
 from ctvr.orchestrator.data.jpeg_frames import decode_frames, encode_frames
@@ -153,3 +156,29 @@ def test_random_frames_of_a_jpeg_video_are_those_of_its_candidates(small_stream,
     known = source.candidates.load(item)
     chosen = np.random.default_rng(5).integers(CANDIDATES, size=3)
     assert np.array_equal(drawn, known[np.arange(3) * CANDIDATES + chosen])
+
+
+def test_weights_that_resize_as_openai_keep_their_keys_and_frames(small_stream, runs):
+    item, store, config = small_stream.items(0, "train")[0], RunPaths(runs).open_store(), DataConfig(num_frames=4)
+    plain = FrameSource(store, config, 64)
+    made = {"decoder": plain.version, "num_frames": 4, "rule": "segments", "segment": None, "size": 64}
+    for name, weights in (("tiny-clip", "shipped"), ("ViT-B-32-quickgelu", "random")):
+        clip = load_backbone(name, weights)
+        source = FrameSource(store, config, 64, clip.resize)
+        assert source.key(item) == plain.key(item) == digest_of({**made, "file": digest_file(item.path)})
+    assert weight_settings("ViT-B-32-quickgelu", "openai") == weight_settings("ViT-B-32-quickgelu", "random")
+
+
+def test_frames_that_are_resized_in_another_way_have_another_key(small_stream, tmp_path):
+    (tmp_path / "film").mkdir()
+    for number, image in enumerate(np.random.default_rng(0).integers(0, 256, (2, 37, 80, 3)).astype(np.uint8)):
+        Image.fromarray(image).save(tmp_path / "film" / f"{number}.png")
+    item = replace(small_stream.items(0, "train")[0], path=str(tmp_path / "film"))
+    config = DataConfig(num_frames=2)
+    ways = [("shortest", "bicubic"), ("squash", "bicubic"), ("squash", "bilinear"), ("longest", "bicubic")]
+    sources = [FrameSource(Store.open(tmp_path / "store"), config, 32, way) for way in ways]
+    assert (
+        len({source.key(item) for source in sources}) == len({source.load(item).tobytes() for source in sources}) == 4
+    )
+    for source in sources:  # from the store
+        assert np.array_equal(FrameSource(source.store, config, 32, source.resize).load(item), source.load(item))

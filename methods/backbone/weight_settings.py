@@ -1,0 +1,239 @@
+"""Finds what belongs to weights: normalisation, resizing, activation and length of captions.
+
+An architecture's name does not determine them: the tags of ViT-B-32 have two activations, those of ViT-H-14 two ways
+to resize. The tag's configuration states them, else the JSON next to the file, else all tags of the architecture agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+ACTIVATIONS = ("gelu", "quick_gelu")
+MOST_TOKENS = 100_000  # of a saved model: no architecture of open_clip has as many
+RESIZE_MODES = ("shortest", "squash", "longest")
+INTERPOLATIONS = ("bicubic", "bilinear")
+_RESAMPLE = {2: "bilinear", 3: "bicubic"}  # numbers of PIL, as transformers writes them
+_TANH = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}
+
+
+@dataclass(frozen=True)
+class WeightSettings:
+    """Settings that belong to weights and not to their architecture.
+
+    Attributes:
+        activation: of the blocks, `gelu` or `quick_gelu`.
+        mean: (3,) of the pixels' normalisation, in 0 to 1.
+        std: (3,) as `mean`.
+        resize_mode: `shortest` (crop the centre), `squash` (to a square) or `longest` (pad with black).
+        interpolation: `bicubic` or `bilinear`.
+        context_length: maximum number of tokens of a caption.
+    """
+
+    activation: str = "gelu"
+    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
+    std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
+    resize_mode: str = "shortest"
+    interpolation: str = "bicubic"
+    context_length: int = 77
+
+    def __str__(self) -> str:
+        mean, std = (" ".join(f"{x:g}" for x in values) for values in (self.mean, self.std))
+        return (
+            f"mean {mean}, std {std}, {self.resize_mode}, {self.interpolation}, {self.activation}, "
+            f"{self.context_length} tokens"
+        )
+
+
+def weight_settings(
+    name: str, weights: str, file: Path | None = None, chosen: Mapping[str, Any] | None = None
+) -> WeightSettings:
+    """Return what belongs to the weights of an open_clip architecture; nothing is downloaded.
+
+    Args:
+        name: an architecture of open_clip.
+        weights: a tag, or `random`: open_clip's defaults.
+        file: the local file or folder, if the weights are one.
+        chosen: value of each setting in which the tags differ and that the user states.
+
+    Raises:
+        ValueError: one line, if a setting is not determined, a value is unknown, or two sources contradict each other.
+    """
+    import open_clip  # takes seconds: commands that train nothing load no tower
+
+    described: dict[str, Any] = open_clip.get_model_config(name) or {}
+    if not described:
+        raise ValueError(f"{name} is not an architecture of open_clip")
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if file is None:
+        if chosen:
+            raise ValueError(f"{next(iter(chosen))} applies to a file, and weights={weights!r} is none. Leave it out.")
+        return _of_tag(name, weights if weights in tags else "", described)
+    stated = _beside(file, described)
+    for field, value in (chosen or {}).items():
+        if stated.get(field, value) != value:
+            raise ValueError(f"{field}: the JSON next to {file} states {_shown(stated[field])}. Leave it out.")
+    options = [_of_tag(name, tag, described) for tag in tags] or [_of_tag(name, "", described)]
+    found = _agreed(name, options, stated, dict(chosen or {}))
+    if found.activation == "gelu" and described.get("quick_gelu"):
+        plain = name.removesuffix("-quickgelu")
+        raise ValueError(f"activation: {file} was trained with gelu, {name} has quick_gelu. Use backbone.name={plain}.")
+    return found
+
+
+def saved_settings(saved: Any) -> WeightSettings:
+    """Read `asdict` of settings, as JSON returns it.
+
+    Raises:
+        ValueError: one line, if a value is missing or unknown.
+    """
+    names = [each.name for each in fields(WeightSettings)]
+    if not isinstance(saved, Mapping) or any(not saved.get(name) for name in names):
+        raise ValueError(f"must state {', '.join(names)} (got {saved!r}). Save the model again.")
+    if saved["activation"] not in ACTIVATIONS:
+        raise ValueError(
+            f"activation must be one of {', '.join(ACTIVATIONS)} (got {saved['activation']!r}). Correct it."
+        )
+    if type(length := saved["context_length"]) is not int or not 0 < length <= MOST_TOKENS:
+        raise ValueError(f"context_length must be 1 to {MOST_TOKENS} (got {length!r}). Correct it.")
+    return WeightSettings(saved["activation"], context_length=length, **_preprocessing(saved, "model"))
+
+
+def _agreed(
+    name: str, options: list[WeightSettings], stated: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> WeightSettings:
+    """Complete `stated` and `chosen` by the values on which the remaining tags agree, setting by setting."""
+    found: dict[str, Any] = dict(stated)
+    for field in [each.name for each in fields(WeightSettings)]:
+        values = list(dict.fromkeys(getattr(option, field) for option in options))
+        if field in chosen and field not in stated:
+            if chosen[field] not in values:
+                raise ValueError(
+                    f"{field}: weights of {name} have {' or '.join(map(_shown, values))} (got "
+                    f"{_shown(chosen[field])}). Use one of them, or put an open_clip_config.json next to the file."
+                )
+            found[field] = chosen[field]
+        elif field not in found and len(values) > 1:
+            raise ValueError(
+                f"{field}: weights of {name} have {' or '.join(map(_shown, values))}, and no JSON next to the file "
+                f"says which. Add {' or '.join(f'backbone.{field}={_shown(value)}' for value in values)}, or put an "
+                "open_clip_config.json next to it."
+            )
+        found.setdefault(field, values[0])
+        options = [option for option in options if getattr(option, field) == found[field]] or options
+    return WeightSettings(**found)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _of_tag(name: str, tag: str, described: Mapping[str, Any]) -> WeightSettings:
+    """Return what open_clip states of a tag; its defaults for an empty one."""
+    from open_clip.pretrained import get_pretrained_cfg
+
+    config = get_pretrained_cfg(name, tag) if tag else {}
+    is_quick = bool(config.get("quick_gelu") or described.get("quick_gelu"))
+    return WeightSettings(
+        **asdict(WeightSettings())
+        | _preprocessing(config, f"{name} {tag}")
+        | {
+            "activation": "quick_gelu" if is_quick else "gelu",
+            "context_length": described.get("text_cfg", {}).get("context_length", 77),
+        }
+    )
+
+
+def _beside(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that JSON in the folder of the weights states; open_clip's file comes first."""
+    folder = file if file.is_dir() else file.parent
+    theirs = _json(folder / "config.json")
+    found = _model_of_transformers(folder / "config.json", theirs, described)
+    found |= _preprocessor(folder / "preprocessor_config.json", folder / "open_clip_config.json")
+    own = _json(source := folder / "open_clip_config.json")
+    found |= _preprocessing(own.get("preprocess_cfg") or {}, str(source))
+    if isinstance(model := own.get("model_cfg"), Mapping):
+        found["activation"] = "quick_gelu" if model.get("quick_gelu") else "gelu"
+        if length := (model.get("text_cfg") or {}).get("context_length"):
+            found["context_length"] = int(length)
+    return found
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        raise ValueError(f"{file}: is not a JSON object. It states what belongs to the weights: fetch it again.")
+    return read
+
+
+def _preprocessing(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return mean, std, resize mode and interpolation of open_clip's form, as far as they are stated."""
+    found: dict[str, Any] = {}
+    for field in ("mean", "std"):
+        if (value := config.get(field)) is not None:
+            found[field] = _three(value, f"{source}: {field}")
+    for field, known in (("resize_mode", RESIZE_MODES), ("interpolation", INTERPOLATIONS)):
+        if value := config.get(field):
+            if value not in known:
+                raise ValueError(f"{source}: {field} must be one of {', '.join(known)} (got {value!r}). Correct it.")
+            found[field] = value
+    return found
+
+
+def _three(value: Any, source: str) -> tuple[float, ...]:
+    values = [value] * 3 if isinstance(value, (int, float)) else value
+    is_list = isinstance(values, (list, tuple)) and len(values) == 3
+    if not is_list or not all(isinstance(x, (int, float)) for x in values):
+        raise ValueError(f"{source} must be three numbers (got {value!r}). Correct it.")
+    return tuple(float(x) for x in values)
+
+
+def _preprocessor(file: Path, other: Path) -> dict[str, Any]:
+    """Return the settings of transformers' preprocessor_config.json, as far as they are stated."""
+    config = _json(file)
+    found = {"mean": config.get("image_mean"), "std": config.get("image_std")}
+    if config.get("do_normalize") is False:
+        found = {"mean": 0, "std": 1}
+    plain = _preprocessing(found, str(file))
+    if (number := config.get("resample")) is not None:
+        plain |= _preprocessing({"interpolation": _RESAMPLE.get(number, number)}, f"{file}: resample")
+    size, crop = config.get("size"), config.get("crop_size")
+    if size is None or other.is_file():
+        return plain
+    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    crops = crop.get("height") if isinstance(crop, Mapping) else crop
+    if config.get("do_center_crop") and (before := edge or size.get("height")) and crops not in (None, before):
+        raise ValueError(
+            f"{file}: resizes to {before} pixels and crops {crops}; ctvr crops what it resizes. Put open_clip's "
+            f"{other.name} next to it."
+        )
+    return plain | {"resize_mode": "shortest" if edge else "squash"}
+
+
+def _model_of_transformers(file: Path, config: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return activation and length of captions that transformers' config.json of a CLIP or SigLIP states."""
+    towers = [config.get(f"{each}_config") or config.get(f"{each}_config_dict") or {} for each in ("text", "vision")]
+    if not any(towers):
+        return {}
+    kind = str(config.get("model_type", ""))
+    default = {"clip": "quick_gelu", "siglip": "gelu_pytorch_tanh", "siglip2": "gelu_pytorch_tanh"}.get(kind)
+    acts = {act for tower in towers if (act := tower.get("hidden_act", default))}
+    has_tanh = "tanh" in json.dumps(described) or "timm_model_name" in json.dumps(described)
+    known = {"gelu", "quick_gelu"} | (_TANH if has_tanh else set())
+    if len(acts) > 1 or acts - known:
+        raise ValueError(
+            f"{file}: hidden_act is {', '.join(sorted(map(str, acts)))}, which this architecture does not compute. "
+            "Use the architecture of these weights."
+        )
+    found: dict[str, Any] = {"activation": "quick_gelu" if "quick_gelu" in acts else "gelu"} if acts else {}
+    if kind in {"clip", "siglip", "siglip2"} and (length := towers[0].get("max_position_embeddings")):
+        found["context_length"] = int(length)
+    return found

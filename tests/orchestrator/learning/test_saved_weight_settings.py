@@ -1,0 +1,126 @@
+"""A saved model runs with the activation, normalisation and resizing that belong to its weights."""
+
+import json
+from dataclasses import asdict
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ctvr.methods.backbone.load import load_backbone
+from ctvr.methods.backbone.weight_settings import WeightSettings
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.load_model import load
+from ctvr.orchestrator.learning.commits import Commits
+from ctvr.orchestrator.learning.factory import load_trained, restore_from_commits
+from ctvr.orchestrator.learning.method_state import save_model
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.retrieval.model import Model
+
+NAME = "ViT-small-test"
+ARCHITECTURE = {
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 48, "layers": 2, "width": 64, "head_width": 32, "patch_size": 16},
+    "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
+}
+OWN = WeightSettings("quick_gelu", (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), "squash", "bilinear", 32)
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Weights of a small architecture, with open_clip's JSON next to them."""
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, NAME, ARCHITECTURE)
+    (tmp_path / "weights").mkdir()
+    file = tmp_path / "weights" / "open_clip_model.safetensors"
+    torch.manual_seed(0)
+    state = open_clip.create_model(NAME, pretrained=None).state_dict()
+    save_file({name: value.contiguous().clone() for name, value in state.items()}, file)
+    preprocessing = {field: getattr(OWN, field) for field in ("mean", "std", "resize_mode", "interpolation")}
+    described = {"model_cfg": ARCHITECTURE | {"quick_gelu": True}, "preprocess_cfg": preprocessing}
+    (file.parent / "open_clip_config.json").write_text(json.dumps(described))
+    return file
+
+
+@pytest.fixture
+def trained(file, manifest, small_stream, runs, tmp_path):
+    """Return a model of a run, from its commits, and the folder that the model was saved in."""
+    tower = {"backbone.name": NAME, "backbone.weights": str(file)}
+    experiment = resolve({"method": "clip4clip", "stream": manifest, **tower}, small_stream.settings)
+    result = execute(experiment, RunPaths(runs))
+    store = RunPaths(runs).open_store()
+    save_model(result.method, experiment.settings, result.stream, tmp_path / "model")
+    model = restore_from_commits(experiment, Commits(store, result.key), 3, small_stream)
+    file.unlink()  # a saved model reads neither the weights nor their JSON
+    (file.parent / "open_clip_config.json").unlink()
+    return Model("run", model, store, small_stream), tmp_path / "model"
+
+
+def test_a_loaded_model_has_the_features_of_its_run(trained, small_stream, tmp_path):
+    first, folder = trained
+    alone = load(str(folder), ExecutionConfig(runs=tmp_path / "none"))
+    assert first.trained.clip.weight_settings == alone.trained.clip.weight_settings == OWN
+    videos = [item.path for item in small_stream.items(0, "test")]
+    texts = ["a red circle", "a blue star on the test"]
+    features = [[model.encode_video(videos), model.encode_text(texts)] for model in (first, alone)]
+    assert all(map(torch.equal, *features))
+    hits = [[(hit.video, hit.score) for hit in model.search(texts[0], k=3, videos=videos)] for model in (first, alone)]
+    assert hits[0] == hits[1]
+
+
+def test_an_older_model_without_them_has_the_defaults(trained, small_stream):
+    first, folder = trained
+    described = json.loads((folder / "model.json").read_text())
+    del described["weight_settings"]
+    (folder / "model.json").write_text(json.dumps(described))
+    older = load_trained(folder)
+    assert older.clip.weight_settings == WeightSettings(context_length=32)
+    tokens = first.trained.clip.tokenize(["a red circle"])
+    with torch.no_grad():  # the activation alone changes features
+        assert not torch.equal(older.method.encode_text(tokens), first.trained.method.encode_text(tokens))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (7, "model.json: weight_settings: "),
+        ({"backbone": None}, "weight_settings: must state activation, mean"),
+        ({"backbone": asdict(OWN) | {"activation": "relu"}}, "activation must be one of gelu, quick_gelu"),
+        ({"backbone": asdict(OWN) | {"mean": [1, 2]}}, "mean must be three numbers"),
+        ({"backbone": asdict(OWN) | {"resize_mode": "stretch"}}, "resize_mode must be one of"),
+        ({"backbone": asdict(OWN) | {"context_length": 10**9}}, "context_length must be 1 to"),
+    ],
+)
+def test_a_damaged_description_is_one_line(trained, wrong, message):
+    _, folder = trained
+    described = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps(described | {"weight_settings": wrong}))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_trained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_chosen_values_of_a_bare_file_are_saved(file, manifest, small_stream, runs, tmp_path):
+    (file.parent / "open_clip_config.json").unlink()
+    tower = {"backbone.name": NAME, "backbone.weights": str(file), "backbone.activation": "gelu"}
+    experiment = resolve({"method": "zero_shot", "stream": manifest, **tower}, small_stream.settings)
+    result = execute(experiment, RunPaths(runs))
+    save_model(result.method, experiment.settings, result.stream, tmp_path / "model")
+    found = load_trained(tmp_path / "model")
+    assert found.clip.weight_settings == load_backbone(NAME, str(file), chosen={"activation": "gelu"}).weight_settings
+    assert found.experiment.backbone.activation == "gelu"
+
+
+def test_an_upgraded_model_has_those_of_both_backbones(file, manifest, small_stream, runs, tmp_path):
+    settings = {"method": "clip4clip", "stream": manifest, "upgrade.task": 2}
+    new = {"upgrade.backbone": NAME, "upgrade.weights": str(file)}
+    experiment = resolve(settings | new, small_stream.settings)
+    result = execute(experiment, RunPaths(runs))
+    save_model(result.method, experiment.settings, small_stream.after(1), tmp_path / "model")
+    found = load_trained(tmp_path / "model")
+    assert found.clip.weight_settings == OWN
+    tokens = found.clip.tokenize(["a red circle", "a blue star"])
+    with torch.no_grad():
+        assert torch.equal(found.method.encode_text(tokens), result.method.eval().encode_text(tokens))
