@@ -176,6 +176,7 @@ def table() -> str:
     return "\n".join(["| address | opened or read in | decided by |", "|---|---|---|", *lines])
 
 
+@pytest.mark.slow
 def test_every_reader_of_an_address_is_listed():
     assert {place for place, (is_reader, _) in every().items() if is_reader} == set(READERS)
 

@@ -299,6 +299,7 @@ def loaded() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_packages_that_answer_at_once_load_no_torch(loaded):
     loads = [name for name, found in loaded.items() if name != "orchestrator" and found]
     assert loads[:1] == [], "the first module with which torch was loaded"

@@ -298,6 +298,7 @@ def serve(home: Path, word: str, database: str) -> subprocess.CompletedProcess[s
     return script(home, SERVICES, word, **more)
 
 
+@pytest.mark.slow
 def test_records_are_on_a_database_server_if_one_is_named(served: Path) -> None:
     database = "postgresql://me:secret@db/mlflow"
     (served / "driver").touch()
@@ -312,6 +313,7 @@ def test_records_are_on_a_database_server_if_one_is_named(served: Path) -> None:
     assert serve(served, "stop", database).returncode == 0
 
 
+@pytest.mark.slow
 def test_records_are_in_sqlite_otherwise(served: Path) -> None:
     assert serve(served, "start", "").returncode == 0
     assert "--host 127.0.0.1 --port" in (served / "arguments").read_text()

@@ -28,6 +28,7 @@ def test_every_level_sets_the_variables_that_the_key_names():
     assert all(not level or set(level) == set(KERNELS) for level in kernels.LEVELS.values())
 
 
+@pytest.mark.slow
 @NEEDS_AVX2
 @pytest.mark.parametrize("before", ["", "import torch\n"])
 @pytest.mark.parametrize("level", ["avx2", "portable"])
@@ -37,6 +38,7 @@ def test_a_level_is_in_force_also_if_torch_was_imported_before(level, before):
     assert len(found.split()) == (4 if level == "portable" else 5)  # the processor counts except for portable
 
 
+@pytest.mark.slow
 @NEEDS_AVX2
 def test_torch_that_has_computed_keeps_its_kernels_and_the_key_says_so():
     used = "import torch\ntorch.ones(3, 3) @ torch.ones(3, 3)\n" + OURS
@@ -46,6 +48,7 @@ def test_torch_that_has_computed_keeps_its_kernels_and_the_key_says_so():
     assert rest == ["native"]
 
 
+@pytest.mark.slow
 def test_native_pins_nothing_and_a_variable_of_the_user_is_kept():
     assert "=" not in python(OURS + SHOW, CTVR_KERNELS="native").stdout
     assert "MKL_CBWR=AUTO" in python(OURS + SHOW, MKL_CBWR="AUTO").stdout

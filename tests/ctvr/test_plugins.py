@@ -95,6 +95,7 @@ def _with_protocol(manifest: Path, name: str) -> Path:
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_on_path")
 def test_plug_in_protocol_that_reencodes_equals_a_fresh_index(learned, tmp_path):
     manifest = learned / "small" / "small.json"

@@ -45,6 +45,7 @@ def expected(run: ctvr.Run, k: int) -> list[tuple[str, int, float, str]]:
     return [(text, hit.rank, round(hit.score, 5), hit.video) for text, hits in zip(QUERIES, found) for hit in hits]
 
 
+@pytest.mark.slow
 def test_the_exported_model_works_without_the_runs_folder(kept, alone):
     pyfunc, pandas = pytest.importorskip("mlflow.pyfunc"), pytest.importorskip("pandas")
     model = pyfunc.load_model(str(alone))

@@ -78,6 +78,7 @@ def check(report: Report, label: str) -> None:
     assert report.waits == BUDGET[label], f"the host waits at {report.places}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in EVERY])
 def test_method_stays_on_its_device_within_its_wait_budget(name, on_gpu):
     check(on_gpu(name, "bf16"), name)
@@ -118,6 +119,7 @@ def test_a_wait_and_an_operator_that_does_not_repeat_are_seen(on_gpu):
     assert free(report) == ["upsample_linear1d_backward.default"]
 
 
+@pytest.mark.slow
 def test_gpu_measurements_time_the_loop_and_name_lines_that_wait(child):
     row = child.submit(bench, "framefusion_moe").result()
     assert min(row.step_ms, row.videos_per_second, row.encoded_per_second) > 0

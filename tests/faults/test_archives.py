@@ -210,6 +210,7 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@pytest.mark.slow
 def test_sources_call_nothing_that_runs_files():
     found, seen = set(), 0
     for package in ("ctvr", "orchestrator", "methods", "search_spaces", "tools"):

@@ -48,6 +48,7 @@ def set_times(root: Path, seed: int) -> None:
         os.utime(file, (moment, moment))
 
 
+@pytest.mark.slow
 def test_a_run_under_jumping_clocks_resumes_to_the_same_numbers(runs, manifest, small_stream, tmp_path, jumping):
     settings = {"method": "lora", "stream": manifest, "optim.epochs": 1}
     experiment = resolve(settings, small_stream.settings)

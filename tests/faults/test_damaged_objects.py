@@ -50,6 +50,7 @@ def random_damages(good: bytes) -> Iterator[bytes]:
         yield good + good[:position]
 
 
+@pytest.mark.slow
 def test_all_of_two_thousand_are_found_and_none_is_served(tmp_path):
     store, count = Store.open(tmp_path / "store"), 0
     root = tmp_path / "store" / "k"
@@ -102,6 +103,7 @@ def test_a_check_of_the_store_finds_exactly_the_damaged_ones(tmp_path):
     assert {name for name, problem in store.verify() if problem} == hurt
 
 
+@pytest.mark.slow
 def test_damaged_frames_are_decoded_once_to_the_same_numbers(runs, manifest, small_stream, monkeypatch):
     experiment = resolve({"method": "clip4clip", "stream": manifest, "optim.epochs": 1}, small_stream.settings)
     unbroken = execute(experiment, RunPaths(runs), fresh=True)

@@ -112,6 +112,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full_keeps_what_was_finished(small_disk, runs, manifest, small_stream, caplog):
     """clip4clip changes the whole backbone, 3.6 MB a task: the third commit does not fit."""
     experiment = resolve({"method": "clip4clip", "stream": manifest, "optim.epochs": 1}, small_stream.settings)

@@ -210,6 +210,7 @@ def hears_nothing(planting: tuple[str, str, str], learned: Path, tmp_path: Path,
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planting", drawn(12, 52), ids=" | ".join)
 def test_a_drawn_address_hears_no_secret(planting, learned, tmp_path, listener):
     hears_nothing(planting, learned, tmp_path, listener)

@@ -152,6 +152,7 @@ def test_plan_trials_of_another_class_are_refused(theirs):
     assert not (theirs / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -90,6 +90,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     return run
 
 
+@pytest.mark.slow
 def test_the_corpus_is_three_hundred_and_the_same_each_time(inputs, canary):
     assert sum(map(len, inputs.values())) == sum(COUNTS.values()) == 300
     again = corpus(canary)

@@ -180,6 +180,7 @@ def revive(manifest: str, root: Path, at: At, differs: bool = False) -> None:
     assert all(problem is None for _, problem in Store.open(root / "store").verify())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["gallery", "commits", "reads"])
 def test_a_late_writer_in_its_commit_ends_with_the_winners_numbers(runs, manifest, folder):
     """This includes its first commit: by then the other run's commit exists, without the weights of an old task."""

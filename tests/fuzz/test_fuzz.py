@@ -28,6 +28,7 @@ def fuzz(count: int, names: list[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_fast_reader_handles_damaged_files() -> None:
     rows = [line.split() for line in fuzz(EACH * len(QUICK), QUICK).splitlines()]
     assert {row[0]: int(row[1]) for row in rows} == {**dict.fromkeys(QUICK, EACH), "all": EACH * len(QUICK)}
@@ -83,6 +84,7 @@ def test_tracebacks_and_answers_of_several_lines_are_found() -> None:
     assert outcome(lambda path: 1, "x") == "right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["write", "hang", "memory", "die"])
 def test_the_fuzzer_finds_every_forbidden_act_of_a_reader(way: str, tmp_path: Path) -> None:
     code = f"""

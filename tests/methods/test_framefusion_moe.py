@@ -390,6 +390,7 @@ def released(state):
     return released_method(state)
 
 
+@pytest.mark.slow
 def test_video_features_equal_the_released_code(compared, released, state, io):
     video = io["video"].float()
     with torch.no_grad():

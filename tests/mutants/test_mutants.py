@@ -58,6 +58,7 @@ def test_a_bug_that_no_test_notices_is_named_and_fails_the_command(small_tree, t
     assert "2 bugs, 1 survived" in said
 
 
+@pytest.mark.slow
 def test_tests_that_fail_anyway_catch_nothing(small_tree, tmp_path, capsys):
     (small_tree / "tests" / "test_sums.py").write_text("def test_wrong():\n    assert False\n")
     folder = tmp_path / "copies"

@@ -204,6 +204,7 @@ def test_failing_destructor_does_not_crash_a_finished_command():
     assert not Path(folder).exists()
 
 
+@pytest.mark.slow
 def test_a_failing_exit_handler_does_not_change_the_status(tmp_path):
     code = "import ctypes; ctypes.CDLL(None).__cxa_atexit(ctypes.c_void_p(8), None, None); import ctvr.__main__ as m; "
     for words, status in (([], 0), (["methods", "nosuch"], 2)):

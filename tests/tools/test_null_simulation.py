@@ -70,6 +70,7 @@ def test_the_list_has_all_designs_rates_and_seeds():
     assert {each.seeds for each in listed} == {3, 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "design",
     [each for each in DESIGNS if each.name.startswith(("2 rows, 1 and 3", "2 rows, 20", "3 rows, 5 orders"))]

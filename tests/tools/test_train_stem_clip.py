@@ -18,6 +18,7 @@ def config():
     return config_of(SHIPPED)
 
 
+@pytest.mark.slow
 def test_the_shipped_towers_see_every_class_of_words(config):
     model = stem.build(config["model"])
     state = {name: value.float() for name, value in load_file(SHIPPED / "weights.safetensors").items()}
@@ -30,6 +31,7 @@ def test_the_shipped_towers_see_every_class_of_words(config):
     assert {name for name, least in wanted.items() if found[name] < least} == set(), found
 
 
+@pytest.mark.slow
 def test_an_untrained_tower_is_at_chance(config):
     torch.manual_seed(0)
     found = stem.word_accuracy(stem.build(config["model"]), tokenizer_of(SHIPPED), count=100)

@@ -85,6 +85,7 @@ def test_random_weights_depend_on_the_seed_alone():
     assert not torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_local_file_loads(tmp_path):
     config = module.json.loads((module.SHIPPED["tiny-clip"] / "config.json").read_text())
     source = open_clip.CLIP(**config["model"])

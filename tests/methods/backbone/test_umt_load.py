@@ -44,6 +44,7 @@ def vocabulary(tmp_path, monkeypatch):
     return file
 
 
+@pytest.mark.slow
 def test_the_authors_file_is_read_by_name_and_scores_as_released(shared, tmp_path, vocabulary, compared):
     folder = shared / "reference" / "umt"
     state = {name: value.contiguous() for name, value in floats(read(folder / "umt_s_state.npz")).items()}

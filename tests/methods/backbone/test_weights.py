@@ -112,6 +112,7 @@ def test_a_gadget_given_as_weights_is_one_line(tmp_path, container):
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.slow
 def test_tensors_come_through_the_child_as_they_were(tmp_path):
     shared = torch.arange(6.0).reshape(2, 3)
     state = {"a": shared, "b": shared.T, "half": shared.half(), "n": torch.tensor([1, 2])}
@@ -157,6 +158,7 @@ def test_a_file_without_weights_is_reported(tmp_path, content, reason):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_file_under_another_ending_says_what_to_rename(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=r"a\.pt: is a \.safetensors file, .* Rename it to a\.safetensors"):
@@ -180,6 +182,7 @@ def test_the_child_may_not_take_all_memory_or_disk(tmp_path):
     assert (tmp_path / "x").stat().st_size <= 2 << 20
 
 
+@pytest.mark.slow
 def test_a_child_that_writes_without_end_is_ended_and_fills_no_memory(tmp_path, monkeypatch):
     torch.save({"a": torch.zeros(2)}, tmp_path / "w.pt")
     flood = "from ctvr.methods.backbone import weights; "

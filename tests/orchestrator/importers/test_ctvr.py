@@ -311,6 +311,7 @@ def test_the_real_actnet_imports(shared, tmp_path):
     assert len(manifest["sources"]) == 3
 
 
+@pytest.mark.slow
 def test_the_real_msrvtt_imports_with_twenty_captions_per_train_video(shared, tmp_path):
     num_tasks = 10
     files = shared / "data" / "splits"

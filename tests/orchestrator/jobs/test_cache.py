@@ -62,6 +62,7 @@ def spoil_frames(execution: ExecutionConfig) -> None:
     frames.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_second_build_decodes_nothing(execution, manifest):
     assert build_cache(manifest, {}, execution) == "stream small: 0 videos decoded, 30 were in the store"
 

@@ -76,6 +76,7 @@ def test_settings_as_mlflow_keeps_them_give_the_same_key(method):
         assert "give the same key" in _today(key, cast(RunRecord, run)), preset
 
 
+@pytest.mark.slow
 def test_explain_shows_settings_stream_runs_and_finished_tasks(store, tracker):
     key = track(tracker, seed=7)
     commit(store, key, tasks=2)

@@ -10,6 +10,7 @@ from ctvr.orchestrator.sweeps.table import table
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 
+@pytest.mark.slow
 def test_a_number_leads_to_its_runs_ranks_and_commands(runs, manifest):
     execution = ExecutionConfig(runs=runs)
     run({"method": "zero_shot", "stream": manifest}, (), execution)

@@ -116,6 +116,7 @@ def test_files_of_a_stream_of_features_are_refused(exported, capsys):
     assert not (exported / "no").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_arrays_come_back_from_every_form(form, tmp_path):
     arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "file": np.ones((1, 3), np.float32)}
@@ -159,6 +160,7 @@ def test_a_name_that_leads_out_of_the_folder_is_no_name_of_a_file(tmp_path):
     assert not list(tmp_path.parent.rglob("up.npy"))
 
 
+@pytest.mark.slow
 def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     out = exported / "out"
     with (out / "table.csv").open() as file:
@@ -208,6 +210,7 @@ def test_wrong_features_are_refused_in_one_line(exported, tmp_path, capsys):
     assert not list((exported / "runs").glob("shapes-*"))
 
 
+@pytest.mark.slow
 def test_an_exported_model_ranks_as_the_run_and_its_card_has_metrics(learned, tmp_path, capsys):
     out, runs = tmp_path / "model", ["--runs", str(learned)]
     assert main(["export", "hf", str(out), "--model", "framefusion_moe", *runs]) == 0

@@ -24,6 +24,7 @@ H200 = Measured(
 )
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_gpu_says_so_and_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     text = probe("", tmp_path, steps=1, megabytes=2, seconds=1)

@@ -26,6 +26,7 @@ def execution(runs: Path) -> ExecutionConfig:
     return ExecutionConfig(runs=runs)
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_and_goes_on_where_it_ended(execution, manifest, capsys):
     settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": "1"}
     text, found, following = run(settings, (), execution).partition("\nnext: ctvr table small")
@@ -96,6 +97,7 @@ def test_a_killed_run_is_continued_and_has_every_point_once(execution, manifest,
     assert [step for step, _ in found.metrics[GAIN]] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "KILLED"), (StoreError("disk full"), "FAILED")])
 def test_a_stopped_or_failed_run_is_closed_and_can_be_continued(execution, manifest, monkeypatch, error, status):
     def fail(metrics: object) -> str:
@@ -112,6 +114,7 @@ def test_a_stopped_or_failed_run_is_closed_and_can_be_continued(execution, manif
     assert sorted(each.status for each in execution.existing_tracker().find_runs()) == ["FINISHED"]
 
 
+@pytest.mark.slow
 def test_runs_that_start_in_one_second_are_recorded_each(execution, manifest, monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.sweeps.run_names.time", SimpleNamespace(strftime=lambda form: "1125-000000"))
     for frames in ("2", "3"):

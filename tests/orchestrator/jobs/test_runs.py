@@ -21,6 +21,7 @@ def execution(runs: Path, manifest: str) -> ExecutionConfig:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_is_listed_shown_repeated_and_removed(execution):
     (record,) = execution.tracker().find_runs()
     head, line = list_runs(execution).splitlines()[:2]

@@ -35,6 +35,7 @@ def spent(small_stream, manifest, runs):
     return of
 
 
+@pytest.mark.slow
 def test_the_budget_counts_replay_copies_and_training(spent, small_stream):
     plain, replayed = spent("clip4clip"), spent("er_ring", **{"method.buffer_size": 4})
     videos = sum(len(task.test) for task in small_stream.tasks)
@@ -48,6 +49,7 @@ def test_the_budget_counts_replay_copies_and_training(spent, small_stream):
     assert plain["cost/replay_share"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_share_of_the_past_is_that_of_the_pairs_before_the_last_task(spent, small_stream):
     earlier = sum(len(item.captions) for task in small_stream.tasks[:-1] for item in task.train)
     assert spent("er_ring", **{"method.buffer_size": 1})["cost/replay_share"] == pytest.approx(100 / earlier)
@@ -55,6 +57,7 @@ def test_the_share_of_the_past_is_that_of_the_pairs_before_the_last_task(spent, 
     assert spent("upper_bound")["cost/replay_share"] == 100
 
 
+@pytest.mark.slow
 def test_a_teacher_is_a_copy_and_joint_training_pays_for_all_tasks_so_far(spent, small_stream):
     plain, taught, joint, moved = (spent(name) for name in ("clip4clip", "lwf", "upper_bound", "qdc"))
     for found in (taught, moved):  # qdc drops its teacher at the end of a task

@@ -37,6 +37,7 @@ def uneven(manifest) -> str:
     return str(path.parent / UNEVEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", SOME)
 def test_chunks_that_are_the_tasks_change_no_bit(method, manifest, small_stream, runs):
     plain, hidden = (
@@ -76,6 +77,7 @@ def drifting(manifest) -> str:
     return str(path.parent / "drifting.json_drift13")
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_chunks_of_a_drift_signal_ends_as_an_unbroken_one(drifting, small_stream, runs):
     found = load_stream(drifting, runs)
     sizes = [len(chunk.train) for chunk in found.method_tasks]
@@ -86,6 +88,7 @@ def test_a_run_killed_between_chunks_of_a_drift_signal_ends_as_an_unbroken_one(d
     assert len(unbroken.record.training) == len(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", SOME)
 @pytest.mark.parametrize("is_uneven", [False, True])
 def test_a_run_killed_between_chunks_ends_as_an_unbroken_one(method, is_uneven, manifest, uneven, small_stream, runs):
@@ -144,6 +147,7 @@ def test_task_items_use_the_parameters_of_their_chunk(manifest, small_stream, ru
     )
 
 
+@pytest.mark.slow
 def test_the_best_epoch_within_a_task_is_chosen_on_the_streams_galleries(manifest, small_stream, runs):
     experiment = made(
         "framefusion_moe", f"{manifest}_chunks5", small_stream, evaluation__select="best", optim__epochs=2
@@ -153,6 +157,7 @@ def test_the_best_epoch_within_a_task_is_chosen_on_the_streams_galleries(manifes
     assert len(record.training) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["framefusion_moe", "qdc"])
 def test_optional_measurements_follow_the_streams_tasks(method, uneven, small_stream, runs):
     asked = {

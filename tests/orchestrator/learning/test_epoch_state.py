@@ -74,6 +74,7 @@ def check_paused_run(experiment: Experiment, runs: Path) -> Result:
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", QUICK)
 def test_a_run_that_pauses_after_every_epoch_equals_an_unbroken_one(method, one, runs):
     whole = check_paused_run(planned(one, runs, method), runs)

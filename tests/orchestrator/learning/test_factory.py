@@ -10,6 +10,7 @@ from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_more_frames_than_a_method_has_positions_for_are_refused(manifest, small_stream, runs, wrapped):
     group = "base" if wrapped else "method"
@@ -20,6 +21,7 @@ def test_more_frames_than_a_method_has_positions_for_are_refused(manifest, small
         execute(resolve({**settings, "stream": manifest}, small_stream.settings), RunPaths(runs))
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_loaded_with_one_call(manifest, small_stream, runs, tmp_path):
     experiment = resolve({"method": "framefusion_moe", "stream": manifest}, small_stream.settings)
     result = execute(experiment, RunPaths(runs))

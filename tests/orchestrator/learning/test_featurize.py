@@ -16,6 +16,7 @@ from ctvr.orchestrator.store import packer
 from ctvr.orchestrator.store.store import Store
 
 
+@pytest.mark.slow
 def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, monkeypatch):
     execution, prepared = ExecutionConfig(runs=tmp_path), []
     monkeypatch.setattr(featurize, "set_determinism", lambda *given: prepared.append(given))
@@ -35,6 +36,7 @@ def test_a_run_finds_what_a_build_has_made(tmp_path, manifest, small_stream, mon
     assert len(Store.open(tmp_path / "store").list("features")) == made == 30
 
 
+@pytest.mark.slow
 def test_features_that_are_made_together_lie_together(tmp_path, manifest, monkeypatch):
     settings = {"method": "framefusion_moe", "method.use_ffa": "false"}
     build_cache(manifest, settings, ExecutionConfig(runs=tmp_path / "alone"), features=True)
@@ -83,6 +85,7 @@ def test_videos_that_cannot_be_decoded_get_no_features_and_the_others_do(tmp_pat
     assert lines[-1] == "stream small: computed features of 29 videos, 0 were already in the store"
 
 
+@pytest.mark.slow
 def test_a_store_that_takes_no_features_says_so(tmp_path, manifest, monkeypatch):
     put = Store.put
 

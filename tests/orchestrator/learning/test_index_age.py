@@ -170,6 +170,7 @@ def test_ages_add_numbers_and_change_none(small_stream, manifest, runs, method):
     assert sum("r1_unlearned" in name for name in aged[0]) == len(aged) - 1
 
 
+@pytest.mark.slow
 def test_a_fresh_gallery_is_that_of_a_method_which_reencodes(small_stream, manifest, runs, monkeypatch):
     searched_galleries = []
     kept = lambda *given: searched_galleries.append(mixed(*given)) or searched_galleries[-1]
@@ -267,6 +268,7 @@ def test_a_fresh_gallery_needs_no_compensation(small_stream, manifest, runs):
         assert found[newest] == 0.0
 
 
+@pytest.mark.slow
 def test_nothing_is_compensated_where_every_gallery_is_encoded_again(small_stream, manifest, runs):
     settings = {"method.query_weight": 0.0, "method.video_weight": 0.0, "optim.lr_scale": 100.0}
     both = []

@@ -54,6 +54,7 @@ def numbers(record: RunState) -> tuple[object, ...]:
     return record.own, record.union, record.metrics, record.training, record.ranks, record.steps
 
 
+@pytest.mark.slow
 def test_two_identical_runs_are_bit_identical(manifest, small_stream, runs):
     experiment = resolve(settings(manifest, "framefusion_moe"), small_stream.settings)
     first, second = (execute(experiment, RunPaths(runs), fresh=True) for _ in range(2))
@@ -91,6 +92,7 @@ def unbroken_and_resumed(experiment, runs: Path) -> tuple[Result, Result]:
     return unbroken, resumed
 
 
+@pytest.mark.slow
 def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest, small_stream, runs, monkeypatch):
     """Loop A commits task 1. B, with other random numbers, commits task 2. A's own task 2 is refused, and A adopts
     B's.
@@ -126,6 +128,7 @@ def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest,
     assert result.resumed == 2
 
 
+@pytest.mark.slow
 def test_replayed_pairs_are_read_from_the_store(manifest, small_stream, runs):
     experiment = resolve(settings(manifest, "der", method__memory=6), small_stream.settings)
     unbroken, resumed = unbroken_and_resumed(experiment, runs)
@@ -145,6 +148,7 @@ def test_replayed_pairs_are_read_from_the_store(manifest, small_stream, runs):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["framefusion_moe", "upper_bound"])
 def test_a_run_killed_after_a_task_ends_as_an_unbroken_one(method, manifest, small_stream, runs):
     unbroken_and_resumed(resolve(settings(manifest, method), small_stream.settings), runs)
@@ -207,6 +211,7 @@ def test_a_diverged_run_says_where_and_what_to_lower(manifest, small_stream, run
 FLAT = {"optim__schedule": "constant", "optim__warmup": 0.0}  # an epoch does not depend on the number of epochs
 
 
+@pytest.mark.slow
 def test_best_forgets_a_last_epoch_that_spoiled_the_model(manifest, small_stream, runs, monkeypatch):
     two = train(manifest, small_stream, runs, **FLAT, optim__epochs=2, evaluation__select="best")
     steps = []
@@ -230,6 +235,7 @@ def test_best_forgets_a_last_epoch_that_spoiled_the_model(manifest, small_stream
     assert best.record.steps == 18  # the last epoch was trained, and discarded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [({}, 1), ({"select_split": "same"}, 2), ({"select_split": "test"}, 2)],
@@ -284,6 +290,7 @@ def test_the_loss_of_evaluated_pairs_is_that_of_the_model_then(manifest, small_s
 NOTING = ("bmu_moco", "umt")  # queues of keys; a count of draws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [name if name in NOTING else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
@@ -302,6 +309,7 @@ def test_losses_of_evaluated_pairs_are_logged_without_effect(method, manifest, s
         assert all(math.isfinite(value) for value in test.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("patience", "begins", "epochs"), [(2, 1, 3), (2, 3, 5), (None, 0, 6)])
 def test_a_task_ends_when_no_epoch_has_been_better_for_a_while(
     patience, begins, epochs, manifest, small_stream, runs, monkeypatch
@@ -347,6 +355,7 @@ def test_test_videos_are_not_looked_at_until_the_epoch_is_chosen(
     assert seen == [chosen_on, {"test"} | chosen_on] * 3 + [set()]  # training, the end of a task, training, ...
 
 
+@pytest.mark.slow
 def test_a_resumed_run_chooses_among_the_galleries_of_the_unbroken_one(manifest, small_stream, runs):
     experiment = resolve(settings(manifest, "framefusion_moe", evaluation__select="best"), small_stream.settings)
     unbroken, resumed = unbroken_and_resumed(experiment, runs)
@@ -418,6 +427,7 @@ def test_accumulated_batches_learn_what_one_batch_of_all_their_pairs_does(
     torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_bf16_changes_the_towers_and_scores_in_float32(manifest, small_stream, runs, monkeypatch):
     seen = set()
     plain = Clip4Clip.score
@@ -442,6 +452,7 @@ def cvlm(manifest: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_remembers_galleries_that_are_encoded_again(cvlm, runs):
     stream = load_stream(cvlm, runs)
     experiment = resolve(settings(cvlm, "bmu_moco"), stream.settings)
@@ -449,6 +460,7 @@ def test_a_resumed_run_remembers_galleries_that_are_encoded_again(cvlm, runs):
     assert {"stream/t2v/fr", "stream/t2v/hm", "stream/t2v/r1_mean"} <= set(resumed.record.metrics[-1])
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_a_commit_does_the_task_again(manifest, small_stream, runs, monkeypatch):
     experiment = resolve(settings(manifest), small_stream.settings)
     unbroken = execute(experiment, RunPaths(runs), fresh=True)
@@ -481,6 +493,7 @@ def test_a_search_never_reads_a_test_video(manifest, small_stream, runs, monkeyp
     assert not [video for video in read if "_test_" in video]
 
 
+@pytest.mark.slow
 def test_other_footage_under_the_same_names_is_another_run(manifest, small_stream, runs):
     before = train(manifest, small_stream, runs)
     write_clip(Path(manifest).parent / "videos" / "red_train_0.mp4", (10, 10, 10), seed=999)

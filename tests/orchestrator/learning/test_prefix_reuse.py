@@ -142,12 +142,14 @@ def test_task_1_is_shared_by_runs_that_differ_in_what_it_does_not_read(manifest,
     assert not same(reused, first)
 
 
+@pytest.mark.slow
 def test_a_setting_that_task_1_reads_shares_nothing(manifest, runs):
     run(manifest, runs)
     for setting in ({"method__lr_text_first": 1e-5}, {"seed": 7}):
         assert run(manifest, runs, **setting).reused == 0
 
 
+@pytest.mark.slow
 def test_what_another_run_trained_stays_when_old_weights_go(manifest, runs):
     first = run(manifest, runs)
     store = RunPaths(runs).open_store()

@@ -116,6 +116,7 @@ def check(method: str, manifest: str, runs, sample: int | None = None) -> int:
     return flipped
 
 
+@pytest.mark.slow
 def test_what_framefusion_moe_does_not_read_cannot_change_it(manifest, runs):
     assert check("framefusion_moe", manifest, runs, sample=3) == 3
 
@@ -127,6 +128,7 @@ def test_what_is_not_read_cannot_change_a_task(method, manifest, runs):
     assert check(method, manifest, runs) >= 1
 
 
+@pytest.mark.slow
 def test_the_check_notices_a_setting_that_is_read_in_secret(manifest, runs, monkeypatch):
     note = AccessLog.note
     monkeypatch.setattr(AccessLog, "note", lambda self, name: None if name == "method.alpha_init" else note(self, name))

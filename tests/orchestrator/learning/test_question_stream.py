@@ -73,6 +73,7 @@ def data_at(manifest: Path, root: Path) -> QuestionData:
     return data
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_equals_one_that_was_not(manifest, whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(manifest, tmp_path, stop_after=1)

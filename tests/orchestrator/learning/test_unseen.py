@@ -54,6 +54,7 @@ def test_an_untrained_model_retains_all_and_distractors_never_help(small_stream,
     assert curve == sorted(curve, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["clip4clip", "framefusion_moe"])
 def test_other_streams_add_numbers_and_change_none(small_stream, manifest, runs, other, method):
     plain = run(small_stream, manifest, runs, method)

@@ -41,6 +41,7 @@ def timeless(record):
     return numbers(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "killed_after", "queries"),
     [
@@ -105,6 +106,7 @@ def test_columns_of_ages_work_on_it(queries, manifest, small_stream, runs):
     assert record.aged_ranks["0"] == record.ranks
 
 
+@pytest.mark.slow
 def test_a_re_encoded_index_is_that_of_the_new_model_alone(manifest, small_stream, runs):
     """At 100 % no feature of the old model is searched, and both methods give the same ranks."""
     both, mapped = (
@@ -156,6 +158,7 @@ def test_a_search_finds_what_the_run_has_ranked(method, queries, manifest, small
     assert ranks_of(alone) == result.record.ranks
 
 
+@pytest.mark.slow
 def test_a_run_is_searched_before_at_and_after_its_upgrade(manifest, runs, capsys, tmp_path):
     settings = {"upgrade.task": 2, "upgrade.backbone": "tiny-clip-stem", "optim.epochs": 1}
     ctvr.run("clip4clip", manifest, settings=settings, runs=runs, keep_model=True)

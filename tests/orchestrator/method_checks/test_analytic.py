@@ -15,6 +15,7 @@ from tests.analytic_methods import RanPac, RanPacConfig, Ridge
 D, M = EMBED_DIM, RanPacConfig().width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "numbers"), [(RanPac, 3 * M * D + M * M), (Ridge, 3 * D * D)])
 def test_a_method_without_gradients_passes_every_check_and_counts_its_buffers(cls, numbers):
     name = f"tests.analytic_methods:{cls.__name__}"

@@ -22,6 +22,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 def test_a_probe_finds_the_part_that_a_setting_changes():
     subject, seen = Subject.of("framefusion_moe"), {}
     declared = settings_of(find_method("framefusion_moe").Config)

@@ -109,12 +109,14 @@ def test_states_are_those_of_the_optimizer_and_accumulation_keeps_gradients():
     assert split.peak == adam.peak + min(adam.activations, adam.gradients)
 
 
+@pytest.mark.slow
 def test_no_method_lacks_an_estimate():
     """An estimate that fails ends no run, so a method that lost its own would not be noticed."""
     assert [name for name in METHODS if estimate(experiment(name)) is None] == []
     assert memory_text(experiment("zero_shot")) == []
 
 
+@pytest.mark.slow
 def test_the_plan_names_the_first_setting_with_which_a_step_fits():
     described = experiment("clip4clip", data__batch_size=64)
     (line,) = memory_text(described)

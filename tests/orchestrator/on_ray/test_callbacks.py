@@ -175,6 +175,7 @@ def test_a_failure_is_reported_in_one_line(plan, capsys, error, reason):
     assert lines(capsys) == [f"trial 1/1  failed: {reason}", "trial 1/1  failed: no reason was recorded"]
 
 
+@pytest.mark.slow
 def test_trials_of_a_table_are_named_by_their_row_and_closed_in_its_sweep(plan, capsys):
     create_store(plan.tracking_uri, Path(plan.root), "stream")
     tracker = Tracker(plan.tracking_uri, Path(plan.root))

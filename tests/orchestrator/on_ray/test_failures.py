@@ -70,6 +70,7 @@ def test_a_failure_survives_the_way_between_processes():
     assert (str(again), again.is_permanent, again.traceback_and_log) == ("why", True, "a\nb")
 
 
+@pytest.mark.slow
 def test_failure_holds_traceback_and_log_without_secrets(tmp_path):
     """A Ray worker's standard error is a file; its last output arrives through both kinds of failure."""
     code = """

@@ -57,6 +57,7 @@ def test_lost_nodes_do_not_count_as_failures():
     assert (str(found), found.is_permanent) == ("RuntimeError: gloo", False)
 
 
+@pytest.mark.slow
 def test_a_trial_driver_starts_without_the_science():
     code = (
         "import sys, ctvr.orchestrator.on_ray.tune; "

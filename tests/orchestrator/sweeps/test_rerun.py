@@ -266,6 +266,7 @@ def test_the_winner_of_equal_trials_does_not_depend_on_their_end(few, execution)
     assert best_trials(other.tracker(), "s", 1)[0].name == first.name
 
 
+@pytest.mark.slow
 def test_the_first_suggested_of_equal_trials_wins(few, execution):
     for name, rate in (("a", 3e-6), ("b", 5e-6)):
         finished(execution, few, {name: 2.0}, **{"method.lr": rate})

@@ -96,6 +96,7 @@ def test_the_rendered_stream_is_complete_and_the_same_as_everywhere(tmp_path: Pa
     assert digest[:16] == "d6c7363fb9b59833"
 
 
+@pytest.mark.slow
 def test_rendered_clip_has_the_same_bytes_every_time():
     """Dark, smooth clips have many ties that an encoder must break."""
     chosen = ("test/daylight_00f.mp4", "test/daylight_02f.mp4", "train/daylight_02f.mp4", "train/daylight_04f.mp4")

@@ -65,6 +65,7 @@ def test_another_seed_gives_other_scenes(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_dial_is_part_of_the_name_and_of_the_digest(tmp_path):
     plain = load_stream("worlds-5", tmp_path, render=False)
     for dial in ("shift0.5", "pairs100", "distractors2"):

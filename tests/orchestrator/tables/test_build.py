@@ -428,6 +428,7 @@ def test_a_table_of_images_counts_accuracy_and_compares_no_ranks():
 # --- files
 
 
+@pytest.mark.slow
 def test_tables_and_figures_are_written_whole(tmp_path):
     records = [run("lwf", 0, 24.0), run("lwf", 1, 25.0), run("a/b ../c", tags=PAPER)]
     for record in records[:2]:  # figures take long: matrices of one row alone

@@ -103,6 +103,7 @@ def test_a_cause_names_claims_and_what_removes_it():
         assert cause.settings or cause.stream
 
 
+@pytest.mark.slow
 def test_the_rows_of_all_claims_are_one_table_with_each_run_once():
     claims = chosen([])
     preset = preset_of(claims)

@@ -81,6 +81,7 @@ def test_one_of_two_concurrent_starts_continues_the_run(tracker):
     assert found[first] == "first"
 
 
+@pytest.mark.slow
 def test_runs_left_by_dead_processes_are_closed(tracker):
     living, dead = (tracker.open_sweep(name, "small", {}, tags) for name, tags in (("a", {}), ("b", GONE)))
     closed = [dead, tracker.open_run("small", "t", {}, dead, GONE), tracker.open_run("small", "r", {}, None, GONE)]

@@ -73,6 +73,7 @@ def recorded(decoded: Path, tmp_path_factory: pytest.TempPathFactory) -> Tracker
     return tracker
 
 
+@pytest.mark.slow
 def test_a_complete_run_has_settings_metrics_and_files(recorded):
     tracker, whole = recorded, only_run(recorded)
     assert whole.status == "FINISHED"
@@ -100,6 +101,7 @@ def test_a_complete_run_has_settings_metrics_and_files(recorded):
     assert json.loads(read.dataset.profile)["tasks"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sweep_keeps_similarities_and_model_and_stores_nothing_twice(
     small_stream, manifest, runs, tracker, monkeypatch
 ):
@@ -130,6 +132,7 @@ def test_the_recorded_matrix_is_the_recorded_metric(recorded):
         assert row == [dict(whole.metrics[f"task_{i + 1:02d}/t2v/r1"])[step] for i in range(step)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_run_stopped_before_its_report_leaves_equal_records(
     recorded, small_stream, manifest, tracker, runs, stop_after

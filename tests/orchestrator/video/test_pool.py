@@ -110,6 +110,7 @@ def child_that(monkeypatch, *lines):
     monkeypatch.setattr(video, "_START_SECONDS", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -135,6 +136,7 @@ def test_a_child_that_misbehaves_costs_only_its_file(monkeypatch, line, reason):
         assert "\n" not in str(result)
 
 
+@pytest.mark.slow
 def test_a_child_that_answers_byte_by_byte_is_ended(monkeypatch):
     trickle = "while True: sys.stdout.buffer.write(b' '); sys.stdout.flush(); time.sleep(0.2)"
     child_that(monkeypatch, "sys.stdout.buffer.write(struct.pack('<I', 60000))", trickle)
