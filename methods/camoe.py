@@ -32,6 +32,7 @@ from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.language.sentences import Keywords, MaskMode, Strategy, encoder
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.losses.dual_softmax import Gain, Reduction, dual_softmax, revise
+from ctvr.methods.layers.pooling import frame_sum
 from ctvr.methods.layers.transfer import to_device
 from ctvr.methods.settings import require, setting
 
@@ -111,7 +112,7 @@ class FrameMean(nn.Module):
     """Eq. 2 as printed, a sum: (B, T, d) -> (B, d)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.sum(dim=1)
+        return frame_sum(x)
 
 
 class SqueezeExcitation(nn.Module):

@@ -49,6 +49,7 @@ from ctvr.methods.base import (
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.parameter_groups import parts
+from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 from ctvr.methods.layers.tower_lora import Place, TowerLoRA
 from ctvr.methods.settings import require, setting
@@ -254,7 +255,7 @@ class CCLIP(Method):
 
 
 def _mean(clip: Clip, frames: Tensor, seams: Seams | None = None) -> Tensor:
-    return clip.vision(frames, seams).float().mean(dim=1)
+    return frame_mean(clip.vision(frames, seams).float())
 
 
 def _projector(kind: Literal["mlp", "linear"], d: int) -> nn.Module:

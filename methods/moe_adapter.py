@@ -47,7 +47,7 @@ from ctvr.methods.base import (
 from ctvr.methods.families.released_recipes import MTIL, MTIL_LEFT_OUT
 from ctvr.methods.layers.experts import Router, RoutingRecorder, check_top_k
 from ctvr.methods.layers.gather import world_size
-from ctvr.methods.layers.pooling import mean_pool
+from ctvr.methods.layers.pooling import frame_mean, mean_pool
 from ctvr.methods.settings import require, setting
 
 SCALE = 0.1  # factor of an expert's output, in both codes
@@ -215,7 +215,7 @@ class _Beside:
     def token(self, h: Tensor, state: TokenState) -> Tensor:
         """Return c (B, D)."""
         if self.gate == "class":
-            return h[:, 0].unflatten(0, (state.batch, -1)).mean(dim=1)
+            return frame_mean(h[:, 0].unflatten(0, (state.batch, -1)))
         if self.gate == "sot" or state.eot is None:
             return h[:, 0]
         return h[torch.arange(len(h), device=h.device), state.eot]

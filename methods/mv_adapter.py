@@ -37,6 +37,7 @@ from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.missing_frames import frames_there
 from ctvr.methods.layers.mv_adapters import FACTOR, TextAdapter, Tying, VideoAdapter
+from ctvr.methods.layers.pooling import frame_mean, frame_sum
 from ctvr.methods.settings import require, setting
 
 _CONFIG = "the configuration of MSRVTT"
@@ -153,7 +154,7 @@ class MVAdapter(Method):
             there = places < frames_there(frames)[:, None]  # (B, T)
         seams = [BlockSeams(mlp=partial(self._video, adapter, there)) for adapter in self.video]
         each = l2_normalize(self.backbone.vision(frames, seams))  # (B, T, d)
-        return l2_normalize(each.mean(dim=1) if there is None else (each * there[..., None]).sum(dim=1))
+        return l2_normalize(frame_mean(each) if there is None else frame_sum(each * there[..., None]))
 
     def _video(self, adapter: Any, there: Tensor | None, y: Tensor, output: Tensor, state: TokenState) -> Tensor:
         shared = self._shared(state.layer, len(self.video))

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Batch, Capabilities, Method, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
+from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.replay.mixup import last_end
 from ctvr.methods.layers.transformer_block import new_block, passed
 from ctvr.methods.settings import require, setting
@@ -131,7 +132,7 @@ class PLEVU(Method):
             x = x + self.times[: x.shape[1]].to(x.dtype)
         for block in self.frames:
             x = passed(block, x)
-        return x.mean(dim=1)
+        return frame_mean(x)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         text = self.backbone.text

@@ -37,6 +37,7 @@ from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup,
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
+from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.transfer import to_device
@@ -168,8 +169,8 @@ class UMT(Method):
     def encode_video(self, frames: Tensor) -> Tensor:
         """Stack the mean of the frames' unit vectors and all tokens: (B, T, 3, H, W) -> (B, 1 + N, max(d, E))."""
         tokens, pooled, _ = self.backbone.vision.tokens(frames, self.reducer.seams())
-        mean = l2_normalize(self.backbone.vision.proj(pooled)).mean(dim=1, keepdim=True)
-        return _stacked(mean, tokens)
+        mean = frame_mean(l2_normalize(self.backbone.vision.proj(pooled)))
+        return _stacked(mean[:, None], tokens)
 
     def encode_text(self, tokens: Tensor, task: int | None = None) -> Tensor:
         """Stack the unit vector of [CLS], all words and their mask: (B, L) -> (B, 1 + L, max(d, D + 1))."""

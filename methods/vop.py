@@ -36,6 +36,7 @@ from ctvr.methods.backbone.clip import BlockSeams, Clip, TokenState
 from ctvr.methods.base import Capabilities, Method, Override, ParamGroup, l2_normalize
 from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.deep_prompts import Seam, drop, insert
+from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.replay.mixup import last_end
 from ctvr.methods.settings import require, setting
 
@@ -136,7 +137,7 @@ class VoP(Method):
     # ----------------------------------------------------------------------------------------- videos
 
     def encode_video(self, frames: Tensor) -> Tensor:
-        return l2_normalize(self.encode_frames(frames)).mean(dim=1)
+        return frame_mean(l2_normalize(self.encode_frames(frames)))
 
     def encode_frames(self, frames: Tensor) -> Tensor:
         """Encode each frame: (B, T, 3, H, W) -> (B, T, d), not normalised."""

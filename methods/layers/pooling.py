@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import reduce
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 FrameNorm = Literal["none", "l2"]
+_BY_VALUE: ContextVar[bool] = ContextVar("by_value", default=False)
+
+
+@contextmanager
+def frames_by_value() -> Iterator[None]:
+    """Let `frame_sum` and `frame_mean` add frames in the order of their values, in this thread.
+
+    A sum of floats depends on the order of its terms. In an evaluation it must not: a method that averages frames gives
+    a clip and its time-reversed twin equal features, and their scores tie. Training keeps the plain sum.
+    """
+    token = _BY_VALUE.set(True)
+    try:
+        yield
+    finally:
+        _BY_VALUE.reset(token)
+
+
+def frame_sum(frames: Tensor) -> Tensor:
+    """Sum (B, T, ...) over T; inside `frames_by_value` with the same bits for any order of the frames."""
+    return _in_order(frames).to(frames.dtype) if _BY_VALUE.get() else frames.sum(dim=1)
+
+
+def frame_mean(frames: Tensor) -> Tensor:
+    """Average (B, T, ...) over T; see `frame_sum`."""
+    return (_in_order(frames) / frames.shape[1]).to(frames.dtype) if _BY_VALUE.get() else frames.mean(dim=1)
+
+
+def _in_order(frames: Tensor) -> Tensor:
+    """Sum the frames (B, T, ...) of each number in ascending order, at least in float32."""
+    terms = frames.to(torch.promote_types(frames.dtype, torch.float32)).sort(dim=1).values
+    return reduce(torch.add, terms.unbind(dim=1))
 
 
 def mean_pool(frames: Tensor, frame_norm: FrameNorm = "none") -> Tensor:
@@ -21,4 +57,4 @@ def mean_pool(frames: Tensor, frame_norm: FrameNorm = "none") -> Tensor:
     frames = frames.float()
     if frame_norm == "l2":
         frames = F.normalize(frames, dim=-1)
-    return F.normalize(frames.mean(dim=1), dim=-1)
+    return F.normalize(frame_mean(frames), dim=-1)

@@ -30,6 +30,7 @@ from ctvr.orchestrator.learning.ranking import Positions, Ranked, Score, rank, s
 from ctvr.orchestrator.learning.spill import spilled
 from ctvr.orchestrator.streams.query_rank import Rank
 
+WIDTH = 32  # of products whose columns all have the same order of sums, in MKL for any number of rows
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
 
@@ -49,13 +50,6 @@ class Evaluation:
         for other in others:
             self.metrics.update(other.metrics)
             self.aged_ranks.update(other.aged_ranks)
-
-
-@torch.no_grad()
-@merged_weights()
-def encode_videos(method: Method, batches: Iterable[Tensor], task: int) -> Tensor:
-    """Return features (V, ...) on the CPU of the videos of a task, from batches of frames (B, T, 3, H, W)."""
-    return torch.cat([method.encode_video_for_task(frames, task).float().cpu() for frames in batches])
 
 
 def encode_for_task(method: Method, tokens: Tensor, task: int | None, kept: dict[int, Any], part: int = 0) -> Tensor:
@@ -101,6 +95,9 @@ def encode_texts(
 class TiledScorer:
     """Computes tiles of `Method.score` on demand: float32 scores (R, C), on the device.
 
+    Tiles are computed in widths of whole multiples of `WIDTH`, with copies of the last video: a product sums the last
+    columns of other widths in another order, and a video would score differently by its place in the gallery.
+
     Args:
         features: caption features (Q, ...), one tensor for all tasks or one for each.
         galleries: video features (V, ...) of each task.
@@ -119,9 +116,11 @@ class TiledScorer:
         if self._last is None or self._last[0] != columns:
             first = self.columns[task]
             videos = self.galleries[task][columns.start - first : columns.stop - first]
-            self._last = columns, to_device(videos, self.device)
+            copies = videos[-1:].expand(-len(videos) % WIDTH, *videos.shape[1:])
+            self._last = columns, to_device(torch.cat([videos, copies]), self.device)
         queries = self.features[task if len(self.features) > 1 else 0][rows]
-        return self.method.score(to_device(queries, self.device), self._last[1]).float()
+        scores = self.method.score(to_device(queries, self.device), self._last[1])
+        return scores[:, : columns.stop - columns.start].float()
 
 
 def caption_features(

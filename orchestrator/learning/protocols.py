@@ -23,12 +23,12 @@ from ctvr.orchestrator.data.batches import Queries, StreamData
 from ctvr.orchestrator.data.images import ImageData
 from ctvr.orchestrator.data.questions import QuestionData, Questions
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.encode_videos import encode_videos
 from ctvr.orchestrator.learning.evaluate import (
     Evaluation,
     EvaluationConfig,
     add_history,
     compute_ranks,
-    encode_videos,
     metrics_of,
 )
 from ctvr.orchestrator.learning.metrics import Matrix

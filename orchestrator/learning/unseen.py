@@ -32,7 +32,8 @@ from ctvr.orchestrator.data.prepare import prepare_stream
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning import metrics, spill
-from ctvr.orchestrator.learning.evaluate import caption_features, encode_texts, encode_videos, rank_features
+from ctvr.orchestrator.learning.encode_videos import encode_videos
+from ctvr.orchestrator.learning.evaluate import caption_features, encode_texts, rank_features
 from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.learning.run_key import frames_digest
 from ctvr.orchestrator.learning.spill import spilled

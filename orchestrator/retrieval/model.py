@@ -25,6 +25,7 @@ from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import autocast_for, set_determinism
 from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.learning.encode_videos import in_blocks
 from ctvr.orchestrator.learning.evaluate import TiledScorer, all_scores, encode_for_task, offsets
 from ctvr.orchestrator.learning.factory import TrainedModel
 from ctvr.orchestrator.learning.ranking import score_reader, topk
@@ -244,7 +245,7 @@ class Model:
         yield from data.videos(0, "test", range(len(items)), size)
 
     def _encode(self, items: Sequence[Item]) -> Tensor:
-        return torch.cat([self.encode_frames(frames) for frames in self.frames_of(items)])
+        return in_blocks(self.encode_frames, self.frames_of(items))
 
     def encode_gallery(self, videos: Videos) -> Block:
         """Encode the user's videos, and cache their features; unreadable files of a folder are skipped.

@@ -15,6 +15,9 @@ from torch import Tensor
 from ctvr.methods.layers.frozen import copied
 from ctvr.orchestrator.data.device import Precision, memory_of, set_determinism
 from ctvr.orchestrator.errors import OutOfMemory
+from ctvr.orchestrator.learning.encode_videos import encode_videos
+from ctvr.orchestrator.learning.evaluate import TiledScorer
+from ctvr.orchestrator.method_checks.subject import Subject, make_batch
 from tests.devices.cases import CASES, EVERY
 from tests.devices.drive import run
 
@@ -109,3 +112,18 @@ def test_tf32_is_on_only_where_it_is_asked_for():
         set_determinism(GPU, precision=precision)  # type: ignore[arg-type]
         worst[precision] = float((a @ b - exact).abs().max())
     assert worst["fp32"] < 2e-4 < 5e-3 < worst["tf32"] if torch.cuda.get_device_capability(GPU) >= (8, 0) else True
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("count", [2, 4, 12])
+def test_no_reversed_twin_has_another_score_than_its_clip(count, precision):
+    """A mean over frames cannot tell twins apart; kernels must not do so by rounding."""
+    set_determinism(GPU, precision=precision)  # type: ignore[arg-type]
+    method = Subject.of("clip4clip", {"data.num_frames": count}).make().to(GPU).eval()
+    frames = make_batch(100, count, seed=3).frames
+    with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+        videos = encode_videos(method, torch.cat([frames, frames.flip(1)]).to(GPU).split(32), 0)
+    captions = torch.nn.functional.normalize(torch.randn(50, videos.shape[1]), dim=1)
+    scores = TiledScorer(method, [captions], [videos], GPU)(slice(0, 50), slice(0, 200))
+    differ = int((scores[:, :100] != scores[:, 100:]).any(dim=0).sum())
+    assert differ == 0, f"{differ} of 100 twins have other scores than their clips"
