@@ -42,6 +42,7 @@ class RunState:
     metrics: list[dict[str, float]] = field(default_factory=list)  # one dictionary per task learned
     training: list[dict[str, float]] = field(default_factory=list)  # means of every epoch, with "step"
     ranks: dict[str, Rank] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
+    v2t: dict[str, Rank] = field(default_factory=dict)  # video -> rank among all captioned videos, at the end
     # % of old videos re-encoded ("0": as stored) -> query -> rank among all videos; empty unless measured
     aged_ranks: dict[str, dict[str, Rank]] = field(default_factory=dict)
     steps: int = 0  # optimizer steps so far
@@ -49,7 +50,7 @@ class RunState:
     timing: list[dict[str, float]] = field(default_factory=list)  # per epoch, with "step"; see epoch_timing.py
 
     def __post_init__(self) -> None:  # a `Rank` is a list in JSON, and a number in older commits
-        self.ranks = read_all(self.ranks)
+        self.ranks, self.v2t = read_all(self.ranks), read_all(self.v2t)
         self.aged_ranks = {share: read_all(ranks) for share, ranks in self.aged_ranks.items()}
 
     def add(self, found: Evaluation, ranks: dict[str, Rank], seconds: float) -> None:
@@ -58,7 +59,7 @@ class RunState:
         self.own.append(found.own)
         self.union.append(found.union)
         self.metrics.append(found.metrics)
-        self.ranks, self.aged_ranks = read_all(ranks), found.aged_ranks
+        self.ranks, self.v2t, self.aged_ranks = read_all(ranks), found.v2t, found.aged_ranks
         self.seconds.append(seconds)
 
 

@@ -31,6 +31,7 @@ from ctvr.orchestrator.learning.spill import spilled
 from ctvr.orchestrator.streams.query_rank import Rank
 
 WIDTH = 32  # of products whose columns all have the same order of sums, in MKL for any number of rows
+ROWS = 8  # multiples of it have the same order of sums, in MKL for such widths
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
 
@@ -43,6 +44,7 @@ class Evaluation:
     union: list[float] = field(default_factory=list)  # R@1 of task i among all stored videos
     ranks: dict[str, Rank] = field(default_factory=dict)  # query name -> rank among all stored videos
     own_ranks: dict[str, Rank] = field(default_factory=dict)  # query name -> rank among its own task's videos
+    v2t: dict[str, Rank] = field(default_factory=dict)  # captioned video -> rank by its best caption
     aged_ranks: dict[str, dict[str, Rank]] = field(default_factory=dict)  # % of old videos re-encoded -> query -> rank
 
     def add(self, *others: Evaluation) -> None:
@@ -96,7 +98,8 @@ class TiledScorer:
     """Computes tiles of `Method.score` on demand: float32 scores (R, C), on the device.
 
     Tiles are computed in widths of whole multiples of `WIDTH`, with copies of the last video: a product sums the last
-    columns of other widths in another order, and a video would score differently by its place in the gallery.
+    columns of other widths in another order, and a video would score differently by its place in the gallery. Rows are
+    filled up to a multiple of `ROWS`, since a score would depend on `evaluation.query_chunk`, which is not in keys.
 
     Args:
         features: caption features (Q, ...), one tensor for all tasks or one for each.
@@ -116,11 +119,16 @@ class TiledScorer:
         if self._last is None or self._last[0] != columns:
             first = self.columns[task]
             videos = self.galleries[task][columns.start - first : columns.stop - first]
-            copies = videos[-1:].expand(-len(videos) % WIDTH, *videos.shape[1:])
-            self._last = columns, to_device(torch.cat([videos, copies]), self.device)
+            self._last = columns, to_device(_filled(videos, WIDTH), self.device)
         queries = self.features[task if len(self.features) > 1 else 0][rows]
-        scores = self.method.score(to_device(queries, self.device), self._last[1])
-        return scores[:, : columns.stop - columns.start].float()
+        scores = self.method.score(to_device(_filled(queries, ROWS), self.device), self._last[1])
+        return scores[: len(queries), : columns.stop - columns.start].float()
+
+
+def _filled(rows: Tensor, multiple: int) -> Tensor:
+    """Append copies of the last row, up to a multiple: (N, ...) -> (M, ...)."""
+    missing = -len(rows) % multiple
+    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
 
 
 def caption_features(
@@ -333,6 +341,8 @@ def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int])
         said.metrics[f"{task}/v2t/r1_own"] = metrics.recall(ranked.own_videos[of_task], 1)
         said.ranks.update(zip(q.names, ranked.to_videos[part].listed()))
         said.own_ranks.update(zip(q.names, ranked.own[part].listed()))
+        videos = {row: name.rpartition("#")[0] for row, name in zip(q.target.tolist(), q.names)}
+        said.v2t.update(zip((videos[row] for row in sorted(videos)), ranked.videos[of_task].listed()))
     return said
 
 

@@ -26,7 +26,7 @@ class EvaluationConfig:
         doc="with select=best, epochs without improvement after which a task ends; counted after `patience_start`",
     )
     patience_start: int = setting(10, doc="first epochs of a task that `patience` does not count", exact=True)
-    batch_size: int = setting(32, doc="videos or captions per encoding step")
+    batch_size: int = setting(32, doc="videos read, or captions encoded, in a step")
     query_chunk: int = setting(512, doc="queries per scoring step")
     log_losses: bool = setting(False, doc="all losses on the evaluated split's pairs after every epoch (CAMoE, fig. 6)")
     every_epoch: bool = setting(

@@ -151,6 +151,8 @@ class Recorder:
         if record.aged_ranks:  # by the percent of old videos that are re-encoded
             aged = record.aged_ranks.items()
             ranks["reencoded"] = {share: _columns(of[query] for query in record.ranks) for share, of in aged}
+        if record.v2t:
+            ranks["v2t"] = {"video ids": list(record.v2t), **_columns(record.v2t.values())}
         self.tracker.log_json(self.run_id, "ranks.json", ranks)
         if split == "test":
             self._log_similarities(method)

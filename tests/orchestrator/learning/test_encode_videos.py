@@ -56,8 +56,13 @@ def test_reversed_twins_tie_wherever_they_are_in_the_gallery(others):
     twin = torch.arange(40) + 40 + others
     score = TiledScorer(method, [captions], [gallery], torch.device("cpu"))
     found = rank(score, torch.arange(40), (0, 40), (0, len(gallery)), twin, chunk=11)
+    whole = rank(score, torch.arange(40), (0, 40), (0, len(gallery)), twin, chunk=512)
+    assert whole.to_videos.listed() == found.to_videos.listed()
     assert found.beats_twin.tolist() == [0.5] * 40
     assert (found.to_videos.equal >= 1).all()
+    for size in (1, 7, 16):  # evaluation.query_chunk is not in keys
+        chunks = [score(rows, slice(0, 80)) for rows in torch.arange(40).split(size)]
+        assert torch.equal(torch.cat(chunks), score(slice(0, 40), slice(0, 80)))
 
 
 @pytest.mark.parametrize(("count", "frames"), [(1, 1), (5, 4), (33, 4), (3, 100)])

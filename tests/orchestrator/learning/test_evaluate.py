@@ -215,6 +215,17 @@ def test_equal_twins_are_each_found_with_probability_half():
     assert [found.metrics[f"stream/t2v/{name}"] for name in names] == pytest.approx([200 / 3, 50, 100, 50, 100])
     assert found.own == [pytest.approx(200 / 3)]
     assert found.ranks == {"a#0": (0, 1, 1), "b#0": (0, 1, 1), "c#0": (0, 0, 1)}
+    assert found.v2t == {"a": (0, 1, 1), "b": (0, 1, 1), "c": (0, 0, 1)}
+
+
+def test_counts_of_searching_videos_belong_to_the_videos_of_the_captions():
+    """The second task's captions are not in the order of its videos, of which the first has none."""
+    one = Queries(torch.tensor([[0]]), torch.tensor([0]), torch.tensor([-1]), names=("a#0",))
+    two = Queries(torch.tensor([[1], [2]]), torch.tensor([2, 1]), torch.tensor([-1, -1]), names=("c#0", "b#0"))
+    scores = torch.tensor([[2.0, 0, 1, 9], [3, 0, 1, 8], [4, 0, 1, 7]])  # columns a, without a caption, b, c
+    found = measured(scores, [one, two], [1, 3])
+    assert found.v2t == {"a": (2, 0, 1), "b": (0, 2, 1), "c": (1, 0, 1)}
+    assert found.metrics["stream/v2t/medr"] == 2
 
 
 @pytest.mark.parametrize("prompts", [False, True])

@@ -23,7 +23,7 @@ def test_a_mean_rank_of_an_older_run_is_read_as_one_equal_or_none(kept, rank):
 
 def test_the_state_of_a_run_keeps_the_counts_through_json():
     ranks = {"v0#0": Rank(0, 3, 2), "v1#0": Rank(4, 0)}
-    state = RunState(ranks=ranks, aged_ranks={"50": ranks})
+    state = RunState(ranks=ranks, v2t={"v0": Rank(1, 2)}, aged_ranks={"50": ranks})
     again = RunState(**json.loads(json.dumps(vars(state))))
     assert again == state
     assert again.ranks["v0#0"].first == pytest.approx(0.4)

@@ -94,6 +94,10 @@ def test_a_complete_run_has_settings_metrics_and_files(recorded):
     assert len(ranks["query ids"]) == len(ranks["ranks"]) > 0
     kept = [ranks[name] for name in ("better", "equal", "own")]
     assert ranks["ranks"] == [1 + better + equal / 2 for better, equal, _ in zip(*kept, strict=True)]
+    videos = ranks["v2t"]["video ids"]
+    assert set(videos) == {query.rpartition("#")[0] for query in ranks["query ids"]}
+    assert len(videos) == len(ranks["v2t"]["own"])
+    assert sum(ranks["v2t"]["ranks"]) / len(videos) == pytest.approx(whole.metrics["stream/v2t/meanr"][-1][1])
     assert json.loads(tracker.download(whole.run_id, "environment.json").read_text())["python"]
     assert whole.settings["stream"] == str(tracker.runs / "small" / "small.json")
     (read,) = tracker.client.get_run(whole.run_id).inputs.dataset_inputs
