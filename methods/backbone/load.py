@@ -73,7 +73,9 @@ def load_backbone(
     return clip
 
 
-def settings_of(name: str, weights: str, chosen: Mapping[str, Any] | None = None) -> WeightSettings | None:
+def settings_of(
+    name: str, weights: str, chosen: Mapping[str, Any] | None = None, group: str = "backbone"
+) -> WeightSettings | None:
     """Return what belongs to weights (`weight_settings`); None for shipped architectures and UMT, which have their own.
 
     Raises:
@@ -83,7 +85,7 @@ def settings_of(name: str, weights: str, chosen: Mapping[str, Any] | None = None
         if chosen:
             raise ValueError(f"{next(iter(chosen))}: {name} has its own. Leave it out.")
         return None
-    return weight_settings(name, weights, expand_path(weights) if is_path(weights) else None, chosen)
+    return weight_settings(name, weights, expand_path(weights) if is_path(weights) else None, chosen, group)
 
 
 def check_backbone(
@@ -92,8 +94,11 @@ def check_backbone(
     sha256: str = "",
     vocabulary: str = "",
     chosen: Mapping[str, Any] | None = None,
+    group: str = "backbone",
 ) -> None:
-    """Refuse a name, tag or missing file before anything is built; the arguments are those of `load_backbone`.
+    """Refuse a name, tag or missing file before anything is built.
+
+    Arguments as in `load_backbone`; `group` as in `weight_settings`.
 
     Raises:
         ValueError: for an unknown name or tag, or an argument that does not apply.
@@ -116,7 +121,7 @@ def check_backbone(
         files_of(expand_path(weights))
     elif weights not in ("random", *known):
         raise ValueError(f"{name} has no weights called {weights!r}. Write {others}.")
-    settings_of(name, weights, chosen)
+    settings_of(name, weights, chosen, group)
 
 
 def _tags(name: str) -> list[str]:

@@ -49,7 +49,11 @@ class WeightSettings:
 
 
 def weight_settings(
-    name: str, weights: str, file: Path | None = None, chosen: Mapping[str, Any] | None = None
+    name: str,
+    weights: str,
+    file: Path | None = None,
+    chosen: Mapping[str, Any] | None = None,
+    group: str = "backbone",
 ) -> WeightSettings:
     """Return what belongs to the weights of an open_clip architecture; nothing is downloaded.
 
@@ -58,6 +62,7 @@ def weight_settings(
         weights: a tag, or `random`: open_clip's defaults.
         file: the local file or folder, if the weights are one.
         chosen: value of each setting in which the tags differ and that the user states.
+        group: settings that a line names, `backbone` or `upgrade`.
 
     Raises:
         ValueError: one line, if a setting is not determined, a value is unknown, or two sources contradict each other.
@@ -77,10 +82,11 @@ def weight_settings(
         if stated.get(field, value) != value:
             raise ValueError(f"{field}: the JSON next to {file} states {_shown(stated[field])}. Leave it out.")
     options = [_of_tag(name, tag, described) for tag in tags] or [_of_tag(name, "", described)]
-    found = _agreed(name, options, stated, dict(chosen or {}))
+    found = _agreed(name, options, stated, dict(chosen or {}), group)
     if found.activation == "gelu" and described.get("quick_gelu"):
         plain = name.removesuffix("-quickgelu")
-        raise ValueError(f"activation: {file} was trained with gelu, {name} has quick_gelu. Use backbone.name={plain}.")
+        setting = "backbone.name" if group == "backbone" else f"{group}.backbone"
+        raise ValueError(f"activation: {file} was trained with gelu, {name} has quick_gelu. Use {setting}={plain}.")
     return found
 
 
@@ -103,7 +109,7 @@ def saved_settings(saved: Any) -> WeightSettings:
 
 
 def _agreed(
-    name: str, options: list[WeightSettings], stated: Mapping[str, Any], chosen: Mapping[str, Any]
+    name: str, options: list[WeightSettings], stated: Mapping[str, Any], chosen: Mapping[str, Any], group: str
 ) -> WeightSettings:
     """Complete `stated` and `chosen` by the values on which the remaining tags agree, setting by setting."""
     found: dict[str, Any] = dict(stated)
@@ -119,7 +125,7 @@ def _agreed(
         elif field not in found and len(values) > 1:
             raise ValueError(
                 f"{field}: weights of {name} have {' or '.join(map(_shown, values))}, and no JSON next to the file "
-                f"says which. Add {' or '.join(f'backbone.{field}={_shown(value)}' for value in values)}, or put an "
+                f"says which. Add {' or '.join(f'{group}.{field}={_shown(value)}' for value in values)}, or put an "
                 "open_clip_config.json next to it."
             )
         found.setdefault(field, values[0])

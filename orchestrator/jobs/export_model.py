@@ -20,6 +20,7 @@ from ctvr.orchestrator.jobs.find_model import find_run
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
+from ctvr.orchestrator.tables.setting_diff import preprocessing_in
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 # Licences of known backbone weights; the user must give others
@@ -136,8 +137,7 @@ def _card(
     mark = f"\n\n{run.tags['ctvr.mark']}." if run.tags.get("ctvr.mark") else ""
     rows = "\n".join(f"| {label} | {value:.2f} |" for label, value in values.items())
     listed = "\n".join(f"| {name} | `{digest}` |" for name, digest in digests.items() if digest)
-    frames = json.loads(run.tags.get("ctvr.provenance", "{}")).get("preprocessing")
-    about = f"\nPreprocessing and activation: {frames}.\n" if frames else ""
+    about = "".join(f"\n{name.capitalize()}: {words}.\n" for name, words in preprocessing_in(run).items())
     return f"""---
 {yaml.safe_dump(head, sort_keys=False, allow_unicode=True).strip()}
 ---

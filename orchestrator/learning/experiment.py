@@ -63,6 +63,9 @@ class UpgradeConfig:
     backbone: str = setting("", doc="new backbone, as backbone.name")
     weights: str = setting("shipped", doc="its weights, as backbone.weights")
     sha256: str = setting("", doc="as backbone.sha256")
+    activation: Literal["", "gelu", "quick_gelu"] = setting("", doc="as backbone.activation")
+    mean: tuple[float, ...] = setting((), doc="as backbone.mean")
+    resize_mode: Literal["", "shortest", "squash", "longest"] = setting("", doc="as backbone.resize_mode")
     queries: Literal["both", "map"] = setting(
         "both",
         doc="captions that search the old videos. both: encoded by the old model, two text passes; map: by the new "
@@ -87,7 +90,8 @@ class UpgradeConfig:
     @property
     def tower(self) -> BackboneConfig:
         """Return the settings of the new backbone."""
-        return BackboneConfig(name=self.backbone, weights=self.weights, sha256=self.sha256)
+        same = ("weights", "sha256", "activation", "mean", "resize_mode")
+        return BackboneConfig(name=self.backbone, **{name: getattr(self, name) for name in same})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +223,7 @@ class Experiment:
             **contents_of(self.method, "method"),
             **({} if self.base is None else contents_of(self.base, "base")),
             **({"upgrade.backbone": weights_digest(new.backbone, new.weights)} if new.task else {}),
-            **(preprocessing_of(new.backbone, new.weights, prefix="upgrade.") if new.task else {}),
+            **(preprocessing_of(new.backbone, new.weights, new.tower.chosen, "upgrade.") if new.task else {}),
         }
 
     def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:

@@ -54,12 +54,12 @@ def check_backbone(experiment: Experiment) -> None:
     if find_method(experiment.run.method).domain == "images":
         return
     towers = {"backbone": experiment.backbone}
-    towers |= {"upgrade.backbone": experiment.upgrade.tower} if experiment.upgrade.task else {}
-    for setting, config in towers.items():
+    towers |= {"upgrade": experiment.upgrade.tower} if experiment.upgrade.task else {}
+    for group, config in towers.items():
         try:
-            load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary, config.chosen)
+            load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary, config.chosen, group)
         except (ValueError, FileNotFoundError) as error:
-            raise ConfigError(f"{setting}: {error}") from error
+            raise ConfigError(f"{'upgrade.backbone' if group == 'upgrade' else group}: {error}") from error
 
 
 def load_tower(
@@ -99,6 +99,8 @@ def load_tower(
         raise ConfigError(
             "evaluation.log_losses: true needs captions and videos, but this method is for images. Use false."
         )
+    if config.chosen:
+        raise ConfigError(f"backbone.{next(iter(config.chosen))}: applies to a CLIP, not to {config.name}. Omit it.")
     if config.name not in RESNETS or config.weights != "random":
         raise ConfigError(
             f"backbone: {config.name} with weights {config.weights!r} is not for images. Use backbone.name="
@@ -199,7 +201,7 @@ def load_trained(folder: Path) -> TrainedModel:
     drawn = replace(
         experiment,
         backbone=replace(tower, weights="random", sha256="", activation="", mean=(), resize_mode=""),
-        upgrade=replace(upgrade, weights="random", sha256=""),
+        upgrade=replace(upgrade, weights="random", sha256="", activation="", mean=(), resize_mode=""),
     )
     saved = _saved(folder / "model.json", description.get(WEIGHT_SETTINGS, {}))
     clip = load_tower(drawn, saved=saved.get("backbone"))

@@ -9,7 +9,7 @@ resumes from its last commit alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
 def new_experiment(experiment: Experiment) -> Experiment:
     """Return the experiment with the new backbone."""
     tower = experiment.upgrade.tower
-    named = {f"backbone.{name}": getattr(tower, name) for name in ("name", "weights", "sha256", "vocabulary")}
+    named = {f"backbone.{each.name}": getattr(tower, each.name) for each in fields(tower)}
     return replace(experiment, backbone=tower, settings={**experiment.settings, **named})
 
 

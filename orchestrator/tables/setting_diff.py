@@ -123,3 +123,8 @@ def provenance_of(run: RunRecord) -> dict[str, str]:
     except (ValueError, TypeError, RecursionError):  # MLflow's records may have been edited
         return {}
     return {str(name): str(value) for name, value in found.items()}
+
+
+def preprocessing_in(run: RunRecord) -> dict[str, str]:
+    """Return in words what belongs to the weights of a run's backbones (`run_key.preprocessing_of`), by name."""
+    return {name: words for name, words in provenance_of(run).items() if name.endswith("preprocessing")}

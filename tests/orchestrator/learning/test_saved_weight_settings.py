@@ -1,23 +1,30 @@
 """A saved model runs with the activation, normalisation and resizing that belong to its weights."""
 
 import json
+import re
 from dataclasses import asdict
 
 import open_clip
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from ctvr.methods.backbone.architectures import SHIPPED, UMT
 from ctvr.methods.backbone.load import load_backbone
-from ctvr.methods.backbone.weight_settings import WeightSettings
+from ctvr.methods.backbone.weight_settings import WeightSettings, weight_settings
+from ctvr.methods.images.resnet import RESNETS
+from ctvr.orchestrator.cli.main import main
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.jobs.explain import compare, explain
+from ctvr.orchestrator.jobs.export_model import export_hf
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.commits import Commits
-from ctvr.orchestrator.learning.factory import load_trained, restore_from_commits
+from ctvr.orchestrator.learning.factory import check_backbone, load_tower, load_trained, restore_from_commits
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.run_key import preprocessing_of
 from ctvr.orchestrator.retrieval.model import Model
 
 NAME = "ViT-small-test"
@@ -124,3 +131,98 @@ def test_an_upgraded_model_has_those_of_both_backbones(file, manifest, small_str
     tokens = found.clip.tokenize(["a red circle", "a blue star"])
     with torch.no_grad():
         assert torch.equal(found.method.encode_text(tokens), result.method.eval().encode_text(tokens))
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, *UMT, *RESNETS])
+def test_a_backbone_that_has_its_own_adds_nothing_to_a_key(name):
+    assert preprocessing_of(name, "random") == preprocessing_of(name, "random", prefix="upgrade.") == {}
+
+
+@pytest.mark.parametrize("name", [NAME, "ViT-B-32-quickgelu", "ViT-B-16-SigLIP", "PE-Core-T-16-384"])
+def test_a_backbone_of_open_clip_has_them_in_its_key(name, monkeypatch):
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, NAME, ARCHITECTURE)
+    assert preprocessing_of(name, "random") == {"preprocessing": str(weight_settings(name, "random"))}
+
+
+def test_settings_of_a_file_are_refused_for_backbones_that_have_their_own(manifest, small_stream):
+    for name in (*SHIPPED, *UMT):
+        settings = {"backbone.name": name, "backbone.weights": "random", "backbone.activation": "gelu"}
+        experiment = resolve({"method": "zero_shot", "stream": manifest, **settings}, small_stream.settings)
+        with pytest.raises(ConfigError, match=rf"^backbone: activation: {name} has its own\. Leave it out\.$"):
+            check_backbone(experiment)
+    images = {"backbone.name": "resnet18-8", "backbone.weights": "random", "backbone.resize_mode": "squash"}
+    with pytest.raises(ConfigError, match=r"^backbone\.resize_mode: applies to a CLIP, not to resnet18-8\. Omit it\.$"):
+        load_tower(resolve({"method": "image_finetune", "stream": manifest, **images}))
+
+
+def test_a_saved_model_of_a_tag_keeps_its_preprocessing(file, manifest, small_stream, runs, tmp_path, monkeypatch):
+    config = {"url": "", "mean": OWN.mean, "std": OWN.std, "resize_mode": "squash", "interpolation": "bilinear"}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, NAME, {"own": config | {"quick_gelu": True}})
+    create = open_clip.create_model
+
+    def created(name, pretrained=None, **more):  # open_clip would download the weights of the tag
+        model = create(name, pretrained=None, **more)
+        if pretrained:
+            model.load_state_dict(load_file(file))
+        return model
+
+    monkeypatch.setattr(open_clip, "create_model", created)
+    settings = {"backbone.name": NAME, "backbone.weights": "own"}
+    experiment = resolve({"method": "zero_shot", "stream": manifest, **settings}, small_stream.settings)
+    result = execute(experiment, RunPaths(runs))
+    save_model(result.method, experiment.settings, result.stream, tmp_path / "model")
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, NAME, {})
+    found = load_trained(tmp_path / "model")
+    assert found.clip.weight_settings == OWN
+    assert (tuple(found.clip.mean), tuple(found.clip.std)) == (OWN.mean, OWN.std)
+    assert found.clip.resize == ("squash", "bilinear")
+
+
+def test_an_ambiguous_new_backbone_is_asked_for_by_its_own_setting(file, manifest, small_stream, runs, monkeypatch):
+    (file.parent / "open_clip_config.json").unlink()
+    tags = {tag: {"quick_gelu": tag == "quick", "mean": OWN.mean, "std": OWN.std} for tag in ("plain", "quick")}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, NAME, tags)
+    settings = {"method": "clip4clip", "stream": manifest, "optim.epochs": 1, "upgrade.task": 2}
+    new = {"upgrade.backbone": NAME, "upgrade.weights": str(file)}
+    experiment = resolve(settings | new, small_stream.settings)
+    line = rf"^upgrade\.backbone: activation: weights of {NAME} have gelu or quick_gelu, and no JSON .* Add "
+    line += r"upgrade\.activation=gelu or upgrade\.activation=quick_gelu, or put an open_clip_config\.json next"
+    with pytest.raises(ConfigError, match=line):
+        check_backbone(experiment)
+    described = file.parent / "open_clip_config.json"
+    described.write_text(json.dumps({"model_cfg": {"quick_gelu": True}}))
+    given = resolve(settings | new | {"upgrade.activation": "gelu"}, small_stream.settings)
+    with pytest.raises(ConfigError, match=r"^upgrade\.backbone: activation: the JSON .* states quick_gelu\."):
+        check_backbone(given)
+    described.unlink()
+    execution, key = ExecutionConfig(runs=runs), {}
+    for activation in ("gelu", "quick_gelu"):
+        chosen = [f"{name}={value}" for name, value in (new | {"upgrade.activation": activation}).items()]
+        words = ["run", "clip4clip", manifest, "optim.epochs=1", "upgrade.task=2", *chosen, "--runs", str(runs)]
+        assert main([*words, "--keep-model"]) == 0
+        run = execution.tracker().find_runs()[-1]
+        key[activation] = run.tags["ctvr.result"]
+        own = weight_settings(NAME, "", file, {"activation": activation})
+        found = load_trained(execution.tracker().download(run.run_id, "model"))
+        assert found.clip.weight_settings == own
+        explained = explain(key[activation], execution.places().open_store(), execution.tracker())
+        assert f"\nupgrade.preprocessing {own}\n" in explained
+        export_hf(file.parent / activation, run.run_id, execution, "apache-2.0")
+        assert f"\nUpgrade.preprocessing: {own}.\n" in (file.parent / activation / "README.md").read_text()
+    assert len({*key.values()}) == 2
+
+
+def test_explain_and_the_card_state_what_belongs_to_the_weights(file, manifest, runs, capsys):
+    execution, other = ExecutionConfig(runs=runs), str(OWN).replace("squash", "longest")
+    described = file.parent / "open_clip_config.json"
+    for mode in ("squash", "longest"):
+        described.write_text(described.read_text().replace("squash", mode))
+        words = ["run", "zero_shot", manifest, f"backbone.name={NAME}", f"backbone.weights={file}", "--runs", str(runs)]
+        assert main([*words, "--keep-model"]) == 0
+    first, second = execution.tracker().find_runs()
+    store, tracker = execution.places().open_store(), execution.tracker()
+    assert f"\npreprocessing {OWN}\n" in explain(first.tags["ctvr.result"], store, tracker)
+    compared = compare(first.tags["ctvr.result"], second.tags["ctvr.result"], store, tracker)
+    assert re.search(rf"^preprocessing +a: {re.escape(str(OWN))}  b: {re.escape(other)}$", compared, re.MULTILINE)
+    export_hf(file.parent / "card", first.run_id, execution, "apache-2.0")
+    assert f"\nPreprocessing: {OWN}.\n" in (file.parent / "card" / "README.md").read_text()
