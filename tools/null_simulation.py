@@ -261,7 +261,7 @@ def report(draws: int, write: Callable[[str], object], listed: Sequence[Situatio
 def main(argv: list[str] | None = None) -> int:
     """Print the report; exit status 1 if a situation is outside the bounds."""
     parser = argparse.ArgumentParser(prog="python -m tools.null_simulation", description=__doc__)
-    parser.add_argument("--draws", type=int, default=1000, help="draws of each situation (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=3000, help="draws of each situation (default: %(default)s)")
     draws = parser.parse_args(argv).draws
 
     def write(text: str) -> None:

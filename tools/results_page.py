@@ -36,6 +36,7 @@ from tools.reading import Line, lines_of, with_statement
 ROOT = Path(__file__).resolve().parent.parent
 TITLES = {
     "make-sweep": "main job (`make sweep`)",
+    "worlds-fair": "what replay, compute and searched videos contribute (ours)",
     "ctvr-table1-originals": "CTVR Table 1, our and the authors' recipes",
     "ctvr-table2": "CTVR Table 2, ablation",
     "ctvr-fig8": "CTVR Figure 8, settings",

@@ -97,7 +97,7 @@ def made_tables(
 
     Args:
         execution: the runs folder.
-        sweep: name of the sweep whose runs are shown.
+        sweep: name of the sweep whose runs are shown; those of its newest rerun if it has none.
         stream: name of the stream whose runs are shown, except trials and confirmations; or several, comma-separated.
         direction: retrieval direction.
         split: `test` or `val`; empty: `test` if runs were evaluated on it.
@@ -112,6 +112,9 @@ def made_tables(
         return [made for each in streams for made in made_tables(execution, None, each, direction, split)]
     tracker = execution.existing_tracker()
     runs = tracker.find_runs(stream=stream, sweep=sweep)
+    if sweep and not runs and (reruns := tracker.find_runs(tags={"ctvr.rerun_of": sweep})):
+        sweep = reruns[-1].tags["ctvr.sweep"]  # a table without a searched row has runs in its rerun only
+        runs = tracker.find_runs(sweep=sweep)
     if not runs:
         raise ConfigError(f"table: {no_runs_of(sweep or stream or '', tracker)}")
     if sweep and (parent := tracker.find_sweep(sweep)) and len(names_of((rule := selection_metric(parent))[0])) > 1:

@@ -10,9 +10,9 @@ where V_both is the part that is new for each pair of a video and a replicate; b
 degrees of freedom are those of Satterthwaite (1946) for the part that is used: df = 2 V^2 / (Var V_videos + Var U),
 where Var U is the variance of U if V_replicates is a scaled chi-square. V_replicates is a moderated variance (Smyth
 2004): a row's own, weighted with its degrees of freedom, and the mean of all rows of the table or page, weighted with
-`PRIOR`. p and interval use the same distribution. It is Student's t for two rows. For the rows of a table, whose best
-row depends on the data, it is Tukey's studentized range in the form of Games and Howell. Measured levels:
-docs/statistics.md, `make null-simulation`.
+`PRIOR` or, where the row's own is unusually large, less (Phipson et al. 2016). p and interval use the same
+distribution. It is Student's t for two rows. For the rows of a table, whose best row depends on the data, it is Tukey's
+studentized range in the form of Games and Howell. Measured levels: docs/statistics.md, `make null-simulation`.
 
 Shapes: S seeds, O orders, R replicates (S or O), Q queries, K rows, J variances that are estimated independently.
 """
@@ -31,7 +31,8 @@ from scipy import special  # scipy.optimize takes 0.2 s of CPU time to import
 from ctvr.orchestrator.tables.table import LEVEL, Difference
 
 STEP = 1e-8  # precision of a quantile
-PRIOR = 4.0  # degrees of freedom of the mean variance of all rows (docs/statistics.md compares 1.5, 4, 8 and infinity)
+PRIOR = 4.0  # degrees of freedom of the mean variance of all rows
+UNUSUAL = 0.1  # probability of a row's variance, given the others', below which it is moderated less
 POWER = 0.8  # with which a detectable difference is detected
 
 
@@ -43,15 +44,17 @@ class Spread:
     both: np.ndarray  # (K, J, ...) the part of each that is the interaction of replicates and videos
     df: np.ndarray  # (J,)
     moderated: np.ndarray  # (K, J, ...) the variances that enter the degrees of freedom
-    weights: np.ndarray  # (K, J)
+    weights: np.ndarray  # (K, J, ...)
 
     def of(self, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the variance of a row's difference, the part due to its interaction with videos, and the df."""
         weights = self.weights[row]
-        seen = weights @ self.seen[row]
-        spread = (weights**2 / self.df) @ self.moderated[row] ** 2
+        df = self.df.reshape(-1, *[1] * (weights.ndim - 1))
+        seen = np.asarray((weights * self.seen[row]).sum(axis=0))
+        spread = (weights**2 / df * self.moderated[row] ** 2).sum(axis=0)
         few = np.divide(seen**2, spread, out=np.ones_like(seen), where=spread > 0)
-        return seen, weights @ self.both[row], np.minimum(few, self.df[weights > 0].sum() or 1.0)
+        most = np.maximum((df * (weights > 0)).sum(axis=0), 1.0)
+        return seen, (weights * self.both[row]).sum(axis=0), np.minimum(few, most)
 
 
 def differences(
@@ -220,16 +223,33 @@ def of_seeds(rows: Sequence[tuple[int, float | np.ndarray, float | np.ndarray]],
     if not known:
         return None
     df = np.array([rows[index][0] - 1.0 for index in known])
-    mean = df / df.sum()  # weights of the mean variance of all rows
-    weights = np.zeros((len(rows), len(known)))
-    for index, (seeds, _, _) in enumerate(rows):
-        keep = (seeds - 1) / (seeds - 1 + PRIOR) if seeds > 1 else 0.0
-        if seeds:
-            weights[index] = ((1 - keep) * mean + keep * (np.array(known) == index)) / seeds
     seen, both = (np.array([rows[index][place] for index in known], float) for place in (1, 2))  # (J, ...)
-    moderated = np.tensordot(weights[known] * (df + 1)[:, None], seen, 1)
+    flat = df.reshape(-1, *[1] * (seen.ndim - 1))
+    mean = flat / df.sum()  # weights of the mean variance of all rows
+    prior = _prior(seen, flat)
+    weights = np.zeros((len(rows), *seen.shape))
+    for index, (seeds, _, _) in enumerate(rows):
+        own = np.array(known) == index
+        keep = (seeds - 1) / (seeds - 1 + prior[own][0]) if seeds > 1 else 0.0
+        if seeds:
+            weights[index] = ((1 - keep) * mean + keep * own.reshape(flat.shape)) / seeds
+    moderated = (weights[known] * (flat + 1)[:, None] * seen).sum(axis=1)
     every = [np.broadcast_to(each, (len(rows), *each.shape)) for each in (seen, both, moderated)]
     return Spread(every[0], every[1], df, every[2], weights if best is None else weights + weights[best])
+
+
+def _prior(seen: np.ndarray, df: np.ndarray) -> np.ndarray:
+    """Return the prior degrees of freedom (J, ...) of J variances, of which each has `df` (J, ...) degrees.
+
+    They are `PRIOR`, but fewer in proportion to the probability of so large a variance, given those of the other rows,
+    where it is below `UNUSUAL` (Phipson et al. 2016): a row whose seeds differ more than the others' keeps its own.
+    """
+    rest = df.sum() - df
+    if not rest.any():
+        return np.full(seen.shape, PRIOR)
+    others = ((df * seen).sum(axis=0) - df * seen) / rest
+    ratio = np.divide(seen, others, out=np.where(seen > 0, np.inf, 0.0), where=others > 0)
+    return PRIOR * np.minimum(1.0, special.fdtrc(df, rest, ratio) / UNUSUAL)
 
 
 def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> Spread | None:

@@ -1,4 +1,4 @@
-"""`ctvr table NAME --pairs`: all pairs of a table's rows."""
+"""`ctvr table NAME`: all pairs of a table's rows, and the table of a sweep that only has a rerun."""
 
 import numpy as np
 import pytest
@@ -41,3 +41,20 @@ def test_each_pair_is_printed_once_on_request(runs, capsys):
     }
     assert all("] p" in line for line in printed[:3])
     assert "simultaneous for all pairs" in printed[4]
+
+
+def test_a_table_without_a_searched_row_is_that_of_its_newest_rerun(tmp_path, capsys):
+    """`ctvr reproduce` of rows that are not searched has no runs in the sweep itself."""
+    execution = ExecutionConfig(runs=tmp_path / "runs")
+    tracker = execution.tracker("few")
+    tracker.open_sweep("fair", "few", {})
+    for number, r1 in ((1, 20.0), (2, 30.0)):
+        rerun = f"fair-final-{number}"
+        tags = {"ctvr.protocol": "ctvr", "ctvr.complete": "true", "ctvr.stream": "few"}
+        tags |= {"ctvr.rerun_of": "fair", "ctvr.sweep": rerun}
+        settings = {"method": "clip4clip", "seed": 1}
+        run = tracker.open_run("few", "clip4clip", settings, tracker.open_sweep(rerun, "few", {}), tags)
+        tracker.log_history(run, {1: {"stream/t2v/r1": r1, "cost/trained_parameters": 1e6}})
+    assert main(["table", "fair", "--runs", str(execution.runs)]) == 0
+    assert "30.00" in (shown := capsys.readouterr().out)
+    assert "20.00" not in shown

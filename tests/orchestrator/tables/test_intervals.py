@@ -8,10 +8,12 @@ from scipy import stats
 
 from ctvr.orchestrator.tables.intervals import (
     PRIOR,
+    UNUSUAL,
     Family,
     combined,
     compare_over_seeds,
     differences,
+    of_seeds,
     paired_changes,
 )
 from ctvr.orchestrator.tables.table import Difference
@@ -92,9 +94,12 @@ def _crossed(rows: list[np.ndarray]) -> tuple[float, list[float], list[float]]:
 def test_the_variance_crosses_seeds_and_videos_and_is_moderated_toward_the_mean(rows):
     ranks = drawn(rows, 400, (4.0, 1.0, 1.0), 5)
     videos, seeds, new = _crossed([100.0 * row for row in ranks])
-    keep = 2 / (2 + PRIOR)
-    weights = np.full(rows, 2 * (1 - keep) / rows)
-    weights[:2] += keep
+    others = [np.mean(np.delete(seeds, row)) for row in range(rows)]
+    usual = stats.f.sf(np.array(seeds) / others, 2, 2 * (rows - 1)) / UNUSUAL
+    keep = 2 / (2 + PRIOR * np.minimum(1, usual))
+    assert keep[0] > 2 / (2 + PRIOR) if rows == 6 else True  # four times the sd of the others
+    weights = np.full(rows, (2 - keep[:2].sum()) / rows)
+    weights[:2] += keep[:2]
     seen, both = float(weights @ seeds) / 3, float(weights @ new) / 3
     assert seen > both  # otherwise the seeds would add nothing
     moderated = keep * np.array(seeds) + (1 - keep) * np.mean(seeds)
@@ -105,6 +110,19 @@ def test_the_variance_crosses_seeds_and_videos_and_is_moderated_toward_the_mean(
     found = differences(ranks, 0)[1]
     half = (stats.studentized_range.ppf(0.95, rows, df) / math.sqrt(2)) * math.sqrt(variance)
     assert found.high - found.value == pytest.approx(half, rel=3e-3)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 13])
+def test_the_width_is_continuous_and_does_not_fall_as_the_variance_of_one_row_rises(rows):
+    """A row that varies more than the others is moderated less, so that its own variance decides in the end."""
+    own = np.linspace(1, 100, 1000)
+    spread = of_seeds([(3, own, 0.0 * own), *[(3, 1.0 + 0 * own, 0.0 * own)] * (rows - 1)], None)
+    variance, df = combined(0.5, 399, *spread.of(0))
+    width = np.array([Family().quantile(each) for each in df]) * np.sqrt(variance)
+    assert (np.diff(width) > 0).all()
+    assert (width[1:] / width[:-1]).max() < 1.05
+    assert spread.of(0)[0][-1] > 0.9 * own[-1] / 3 if rows > 2 else True
+    assert spread.of(0)[2][-1] == pytest.approx(2.0, rel=0.35)
 
 
 @pytest.mark.parametrize(("rows", "few"), [(2, 2.0), (2, 4.0), (2, 26.0), (13, 16.0), (13, 26.0)])
