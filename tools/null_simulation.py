@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from ctvr.orchestrator.tables.intervals import Family, combined, of_seeds
+from ctvr.orchestrator.tables.intervals import of_seeds
+from ctvr.orchestrator.tables.simultaneous import Family, combined
 from tools import null_designs
 from tools.null_designs import FRESH, SPREAD, SUITS, VIDEO, Design
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.learning import spill
-from ctvr.orchestrator.learning.evaluate import TiledScorer, caption_features, final_scores, rank_scorer, rank_scores
+from ctvr.orchestrator.learning.evaluate import caption_features, final_scores, rank_scorer, rank_scores
 from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.learning.ranking import Ranked
 from ctvr.orchestrator.learning.spill import spilled
+from ctvr.orchestrator.learning.tiled_scorer import TiledScorer
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.learning.protocols import EvaluationContext

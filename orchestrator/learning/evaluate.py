@@ -10,10 +10,9 @@ Shapes: Q queries, V videos, L text length.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,10 +27,9 @@ from ctvr.orchestrator.learning import metrics, spill
 from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.learning.ranking import Positions, Ranked, Score, rank, score_reader
 from ctvr.orchestrator.learning.spill import spilled
+from ctvr.orchestrator.learning.tiled_scorer import TiledScorer, offsets
 from ctvr.orchestrator.streams.query_rank import Rank
 
-WIDTH = 32  # of products whose columns all have the same order of sums, in MKL for any number of rows
-ROWS = 8  # multiples of it have the same order of sums, in MKL for such widths
 _KNOWN_TEXTS: WeakKeyDictionary[Method, dict[bytes, Tensor]] = WeakKeyDictionary()
 
 
@@ -92,43 +90,6 @@ def encode_texts(
         features = encode_for_task(method, to_device(own, device), task, kept, number).float().cpu()
         known.update((keys[row], feature) for row, feature in zip(part.tolist(), features))
     return torch.nn.utils.rnn.pad_sequence([known[key] for key in keys], batch_first=True)
-
-
-class TiledScorer:
-    """Computes tiles of `Method.score` on demand: float32 scores (R, C), on the device.
-
-    Tiles are computed in widths of whole multiples of `WIDTH`, with copies of the last video: a product sums the last
-    columns of other widths in another order, and a video would score differently by its place in the gallery. Rows are
-    filled up to a multiple of `ROWS`, since a score would depend on `evaluation.query_chunk`, which is not in keys.
-
-    Args:
-        features: caption features (Q, ...), one tensor for all tasks or one for each.
-        galleries: video features (V, ...) of each task.
-    """
-
-    def __init__(
-        self, method: Method, features: Sequence[Tensor], galleries: Sequence[Tensor], device: torch.device
-    ) -> None:
-        self.method, self.features, self.galleries, self.device = method, features, galleries, device
-        self.columns = offsets(map(len, galleries))
-        self._last: tuple[slice, Tensor] | None = None  # columns and features of the videos on the device
-
-    @torch.no_grad()
-    def __call__(self, rows: slice | Tensor, columns: slice) -> Tensor:
-        task = bisect_right(self.columns, columns.start) - 1
-        if self._last is None or self._last[0] != columns:
-            first = self.columns[task]
-            videos = self.galleries[task][columns.start - first : columns.stop - first]
-            self._last = columns, to_device(_filled(videos, WIDTH), self.device)
-        queries = self.features[task if len(self.features) > 1 else 0][rows]
-        scores = self.method.score(to_device(_filled(queries, ROWS), self.device), self._last[1])
-        return scores[: len(queries), : columns.stop - columns.start].float()
-
-
-def _filled(rows: Tensor, multiple: int) -> Tensor:
-    """Append copies of the last row, up to a multiple: (N, ...) -> (M, ...)."""
-    missing = -len(rows) % multiple
-    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
 
 
 def caption_features(
@@ -303,11 +264,6 @@ def rank_scores(scores: Scores, queries: Sequence[Queries], sizes: Sequence[int]
         own=Positions.joined([each.own for each in own]),
         own_videos=Positions.joined([each.own_videos for each in own_videos]),
     )
-
-
-def offsets(sizes: Iterable[int]) -> list[int]:
-    """Return start and end positions of consecutive parts of these sizes, from 0."""
-    return [0, *accumulate(sizes)]
 
 
 def metrics_of(ranked: Ranked, queries: Sequence[Queries], sizes: Sequence[int]) -> Evaluation:

@@ -39,8 +39,9 @@ from torch import Tensor
 
 from ctvr.orchestrator.learning import metrics
 from ctvr.orchestrator.learning.aged_ranking import caption_features_for, rank_aged
-from ctvr.orchestrator.learning.evaluate import Evaluation, encode_texts, offsets, rank_features
+from ctvr.orchestrator.learning.evaluate import Evaluation, encode_texts, rank_features
 from ctvr.orchestrator.learning.ranking import Positions, Ranked
+from ctvr.orchestrator.learning.tiled_scorer import offsets
 from ctvr.orchestrator.learning.unseen import distractor_metrics, unseen_metrics
 from ctvr.orchestrator.streams.query_rank import Rank
 

@@ -24,15 +24,14 @@ from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.learning import metrics, spill
 from ctvr.orchestrator.learning.evaluate import (
     EvaluationConfig,
-    TiledScorer,
     all_scores,
     caption_features,
     encode_texts,
     final_scores,
-    offsets,
 )
 from ctvr.orchestrator.learning.ranking import Ranked, Score, rank, score_reader
 from ctvr.orchestrator.learning.spill import spilled
+from ctvr.orchestrator.learning.tiled_scorer import TiledScorer, offsets
 
 Spread = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 

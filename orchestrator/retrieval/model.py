@@ -26,9 +26,10 @@ from ctvr.orchestrator.data.device import autocast_for, set_determinism
 from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.encode_videos import in_blocks
-from ctvr.orchestrator.learning.evaluate import TiledScorer, all_scores, encode_for_task, offsets
+from ctvr.orchestrator.learning.evaluate import all_scores, encode_for_task
 from ctvr.orchestrator.learning.factory import TrainedModel
 from ctvr.orchestrator.learning.ranking import score_reader, topk
+from ctvr.orchestrator.learning.tiled_scorer import TiledScorer, offsets
 from ctvr.orchestrator.retrieval.checks import check_query
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Item, Stream, StreamTask

@@ -163,7 +163,8 @@ def compare(
     `page`: further rows, toward whose mean the variance over seeds is moderated. They are not compared, and those
     without the metric are left out.
     """
-    from ctvr.orchestrator.tables.intervals import Family, compare_over_seeds, differences  # SciPy: a second to import
+    from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences  # SciPy: a second to import
+    from ctvr.orchestrator.tables.simultaneous import Family
 
     family, compared = Family(1 + len(others), is_chosen=False), slice(1, 1 + len(others))
     rows, page = [base, *others], [row for row in page if is_trained(row[0])]

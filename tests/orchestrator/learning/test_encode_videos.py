@@ -7,8 +7,8 @@ import torch
 
 from ctvr.methods import METHODS, find_method
 from ctvr.orchestrator.learning.encode_videos import FRAMES, encode_videos, in_blocks
-from ctvr.orchestrator.learning.evaluate import TiledScorer
 from ctvr.orchestrator.learning.ranking import TILE, rank
+from ctvr.orchestrator.learning.tiled_scorer import TiledScorer
 from ctvr.orchestrator.method_checks.subject import Subject, learn, make_batch
 
 RETRIEVERS = [name for name in METHODS if not find_method(name).wraps]

@@ -15,12 +15,13 @@ from ctvr.methods.qdc import QDC, QDCConfig
 from ctvr.orchestrator.data.batches import Queries
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.aged_ranking import rank_aged
-from ctvr.orchestrator.learning.evaluate import EvaluationConfig, offsets, rank_features
+from ctvr.orchestrator.learning.evaluate import EvaluationConfig, rank_features
 from ctvr.orchestrator.learning.factory import load_tower
 from ctvr.orchestrator.learning.index_age import _counts, _gaps, _update, mixed, transfer_metrics
 from ctvr.orchestrator.learning.metrics import recall
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
+from ctvr.orchestrator.learning.tiled_scorer import offsets
 from tests.methods.tables import learned_tables
 
 CPU = torch.device("cpu")

@@ -9,13 +9,12 @@ from scipy import stats
 from ctvr.orchestrator.tables.intervals import (
     PRIOR,
     UNUSUAL,
-    Family,
-    combined,
     compare_over_seeds,
     differences,
     of_seeds,
     paired_changes,
 )
+from ctvr.orchestrator.tables.simultaneous import Family, combined
 from ctvr.orchestrator.tables.table import Difference
 from tools.null_simulation import Situation, hits
 

@@ -1,0 +1,111 @@
+"""Distributions of differences: variance, degrees of freedom, and simultaneous p and interval of several comparisons.
+
+The rules and their sources: orchestrator/tables/intervals.py.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import special  # scipy.optimize takes 0.2 s of CPU time to import
+
+from ctvr.orchestrator.tables.table import LEVEL, Difference
+
+STEP = 1e-8  # precision of a quantile
+POWER = 0.8  # with which a detectable difference is detected
+
+
+def combined(
+    of_videos: float | np.ndarray,
+    freedom: float,
+    seen: float | np.ndarray,
+    both: float | np.ndarray,
+    few: float | np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the variance V of a difference and its degrees of freedom, with the arguments of `Family.judge`.
+
+    Both are continuous in `seen`, and the interval does not become narrower as `seen` rises. U = max(0, seen X - both)
+    has X = chi-square / few, so its first two moments are tails of chi-squares with few, few + 2 and few + 4 degrees.
+    """
+    of_videos, seen, both, few = (np.asarray(each, float) for each in (of_videos, seen, both, few))
+    variance = of_videos + np.maximum(0.0, seen - both)
+    edge = few * np.divide(both, seen, out=np.full(np.broadcast(both, seen).shape, np.inf), where=seen > 0)
+    none, once, twice = (special.chdtrc(few + more, np.where(both > 0, edge, 0.0)) for more in (0, 2, 4))
+    mean = seen * once - both * none
+    square = seen**2 * (1 + 2 / few) * twice - 2 * seen * both * once + both**2 * none
+    spread = of_videos**2 / freedom + np.maximum(0.0, square - mean**2) / 2
+    df = np.divide(variance**2, spread, out=np.full(spread.shape, float(freedom)), where=spread > 0)
+    return variance, np.maximum(1.0, df)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The comparisons of `rows` - 1 rows with one that is the best by the same data, or was selected in advance.
+
+    In the latter case, p and interval refer to the best of the other rows.
+    """
+
+    rows: int = 2
+    is_chosen: bool = True
+
+    def judge(
+        self,
+        value: float,
+        of_videos: float,
+        freedom: float,
+        seen: float | np.ndarray = 0.0,
+        both: float | np.ndarray = 0.0,
+        few: float | np.ndarray = 1.0,
+    ) -> Difference:
+        """Return a difference with its interval and p, both from the same distribution.
+
+        Args:
+            of_videos, freedom: variance over test videos and its degrees of freedom.
+            seen, both, few: variance over replicates, its part due to the interaction, degrees of freedom.
+        """
+        variance, df = combined(of_videos, freedom, seen, both, few)
+        if variance <= 0:
+            return Difference(value, value, value, 1.0 if value == 0 else 0.0, 0.0)
+        return self.with_interval(value, math.sqrt(variance), float(df))
+
+    def with_interval(self, value: float, error: float, df: float) -> Difference:
+        """Return a difference with this standard error, with its interval and p."""
+        half = self.quantile(df) * error
+        detectable = half + float(special.stdtrit(df, POWER)) * error
+        return Difference(value, value - half, value + half, self.tail(abs(value) / error, df), detectable)
+
+    def tail(self, t: float, df: float) -> float:
+        """Return P(largest |t| of the family >= t)."""
+        if self.rows <= 2 or t <= 0:
+            return float(2 * special.stdtr(df, -t))
+        points, weights = _largest(self.rows, self.is_chosen)
+        return min(1.0, float(weights @ special.chdtr(df, df * (points / t) ** 2)))
+
+    def quantile(self, df: float) -> float:
+        """Return the t whose `tail` is LEVEL."""
+        if self.rows <= 2:
+            return -float(special.stdtrit(df, LEVEL / 2))
+        least, most = (-float(special.stdtrit(df, level)) for level in (LEVEL, LEVEL / 2 / math.comb(self.rows, 2)))
+        steps = range(int((1.01 * most - least) / STEP))
+        return least + STEP * bisect_left(steps, -LEVEL, key=lambda step: -self.tail(least + STEP * step, df))
+
+
+@lru_cache(maxsize=64)
+def _largest(rows: int, is_chosen: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return points and weights of the largest difference of `rows` standard normal numbers, over sqrt(2).
+
+    Relative to the best one, this is their range; relative to one selected in advance, the largest absolute difference.
+    """
+    edges, x = np.linspace(0, 12, 601), np.linspace(-8, 8, 401)
+    above, below = special.ndtr(x[:, None] + edges), special.ndtr(x[:, None] - edges)
+    if is_chosen:
+        inside = rows * (special.ndtr(x[:, None]) - below) ** (rows - 1)
+    else:
+        inside = above ** (rows - 1) - below ** (rows - 1)
+    density = np.exp(-(x**2) / 2)[:, None] * inside / math.sqrt(2 * math.pi)
+    cdf = np.diff(x) @ (density[1:] + density[:-1]) / 2  # trapezoids
+    return (edges[1:] + edges[:-1]) / 2 / math.sqrt(2), np.diff(cdf)
