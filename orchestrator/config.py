@@ -282,7 +282,7 @@ def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -
     else:
         meant = (tidy, likely_number(tidy, hint is int)) if tidy else ()
         better = next((each for each in meant if each and _converts(hint, each)), default)
-    is_example = dotted and better not in ("", None, dataclasses.MISSING)
+    is_example = dotted and better not in ("", (), None, dataclasses.MISSING)
     return f"{said} Write {name}={as_text(better)}." if is_example else said
 
 

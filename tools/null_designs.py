@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences
-from ctvr.orchestrator.tables.simultaneous import Family
+from ctvr.orchestrator.tables.multiple_comparisons import Family
 from ctvr.orchestrator.tables.table import LEVEL
 
 VIDEO, SUITS, FRESH = 0.5, 0.4, 0.5  # sd of a video's effect on all methods, on one method, and of each run's noise

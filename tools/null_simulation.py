@@ -22,7 +22,7 @@ import numpy as np
 from scipy import special
 
 from ctvr.orchestrator.tables.intervals import of_seeds
-from ctvr.orchestrator.tables.simultaneous import Family, combined
+from ctvr.orchestrator.tables.multiple_comparisons import Family, combined
 from tools import null_designs
 from tools.null_designs import FRESH, SPREAD, SUITS, VIDEO, Design
 

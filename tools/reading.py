@@ -104,7 +104,7 @@ def statement(text: str) -> str:
     titles, _ = lines_of(text)
     main = next((title[:-2] for title in titles if title.endswith((" ↑", " ↓"))), "")
     said = [
-        f"`{better.name}` is above `{worse.name}` in {main} and below it in {_listed(columns)}"
+        f"`{better.name}` is better than `{worse.name}` in {main} and worse in {_listed(columns)}"
         for better, worse, columns in reversals(text, without_statement(prose))
     ]
     return f"{START} {'. '.join(said)}." if said else ""

@@ -191,7 +191,7 @@ class TextTower(nn.Module):
 class Clip(nn.Module):
     """The pre-trained pair of towers that every method builds on."""
 
-    weight_settings: WeightSettings | None = None  # what belongs to the weights; None: shipped, or UMT
+    weight_settings: WeightSettings | None = None  # None: shipped, or UMT
 
     def __init__(
         self,
@@ -217,6 +217,6 @@ class Clip(nn.Module):
 
     @property
     def resize(self) -> tuple[str, str]:
-        """Return resize mode and interpolation, which give frames the image size."""
+        """Return resize mode and interpolation with which frames are resized to the image size."""
         own = self.weight_settings or WeightSettings()
         return own.resize_mode, own.interpolation

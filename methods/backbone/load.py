@@ -46,8 +46,8 @@ def load_backbone(
         seed: seed of `random` weights.
         sha256: digest of the local file; required for a pickle (anything but .safetensors).
         vocabulary: BERT's vocab.txt, a file; UMT requires it, the others refuse it.
-        chosen: what belongs to a local file and nothing else states, as in `weight_settings`.
-        saved: what belongs to weights that replace the `random` ones later, as a saved model states it.
+        chosen: settings of a local file that only the user can state, see `weight_settings`.
+        saved: settings of the weights of a saved model, which replace the `random` ones later.
 
     Raises:
         ValueError: for an unknown name or tag, a file that does not fit the architecture, or a pickle whose digest
@@ -60,7 +60,7 @@ def load_backbone(
     if name in SHIPPED:
         source, tokenize, mean, std = _tiny_clip(name, weights, seed, sha256)
     else:
-        own = saved or settings_of(name, weights, chosen)
+        own = saved or find_weight_settings(name, weights, chosen)
         assert own is not None  # not shipped, not UMT
         source, tokenize = _open_clip(name, weights, seed, sha256, own)
         mean, std = list(own.mean), list(own.std)
@@ -73,17 +73,17 @@ def load_backbone(
     return clip
 
 
-def settings_of(
+def find_weight_settings(
     name: str, weights: str, chosen: Mapping[str, Any] | None = None, group: str = "backbone"
 ) -> WeightSettings | None:
-    """Return what belongs to weights (`weight_settings`); None for shipped architectures and UMT, which have their own.
+    """Return the settings of weights (`weight_settings`); None for shipped architectures and UMT, whose are fixed.
 
     Raises:
         ValueError: as in `weight_settings`, and for `chosen` of such an architecture.
     """
     if name in SHIPPED or name in UMT:
         if chosen:
-            raise ValueError(f"{next(iter(chosen))}: {name} has its own. Leave it out.")
+            raise ValueError(f"{next(iter(chosen))}: {name} has a fixed one. Omit it.")
         return None
     return weight_settings(name, weights, expand_path(weights) if is_path(weights) else None, chosen, group)
 
@@ -121,7 +121,7 @@ def check_backbone(
         files_of(expand_path(weights))
     elif weights not in ("random", *known):
         raise ValueError(f"{name} has no weights called {weights!r}. Write {others}.")
-    settings_of(name, weights, chosen, group)
+    find_weight_settings(name, weights, chosen, group)
 
 
 def _tags(name: str) -> list[str]:

@@ -1,22 +1,25 @@
-"""Finds what belongs to weights: normalisation, resizing, activation and length of captions.
+"""Settings of weights: normalisation and resizing of pixels, activation, and length of captions.
 
 An architecture's name does not determine them: the tags of ViT-B-32 have two activations, those of ViT-H-14 two ways
-to resize. The tag's configuration states them, else the JSON next to the file, else all tags of the architecture agree.
+to resize. A tag's configuration contains them, and for a file the JSON next to it. Without JSON they are the values on
+which all tags of the architecture agree. Where the tags differ, the user must set them.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 ACTIVATIONS = ("gelu", "quick_gelu")
-MOST_TOKENS = 100_000  # of a saved model: no architecture of open_clip has as many
+MOST_TOKENS = 100_000  # largest accepted number of tokens of a caption; no architecture of open_clip has as many
 RESIZE_MODES = ("shortest", "squash", "longest")
 INTERPOLATIONS = ("bicubic", "bilinear")
-_RESAMPLE = {2: "bilinear", 3: "bicubic"}  # numbers of PIL, as transformers writes them
+_RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's codes, as transformers writes them
 _TANH = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"}
 
 
@@ -55,7 +58,7 @@ def weight_settings(
     chosen: Mapping[str, Any] | None = None,
     group: str = "backbone",
 ) -> WeightSettings:
-    """Return what belongs to the weights of an open_clip architecture; nothing is downloaded.
+    """Return the settings of weights of an open_clip architecture; nothing is downloaded.
 
     Args:
         name: an architecture of open_clip.
@@ -75,12 +78,12 @@ def weight_settings(
     tags = open_clip.list_pretrained_tags_by_model(name)
     if file is None:
         if chosen:
-            raise ValueError(f"{next(iter(chosen))} applies to a file, and weights={weights!r} is none. Leave it out.")
+            raise ValueError(f"{next(iter(chosen))}: applies to a local file only (got weights={weights!r}). Omit it.")
         return _of_tag(name, weights if weights in tags else "", described)
     stated = _beside(file, described)
     for field, value in (chosen or {}).items():
         if stated.get(field, value) != value:
-            raise ValueError(f"{field}: the JSON next to {file} states {_shown(stated[field])}. Leave it out.")
+            raise ValueError(f"{field}: the JSON next to {file} has {_shown(stated[field])}. Omit the setting.")
     options = [_of_tag(name, tag, described) for tag in tags] or [_of_tag(name, "", described)]
     found = _agreed(name, options, stated, dict(chosen or {}), group)
     if found.activation == "gelu" and described.get("quick_gelu"):
@@ -125,7 +128,7 @@ def _agreed(
         elif field not in found and len(values) > 1:
             raise ValueError(
                 f"{field}: weights of {name} have {' or '.join(map(_shown, values))}, and no JSON next to the file "
-                f"says which. Add {' or '.join(f'{group}.{field}={_shown(value)}' for value in values)}, or put an "
+                f"determines it. Add {' or '.join(f'{group}.{field}={_shown(value)}' for value in values)}, or put an "
                 "open_clip_config.json next to it."
             )
         found.setdefault(field, values[0])
@@ -156,15 +159,15 @@ def _of_tag(name: str, tag: str, described: Mapping[str, Any]) -> WeightSettings
 def _beside(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that JSON in the folder of the weights states; open_clip's file comes first."""
     folder = file if file.is_dir() else file.parent
-    theirs = _json(folder / "config.json")
-    found = _model_of_transformers(folder / "config.json", theirs, described)
+    found = _model_of_transformers(folder / "config.json", described)
     found |= _preprocessor(folder / "preprocessor_config.json", folder / "open_clip_config.json")
     own = _json(source := folder / "open_clip_config.json")
-    found |= _preprocessing(own.get("preprocess_cfg") or {}, str(source))
-    if isinstance(model := own.get("model_cfg"), Mapping):
-        found["activation"] = "quick_gelu" if model.get("quick_gelu") else "gelu"
-        if length := (model.get("text_cfg") or {}).get("context_length"):
-            found["context_length"] = int(length)
+    found |= _preprocessing(_object(own, "preprocess_cfg", source), str(source))
+    if own.get("model_cfg") is not None:
+        model = _object(own, "model_cfg", source)
+        found["activation"] = "quick_gelu" if _typed(model, "quick_gelu", bool, "true or false", source) else "gelu"
+        if length := _whole(_object(model, "text_cfg", source), "context_length", source):
+            found["context_length"] = length
     return found
 
 
@@ -176,8 +179,28 @@ def _json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
-        raise ValueError(f"{file}: is not a JSON object. It states what belongs to the weights: fetch it again.")
+        raise ValueError(f"{file}: is not a JSON object. It has the settings of the weights: fetch it again.")
     return read
+
+
+def _typed(config: Mapping[str, Any], name: str, kind: type, what: str, source: Path) -> Any:
+    """Return a value that must be `what`, an instance of `kind`; None if it is absent."""
+    value = config.get(name)
+    if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
+        return value
+    raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Fetch the file again.")
+
+
+def _object(config: Mapping[str, Any], name: str, source: Path) -> dict[str, Any]:
+    return _typed(config, name, dict, "an object", source) or {}
+
+
+def _whole(config: Mapping[str, Any], name: str, source: Path) -> int | None:
+    what = f"a whole number of 1 to {MOST_TOKENS}"
+    value: int | None = _typed(config, name, int, what, source)
+    if value is not None and not 0 < value <= MOST_TOKENS:
+        raise ValueError(f"{source}: {name} must be {what} (got {reprlib.repr(value)}). Fetch the file again.")
+    return value
 
 
 def _preprocessing(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -185,20 +208,22 @@ def _preprocessing(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in ("mean", "std"):
         if (value := config.get(field)) is not None:
-            found[field] = _three(value, f"{source}: {field}")
+            found[field] = _three(value, f"{source}: {field}", is_positive=field == "std")
     for field, known in (("resize_mode", RESIZE_MODES), ("interpolation", INTERPOLATIONS)):
-        if value := config.get(field):
+        if (value := config.get(field)) is not None:
             if value not in known:
-                raise ValueError(f"{source}: {field} must be one of {', '.join(known)} (got {value!r}). Correct it.")
+                got = reprlib.repr(value)
+                raise ValueError(f"{source}: {field} must be one of {', '.join(known)} (got {got}). Correct it.")
             found[field] = value
     return found
 
 
-def _three(value: Any, source: str) -> tuple[float, ...]:
-    values = [value] * 3 if isinstance(value, (int, float)) else value
-    is_list = isinstance(values, (list, tuple)) and len(values) == 3
-    if not is_list or not all(isinstance(x, (int, float)) for x in values):
-        raise ValueError(f"{source} must be three numbers (got {value!r}). Correct it.")
+def _three(value: Any, source: str, is_positive: bool) -> tuple[float, ...]:
+    values = value if isinstance(value, (list, tuple)) else [value] * 3
+    is_right = len(values) == 3 and all(type(x) in (int, float) and math.isfinite(x) for x in values)
+    if not is_right or (is_positive and min(values) <= 0):
+        what = "three positive numbers" if is_positive else "three numbers"
+        raise ValueError(f"{source} must be {what} (got {reprlib.repr(value)}). Correct it.")
     return tuple(float(x) for x in values)
 
 
@@ -209,37 +234,48 @@ def _preprocessor(file: Path, other: Path) -> dict[str, Any]:
     if config.get("do_normalize") is False:
         found = {"mean": 0, "std": 1}
     plain = _preprocessing(found, str(file))
-    if (number := config.get("resample")) is not None:
+    if (number := _typed(config, "resample", int, "a number of PIL", file)) is not None:
         plain |= _preprocessing({"interpolation": _RESAMPLE.get(number, number)}, f"{file}: resample")
-    size, crop = config.get("size"), config.get("crop_size")
-    if size is None or other.is_file():
+    edge, height = _lengths(config, "size", file)
+    if other.is_file() or not (edge or height):
         return plain
-    edge = size.get("shortest_edge") if isinstance(size, Mapping) else size
-    crops = crop.get("height") if isinstance(crop, Mapping) else crop
-    if config.get("do_center_crop") and (before := edge or size.get("height")) and crops not in (None, before):
+    before, (_, crop) = edge or height, _lengths(config, "crop_size", file)
+    if config.get("do_center_crop") and crop not in (None, before):
         raise ValueError(
-            f"{file}: resizes to {before} pixels and crops {crops}; ctvr crops what it resizes. Put open_clip's "
+            f"{file}: resizes to {before} pixels and crops {crop}; ctvr crops what it resizes. Put open_clip's "
             f"{other.name} next to it."
         )
     return plain | {"resize_mode": "shortest" if edge else "squash"}
 
 
-def _model_of_transformers(file: Path, config: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+def _lengths(config: Mapping[str, Any], name: str, file: Path) -> tuple[int | None, int | None]:
+    """Return the shortest edge and the height of a size, a number or an object of both; None for what is absent."""
+    if isinstance(config.get(name), Mapping):
+        return _whole(config[name], "shortest_edge", file), _whole(config[name], "height", file)
+    edge = _whole(config, name, file)
+    return edge, edge
+
+
+def _model_of_transformers(file: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     """Return activation and length of captions that transformers' config.json of a CLIP or SigLIP states."""
-    towers = [config.get(f"{each}_config") or config.get(f"{each}_config_dict") or {} for each in ("text", "vision")]
-    if not any(towers):
+    config = _json(file)
+    text, vision = (
+        _object(config, f"{each}_config", file) or _object(config, f"{each}_config_dict", file)
+        for each in ("text", "vision")
+    )
+    if not (text or vision):
         return {}
-    kind = str(config.get("model_type", ""))
+    kind = _typed(config, "model_type", str, "a text", file) or ""
     default = {"clip": "quick_gelu", "siglip": "gelu_pytorch_tanh", "siglip2": "gelu_pytorch_tanh"}.get(kind)
-    acts = {act for tower in towers if (act := tower.get("hidden_act", default))}
+    stated = (_typed(tower, "hidden_act", str, "a text", file) or default for tower in (text, vision))
+    acts = {act for act in stated if act}
     has_tanh = "tanh" in json.dumps(described) or "timm_model_name" in json.dumps(described)
     known = {"gelu", "quick_gelu"} | (_TANH if has_tanh else set())
     if len(acts) > 1 or acts - known:
         raise ValueError(
-            f"{file}: hidden_act is {', '.join(sorted(map(str, acts)))}, which this architecture does not compute. "
+            f"{file}: hidden_act is {', '.join(sorted(acts))}, which this architecture does not compute. "
             "Use the architecture of these weights."
         )
     found: dict[str, Any] = {"activation": "quick_gelu" if "quick_gelu" in acts else "gelu"} if acts else {}
-    if kind in {"clip", "siglip", "siglip2"} and (length := towers[0].get("max_position_embeddings")):
-        found["context_length"] = int(length)
-    return found
+    length = _whole(text, "max_position_embeddings", file)
+    return found | ({"context_length": length} if length and kind in {"clip", "siglip", "siglip2"} else {})

@@ -17,8 +17,8 @@ _BY_VALUE: ContextVar[bool] = ContextVar("by_value", default=False)
 
 
 @contextmanager
-def frames_by_value() -> Iterator[None]:
-    """Let `frame_sum` and `frame_mean` add frames in the order of their values, in this thread.
+def order_free_sums() -> Iterator[None]:
+    """Let `frame_sum` and `frame_mean` add each number over the frames in ascending order, in this thread.
 
     A sum of floats depends on the order of its terms. In an evaluation it must not: a method that averages frames gives
     a clip and its time-reversed twin equal features, and their scores tie. Training keeps the plain sum.
@@ -31,7 +31,7 @@ def frames_by_value() -> Iterator[None]:
 
 
 def frame_sum(frames: Tensor) -> Tensor:
-    """Sum (B, T, ...) over T; inside `frames_by_value` with the same bits for any order of the frames."""
+    """Sum (B, T, ...) over T; inside `order_free_sums` with the same bits for any order of the frames."""
     return _in_order(frames).to(frames.dtype) if _BY_VALUE.get() else frames.sum(dim=1)
 
 

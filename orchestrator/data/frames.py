@@ -32,7 +32,7 @@ from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder, Job
 from ctvr.orchestrator.video.sampling import MISSING, Frames, Sampling, choose_frames, missing_frame
 
-PLAIN = (Sampling.resize_mode, Sampling.interpolation)  # the key names others only
+DEFAULT_RESIZE = (Sampling.resize_mode, Sampling.interpolation)  # left out of keys
 CANDIDATES = 4  # stored frames per part; part of the key through the number of frames
 Broken = list[tuple[Item, VideoError]]
 
@@ -50,7 +50,9 @@ class FrameSource:
         ConfigError: if `data.image_size` differs from `image_size`.
     """
 
-    def __init__(self, store: Store, config: DataConfig, image_size: int, resize: tuple[str, str] = PLAIN) -> None:
+    def __init__(
+        self, store: Store, config: DataConfig, image_size: int, resize: tuple[str, str] = DEFAULT_RESIZE
+    ) -> None:
         if config.image_size not in {None, image_size}:
             raise ConfigError(
                 f"data.image_size: the backbone needs {image_size} pixels (got {config.image_size}). "
@@ -92,7 +94,7 @@ class FrameSource:
             "num_frames": self.sampling.num_frames,
             "rule": self.sampling.rule,
             "size": self.sampling.size,
-            **({} if self.resize == PLAIN else {"resize": self.resize}),
+            **({} if self.resize == DEFAULT_RESIZE else {"resize": self.resize}),
             "decoder": self.version,
             **({"codec": codec_version(self.quality)} if self.quality else {}),
         }

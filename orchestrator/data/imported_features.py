@@ -22,7 +22,7 @@ from ctvr.methods.backbone.clip import Clip, Seams, TextTower
 from ctvr.methods.base import Method
 from ctvr.orchestrator.data.arrays import read_arrays, read_features, validate_features
 from ctvr.orchestrator.data.config import DataConfig
-from ctvr.orchestrator.data.frames import PLAIN, ArraySource, FrameSource
+from ctvr.orchestrator.data.frames import DEFAULT_RESIZE, ArraySource, FrameSource
 from ctvr.orchestrator.data.images import ImageSource
 from ctvr.orchestrator.digests import digest_file, digest_of
 from ctvr.orchestrator.errors import ConfigError
@@ -31,7 +31,7 @@ from ctvr.orchestrator.streams.stream import Item, Stream
 
 
 def frame_source(
-    stream: Stream, store: Store, config: DataConfig, image_size: int, resize: tuple[str, str] = PLAIN
+    stream: Stream, store: Store, config: DataConfig, image_size: int, resize: tuple[str, str] = DEFAULT_RESIZE
 ) -> FrameSource:
     """Return the source of a stream's items: decoded frames, arrays of features, or arrays of images."""
     if stream.domain == "images":

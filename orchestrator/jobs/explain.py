@@ -18,7 +18,7 @@ from ctvr.orchestrator.jobs.runs import what_it_names
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.metric_names import ACCURACY, ANSWERED
 from ctvr.orchestrator.streams.stream import Stream
-from ctvr.orchestrator.tables.setting_diff import preprocessing_in, provenance_of
+from ctvr.orchestrator.tables.setting_diff import provenance_of, run_preprocessing
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 
@@ -172,7 +172,7 @@ def _content(key: str, runs: Sequence[RunRecord]) -> list[str]:
         f"{'sweep':<{WIDTH}}{tags.get('ctvr.sweep') or 'none'}",
         f"{'stream':<{WIDTH}}{tags.get('ctvr.stream', '?')}, digest {tags.get('ctvr.stream_digest', 'unknown')}",
         f"{'commit':<{WIDTH}}{tags.get('ctvr.commit', 'unknown')}",
-        *(f"{name:<{WIDTH - 1}} {words}" for name, words in preprocessing_in(run).items()),
+        *(f"{name:<{WIDTH - 1}} {words}" for name, words in run_preprocessing(run).items()),
         f"{'today':<{WIDTH}}{_today(key, run)}",
         "settings",
         *(f"  {name} = {value}" for name, value in sorted(settings.items())),
@@ -210,7 +210,7 @@ def _differing_parts(first: Mapping[str, str], second: Mapping[str, str]) -> lis
 
 
 def _short(value: str | None) -> str:
-    """Return the start of a digest, or words as they are."""
+    """Shorten a digest; return other text unchanged."""
     return "none" if value is None else value if " " in value else value[:16]
 
 

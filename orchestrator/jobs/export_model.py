@@ -20,7 +20,7 @@ from ctvr.orchestrator.jobs.find_model import find_run
 from ctvr.orchestrator.jobs.load_model import load
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.output_dir import create_output_dir, require_empty
-from ctvr.orchestrator.tables.setting_diff import preprocessing_in
+from ctvr.orchestrator.tables.setting_diff import run_preprocessing
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 # Licences of known backbone weights; the user must give others
@@ -137,7 +137,7 @@ def _card(
     mark = f"\n\n{run.tags['ctvr.mark']}." if run.tags.get("ctvr.mark") else ""
     rows = "\n".join(f"| {label} | {value:.2f} |" for label, value in values.items())
     listed = "\n".join(f"| {name} | `{digest}` |" for name, digest in digests.items() if digest)
-    about = "".join(f"\n{name.capitalize()}: {words}.\n" for name, words in preprocessing_in(run).items())
+    about = "".join(f"\n{name.capitalize()}: {words}.\n" for name, words in run_preprocessing(run).items())
     return f"""---
 {yaml.safe_dump(head, sort_keys=False, allow_unicode=True).strip()}
 ---

@@ -42,7 +42,7 @@ class RunState:
     metrics: list[dict[str, float]] = field(default_factory=list)  # one dictionary per task learned
     training: list[dict[str, float]] = field(default_factory=list)  # means of every epoch, with "step"
     ranks: dict[str, Rank] = field(default_factory=dict)  # query -> rank in the protocol's gallery, at the end
-    v2t: dict[str, Rank] = field(default_factory=dict)  # video -> rank among all captioned videos, at the end
+    v2t: dict[str, Rank] = field(default_factory=dict)  # captioned video -> its rank as a query, at the end
     # % of old videos re-encoded ("0": as stored) -> query -> rank among all videos; empty unless measured
     aged_ranks: dict[str, dict[str, Rank]] = field(default_factory=dict)
     steps: int = 0  # optimizer steps so far

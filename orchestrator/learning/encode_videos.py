@@ -12,23 +12,23 @@ from torch import Tensor
 
 from ctvr.methods.backbone.merged_weights import merged_weights
 from ctvr.methods.base import Method
-from ctvr.methods.layers.pooling import frames_by_value
+from ctvr.methods.layers.pooling import order_free_sums
 
-FRAMES = 64  # frames in a block of videos that are encoded together
+FRAMES_PER_BLOCK = 64  # frames in a block of videos that are encoded together
 
 
 @torch.no_grad()
 @merged_weights()
 def encode_videos(method: Method, batches: Iterable[Tensor], task: int) -> Tensor:
     """Return features (V, ...) on the CPU of the videos of a task, from batches of frames (B, T, 3, H, W)."""
-    return in_blocks(lambda frames: method.encode_video_for_task(frames, task), batches)
+    return encode_in_blocks(lambda frames: method.encode_video_for_task(frames, task), batches)
 
 
-def in_blocks(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tensor:
+def encode_in_blocks(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tensor:
     """Encode videos (B, T, ...) in blocks of equal size, the last filled with copies of its last video.
 
     Kernels choose the order of sums by the size of their input. With one size for videos of T frames, the features of
-    a video do not depend on the videos that are encoded with it. `encode` averages frames in the order of their values.
+    a video do not depend on the videos that are encoded with it. `encode` runs within `order_free_sums`.
 
     Returns:
         Features (V, ...) of all batches, float32 on the CPU.
@@ -39,13 +39,13 @@ def in_blocks(encode: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> 
         whole = (
             torch.cat([block, block[-1:].expand(size - len(block), *block.shape[1:])]) if len(block) < size else block
         )
-        with frames_by_value():
+        with order_free_sums():
             found.append(encode(whole)[: len(block)].float().cpu())
     return torch.cat(found)
 
 
 def _size(frames: Tensor) -> int:
-    return max(1, FRAMES // frames.shape[1])
+    return max(1, FRAMES_PER_BLOCK // frames.shape[1])
 
 
 def _blocks(batches: Iterable[Tensor]) -> Iterable[Tensor]:

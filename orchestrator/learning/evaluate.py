@@ -42,7 +42,9 @@ class Evaluation:
     union: list[float] = field(default_factory=list)  # R@1 of task i among all stored videos
     ranks: dict[str, Rank] = field(default_factory=dict)  # query name -> rank among all stored videos
     own_ranks: dict[str, Rank] = field(default_factory=dict)  # query name -> rank among its own task's videos
-    v2t: dict[str, Rank] = field(default_factory=dict)  # captioned video -> rank by its best caption
+    v2t: dict[str, Rank] = field(
+        default_factory=dict
+    )  # captioned video -> its rank as a query; others by their best caption
     aged_ranks: dict[str, dict[str, Rank]] = field(default_factory=dict)  # % of old videos re-encoded -> query -> rank
 
     def add(self, *others: Evaluation) -> None:

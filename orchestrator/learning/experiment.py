@@ -20,8 +20,8 @@ from ctvr.orchestrator.learning.run_key import (
     NON_IDENTITY_SETTINGS,
     code_digests,
     contents_of,
+    describe_preprocessing,
     environment,
-    preprocessing_of,
     protocol_digest,
     stream_digest,
     weights_digest,
@@ -30,7 +30,7 @@ from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.streams.stream import Stream
 
-_ONLY_IF = "only where neither a JSON next to it nor the architecture's tags determine it"
+_ONLY_IF = "only where neither the JSON next to it nor the architecture's tags determine it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,11 @@ class BackboneConfig:
     weights: str = setting("openai", doc="shipped (only for tiny-clip*), an open_clip tag, a local file, or random")
     sha256: str = setting("", doc="SHA-256 of a local pickle file (.pt), which is read only if it matches")
     vocabulary: str = setting("", doc="BERT's vocab.txt, for UMT's captions only")
-    activation: Literal["", "gelu", "quick_gelu"] = setting("", doc=f"activation of a local file, {_ONLY_IF}")
-    mean: tuple[float, ...] = setting((), doc=f"mean of its pixels' normalisation, {_ONLY_IF}; std follows from it")
-    resize_mode: Literal["", "shortest", "squash", "longest"] = setting("", doc=f"how it resizes, {_ONLY_IF}")
+    activation: Literal["", "gelu", "quick_gelu"] = setting("", doc=f"activation of a local weights file, {_ONLY_IF}")
+    mean: tuple[float, ...] = setting((), doc=f"pixel mean of a local weights file, {_ONLY_IF}; std follows from it")
+    resize_mode: Literal["", "shortest", "squash", "longest"] = setting(
+        "", doc=f"resize mode of a local file, {_ONLY_IF}"
+    )
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -223,7 +225,7 @@ class Experiment:
             **contents_of(self.method, "method"),
             **({} if self.base is None else contents_of(self.base, "base")),
             **({"upgrade.backbone": weights_digest(new.backbone, new.weights)} if new.task else {}),
-            **(preprocessing_of(new.backbone, new.weights, new.tower.chosen, "upgrade.") if new.task else {}),
+            **(describe_preprocessing(new.backbone, new.weights, new.tower.chosen, "upgrade.") if new.task else {}),
         }
 
     def environment_digests(self, stream: Stream, frames: str = "", device: str = "cpu") -> dict[str, str]:
@@ -232,7 +234,7 @@ class Experiment:
             "stream": stream.digest,
             "frames": frames,
             "weights": weights_digest(self.backbone.name, self.backbone.weights, self.backbone.vocabulary),
-            **preprocessing_of(self.backbone.name, self.backbone.weights, self.backbone.chosen),
+            **describe_preprocessing(self.backbone.name, self.backbone.weights, self.backbone.chosen),
             **code_digests(self.run.method, getattr(self.method, "base", None)),
             **protocol_digest(stream.protocol),
             **stream_digest(self.run.stream),

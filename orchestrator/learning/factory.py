@@ -216,7 +216,7 @@ def load_trained(folder: Path) -> TrainedModel:
 
 
 def _saved(file: Path, described: Any) -> dict[str, WeightSettings]:
-    """Read what belongs to the weights of each backbone; empty for a model of an older version."""
+    """Read the settings of the weights of each backbone; empty for a model of an older version."""
     try:
         return {group: saved_settings(each) for group, each in dict(described).items()}
     except (TypeError, ValueError) as error:

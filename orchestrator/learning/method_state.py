@@ -23,7 +23,7 @@ from ctvr.orchestrator.redaction import redact_data
 from ctvr.orchestrator.streams.manifest import read_json
 from ctvr.orchestrator.streams.stream import Stream
 
-WEIGHT_SETTINGS = "weight_settings"  # name in model.json of what belongs to the weights of each backbone
+WEIGHT_SETTINGS = "weight_settings"  # name in model.json of the settings of the weights of each backbone
 
 
 class PretrainedSnapshot(dict[str, Tensor]):

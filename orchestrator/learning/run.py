@@ -20,7 +20,7 @@ from ctvr.methods.images.resnet import ResNet18
 from ctvr.orchestrator.data.batches import StreamData, check_pairs
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import memory_of, set_determinism
-from ctvr.orchestrator.data.frames import PLAIN, FrameSource
+from ctvr.orchestrator.data.frames import DEFAULT_RESIZE, FrameSource
 from ctvr.orchestrator.data.frozen_features import frozen_features
 from ctvr.orchestrator.data.images import ImageData, ImageSource
 from ctvr.orchestrator.data.imported_features import frame_source
@@ -303,7 +303,9 @@ def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
 
 def source_of(stream: Stream, store: Store, config: DataConfig, backbone: Clip | ResNet18) -> FrameSource:
     """Return the source of a stream's items, at the backbone's image size."""
-    return frame_source(stream, store, config, getattr(backbone, "image_size", 0), getattr(backbone, "resize", PLAIN))
+    return frame_source(
+        stream, store, config, getattr(backbone, "image_size", 0), getattr(backbone, "resize", DEFAULT_RESIZE)
+    )
 
 
 def data_of(

@@ -29,7 +29,7 @@ import torch
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD, IMAGE_METHODS, place_of
 from ctvr.methods.backbone.architectures import SHIPPED, UMT
 from ctvr.methods.backbone.checkpoint import files_of
-from ctvr.methods.backbone.load import VERSION, describe_architecture, is_path, settings_of
+from ctvr.methods.backbone.load import VERSION, describe_architecture, find_weight_settings, is_path
 from ctvr.methods.user_paths import expand_path, list_files
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
@@ -40,7 +40,7 @@ from ctvr.orchestrator.streams.load import plugins as stream_plugins
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import Stream
 
-OF_WEIGHTS = "preprocessing"  # name of what belongs to weights, in words
+PREPROCESSING = "preprocessing"  # name of the settings of weights, as text
 OF_PROTOCOL = "code of protocol "  # prefix of the name of the digest of a plug-in's protocol
 # Content digests replace the names of the stream and of a weights file; activation checkpointing changes no bit
 NON_IDENTITY_SETTINGS = (
@@ -88,15 +88,15 @@ def weights_digest(backbone: str, weights: str, vocabulary: str = "") -> str:
     return digest_of([shipped, _digest_of_weights(weights), *filter(None, (pieces, described))])
 
 
-def preprocessing_of(
+def describe_preprocessing(
     backbone: str, weights: str, chosen: Mapping[str, Any] | None = None, prefix: str = ""
 ) -> dict[str, str]:
-    """Return in words what belongs to the weights (`WeightSettings`); empty if the backbone has its own or has none."""
+    """Return the settings of weights (`WeightSettings`) as text; empty if the backbone has its own or has none."""
     try:
-        found = settings_of(backbone, weights, chosen)
+        found = find_weight_settings(backbone, weights, chosen)
     except (ValueError, RuntimeError):  # loading the backbone will report the reason
         return {}
-    return {f"{prefix}{OF_WEIGHTS}": str(found)} if found else {}
+    return {f"{prefix}{PREPROCESSING}": str(found)} if found else {}
 
 
 def _digest_of_weights(weights: str) -> object:

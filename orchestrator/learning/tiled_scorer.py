@@ -1,4 +1,4 @@
-"""Scores of captions and stored videos by tiles, whose bits do not depend on the shape of a tile.
+"""Scores of captions and stored videos, computed by tiles: equal bits for any shape of a tile.
 
 Shapes: Q queries, V videos of a task, R rows and C columns of a tile.
 """
@@ -15,16 +15,16 @@ from torch import Tensor
 from ctvr.methods.base import Method
 from ctvr.methods.layers.transfer import to_device
 
-WIDTH = 32  # of products whose columns all have the same order of sums, in MKL for any number of rows
-ROWS = 8  # multiples of it have the same order of sums, in MKL for such widths
+COLUMN_MULTIPLE = 32  # columns of a product: for multiples of it, MKL sums all columns in the same order
+ROW_MULTIPLE = 8  # rows of a product, in the same sense
 
 
 class TiledScorer:
     """Computes tiles of `Method.score` on demand: float32 scores (R, C), on the device.
 
-    Tiles are computed in widths of whole multiples of `WIDTH`, with copies of the last video: a product sums the last
+    Columns are filled up to a multiple of `COLUMN_MULTIPLE` with copies of the last video: a product sums the last
     columns of other widths in another order, and a video would score differently by its place in the gallery. Rows are
-    filled up to a multiple of `ROWS`, since a score would depend on `evaluation.query_chunk`, which is not in keys.
+    filled up to a multiple of `ROW_MULTIPLE`, or scores would depend on `evaluation.query_chunk`, which is not in keys.
 
     Args:
         features: caption features (Q, ...), one tensor for all tasks or one for each.
@@ -44,9 +44,9 @@ class TiledScorer:
         if self._last is None or self._last[0] != columns:
             first = self.columns[task]
             videos = self.galleries[task][columns.start - first : columns.stop - first]
-            self._last = columns, to_device(_filled(videos, WIDTH), self.device)
+            self._last = columns, to_device(_filled(videos, COLUMN_MULTIPLE), self.device)
         queries = self.features[task if len(self.features) > 1 else 0][rows]
-        scores = self.method.score(to_device(_filled(queries, ROWS), self.device), self._last[1])
+        scores = self.method.score(to_device(_filled(queries, ROW_MULTIPLE), self.device), self._last[1])
         return scores[: len(queries), : columns.stop - columns.start].float()
 
 

@@ -216,7 +216,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
                 **_quiet(),
             )
             with contextlib.suppress(PermissionError):  # another user owns it
-                os.chmod(f"{folder.absolute()}/ray", 0o1777)  # Ray lets others replace our files in it
+                os.chmod(f"{folder.absolute()}/ray", 0o1777)  # sticky: other users could replace our files
             _await_dashboard(port)
             return
         except Exception as error:

@@ -19,11 +19,11 @@ def alive_nodes() -> list[dict[str, Any]]:
     """Return Ray's records of the nodes that are alive.
 
     Raises:
-        ConnectionError: if there is none: the GCS still responds, but the last raylet has died.
+        ConnectionError: if no node is alive; the GCS can still respond when the last raylet has died.
     """
     alive = [node for node in ray.nodes() if node.get("Alive")]
     if not alive:
-        raise ConnectionError("Ray's raylet has died: no node of the cluster is alive")
+        raise ConnectionError("Ray's raylet has died: no node of the cluster is alive. Run the command again.")
     return alive
 
 

@@ -25,7 +25,7 @@ from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import autocast_for, set_determinism
 from ctvr.orchestrator.data.frames import Broken, FrameSource
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.encode_videos import in_blocks
+from ctvr.orchestrator.learning.encode_videos import encode_in_blocks
 from ctvr.orchestrator.learning.evaluate import all_scores, encode_for_task
 from ctvr.orchestrator.learning.factory import TrainedModel
 from ctvr.orchestrator.learning.ranking import score_reader, topk
@@ -246,7 +246,7 @@ class Model:
         yield from data.videos(0, "test", range(len(items)), size)
 
     def _encode(self, items: Sequence[Item]) -> Tensor:
-        return in_blocks(self.encode_frames, self.frames_of(items))
+        return encode_in_blocks(self.encode_frames, self.frames_of(items))
 
     def encode_gallery(self, videos: Videos) -> Block:
         """Encode the user's videos, and cache their features; unreadable files of a folder are skipped.

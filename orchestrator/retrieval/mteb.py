@@ -26,7 +26,7 @@ from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.data.frames import frames_of
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.encode_videos import in_blocks
+from ctvr.orchestrator.learning.encode_videos import encode_in_blocks
 from ctvr.orchestrator.retrieval.model import Model
 
 
@@ -110,7 +110,7 @@ class MtebEncoder:
         else:
             sampling = self._data.frames.sampling
             raw = torch.from_numpy(np.stack([frames_of(video, sampling) for video in batch["video"]]))
-            found = in_blocks(self.model.encode_frames, [self._data.to_batch(raw)])
+            found = encode_in_blocks(self.model.encode_frames, [self._data.to_batch(raw)])
         self._shapes[kinds[0]] = tuple(found.shape[1:])
         return found.flatten(1)
 

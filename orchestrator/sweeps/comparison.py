@@ -164,7 +164,7 @@ def compare(
     without the metric are left out.
     """
     from ctvr.orchestrator.tables.intervals import compare_over_seeds, differences  # SciPy: a second to import
-    from ctvr.orchestrator.tables.simultaneous import Family
+    from ctvr.orchestrator.tables.multiple_comparisons import Family
 
     family, compared = Family(1 + len(others), is_chosen=False), slice(1, 1 + len(others))
     rows, page = [base, *others], [row for row in page if is_trained(row[0])]

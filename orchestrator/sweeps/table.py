@@ -97,7 +97,7 @@ def made_tables(
 
     Args:
         execution: the runs folder.
-        sweep: name of the sweep whose runs are shown; those of its newest rerun if it has none.
+        sweep: name of the sweep whose runs are shown. If it has none, those of its newest rerun are.
         stream: name of the stream whose runs are shown, except trials and confirmations; or several, comma-separated.
         direction: retrieval direction.
         split: `test` or `val`; empty: `test` if runs were evaluated on it.

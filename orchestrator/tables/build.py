@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.tables.curves import FORGOTTEN, average_incremental, curve, mean, training
-from ctvr.orchestrator.tables.footnotes import CHOICE, access_of, by_hand, is_untrained, marks_of, method_of, trials_of
+from ctvr.orchestrator.tables.footnotes import (
+    CHOICE,
+    access_of,
+    by_hand,
+    marks_of,
+    method_of,
+    trials_of,
+    uses_untrained_preset,
+)
 from ctvr.orchestrator.tables.index_age import age_notes, with_gap_intervals
 from ctvr.orchestrator.tables.paper_comparison import ROW, PapersOf, beside_paper, more_values, with_differences
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, place
@@ -188,7 +196,7 @@ def _row(runs: list[RunRecord]) -> Row:
     if first.settings.get("method.only_final", "").lower() == "true":  # an untrained model cannot forget
         values |= {key: Value() for key in FORGOTTEN & values.keys()}
         matrices, points = {}, points[-1:]
-    if is_untrained(first):  # parameters that a task draws at random transfer nothing
+    if uses_untrained_preset(first):  # parameters that a task draws at random transfer nothing
         values.pop("fwt", None)
     return Row(
         label=method_of(first),

@@ -108,14 +108,14 @@ def _has_access(run: RunRecord, fact: str, group: str, name: str, of_base: bool 
     return bool(getattr(cls, fact)(config, of_base))
 
 
-def is_untrained(run: RunRecord) -> bool:
-    """Return whether a run of a method that trains has no epochs because of the preset `untrained`."""
+def uses_untrained_preset(run: RunRecord) -> bool:
+    """Return whether the preset `untrained` set the epochs of a method that trains to 0."""
     return str(run.settings.get("optim.epochs", "")) == run.tags.get(EPOCHS, "") == "0"
 
 
 def _short_of_epochs(run: RunRecord) -> str:
     """Return the footnote of a run with fewer epochs than recommended (--smoke has one); empty for all others."""
-    if is_untrained(run):
+    if uses_untrained_preset(run):
         return TEXTS["untrained"]
     epochs, recommended = str(run.settings.get("optim.epochs", "")), run.tags.get(EPOCHS, "")
     if not (epochs.isdigit() and recommended.isdigit() and int(epochs) < int(recommended)):

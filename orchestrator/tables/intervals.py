@@ -10,7 +10,7 @@ where V_both is the part that is new for each pair of a video and a replicate; b
 degrees of freedom are those of Satterthwaite (1946) for the part that is used: df = 2 V^2 / (Var V_videos + Var U),
 where Var U is the variance of U if V_replicates is a scaled chi-square. V_replicates is a moderated variance (Smyth
 2004): a row's own, weighted with its degrees of freedom, and the mean of all rows of the table or page, weighted with
-`PRIOR` or, where the row's own is unusually large, less (Phipson et al. 2016). p and interval use the same
+`PRIOR` or, where the row's own is unusually large, fewer degrees (Phipson et al. 2016). p and interval use the same
 distribution. It is Student's t for two rows. For the rows of a table, whose best row depends on the data, it is Tukey's
 studentized range in the form of Games and Howell. Measured levels: docs/statistics.md, `make null-simulation`.
 
@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special  # scipy.optimize takes 0.2 s of CPU time to import
 
-from ctvr.orchestrator.tables.simultaneous import Family
+from ctvr.orchestrator.tables.multiple_comparisons import Family
 from ctvr.orchestrator.tables.table import Difference
 
 PRIOR = 4.0  # degrees of freedom of the mean variance of all rows
-UNUSUAL = 0.1  # probability of a row's variance, given the others', below which it is moderated less
+OUTLIER_PROBABILITY = 0.1  # probability of a row's variance, given the others', below which it is moderated less
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ def _prior(seen: np.ndarray, df: np.ndarray) -> np.ndarray:
     """Return the prior degrees of freedom (J, ...) of J variances, of which each has `df` (J, ...) degrees.
 
     They are `PRIOR`, but fewer in proportion to the probability of so large a variance, given those of the other rows,
-    where it is below `UNUSUAL` (Phipson et al. 2016): a row whose seeds differ more than the others' keeps its own.
+    where it is below `OUTLIER_PROBABILITY` (Phipson et al. 2016): such a row keeps its own variance.
     """
     rest = df.sum() - df
     if not rest.any():
         return np.full(seen.shape, PRIOR)
     others = ((df * seen).sum(axis=0) - df * seen) / rest
     ratio = np.divide(seen, others, out=np.where(seen > 0, np.inf, 0.0), where=others > 0)
-    return PRIOR * np.minimum(1.0, special.fdtrc(df, rest, ratio) / UNUSUAL)
+    return PRIOR * np.minimum(1.0, special.fdtrc(df, rest, ratio) / OUTLIER_PROBABILITY)
 
 
 def _of_orders(runs: np.ndarray, best: int, cluster: np.ndarray, parts: Sequence[np.ndarray]) -> Spread | None:

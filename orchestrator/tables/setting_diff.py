@@ -125,6 +125,6 @@ def provenance_of(run: RunRecord) -> dict[str, str]:
     return {str(name): str(value) for name, value in found.items()}
 
 
-def preprocessing_in(run: RunRecord) -> dict[str, str]:
-    """Return in words what belongs to the weights of a run's backbones (`run_key.preprocessing_of`), by name."""
+def run_preprocessing(run: RunRecord) -> dict[str, str]:
+    """Return the settings of the weights of a run's backbones as text (`run_key.describe_preprocessing`), by name."""
     return {name: words for name, words in provenance_of(run).items() if name.endswith("preprocessing")}

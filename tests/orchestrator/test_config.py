@@ -30,6 +30,7 @@ class Sample:
     is_on: bool = False
     pair: tuple[float, float] = (0.9, 0.999)
     limit: int | None = None
+    several: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -59,6 +60,7 @@ def test_flatten_is_the_inverse_of_build():
         ({"count": "2,4"}, r"takes one value, not 2 \(got '2,4'\). Run each: ctvr sweep --vary optim.count=2,4$"),
         ({"is_on": "maybe"}, "optim.is_on: is not true or false"),
         ({"pair": "1"}, "optim.pair: is not 2 numbers separated by commas .*Write optim.pair=0.9,0.999."),
+        ({"several": "a,b"}, r"optim.several: is not numbers separated by commas \(got 'a,b'\)\.$"),
         ({"kind": "c"}, "optim.kind: is not one of a, b .got 'c'"),
         ({"count": 0}, "optim.count must be >= 1, got 0. Use 1."),
         ({"limit": "x"}, "optim.limit: is not a whole number or none .got 'x'"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ctvr.orchestrator.tables.intervals import differences, paired_changes
-from ctvr.orchestrator.tables.simultaneous import Family
+from ctvr.orchestrator.tables.multiple_comparisons import Family
 from tools import null_simulation
 from tools.null_designs import DESIGNS, Design
 from tools.null_simulation import (

@@ -70,7 +70,7 @@ def test_the_statement_is_at_the_start_of_the_reading_once():
     once = with_statement(page)
     assert once.partition("## Reading\n\n")[2] == f"{statement(page)}\n\n`framefusion_moe` is above `clip4clip`.\n"
     assert with_statement(once) == once
-    assert "`framefusion_moe (recommended)` is above `clip4clip` in R@1 and below it in R@5 and BWF." in once
+    assert "`framefusion_moe (recommended)` is better than `clip4clip` in R@1 and worse in R@5 and BWF." in once
     assert with_statement(once.replace("`framefusion_moe` is above `clip4clip`.", "Nothing.")) == f"{TABLE}Nothing.\n"
 
 

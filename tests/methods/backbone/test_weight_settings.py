@@ -1,14 +1,17 @@
 """Settings of weights come from their tag, their JSON or all tags of their architecture; else one line asks."""
 
 import json
+import math
 from collections import Counter
+from functools import reduce
+from itertools import product
 
 import open_clip
 import pytest
 from open_clip.pretrained import get_pretrained_cfg
 
 from ctvr.methods.backbone.load import load_backbone
-from ctvr.methods.backbone.weight_settings import WeightSettings, weight_settings
+from ctvr.methods.backbone.weight_settings import MOST_TOKENS, WeightSettings, weight_settings
 
 TAGS = open_clip.list_pretrained()
 FIELDS = ("mean", "std", "resize_mode", "interpolation")
@@ -76,7 +79,7 @@ def test_the_line_leads_to_every_tag(tmp_path):
 def test_a_contradiction_or_an_unknown_value_is_one_line(tmp_path):
     quick = {"quick_gelu": True}
     file = write(tmp_path / "a", model_cfg=quick, preprocess_cfg={"mean": HALF, "std": HALF})
-    with pytest.raises(ValueError, match="activation: the JSON next to .* states quick_gelu"):
+    with pytest.raises(ValueError, match="activation: the JSON next to .* has quick_gelu"):
         weight_settings("ViT-B-32", "", file, {"activation": "gelu"})
     with pytest.raises(ValueError, match=r"trained with gelu.*backbone\.name=ViT-B-32\."):
         weight_settings("ViT-B-32-quickgelu", "", write(tmp_path / "b", model_cfg={}))
@@ -86,7 +89,7 @@ def test_a_contradiction_or_an_unknown_value_is_one_line(tmp_path):
         weight_settings("ViT-B-32", "", write(tmp_path / "d", preprocess_cfg={"mean": [0.5, 0.5]}))
     with pytest.raises(ValueError, match=r"mean: weights of ViT-B-16 have 0.48145466,.*got 0.1,0.2,0.3"):
         weight_settings("ViT-B-16", "", tmp_path / "x.pt", {"activation": "gelu", "mean": (0.1, 0.2, 0.3)})
-    with pytest.raises(ValueError, match="applies to a file"):
+    with pytest.raises(ValueError, match="applies to a local file"):
         weight_settings("ViT-B-32", "openai", None, {"activation": "gelu"})
     broken = write(tmp_path / "e")
     (tmp_path / "e" / "open_clip_config.json").write_text("[")
@@ -130,3 +133,48 @@ def test_a_model_runs_with_what_its_json_states(tmp_path):
     for weights in (file, file.parent, bare):
         model = load_backbone("PE-Core-T-16-384", str(weights))
         assert (model.mean, model.std, model.resize) == (want["mean"], want["std"], ("squash", "bilinear"))
+
+
+OF_FILES = {
+    "open_clip_config.json": (
+        *("preprocess_cfg", "preprocess_cfg.mean", "preprocess_cfg.std", "preprocess_cfg.resize_mode"),
+        *("preprocess_cfg.interpolation", "model_cfg", "model_cfg.quick_gelu", "model_cfg.text_cfg"),
+        "model_cfg.text_cfg.context_length",
+    ),
+    "config.json": (
+        *("text_config", "vision_config", "text_config_dict", "model_type", "text_config.hidden_act"),
+        *("vision_config.hidden_act", "text_config.max_position_embeddings"),
+    ),
+    "preprocessor_config.json": (
+        *("image_mean", "image_std", "resample", "size", "size.shortest_edge", "crop_size", "crop_size.height"),
+        *("do_center_crop", "do_normalize"),
+    ),
+}
+VALUES = (
+    *(None, True, 0, -1, 3.5, math.nan, math.inf, 10**30, "", "x", "77", [], [1], ["a", "b", "c"], {}),
+    *([math.nan] * 3, [0, 0, 0], [0.5, 0.5, 0.5], {"height": "x"}, {"shortest_edge": [1]}),
+    *({"context_length": "abc"}, {"hidden_act": ["a"]}, {"hidden_act": {}}, {"quick_gelu": "yes"}),
+)
+
+
+@pytest.mark.parametrize("file", OF_FILES)
+def test_any_value_in_the_json_is_read_or_refused_in_one_line(file, tmp_path):
+    found, refused = {}, {}
+    for number, (name, value) in enumerate(product(OF_FILES[file], VALUES)):
+        content = {"model_type": "clip", "do_center_crop": True} | {name.partition(".")[0]: {}}
+        *path, last = name.split(".")
+        reduce(lambda part, each: part.setdefault(each, {}), path, content)[last] = value
+        weights = write(tmp_path / str(number), file=file, **content)
+        try:
+            found[name, repr(value)] = weight_settings("PE-Core-T-16-384", "", weights)
+        except ValueError as error:
+            refused[name, repr(value)] = str(error).replace(str(weights.parent), "FOLDER")
+    assert found
+    assert refused
+    for case, line in refused.items():
+        assert "\n" not in line, case
+        assert line.startswith(f"FOLDER/{file}: "), case
+    for case, settings in found.items():
+        assert all(math.isfinite(x) for x in (*settings.mean, *settings.std)), case
+        assert min(settings.std) > 0, case
+        assert 0 < settings.context_length <= MOST_TOKENS, case

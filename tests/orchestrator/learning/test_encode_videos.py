@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ctvr.methods import METHODS, find_method
-from ctvr.orchestrator.learning.encode_videos import FRAMES, encode_videos, in_blocks
+from ctvr.orchestrator.learning.encode_videos import FRAMES_PER_BLOCK, encode_in_blocks, encode_videos
 from ctvr.orchestrator.learning.ranking import TILE, rank
 from ctvr.orchestrator.learning.tiled_scorer import TiledScorer
 from ctvr.orchestrator.method_checks.subject import Subject, learn, make_batch
@@ -74,6 +74,6 @@ def test_blocks_have_one_size_and_return_every_row_once(count, frames):
         return part.flatten(1)
 
     given = torch.arange(float(count * frames)).view(count, frames)
-    assert torch.equal(in_blocks(encode, given.split(7)), given)
-    size = max(1, FRAMES // frames)
+    assert torch.equal(encode_in_blocks(encode, given.split(7)), given)
+    size = max(1, FRAMES_PER_BLOCK // frames)
     assert sizes == [size] * math.ceil(count / size)

@@ -24,7 +24,7 @@ from ctvr.orchestrator.learning.factory import check_backbone, load_tower, load_
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
-from ctvr.orchestrator.learning.run_key import preprocessing_of
+from ctvr.orchestrator.learning.run_key import describe_preprocessing
 from ctvr.orchestrator.retrieval.model import Model
 
 NAME = "ViT-small-test"
@@ -135,20 +135,20 @@ def test_an_upgraded_model_has_those_of_both_backbones(file, manifest, small_str
 
 @pytest.mark.parametrize("name", [*SHIPPED, *UMT, *RESNETS])
 def test_a_backbone_that_has_its_own_adds_nothing_to_a_key(name):
-    assert preprocessing_of(name, "random") == preprocessing_of(name, "random", prefix="upgrade.") == {}
+    assert describe_preprocessing(name, "random") == describe_preprocessing(name, "random", prefix="upgrade.") == {}
 
 
 @pytest.mark.parametrize("name", [NAME, "ViT-B-32-quickgelu", "ViT-B-16-SigLIP", "PE-Core-T-16-384"])
 def test_a_backbone_of_open_clip_has_them_in_its_key(name, monkeypatch):
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, NAME, ARCHITECTURE)
-    assert preprocessing_of(name, "random") == {"preprocessing": str(weight_settings(name, "random"))}
+    assert describe_preprocessing(name, "random") == {"preprocessing": str(weight_settings(name, "random"))}
 
 
 def test_settings_of_a_file_are_refused_for_backbones_that_have_their_own(manifest, small_stream):
     for name in (*SHIPPED, *UMT):
         settings = {"backbone.name": name, "backbone.weights": "random", "backbone.activation": "gelu"}
         experiment = resolve({"method": "zero_shot", "stream": manifest, **settings}, small_stream.settings)
-        with pytest.raises(ConfigError, match=rf"^backbone: activation: {name} has its own\. Leave it out\.$"):
+        with pytest.raises(ConfigError, match=rf"^backbone: activation: {name} has a fixed one\. Omit it\.$"):
             check_backbone(experiment)
     images = {"backbone.name": "resnet18-8", "backbone.weights": "random", "backbone.resize_mode": "squash"}
     with pytest.raises(ConfigError, match=r"^backbone\.resize_mode: applies to a CLIP, not to resnet18-8\. Omit it\.$"):
@@ -192,7 +192,7 @@ def test_an_ambiguous_new_backbone_is_asked_for_by_its_own_setting(file, manifes
     described = file.parent / "open_clip_config.json"
     described.write_text(json.dumps({"model_cfg": {"quick_gelu": True}}))
     given = resolve(settings | new | {"upgrade.activation": "gelu"}, small_stream.settings)
-    with pytest.raises(ConfigError, match=r"^upgrade\.backbone: activation: the JSON .* states quick_gelu\."):
+    with pytest.raises(ConfigError, match=r"^upgrade\.backbone: activation: the JSON .* has quick_gelu\."):
         check_backbone(given)
     described.unlink()
     execution, key = ExecutionConfig(runs=runs), {}

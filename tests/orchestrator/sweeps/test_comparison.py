@@ -16,8 +16,8 @@ from ctvr.orchestrator.sweeps.comparison import (
     minimum_detectable_effect,
 )
 from ctvr.orchestrator.tables.intervals import compare_over_seeds
+from ctvr.orchestrator.tables.multiple_comparisons import Family
 from ctvr.orchestrator.tables.significance import Ranks
-from ctvr.orchestrator.tables.simultaneous import Family
 from ctvr.orchestrator.tracking.run_record import RunRecord
 
 QUERIES = 200

@@ -16,7 +16,7 @@ from scipy import special  # scipy.optimize takes 0.2 s of CPU time to import
 from ctvr.orchestrator.tables.table import LEVEL, Difference
 
 STEP = 1e-8  # precision of a quantile
-POWER = 0.8  # with which a detectable difference is detected
+POWER = 0.8  # at which a difference counts as detectable
 
 
 def combined(
