@@ -99,7 +99,7 @@ def train(
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    started = start_text(experiment, stream, settings, chosen, device, f"{execution.runs}, run {name}")
+    started = start_text(experiment, stream, settings, chosen, device, f"{execution.runs}, run {name}", tracker)
     took: list[float] = []
 
     def ready(*context: Any) -> None:  # checks the combination of settings: a mistake is reported in one line

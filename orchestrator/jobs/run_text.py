@@ -17,6 +17,7 @@ from ctvr.orchestrator.streams.stream import Stream
 
 if TYPE_CHECKING:
     from ctvr.orchestrator.learning.experiment import Experiment
+    from ctvr.orchestrator.tracking.tracker import Tracker
 
 WIDTH = 110  # characters of a line
 FIRST_WITH_BF16 = 8  # compute capability (Ampere) from which TF32 and bf16 exist
@@ -26,7 +27,13 @@ TITLES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "Mea
 
 
 def start_text(
-    experiment: Experiment, stream: Stream, given: Settings, presets: Sequence[str], device: str, place: str
+    experiment: Experiment,
+    stream: Stream,
+    given: Settings,
+    presets: Sequence[str],
+    device: str,
+    place: str,
+    tracker: Tracker,
 ) -> str:
     """Describe a run before it starts: method, stream, device, changed settings with their sources, learning rates.
 
@@ -35,6 +42,7 @@ def start_text(
         presets: the presets in use, in order.
         device: `cpu` or `cuda`.
         place: where the run is recorded.
+        tracker: has finished runs, whose memory on a GPU was measured.
     """
     run, split = experiment.run, experiment.evaluation.split
     counts = sum(len(getattr(task, split)) for task in stream.tasks)
@@ -45,7 +53,10 @@ def start_text(
         lines += _wrapped("rates", rates)
     lines += _wrapped("precision", slow_precision(device, run.precision))
     lines += _wrapped("kernels", kernels_of_model(device))
-    lines += _wrapped("memory", step_memory_of(experiment, device))
+    if device == "cuda":
+        from ctvr.orchestrator.sweeps.measured_memory import memory_text
+
+        lines += _wrapped("memory", memory_text(tracker, experiment))
     lines += _wrapped("written", [place])
     return "\n".join(lines)
 
@@ -68,17 +79,6 @@ def kernels_of_model(device: str) -> list[str]:
         "of this processor, so other processors give other digits (CTVR_KERNELS=native, torch imported before ctvr, "
         "or a processor without AVX2)"
     ]
-
-
-def step_memory_of(experiment: Experiment, device: str) -> list[str]:
-    """Describe the memory of a step on this machine's GPU; nothing on a CPU."""
-    if device != "cuda":
-        return []
-    import torch
-
-    from ctvr.orchestrator.method_checks.step_memory import memory_text
-
-    return memory_text(experiment, room=torch.cuda.mem_get_info()[0], card=torch.cuda.get_device_name())
 
 
 def _wrapped(name: str, parts: Sequence[str]) -> list[str]:

@@ -14,12 +14,12 @@ from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
 from ctvr.orchestrator.sweeps.comparison import describe_mde
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
 from ctvr.orchestrator.sweeps.front import describe_front, front_of
+from ctvr.orchestrator.sweeps.measured_memory import memory_text
 from ctvr.orchestrator.sweeps.search_spaces import search_space
 from ctvr.orchestrator.sweeps.selection import describe_metric, have_no_winner, result_text
 from ctvr.orchestrator.sweeps.session import (
     batch_lines,
     describe_concurrency,
-    memory_lines,
     precision_lines,
     resources_text,
 )
@@ -110,13 +110,14 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
     count = count_trials(search, planned.searched)
     trials = f"{count} by {search.searcher}{describe_groups(search, planned.searched)}"
     at_once = describe_concurrency(room, most_at_once(search, count))
+    measured = memory_text(tracker, planned.experiment, execution.workers) if execution.gpus_per_trial else []
     lines = [
         f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
         f"  trials     {trials}, {describe_scheduler(search, len(stream.tasks), [planned.epochs])}; {at_once}",
         f"  resources  {resources_text(execution, room)}",
         *precision_lines(execution, [planned.experiment.run.precision], room.models),
         *batch_lines(execution, [planned.experiment.data.batch_size]),
-        *memory_lines(execution, planned.experiment, room.models),
+        *(f"  memory     {text}" for text in measured),
         f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",
         f"  detects    {describe_mde(stream, planned.experiment.evaluation.split)}",
         *([f"  optimises  {describe_metric(search.metric)} ({search.mode})"] if len(search.metrics) > 1 else []),

@@ -21,7 +21,6 @@ from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import check_backbone
 from ctvr.orchestrator.on_ray.capacity import choose_gpus, no_gpu_text
 from ctvr.orchestrator.on_ray.connection import check_local, cluster
-from ctvr.orchestrator.on_ray.gpu_sharing import CONTEXT_BYTES
 from ctvr.orchestrator.on_ray.memory import worker_bytes
 from ctvr.orchestrator.on_ray.plan import Capacity, SearchOutcome, TrialPlan, join_uri
 from ctvr.orchestrator.on_ray.plan_places import OPTIONS, require_given
@@ -32,8 +31,6 @@ from ctvr.orchestrator.tracking.tracker import Tracker
 # Model -> TFLOP/s in fp32, TF32 and bf16 without sparsity; NVIDIA's data sheets (SXM)
 PEAKS = {"A100": (19.5, 156.0, 312.0), "H100": (67.0, 495.0, 989.0), "H200": (67.0, 495.0, 989.0)}
 WITHOUT_TF32 = frozenset({"V100", "T4", "P100", "K80", "P4"})  # older models have neither TF32 nor bf16
-# Model -> GiB; NVIDIA's data sheets, less the part used by ECC. A name with two sizes has the smaller one
-CARDS = {"T4": 15, "V100": 16, "L4": 22, "A10G": 22, "A100": 40, "A100-80G": 80, "H100": 80, "H200": 140}
 FEW_PAIRS = 8  # per worker; with fewer, a GPU waits for its host
 MLFLOW_SECONDS = 120.0  # how long a finished sweep waits for an unreachable server
 
@@ -244,28 +241,6 @@ def batch_lines(execution: ExecutionConfig, batch_sizes: Iterable[int]) -> list[
         f"waits for its host below {FEW_PAIRS}. data.batch_size={FEW_PAIRS * workers} or fewer workers use it better; "
         "another batch changes the result"
     ]
-
-
-def memory_lines(execution: ExecutionConfig, experiment: Experiment, models: Iterable[str] = ()) -> list[str]:
-    """Return the plan's line on the GPU memory of a step, compared with a trial's share of the smallest GPU.
-
-    Args:
-        execution: gives the workers and GPUs of a trial.
-        experiment: recommended settings of a trial.
-        models: models of the cluster's GPUs, by Ray's names.
-    """
-    if not execution.gpus_per_trial:
-        return []
-    from ctvr.orchestrator.method_checks.step_memory import GIB, memory_text  # imports torch and open_clip
-
-    named = [execution.accelerator_type] if execution.accelerator_type else models
-    sizes = {name: CARDS.get(name, CARDS.get(name.split("-")[0], math.inf)) for name in named}
-    card = min(sizes, key=lambda name: sizes[name], default="")
-    share = min(1.0, execution.gpus_per_trial / execution.workers)
-    room = share * sizes.get(card, math.inf) * GIB - CONTEXT_BYTES
-    article = "an" if card[:1] in tuple("AHL") else "a"
-    holder = f"{article} {card}" if share == 1 else f"{share:.2g} of {article} {card}"
-    return [f"  memory     {line}" for line in memory_text(experiment, execution.workers, room, holder)]
 
 
 def describe_concurrency(room: Capacity, most: int) -> str:

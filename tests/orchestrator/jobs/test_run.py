@@ -15,7 +15,7 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs import run as run_command
 from ctvr.orchestrator.jobs.cache import recent_runs
 from ctvr.orchestrator.jobs.run import run
-from ctvr.orchestrator.jobs.run_text import slow_precision, step_memory_of
+from ctvr.orchestrator.jobs.run_text import slow_precision, start_text
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN
 from ctvr.orchestrator.sweeps.table import table
@@ -51,16 +51,16 @@ def test_a_run_says_that_a_gpu_with_other_precisions_computes_in_full_float32(mo
     assert slow_precision("cuda", "fp32") == []
 
 
-def test_a_run_compares_the_memory_of_a_step_with_the_free_memory_of_its_gpu(monkeypatch):
-    tiny = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
-    described = resolve({"method": "clip4clip", "stream": "shapes-5", **tiny})
-    assert step_memory_of(described, "cpu") == []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 10**9))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA T4")
-    (line,) = step_memory_of(described, "cuda")
-    assert "; NVIDIA T4 has 0.0 GiB for it: use a smaller backbone, or fewer frames (data.num_frames)" in line
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**9, 10**9))
-    assert len(step_memory_of(described, "cuda")[0]) < len(line)
+def test_a_run_on_a_gpu_names_the_memory_of_a_finished_one(execution, manifest, monkeypatch):
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.measured_memory.memory_text", lambda *_: ["3.0 GiB in run 1"])
+    described = resolve({"method": "lora", "stream": manifest, "precision": "bf16"})
+
+    def text_on(device: str) -> str:
+        stream, tracker = execution.load_stream(manifest), execution.tracker("small")
+        return start_text(described, stream, {}, (), device, "runs", tracker)
+
+    assert "\n  memory    3.0 GiB in run 1\n" in text_on("cuda")
+    assert "memory" not in text_on("cpu")
 
 
 def _train_and_die(settings: dict[str, str], execution: ExecutionConfig, after: int) -> None:

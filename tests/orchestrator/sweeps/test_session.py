@@ -1,18 +1,14 @@
 """Plans of trials, and interruptions, without a cluster."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ctvr.orchestrator.errors import Interrupted
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.sweeps.session import (
-    CARDS,
     batch_lines,
     interruptible,
-    memory_lines,
     precision_lines,
     restore_execution,
     trial_plan,
@@ -48,23 +44,6 @@ def test_a_plan_says_that_a_batch_leaves_each_gpu_few_pairs(execution):
     assert batch_lines(on_gpus, [64]) == []
     assert batch_lines(replace(on_gpus, workers=1, gpus_per_trial=1), [4]) == []  # nothing is shared out
     assert batch_lines(replace(on_gpus, gpus_per_trial=None), [8]) == batch_lines(on_gpus, []) == []
-
-
-def test_a_plan_compares_the_memory_of_a_step_with_the_smallest_gpu(execution, monkeypatch):
-    tiny = {"backbone.name": "tiny-clip", "backbone.weights": "shipped", "data.batch_size": 8}
-    described = resolve({"method": "clip4clip", "stream": "shapes-5", **tiny})
-    on_gpus = replace(execution, gpus_per_trial=1)
-    assert memory_lines(execution, described) == []
-    for models in ([], ["unknown"], ["H100", "A100"]):
-        (line,) = memory_lines(on_gpus, described, models)
-        assert re.fullmatch(r"  memory     a step of 8 pairs in fp32 takes about 0\.\d GiB of a GPU \(.*\)", line)
-    (line,) = memory_lines(replace(on_gpus, workers=2, gpus_per_trial=2), described)
-    assert "a step of 4 pairs" in line
-    monkeypatch.setitem(CARDS, "A100", 0.7)  # 0.56 are the context of CUDA
-    (line,) = memory_lines(replace(on_gpus, gpus_per_trial=0.81), described, ["H100", "A100-40G"])
-    assert "; 0.81 of an A100-40G has 0.0 GiB for it: " in line
-    (line,) = memory_lines(replace(on_gpus, accelerator_type="H100"), described, ["A100"])
-    assert line.endswith(")")
 
 
 def test_rays_own_state_is_kept_apart_for_every_sweep(execution):

@@ -415,6 +415,14 @@ def test_a_new_sweep_fills_the_cluster_and_its_request_records_how(few, executio
     assert "; 8 at once; the cluster can run 16" in text
 
 
+def test_a_plan_with_gpus_names_the_memory_of_a_finished_run(few, execution, monkeypatch):
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.plan_text.memory_text", lambda *_: ["3.0 GiB in run 1"])
+    planned, tracker = plan_sweep(request(few), execution), execution.tracker("small")
+    for gpus, is_named in ((1, True), (0, False)):
+        text = describe_sweep(planned, Capacity(2, gpus, 2), 0, replace(execution, gpus_per_trial=gpus), tracker)
+        assert ("\n  memory     3.0 GiB in run 1\n" in text) is is_named
+
+
 def test_the_plan_describes_confirmation_and_detectable_difference(few, execution):
     planned = plan_sweep(request(few), execution)
     text = describe_sweep(
