@@ -1,23 +1,22 @@
-"""Search spaces of the methods, one file per method.
+"""Search spaces of the methods, one file per family. Each has dictionaries by method.
 
 FIXED: settings of every trial, if any. SPACE: setting -> Ray Tune domain. PAPER: values of SPACE's settings with which
-a search begins, where they differ from the defaults. CONFIGURATIONS: replacements of the above for rows of tables that
-are the method with a preset (methods.CONFIGURATIONS). METRIC, MODE: objective of a search without `search.metric`
-(default: the gain over zero-shot in the union of all galleries, in the CVLM protocol the mean R@1).
+a search begins, where they differ from the defaults. METRIC, MODE: objective of a search without
+`search.metric` (default: the gain over zero-shot in the union of all galleries, in the CVLM protocol the mean R@1).
+CONDITIONS: docs/search.md. A row of tables that is a method with a preset (methods.CONFIGURATIONS) has its own entry
+where it differs from the method.
 
 Facts about a setting (not published, read by later tasks only, bounded by another setting, number of blocks) are in
 the method's Config: methods/settings.py.
 """
 
-from ray import tune
+from typing import Any
 
-MOCO = {  # of BMU-MoCo's retrievers and its competitors
-    "optim.schedule": "first_epoch",  # a tenth of the rate after the first epoch of each task
-    "optim.warmup": 0.0,
-    "optim.weight_decay": 0.01,
-}
-WRAPPED_MOCO = {  # the space of `base_moco` in a strategy
-    "base.lr": tune.loguniform(1e-6, 1e-4),  # first epoch; BMU-MoCo's paper uses 5e-5
-    "base.m": tune.choice([0.9, 0.95, 0.99, 0.995, 0.999]),  # BMU-MoCo's paper uses 0.99
-    "base.tau": tune.choice([0.01, 0.03, 0.05, 0.07]),  # BMU-MoCo's paper uses 0.07
-}
+from ctvr.search_spaces import adaptation, continual, images, moco, retrievers, strategies
+
+FAMILIES = (retrievers, continual, moco, adaptation, strategies, images)
+SPACES: dict[str, dict[str, Any]] = {}  # method -> its entries, by the names of the dictionaries
+for _family in FAMILIES:
+    for _part in ("FIXED", "SPACE", "PAPER", "METRIC", "MODE", "CONDITIONS"):
+        for _name, _entry in getattr(_family, _part, {}).items():
+            SPACES.setdefault(_name, {})[_part] = _entry

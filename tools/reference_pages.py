@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import sys
-from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Override, Recipe
 from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.digests import list_sources
 from ctvr.orchestrator.learning.resolve import configured, get_method, presets_of, resolve, with_recipe
 from ctvr.orchestrator.tables.paper_items import read as read_items
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
@@ -113,24 +115,28 @@ def _method(name: str) -> list[str]:
     presets = presets_of(name)
     kinds = [f"`{preset}`{' (a change)' if isinstance(values, Override) else ''}" for preset, values in presets.items()]
     lines += ["", f"Presets: {', '.join(kinds)}."]
-    if searched := _searched(name):
+    if found := searched(name):
         lines += ["", "A sweep searches", "", *table_head(("setting", "values"))]
-        lines += [row_line((f"`{setting}`", f"`{values}`")) for setting, values in searched.items()]
+        lines += [row_line((f"`{setting}`", f"`{values}`")) for setting, values in found.items()]
     return lines
 
 
-def _searched(name: str) -> dict[str, str]:
-    """Return SPACE of search_spaces/<name>.py as source text, without importing Ray."""
-    spec = find_spec(f"ctvr.search_spaces.{name}")
-    if spec is None or spec.origin is None:
-        return {}
-    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "SPACE":
-            space = statement.value
-            if isinstance(space, ast.Dict):
-                pairs = zip(space.keys, space.values)
-                return {str(key.value): ast.unparse(value) for key, value in pairs if isinstance(key, ast.Constant)}
-    return {}
+def searched(name: str) -> dict[str, str]:
+    """Return the method's entry of SPACE in search_spaces/ as source text, without importing Ray."""
+    space = _spaces().get(name, ast.Dict([], []))
+    pairs = zip(space.keys, space.values)
+    return {str(key.value): ast.unparse(value) for key, value in pairs if isinstance(key, ast.Constant)}
+
+
+@functools.cache
+def _spaces() -> dict[str, ast.Dict]:
+    found: dict[str, ast.Dict] = {}
+    for file in list_sources("search_spaces"):
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "SPACE":
+                methods = cast(ast.Dict, statement.value)
+                found |= {ast.literal_eval(name): space for name, space in zip(methods.keys, methods.values) if name}
+    return found
 
 
 # --- papers -----------------------------------------------------------------------------------------------------

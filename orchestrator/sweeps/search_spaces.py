@@ -121,8 +121,7 @@ def cost_text(tasks: int | None = None) -> str:
 def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the fixed settings of a search, its space, and its first point.
 
-    The first point has the values of PAPER and defaults for others. All are in search_spaces/<method>.py, those of a
-    configuration in its method's file.
+    The first point has the values of PAPER and defaults for others. search_spaces/ has a file for each family.
 
     Raises:
         ConfigError: if the method has no search space.
@@ -181,19 +180,15 @@ def _search_file(method: str) -> dict[str, Any]:
     method, asked = CONFIGURATIONS.get(method, (method, ""))[0], method
     if method not in EVERY_METHOD:
         return _plugin_search_space(method)
-    try:
-        module = importlib.import_module(f"ctvr.search_spaces.{method}")
-    except ModuleNotFoundError as error:
-        if error.name != f"ctvr.search_spaces.{method}":
-            raise
-        raise ConfigError(
-            f"method: {method} has no search space (search_spaces/{method}.py). Use `ctvr run`."
-        ) from error
-    return {**_DEFAULTS, **vars(module), **getattr(module, "CONFIGURATIONS", {}).get(asked, {})}
+    from ctvr.search_spaces import SPACES  # imports Ray Tune
+
+    if method not in SPACES:
+        raise ConfigError(f"method: {method} has no search space (a file in search_spaces/). Use `ctvr run`.")
+    return {**_DEFAULTS, **SPACES[method], **SPACES.get(asked, {})}
 
 
 def _plugin_search_space(method: str) -> dict[str, Any]:
-    """Return the search space of a plug-in method: SPACE and the other variables of a file in search_spaces/.
+    """Return the search space of a plug-in method: SPACE, FIXED, PAPER, METRIC, MODE and CONDITIONS of a module.
 
     Its module is the entry point `ctvr.search_spaces` of the method's name, else `<module of the class>_space`, else
     the class's module. A separate module avoids the import of Ray by a plain run.
@@ -212,7 +207,7 @@ def _plugin_search_space(method: str) -> dict[str, Any]:
     found = {**_DEFAULTS, **renamed.search_space(vars(module))}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(
-            f"method: {method} has no search space. Write {name} with SPACE (see search_spaces/), or give --space."
+            f"method: {method} has no search space. Write {name} with SPACE (see `ctvr new method`), or give --space."
         )
     return found
 

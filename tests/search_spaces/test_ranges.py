@@ -1,22 +1,16 @@
 """Ranges contain the values of the released codes. They are read as text, since importing Ray Tune takes seconds."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
 from ctvr.orchestrator.tables.float16_rates import FLOAT16
-
-FOLDER = Path(__file__).parents[2] / "search_spaces"
+from tools.reference_pages import searched
 
 
 def holds(method: str, setting: str, value: float) -> bool:
-    """Return whether search_spaces/<method>.py's SPACE has the value in a setting's range or among its choices."""
-    tree = ast.parse((FOLDER / f"{method}.py").read_text(encoding="utf-8"))
-    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
-    space = assigned["SPACE"]
-    assert isinstance(space, ast.Dict)
-    domain = {ast.literal_eval(name): found for name, found in zip(space.keys, space.values) if name}[setting]
+    """Return whether the method's SPACE has the value in a setting's range or among its choices."""
+    domain = ast.parse(searched(method)[setting], mode="eval").body
     assert isinstance(domain, ast.Call)
     assert isinstance(domain.func, ast.Attribute)
     given = [ast.literal_eval(part) for part in domain.args]

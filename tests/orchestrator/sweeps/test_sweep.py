@@ -26,6 +26,7 @@ from ctvr.orchestrator.sweeps.sweep import (
 )
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
+from ctvr.search_spaces import SPACES
 from tests.small_stream import write_stream
 
 GMACS = "stream/cost/video_gmacs"
@@ -190,7 +191,7 @@ def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front
 
 
 def test_a_condition_of_the_search_space_is_dropped_where_the_user_fixes_the_other_setting(few, execution, monkeypatch):
-    monkeypatch.setattr("ctvr.search_spaces.lora.CONDITIONS", {"method.rank": ("optim.epochs", (7,))}, raising=False)
+    monkeypatch.setitem(SPACES["lora"], "CONDITIONS", {"method.rank": ("optim.epochs", (7,))})
     assert "method.rank" not in plan_sweep(request(few, method="lora"), execution).space
     seven = plan_sweep(request(few, method="lora", overrides={"optim.epochs": "7"}), execution)
     assert (seven.conditions, "method.rank" in seven.space) == ({}, True)
@@ -361,10 +362,8 @@ def test_a_search_goes_by_a_number_that_its_table_shows(few, execution, tmp_path
 
 
 def test_metric_and_mode_of_a_search_space_are_read(few, execution, monkeypatch):
-    from ctvr.search_spaces import clip4clip
-
-    monkeypatch.setattr(clip4clip, "METRIC", "stream/t2v/bwf", raising=False)
-    monkeypatch.setattr(clip4clip, "MODE", "min", raising=False)
+    monkeypatch.setitem(SPACES["clip4clip"], "METRIC", "stream/t2v/bwf")
+    monkeypatch.setitem(SPACES["clip4clip"], "MODE", "min")
     found = plan_sweep(request(few), execution).search
     assert (found.metric, found.mode) == ("stream/t2v/bwf", "min")
 
