@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import child_environment, run_module
 from ctvr.orchestrator.output_dir import publish
@@ -124,13 +126,10 @@ def _status(place: Path) -> int | None:
 def runs(place: Path) -> bool:
     """Return whether the process that supervises a driver is running."""
     try:
-        process = Path("/proc", (place / "pid").read_text().strip())
-        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        if not any(words):  # empty during exec and for a zombie
-            return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        words = psutil.Process(int((place / "pid").read_text())).cmdline()
+    except (OSError, ValueError, psutil.Error):
         return False
-    return MODULE in words and str(place) in words
+    return not words or (MODULE in words and str(place) in words)  # empty during exec
 
 
 def find(name: str | None) -> Path:

@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import shlex
-import signal
 import socket
 import sys
 import time
@@ -19,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from ctvr.methods import METHOD_FOLDERS
+from ctvr.orchestrator import processes
 from ctvr.orchestrator.addresses import require_own
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.interpreter import KERNELS, SAFE_PATH, method_folders, source_folders
@@ -196,7 +195,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
     folder, problem = usable_folder()
     if problem:
         log.warning("Ray keeps its files in %s/ray instead of %s: %s", folder, temporary_folder(), problem)
-    mine = _below(os.getpid())
+    mine = processes.descendants()
     record_free_memory(free_memory())
     for attempt in range(1, ATTEMPTS + 1):
         port = _free_port()
@@ -221,7 +220,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
             return
         except Exception as error:
             ray.shutdown()
-            _end(_below(os.getpid()) - mine)  # Ray does not end the processes of a failed start
+            processes.end(lambda: processes.descendants() - mine)  # Ray does not end the processes of a failed start
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise  # disk full: the command waits for space, or reports the error
             if _comes_again(error) or attempt == ATTEMPTS:
@@ -233,7 +232,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
             time.sleep(PAUSE_SECONDS * attempt)
         except BaseException:  # Ctrl-C
             ray.shutdown()
-            _end(_below(os.getpid()) - mine)
+            processes.end(lambda: processes.descendants() - mine)
             raise
 
 
@@ -244,37 +243,6 @@ def _comes_again(error: Exception) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
         return False
     return isinstance(error, (OSError, ValueError, TypeError, AttributeError, ImportError, NotImplementedError))
-
-
-def _below(pid: int) -> set[int]:
-    """Return the descendants of a process, except zombies."""
-    parents: dict[int, int] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # the process has ended
-            state, parent = status.read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(status.parent.name)] = int(parent)
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def _end(processes: set[int]) -> None:
-    """Terminate processes that we started; kill those that do not end in time."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        until = time.monotonic() + 10
-        while (processes := {pid for pid in processes if _is_alive(pid)}) and time.monotonic() < until:
-            time.sleep(0.1)
-
-
-def _is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def _of_workers(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ctvr.methods.backbone.architectures import SHIPPED, UMT, image_size
 
 # Bytes of a process with torch, open_clip, Ray and MLflow and a tiny model: the peak of 78 runs of 8 methods with
@@ -160,11 +162,8 @@ def free_memory() -> int | None:
 
 def _memories() -> list[tuple[int, int]]:
     """Return (limit, used) in bytes: of the machine, and of the container if it has a limit."""
-    found = []
-    with contextlib.suppress(OSError, KeyError, ValueError):  # not Linux
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        whole, free = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-        found.append((whole, whole - free))
+    machine = psutil.virtual_memory()
+    found = [(machine.total, machine.total - machine.available)]
     with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit ("max")
         group = Path("/sys/fs/cgroup")
         found.append((int((group / "memory.max").read_text()), int((group / "memory.current").read_text())))

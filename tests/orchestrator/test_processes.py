@@ -1,0 +1,105 @@
+"""Processes that a driver or a failed start left running are found and ended."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+
+from ctvr.orchestrator import processes
+from ctvr.orchestrator.cli.leftovers import TOKEN, end_leftovers
+
+SLEEP = "print(flush=True); time.sleep(600)"
+
+
+def start(code: str, **variables: str) -> subprocess.Popen[bytes]:
+    """Start Python code, and return when it has printed a line."""
+    command = [sys.executable, "-c", f"import signal, subprocess, sys, time; {code}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **variables})
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_only_processes_with_the_drivers_token_are_ended():
+    own, other = start(SLEEP, **{TOKEN: "token of this test"}), start(SLEEP, **{TOKEN: "another"})
+    try:
+        assert processes.with_variable(TOKEN, "token of this test") == {psutil.Process(own.pid)}
+        end_leftovers("token of this test")
+        assert own.wait(0) < 0
+        assert processes.is_alive(psutil.Process(other.pid))
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_exiting_process_is_awaited():
+    """The kernel removes the environment of an ending process before its files and locks, here for half a second."""
+    left = start(f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), exit(0))); {SLEEP}")
+    found = iter([{psutil.Process(left.pid)}])
+    processes.end(lambda: next(found, set()))
+    assert left.wait(0) == 0
+
+
+def test_process_that_ignores_the_first_signal_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
+    left = start(f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
+    found = iter([{psutil.Process(left.pid)}])
+    processes.end(lambda: next(found, set()))
+    assert left.wait(0) == -9
+
+
+def test_descendants_are_those_that_run():
+    before = processes.descendants()
+    code = (
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(child.pid, flush=True)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys; {code}; child.wait()"], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    assert processes.descendants() - before == {psutil.Process(parent.pid), child}
+    child.kill()
+    ended = psutil.Process(parent.pid)
+    while ended.status() != psutil.STATUS_ZOMBIE:  # it has not been waited for
+        time.sleep(0.01)
+    assert not processes.is_alive(ended)
+    assert processes.descendants() <= before
+    parent.wait()
+    assert not processes.is_alive(ended)
+
+
+class Listed:
+    """A process as psutil lists it."""
+
+    def __init__(self, pid: int, parent: int, arguments: tuple[str, ...] = (), **environment: str) -> None:
+        self.pid, self.parent, self.arguments, self.environment = pid, parent, arguments, environment
+
+    def ppid(self) -> int:
+        return self.parent
+
+    def cmdline(self) -> list[str]:
+        return list(self.arguments)
+
+    def environ(self) -> dict[str, str]:
+        if self.pid == 50:
+            raise psutil.AccessDenied
+        return self.environment
+
+
+def test_program_that_is_being_loaded_is_found(monkeypatch):
+    """For a moment it has no environment; kernel threads and `env -i` never have one."""
+    loading = Listed(7, 1)
+    others = [Listed(2, 0), Listed(30, 2), Listed(40, 1, ("sleep",)), Listed(50, 1), Listed(60, 1, ("sleep",), A="u")]
+    monkeypatch.setattr(psutil, "process_iter", lambda: [*others, loading])
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        loading.environment = {"A": "t"} if len(waits) == 3 else {}
+
+    monkeypatch.setattr(processes.time, "sleep", wait)
+    assert processes.with_variable("A", "t") == {loading}
+    assert len(waits) == 3, "no other process is waited for"
