@@ -14,7 +14,6 @@ line: a `ctvr.ConfigError` of one line names the setting and the remedy.
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from ctvr.kernels import pin
@@ -44,7 +43,6 @@ _PUBLIC = {
     )
     for name in names.split()
 }
-_RENAMED = {"streams": "list_streams"}  # accepted until 0.4, as is `ctvr.methods()`, a call of the package
 __all__ = [
     "Batch",
     "ConfigError",
@@ -72,10 +70,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "methods":
         return importlib.import_module("ctvr.methods")
-    if name in _RENAMED:
-        text = f"`ctvr.{name}()` is now `ctvr.{_RENAMED[name]}()`; the old name is accepted until 0.4."
-        warnings.warn(text, FutureWarning, stacklevel=2)
-        name = _RENAMED[name]
     if name not in _PUBLIC:
         raise AttributeError(f"module 'ctvr' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -14,12 +14,10 @@ import os
 import re
 import sys
 import traceback
-import types
-import warnings
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ctvr.methods.base import Method
@@ -310,15 +308,3 @@ def _of_others(name: str, module: str, cls: str) -> type[Method]:
         if getattr(found, member) is getattr(Method, member):
             raise ValueError(f"{name}: {cls} does not define {member}. docs/new-method.md shows a whole class.")
     return found
-
-
-class _FormerFunction(types.ModuleType):
-    """The package as a callable: `ctvr.methods()` was a function, and code may call it until 0.4."""
-
-    def __call__(self) -> Any:
-        text = "`ctvr.methods()` is now `ctvr.list_methods()`; the old name is accepted until 0.4."
-        warnings.warn(text, FutureWarning, stacklevel=2)
-        return sys.modules["ctvr"].list_methods()
-
-
-sys.modules[__name__].__class__ = _FormerFunction

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.setting_groups import likely_number, setting_names, variants_of
@@ -109,7 +108,7 @@ def parse_overrides(words: Iterable[str]) -> Settings:
         if name in settings and settings[name] != value:
             raise ConfigError(f"{name}: given twice, as {settings[name]!r} and {value!r}. Keep one of them.")
         settings[name] = value
-    return renamed.settings(settings)
+    return settings
 
 
 def select_prefix(settings: Mapping[str, Any], prefix: str) -> Settings:

@@ -23,7 +23,7 @@ MAY = {
     "methods": "",
     "run": "",
     "table": "scipy",  # the intervals
-    "page": "scipy",
+    "report": "scipy",
     "runs": "",
     "runs show": "",
     "explain": "torch",  # whether the key is the same today
@@ -75,12 +75,12 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "methods": ["methods"],
         "run": ["run", "--method", "zero_shot", "--stream", str(manifest), *tiny],
         "table": ["table", "--stream", "small"],
-        "page": ["page", "small"],
+        "report": ["report", "small"],
         "search": ["search", "a red circle", "--model", "zero_shot"],
         "runs": ["runs"],
         "runs show": ["runs", "show", "zero_shot"],
     }
-    first = {name: given(folder, made[name]) for name in ("run", "table", "page")}
+    first = {name: given(folder, made[name]) for name in ("run", "table", "report")}
     (key,) = (each.name for each in (folder / "runs" / "store" / "commits").iterdir() if not each.name.startswith("z"))
     return {
         **made,
@@ -97,7 +97,7 @@ def test_a_command_imports_only_what_it_needs(words, command):
 
 
 @pytest.mark.slow
-def test_the_first_table_after_a_run_needs_no_torch_and_the_first_page_a_model_at_most(words):
+def test_the_first_table_after_a_run_needs_no_torch_and_the_first_report_a_model_at_most(words):
     """A run computes the values for which a table needs torch, and figures are drawn when they are requested."""
     assert set(words["first table"]) <= {"scipy"}
-    assert set(words["first page"]) <= {"scipy", *MAY["search"].split()}
+    assert set(words["first report"]) <= {"scipy", *MAY["search"].split()}

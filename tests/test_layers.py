@@ -37,7 +37,6 @@ GROUND = {
     "text_files",
     "interpreter",
     "proxies",
-    "renamed",
     "output_dir",
     "memo",
     "setting_groups",

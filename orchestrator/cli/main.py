@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ctvr.orchestrator import memo, renamed
+from ctvr.orchestrator import memo
 from ctvr.orchestrator.cli import mistakes, supervisor
 from ctvr.orchestrator.cli.attach import add_attach
 from ctvr.orchestrator.cli.completion import add_completion
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Accept settings before and after options; argparse takes no further positional arguments after an option."""
-        words = renamed.arguments(sys.argv[1:] if args is None else args)
+        words = list(sys.argv[1:] if args is None else args)
         parser, at = self._find_command(words)
         others = next(a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)) or {}
         takes_settings = any(action.dest == "overrides" for action in parser._actions)

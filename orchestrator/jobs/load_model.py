@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.errors import ConfigError, MissingObject
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.jobs.find_model import find_run, is_folder
@@ -140,7 +139,7 @@ def _restored(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
     key = run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "")
     commits = Commits(execution.places().open_store(), key)
     with named_in(f"run {run.name}"):
-        experiment = resolve(renamed.settings(settings, quiet=True), None, presets)
+        experiment = resolve(settings, None, presets)
     return restore_from_commits(experiment, commits, done, stream)
 
 

@@ -18,7 +18,6 @@ from ctvr.methods.backbone.umt import Umt
 from ctvr.methods.backbone.weight_settings import WeightSettings, saved_settings
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import qualify_field_names
 from ctvr.orchestrator.data.batches import seed_of, tasks_of
 from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen
@@ -149,7 +148,6 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
         wrapped = _wrapped(experiment, cls, backbone)
         group, config = "method", experiment.method
         method = cls(config, wrapped)
-        renamed.check_attributes(method)
         _ = method.declared  # a fault of the class is reported here
     except ValueError as error:
         names = setting_names(type(config)) if config is not None else ()
@@ -196,7 +194,7 @@ def load_trained(folder: Path) -> TrainedModel:
     """
     weights, description = read_model(folder)
     with named_in(str(folder / "model.json")):
-        experiment = resolve(renamed.settings(description["settings"], quiet=True))
+        experiment = resolve(description["settings"])
     tower, upgrade = experiment.backbone, experiment.upgrade  # the folder holds every tensor, so nothing else is read
     drawn = replace(
         experiment,

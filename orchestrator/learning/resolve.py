@@ -13,7 +13,6 @@ from typing import Any
 
 from ctvr.methods import CONFIGURATIONS, UntrustedClass, find_method
 from ctvr.methods.base import Capabilities, Method, Override, Recipe
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, flatten, select_prefix, suggest, unknown_setting
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
@@ -185,9 +184,7 @@ def get_method(name: str) -> type[Method]:
         ConfigError: for an unknown name; the message suggests the closest one.
     """
     try:
-        cls = find_method(name)
-        renamed.check_hooks(cls)
-        return cls
+        return find_method(name)
     except UntrustedClass as error:
         raise UntrustedCode(error.place) from error
     except ValueError as error:
@@ -251,10 +248,10 @@ def resolve(
     if "method" not in overrides:
         raise ConfigError("method: no method was given. Add --method NAME; `ctvr methods` lists them.")
     name, presets = configured(str(overrides["method"]), presets)
-    overrides = {**_with_base(renamed.settings(overrides)), "method": name}
+    overrides = {**_with_base(overrides), "method": name}
     cls = get_method(name)
-    recommended = renamed.settings(recommended or {})
-    chosen = {**renamed.settings(preset_settings(name, presets, overrides, recommended)), **overrides}
+    recommended = recommended or {}
+    chosen = {**preset_settings(name, presets, overrides, recommended), **overrides}
     merged: Settings = {key: value for key, value in {**recommended, **chosen}.items() if key != "preset"}
     merged = {**_optimizer_of(cls, merged), **merged}
     _refuse_unknown_names(cls, merged)

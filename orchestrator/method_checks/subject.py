@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ctvr.methods import find_method
 from ctvr.methods.base import Batch, Method, PairSource
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.distributed import all_parameters_used, require_gradients
 from ctvr.orchestrator.learning.experiment import Experiment
@@ -71,7 +70,6 @@ class Subject:
         if cls.wraps:
             backbone = find_method(made.method.base)(made.base, backbone)
         method: Method = cls(made.method, backbone)
-        renamed.check_attributes(method)
         return method
 
 

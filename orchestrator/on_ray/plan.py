@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ctvr.methods.settings import setting
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
@@ -310,7 +309,7 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
             f"sweep: {name!r} does not exist.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
         )
     try:
-        kept = renamed.record(read_json(file))
+        kept = read_json(file)
         written, parts = own_places(
             kept.pop("plan"), {name: dict(part) if name in _PARTS else part for name, part in kept.items()}, folder
         )

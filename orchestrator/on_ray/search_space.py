@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray.plan import SearchConfig, TrialPlan
 
@@ -57,15 +56,15 @@ class RowPlan:
     space: SearchSpace
 
 
-def parse_values(word: str, option: str = "--space", method: str = "") -> tuple[str, list[Any]]:
-    """Split `name=v1,v2` of --space or --vary into the setting of `method` and its values.
+def parse_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
+    """Split `name=v1,v2` of --space or --vary into the setting and its values.
 
     A condition (`parse_condition`) is not returned.
 
     Raises:
         ConfigError: if it has no `=` or no value.
     """
-    name, equals, values = renamed.setting_word(word, method).partition(WHERE)[0].partition("=")
+    name, equals, values = word.partition(WHERE)[0].partition("=")
     listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
     if remedy := _remedy(name.strip(), values.strip()):
         raise ConfigError(f"{option}: {word!r}: {remedy}")

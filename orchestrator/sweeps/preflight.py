@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.methods import is_place, place_of, unknown_method
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, check_value, unknown_setting
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray.plan import SearchConfig, read_plan
@@ -127,9 +126,8 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
     cls = get_method(method)
     groups: dict[str, Any] = {**GROUPS, "method": cls.Config}
     known = settings_of(cls)
-    given = renamed.of_method(settings, method)
-    words = [(name, value) for name, value in given.items() if name not in {"method", "stream"}]
-    listed = [parse_values(word, method=method) for word in space]
+    words = [(name, value) for name, value in settings.items() if name not in {"method", "stream"}]
+    listed = [parse_values(word) for word in space]
     words += [(name, value) for name, values in listed for value in values]
     for name, value in words:
         group, dot, rest = name.partition(".")
@@ -153,7 +151,7 @@ def ablation_preset(method: str, presets: Sequence[str], baselines: Sequence[str
     """
     values: dict[str, list[Any]] = {}
     for word in words:
-        name, listed = parse_values(word, "--vary", method)
+        name, listed = parse_values(word, "--vary")
         if name in values:
             raise ConfigError(f"--vary {word}: {name} is listed twice. List all its values once.")
         values[name] = listed

@@ -15,7 +15,6 @@ from typing import Any
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Override, Recipe
 from ctvr.methods.settings import EXACT, Setting, groups_of, settings_of, variants_with_settings
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import GROUPS
@@ -204,7 +203,7 @@ def _plugin_search_space(method: str) -> dict[str, Any]:
                 f"method: the search space {name} of {method} cannot be imported ({error}). Correct it."
             ) from error
         module = own or inspect  # the module has no SPACE
-    found = {**_DEFAULTS, **renamed.search_space(vars(module))}
+    found = {**_DEFAULTS, **vars(module)}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(
             f"method: {method} has no search space. Write {name} with SPACE (see `ctvr new method`), or give --space."

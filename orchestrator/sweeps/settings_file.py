@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.text_files import read_text
@@ -38,7 +37,7 @@ def read_settings(path: Path) -> Settings:
         raise ConfigError(f"--config {path}: cannot be read as YAML ({reason[:300]}). Correct it.") from error
     if settings is None:
         raise ConfigError(f"--config {path}: holds no settings. Write lines such as optim.epochs: 8.")
-    return renamed.settings(settings)
+    return settings
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> Settings:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ctvr.methods.base import Override
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build
 from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
@@ -150,12 +149,6 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         ConfigError: for a setting, preset or baseline that cannot run.
     """
     get_method(request.method)
-    only, more = (
-        tuple(renamed.setting_word(word, request.method) for word in words)
-        for words in (request.space, request.space_add)
-    )
-    overrides = renamed.of_method(request.overrides, request.method)
-    request = replace(request, overrides=overrides, space=only, space_add=more)
     listed = [parse_values(word)[0] for word in (*request.space, *request.space_add)]
     forbid_seed([*request.overrides, *listed])
     if twice := next((name for name in listed if name in request.overrides or listed.count(name) > 1), None):

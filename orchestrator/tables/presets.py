@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctvr.methods import is_place
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.manifest import read_json
@@ -237,8 +236,6 @@ def _parse_row(data: Any, number: int) -> TableRow:
         data = {"name": data}
     if not isinstance(data, Mapping):
         raise ConfigError(f"rows[{number}]: is {data!r:.60}. Write a method's name, or an object with name.")
-    if isinstance(data.get("settings"), Mapping):
-        data = {**data, "settings": renamed.settings(data["settings"])}
     return build(TableRow, data, f"rows[{number}]")
 
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.errors import ConfigError, CtvrError, StoreError
 from ctvr.orchestrator.redaction import redact
 from ctvr.orchestrator.tracking.database import remedy
@@ -75,8 +74,8 @@ class RunReader:
             return sorted(points.items())
 
         run.check()
-        settings = Texts(renamed.settings(run.params, quiet=True), run.run_id[:8], "parameter")
-        tags = Texts(renamed.tags(run.tags), run.run_id[:8], "tag")
+        settings = Texts(run.params, run.run_id[:8], "parameter")
+        tags = Texts(run.tags, run.run_id[:8], "tag")
         name, metrics = tags.get(NAME) or run.name, Histories(run.latest, read)
         folder = artifact_folder(run.run_id, run.artifacts, self._sender.artifacts.runs, self.uri)
         return RunRecord(run.run_id, name, settings, metrics, tags, run.status, run.artifacts, run.started, folder)

@@ -3,7 +3,6 @@
 import importlib
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -124,17 +123,6 @@ def test_the_schema_has_exactly_the_settings_of_a_run(runs, manifest):
     everything = ctvr.schema()
     assert {rule["if"]["properties"]["method"]["const"] for rule in everything["allOf"]} == set(ctvr.list_methods())
     json.dumps(everything)
-
-
-@pytest.mark.parametrize("first", ["import ctvr", "import ctvr.methods", "import ctvr; ctvr.list_methods()"])
-def test_former_functions_answer_with_a_notice(first):
-    code = f"import warnings; warnings.simplefilter('always'); {first}; print(ctvr.methods() == ctvr.list_methods())"
-    code += "; print(ctvr.streams is ctvr.list_streams, ctvr.methods.METHODS['lora'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True", "ctvr.methods.lora:Lora"]
-    for name in ("methods", "streams"):
-        said = f"FutureWarning: `ctvr.{name}()` is now `ctvr.list_{name}()`; the old name is accepted until 0.4."
-        assert done.stderr.count(said) == 1
 
 
 def test_without_pandas_a_frame_is_a_list(monkeypatch):

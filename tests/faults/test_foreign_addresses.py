@@ -169,7 +169,7 @@ COMMANDS = (
     ),
     *("sync", "rebuild", "cache ls", "cache verify", "streams", "streams check SMALL", "explain framefusion_moe"),
     *("streams export SMALL OUT --hf", "streams export SMALL OUT --files", "rerun --sweep s", "sweep --resume s"),
-    *("run --method zero_shot --stream SMALL", "methods", "ui --port 1024", "page small"),
+    *("run --method zero_shot --stream SMALL", "methods", "ui --port 1024"),
 )
 
 

@@ -118,7 +118,7 @@ def test_a_command_names_the_untrusted_class_in_one_line(case, theirs, capsys, m
         "streams check base.json",
         "methods",
         "streams",
-        "page small",  # the rows of other methods
+        "report small",  # the rows of other methods
         "search x --model best-small",  # the best of the runs that can be loaded
     ],
 )

@@ -1,15 +1,11 @@
 """Facts about methods that follow from their settings."""
 
-import dataclasses
-
 import pytest
-from torch import nn
 
 from ctvr.methods import EVERY_METHOD, METHODS, find_method
 from ctvr.methods.base import Capabilities, Method
 from ctvr.methods.capabilities import capabilities_of
 from ctvr.methods.families.strategy import Strategy
-from ctvr.orchestrator import renamed
 from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
 
 HELD = (
@@ -107,11 +103,3 @@ def test_a_method_without_its_settings_is_named():
 
     with pytest.raises(ValueError, match=r"Forgets: .* Write self\.config = config"):
         _ = Forgets().declared
-
-
-def test_every_old_name_leads_to_a_field_and_no_method_of_ours_has_one():
-    fields = {field.name for field in dataclasses.fields(Capabilities)}
-    assert {*renamed.CAPABILITIES.values()} <= fields
-    for name in EVERY_METHOD:
-        renamed.check_hooks(find_method(name))
-    assert not renamed.CAPABILITIES.keys() & {*vars(nn.Module)}

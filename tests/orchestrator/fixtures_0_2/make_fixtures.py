@@ -1,4 +1,4 @@
-"""Writer of the records that a release with new names must read, made at commit d806d0d, before any name changed.
+"""Writer of records with former names of settings, made at commit d806d0d. Their numbers must stay readable.
 
     python -m tests.orchestrator.fixtures_0_2.make_fixtures FOLDER
 
