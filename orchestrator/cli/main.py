@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.cli import mistakes, supervisor
 from ctvr.orchestrator.cli.attach import add_attach
-from ctvr.orchestrator.cli.completion import add_completion
 from ctvr.orchestrator.cli.data import add_cache, add_streams
 from ctvr.orchestrator.cli.frames import add_frames
 from ctvr.orchestrator.cli.guide import guide
@@ -309,7 +308,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_new(commands)
     add_check_method(commands)
     add_schema(commands)
-    add_completion(commands, make_parser)
     add_ui(commands)
     add_doctor(commands)
     add_explain(commands)

@@ -72,9 +72,9 @@ def test_the_shells_command_keeps_answers_and_a_call_from_python_does_not(monkey
     from ctvr.orchestrator.cli import main
 
     monkeypatch.setattr(memo, "_is_enabled", False)
-    main.main(["completion", "bash"])
+    main.main(["streams"])
     assert not memo._is_enabled
-    monkeypatch.setattr("sys.argv", ["ctvr", "completion", "bash"])
+    monkeypatch.setattr("sys.argv", ["ctvr", "streams"])
     main.main()
     assert memo._is_enabled
     assert Path(memo._folder()).parent.name == "answers"

@@ -65,7 +65,6 @@ REFUSED = [
     "cache gc",
     "new method 1x",
     "check-method nope",
-    "completion nope",
     "doctor --store gopher://x",
     "sync",
 ]
