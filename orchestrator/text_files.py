@@ -18,40 +18,7 @@ from ctvr.orchestrator.errors import ConfigError
 MIB = 1 << 20
 MOST = 1024 * MIB  # a manifest of a million videos has about 300 MB
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-# First bytes of files that are often given by mistake -> the fault and the remedy
-_STARTS = {
-    b"version https://git-lfs": "is a pointer of Git LFS. Fetch the file itself: git lfs pull",
-    b"<!doctype": "is a web page, probably from a failed download. Fetch the file again",
-    b"<html": "is a web page, probably from a failed download. Fetch the file again",
-    b"<?xml": "is XML, probably an error message from a server. Fetch the file again",
-    b"pk\x03\x04": "is a zip archive or a spreadsheet (.xlsx). Unpack it, or export a sheet as .csv",
-    b"\xd0\xcf\x11\xe0": "is an Office document (.xls). Export it as .csv",
-    b"\x1f\x8b": "is compressed (gzip). Unpack it",
-    b"bzh": "is compressed (bzip2). Unpack it",
-    b"\xfd7zxz": "is compressed (xz). Unpack it",
-    b"(\xb5/\xfd": "is compressed (zstd). Unpack it",
-    b"7z\xbc\xaf": "is an archive (7z). Unpack it",
-    b"rar!": "is an archive (RAR). Unpack it",
-    b"par1": "is a parquet file. Export it as text",
-    b"\x89hdf": "is an HDF5 file. Export it as text",
-    b"\x93numpy": "is a numpy array. Export it as text",
-}
 _BREAK = re.compile(r"\r\n|\n|\r")  # `str.splitlines` also splits at U+2028, U+0085, VT and FF, which occur in captions
-
-
-def other_file(head: bytes) -> str | None:
-    """Identify an unexpected file by its first bytes: return its kind and the remedy, or None if unknown."""
-    start = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
-    return next((what for known, what in _STARTS.items() if start.startswith(known)), None)
-
-
-def first_bytes(path: Path) -> bytes:
-    """Return the first 64 bytes of a file; empty if it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            return file.read(64)
-    except (ConfigError, OSError):
-        return b""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -104,8 +71,6 @@ def read_text(path: Path, most: int = MOST) -> str:
         ConfigError: as `read_bytes`, or for another encoding, with the line and the command that converts the file.
     """
     content = read_bytes(path, most)
-    if other := other_file(content[:64]):
-        raise ConfigError(f"{path}: {other}.")
     encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
     if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or content[:4].count(0) == 3:
         raise ConfigError(f"{path}: is UTF-32. {_convert('utf-32', path)}")

@@ -29,10 +29,9 @@ from ctvr.orchestrator.data.array_files import (
 )
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError, VideoError
-from ctvr.orchestrator.text_files import first_bytes, open_regular, other_file
+from ctvr.orchestrator.text_files import open_regular
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
-_MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"\x89HDF", b"PAR1")  # first bytes of these forms
 COLUMNS = ("name", "row", "features")  # columns of .parquet, which has one row for each vector
 
 
@@ -67,9 +66,6 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
     reader = readers.get(path.suffix.lstrip(".").lower())
     if reader is None:
         raise ConfigError(f"{path}: unknown file format. Give one of {_endings()}, or a folder of .npy files.")
-    head = first_bytes(path)
-    if not head.startswith(_MAGIC) and (other := other_file(head)):
-        raise ConfigError(f"{path}: {other}.")
     try:
         return _with_ids(reader(path))
     except ConfigError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.text_files import other_file, read_bytes
+from ctvr.orchestrator.text_files import read_bytes
 
 SPLIT_BYTES = 4 << 20
 BROKEN = (ValueError, IndexError, KeyError, EOFError, OverflowError, struct.error)
@@ -69,8 +69,6 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
     if not path.exists():
         raise ConfigError(f"{path}: no such file. Give the path of the benchmark's .pkl file.")
     data = read_bytes(path, max_bytes)
-    if other := other_file(data[:64]):
-        raise ConfigError(f"{path}: {other}.")
     try:
         unpickler = _Unpickler(io.BytesIO(data), encoding="latin-1")
         value = unpickler.load()

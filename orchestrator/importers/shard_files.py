@@ -11,7 +11,7 @@ from typing import Any
 
 from ctvr.orchestrator.data.array_files import check_tar_end, open_tar
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.text_files import first_bytes, open_regular, other_file
+from ctvr.orchestrator.text_files import open_regular
 from ctvr.orchestrator.video.endings import is_video_name
 
 MEDIA = ("video", "mp4", "file", "bytes")  # columns of bytes, most likely first
@@ -19,7 +19,6 @@ NAMES = ("file_name", "video_file_name", "video_path", "path", "filename", "vide
 TAKEN = ("captions", "caption", "text", "sentence", "task", "category", "start", "end", "video_id", "split", "twin")
 ROWS = 16  # rows read at a time; a video may have 100 MB
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # marks the end of an Arrow stream
-_MAGIC = {".parquet": b"PAR1", ".arrow": b"\xff\xff\xff\xff"}
 VIDEO, _TEXTS = "of a video", (".txt", ".json")  # kinds of members of a .tar
 
 
@@ -30,9 +29,6 @@ def read_shard(file: Path) -> Iterator[dict[str, Any]]:
         ConfigError: if the file is of another kind, is damaged, or does not have exactly one column or member with the
             video.
     """
-    head = first_bytes(file)
-    if not head.startswith(_MAGIC.get(file.suffix, b"\0")) and (other := other_file(head)):
-        raise ConfigError(f"{file}: {other}.")
     try:
         yield from READERS[file.suffix](file)
     except ConfigError:

@@ -13,8 +13,6 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from ctvr.orchestrator.text_files import other_file
-
 CONTAINERS = "MP4, MOV, 3GP, Matroska, WebM, AVI, FLV, WMV, Ogg, MPEG, TS, M2TS, raw H.264, HEVC, MPEG and DV"
 CUT = "the file ends inside a packet, so it is cut short"
 _PLAIN, _AVCHD, _DVB = 188, 192, 204  # packet sizes of transport streams in bytes; AVCHD packets begin with a time
@@ -142,8 +140,6 @@ def refusal(path: Path) -> str:
     """Describe a file that is not in a known container, with the remedy."""
     with path.open("rb") as file:
         head = file.read(_BLOCK)
-    if other := other_file(head[:64]):
-        return other
     if not head.strip(b"\0"):
         return "contains only zeros at its start, like an unfinished download. Fetch it again"
     if head.startswith(b"#EXTM3U"):

@@ -1,6 +1,7 @@
 """Tables of any program are read with complete captions; a missing or unreadable part is reported in one line."""
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -86,6 +87,13 @@ def test_separators_and_marks_of_other_programs_are_read(tmp_path, encoding, sep
 def test_an_invalid_caption_is_named_with_its_line(tmp_path, row, message):
     with pytest.raises(ConfigError, match=message) as error:
         captions(tmp_path, HEADER.encode() + row)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [gzip.compress(HEADER.encode()), b"\x89HDF\r\n\x1a\n\0", b"PK\x03\x04\x14\0\xf3\n"])
+def test_a_file_that_is_not_text_says_so(tmp_path, content):
+    with pytest.raises(ConfigError, match=r"t.csv: line 1: is not UTF-8 text. Give a text file.$") as error:
+        captions(tmp_path, content)
     assert "\n" not in str(error.value)
 
 
@@ -187,10 +195,8 @@ def test_a_tuple_in_a_cell_is_a_list_of_captions():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS"),
-        ("\ufeff <!DOCTYPE html>\n", "is a web page"),
-        ("PK\x03\x04", r"is a zip archive or a spreadsheet \(.xlsx\)"),
-        ("PAR1", "is a parquet file"),
+        ("version https://git-lfs.github.com/spec/v1\n", "t.csv: line 1: no column 'video' and 'caption'"),
+        ("\ufeff <!DOCTYPE html>\n", "t.csv: line 1: no column 'video' and 'caption'"),
         ('{"video": "v0"}\n', "is JSON, not a table"),
         ("\n", "is empty. Write a header"),
         (HEADER, "has a header and no rows"),

