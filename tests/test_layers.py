@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BELOW = ("orchestrator", "methods", "search_spaces")  # packages below ctvr, by links in that folder
 PACKAGES = ("ctvr", *BELOW, "tools")
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-TOP_FILES = 17  # python files directly in orchestrator/, at most
+TOP_FILES = 16  # python files directly in orchestrator/, at most
 MAX_LINES = 350
 
 SANDBOX = ("ctvr", "sandbox")  # lies in ctvr/, since methods/ and orchestrator/ both need it; a package of its own
