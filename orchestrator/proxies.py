@@ -43,15 +43,6 @@ def proxy_of(url: str) -> str:
     return proxy.rpartition("//")[2].rpartition("@")[2].rstrip("/")
 
 
-def is_near(host: str) -> bool:
-    """Return whether a host has a private address or a name without a dot, and is not this machine."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return bool(host) and "." not in host and host != "localhost"
-    return (address.is_private or address.is_link_local) and not address.is_loopback
-
-
 def is_loopback(host: str) -> bool:
     """Return whether an address or name refers to this machine only."""
     try:

@@ -189,6 +189,3 @@ def _torch_cuda() -> str | None:
         return None
     found = re.search(r"^cuda[^=\n]*= *['\"]([\d.]+)", file.read_text(encoding="utf-8"), re.MULTILINE)
     return found[1] if found else ""
-
-
-# ------------------------------------------------------------------------------------------ Ray, ports

@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -37,7 +36,6 @@ NUM_FRAMES, IMAGE_SIZE = 12, 224  # defaults if the stream recommends none: of d
 BATCH, BACKBONE = 8, "ViT-B-32"  # defaults if the stream recommends none
 LOW_DISK, NO_DISK = 5 * 10**9, 500 * 10**6  # free bytes, in addition to those for the stream
 STORE_SECONDS = 6.0  # response time of a store
-CLOCK_SECONDS = 5.0  # deviation of a shared folder's clock
 
 
 def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tracking_uri: str) -> list[Finding]:
@@ -71,16 +69,12 @@ def examine(runs: Path, store: str, stream: str | None, videos: Path | None, tra
         "machine": partial(machine.machine, worker_of(place.stream)),
         "home": machine.home,
         "GPUs": machine.gpus,
-        "proxy": partial(network.proxies, tracking_uri),
         "Ray's folder": network.ray_folder,
         "Ray": network.ray_state,
-        "ports": network.ports,
         "disk": partial(_disk, place),
         "store": partial(_store, place),
-        "clock": partial(_clock, place),
         "MLflow": partial(records.mlflow, place),
         "outbox": partial(records.outbox, place),
-        "keys": network.secret_files,
     }
     for subject, examination in examinations.items():
         findings += _guarded(subject, examination)
@@ -250,18 +244,3 @@ def _store(place: Examined) -> Iterator[Finding]:
         yield Finding("error", "store", text, "Check AWS_ENDPOINT_URL, the network and the bucket's region.")
         return
     yield Finding("ok", "store", f"{store.uri} can be written, and keeps the first of two concurrent writes")
-
-
-def _clock(place: Examined) -> Iterator[Finding]:
-    with tempfile.NamedTemporaryFile(dir=_nearest(place.runs)) as probe:
-        probe.write(b"1")
-        probe.flush()
-        ahead = os.fstat(probe.fileno()).st_mtime - time.time()
-    if time.gmtime().tm_year < 2025:
-        text = f"this machine's date is {time.strftime('%Y-%m-%d')}"
-        yield Finding("error", "clock", text, "Set the clock (timedatectl set-ntp true): certificates fail otherwise.")
-    elif abs(ahead) > CLOCK_SECONDS:
-        text = f"files in {place.runs} have times {ahead:+.0f} s from this machine's clock"
-        yield Finding("warning", "clock", text, "Synchronise the clocks of this machine and the file server (NTP).")
-    else:
-        yield Finding("ok", "clock", f"agrees with that of {place.runs}")

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.proxies import except_from_proxies, exceptions, host_of, is_near, proxy_of
+from ctvr.orchestrator.proxies import except_from_proxies, exceptions, host_of, proxy_of
 from tests.http_server import Server
 
 
@@ -36,13 +36,6 @@ def test_a_proxy_is_named_without_its_password(proxy):
 )
 def test_the_host_of_an_address(address, host):
     assert host_of(address) == host
-
-
-def test_hosts_without_a_dot_or_with_a_private_address_are_near():
-    assert [host for host in ("10.1.2.3", "head", "8.8.8.8", "mlflow.example.com", "localhost") if is_near(host)] == [
-        "10.1.2.3",
-        "head",
-    ]
 
 
 def test_every_library_of_ours_asks_this_machine_directly(proxy):

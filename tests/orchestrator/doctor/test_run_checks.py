@@ -100,7 +100,6 @@ def test_an_absent_runs_folder_is_no_obstacle_and_is_not_made(tmp_path):
         "GPUs",
         "disk",
         "store",
-        "clock",
         "Ray",
         "MLflow",
         "outbox",
@@ -253,14 +252,7 @@ def test_a_store_that_does_not_answer_is_given_up(runs, monkeypatch):
     assert "does not respond" in about(look(runs, store="s3://bucket/x"), "store", "error")[0].text
 
 
-def test_a_clock_that_disagrees_with_the_file_server_is_found(runs, monkeypatch):
-    before = doctor.time.time
-    monkeypatch.setattr(doctor.time, "time", lambda: before() - 600)
-    found = about(look(runs), "clock", "warning")
-    assert "+600 s" in found[0].text
-
-
-# --- Ray and ports
+# --- Ray
 
 
 def test_the_file_of_a_dead_cluster_is_found(runs):
@@ -311,21 +303,6 @@ def test_a_cluster_of_another_user_is_named(monkeypatch):
     assert "--address local" in found.remedy
 
 
-def test_proxy_for_a_local_address_is_named(monkeypatch):
-    assert not list(network.proxies("http://10.1.2.3:5000"))
-    monkeypatch.setenv("https_proxy", "http://me:hidden@proxy.corp:3128/")
-    monkeypatch.setenv("http_proxy", "http://me:hidden@proxy.corp:3128")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio:9000")
-    here, mlflow, store = network.proxies("http://10.1.2.3:5000")
-    assert "proxy.corp:3128 is also used for 127.0.0.1" in here.text
-    assert "10.1.2.3 (MLFLOW_TRACKING_URI)" in mlflow.text
-    assert "minio (AWS_ENDPOINT_URL)" in store.text
-    assert "hidden" not in str([here, mlflow, store])
-    monkeypatch.setenv("no_proxy", mlflow.remedy.split()[-2].removeprefix("no_proxy="))  # as the remedy has it
-    assert [each.text for each in network.proxies("http://10.1.2.3:5000")] == [store.text]
-    assert not list(network.proxies("sqlite:////runs/mlflow.db"))[1:]
-
-
 def test_the_doctor_requires_an_existing_private_token(runs, monkeypatch, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
@@ -343,41 +320,6 @@ def test_the_doctor_requires_an_existing_private_token(runs, monkeypatch, tmp_pa
     assert "other nodes" in about(found, "MLflow", "warning")[0].text
 
 
-def test_listeners_on_every_interface_are_read_from_the_kernels_table():
-    rows = ["00000000:2049 00000000:0000 0A", "0100007F:1388 00000000:0000 0A", "00000000:1388 0100007F:0001 01"]
-    table = "head\n" + "\n".join(f" {n}: {row} 0:0 0:0 0 1000 0 7{n}" for n, row in enumerate(rows))
-    assert network.public_listeners(table) == [(8265, 1000, 70)]
-    six = f"head\n 0: {'0' * 32}:1388 {'0' * 32}:0000 0A 0:0 0:0 0 0 0 1"
-    assert network.public_listeners(six) == [(5000, 0, 1)]
-
-
-def test_an_open_ray_dashboard_without_a_token_blocks_a_sweep(runs, monkeypatch):
-    open_ports = [network.Listener(8265, os.getuid(), 1), network.Listener(6379, 1, 2), network.Listener(5000, 1, 3)]
-    monkeypatch.setattr(network, "public_listeners", lambda table: open_ports)
-    found = {f.text.split()[0]: f.level for f in about(look(runs), "ports")}
-    assert found == {"8265": "error", "6379": "warning", "5000": "warning"}
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    found = {f.text.split()[0]: f.level for f in about(look(runs), "ports")}
-    assert found == {"8265": "warning", "5000": "warning"}
-
-
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [("python -m mlflow server --port 5077", "MLflow"), ("/x/ray/core/src/ray/raylet/raylet --node", "Ray")],
-)
-def test_a_server_on_an_unusual_port_is_known_by_its_command(monkeypatch, command, what):
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-        assert not [f for f in network.ports() if f.text.startswith(f"{port} ")]  # a server, but none of ours
-        listeners = network.public_listeners(Path("/proc/net/tcp").read_text())
-        (mine,) = [each for each in listeners if each.port == port]
-        assert "python" in network.owners({mine.inode})[mine.inode]
-        monkeypatch.setattr(network, "owners", lambda inodes: {mine.inode: command})
-        (found,) = [f for f in network.ports() if f.text.startswith(f"{port} ")]
-    assert what in found.text
-    assert found.remedy
-
-
 def test_a_note_of_the_doctor_does_not_block_a_sweep(runs):
     notes = [f for f in look(runs) if f.level == "note"]
     if notes:  # decord is installed
@@ -385,16 +327,6 @@ def test_a_note_of_the_doctor_does_not_block_a_sweep(runs):
         assert notes[0].remedy
     text = to_text([Finding("note", "decord", "is old", "do this")])
     assert text.splitlines() == ["note    decord: is old", "        -> do this", "ready for a sweep"]
-
-
-def test_files_of_keys_that_others_can_read_are_named(runs, tmp_path):
-    keys = tmp_path / "home" / ".ctvr_keys"
-    keys.parent.mkdir(exist_ok=True)
-    keys.write_text("x")
-    keys.chmod(0o640)
-    assert about(look(runs), "secrets", "warning")[0].remedy == f"chmod 600 {keys}"
-    keys.chmod(0o600)
-    assert not about(look(runs), "secrets", "warning")
 
 
 @pytest.mark.parametrize(("status", "level"), [(200, "warning"), (401, "ok")])
