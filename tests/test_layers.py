@@ -68,7 +68,7 @@ MAY: dict[str, set[str]] = {
         "retrieval": "learning data streams video store methods",
         "method_checks": "learning data methods",  # data: the queries that an evaluation ranks
         "learning": "data streams store methods",
-        "data": "streams video store methods",
+        "data": "streams video store methods sandbox",
         "importers": "data streams video",  # data: arrays of features
         "streams": "synthetic video",  # video: the endings of files
         "video": "sandbox",

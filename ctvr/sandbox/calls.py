@@ -39,7 +39,7 @@ getpgrp 111 -, getpgid 121 155, getsid 124 156, getuid 102 174, geteuid 107 175,
 getresuid 118 148, getresgid 120 150, getgroups 115 158, capget 125 90, uname 63 160, sysinfo 99 179,
 getrusage 98 165, getrlimit 97 163, setrlimit 160 164, getrandom 318 278
 """
-# For a process that may write into a folder; Landlock or the mount tree decides which folder
+# For a process that may write into a folder; Landlock decides which folder
 _WRITING = """
 creat 85 -, ftruncate 77 46, fallocate 285 47, fsync 74 82, fdatasync 75 83, unlink 87 -, unlinkat 263 35,
 rename 82 -, renameat 264 38, renameat2 316 276

@@ -13,10 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_NEWUSER, _NEWNET, _NEWNS = 0x10000000, 0x40000000, 0x20000  # of unshare(2): new user, network and mount namespaces
-_RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE, _DETACH = 1, 1 << 5, 1 << 12, 1 << 14, 1 << 18, 2  # flags of (u)mount(2)
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # system call; the C library has no function for it
-_ROOT = Path("/tmp")  # mount point of a new tree in memory; nothing is created in the folder below it
+_NEWUSER, _NEWNET = 0x10000000, 0x40000000  # of unshare(2): new user and network namespaces
 _CAPABILITIES = 0x20080522  # version of capset(2)
 _READ_SEARCH = 1 << 2  # root keeps only this one, to read files of other users
 _ROOT_OF_OURS = Path(__file__).resolve().parents[2]
@@ -69,25 +66,18 @@ def drop_privileges() -> bool:
         return False
 
 
-def restrict_files(readable: Iterable[str | Path], writable: Iterable[str | Path] = ()) -> str:
-    """Let this process read `readable`, Python and the system's libraries, and write in `writable`.
+def restrict_files(readable: Iterable[str | Path], writable: Iterable[str | Path] = ()) -> int:
+    """Let this process read `readable`, Python and the system's libraries, and write in `writable`, by Landlock.
+
+    Landlock also forbids starting programs.
 
     Args:
         readable: files, and folders with all their content. Paths that do not exist are left out.
         writable: folders.
 
     Returns:
-        The active mechanism: "Landlock" and its version, "mounts" if the kernel lacks Landlock or refuses it, or "" if
-        namespaces are refused too, and nothing is restricted.
+        The version of Landlock that restricts the process, or 0 if nothing does.
     """
-    readable, writable = list(readable), list(writable)
-    if version := _restrict(readable, writable):
-        return f"Landlock {version}"
-    return "mounts" if _leave_tree(readable, writable) else ""
-
-
-def _restrict(readable: list[str | Path], writable: list[str | Path]) -> int:
-    """Restrict this process by Landlock, which also forbids starting programs; return its version, or 0."""
     if not (version := landlock()):
         return 0
     system = ctypes.CDLL(None, use_errno=True)
@@ -107,70 +97,6 @@ def _restrict(readable: list[str | Path], writable: list[str | Path]) -> int:
         return version if system.syscall(_RESTRICT_SELF, rules, 0) == 0 else 0
     finally:
         os.close(rules)
-
-
-def _leave_tree(readable: list[str | Path], writable: list[str | Path]) -> bool:
-    """Give this process a mount tree with only the given paths; return False if the system refuses.
-
-    Kernels before 5.13 have no Landlock, and most of their systems allow every user to create namespaces. Programs in
-    the readable folders can still be started, and outside processes can be signalled. Call it before there are threads.
-    """
-    number = _PIVOT_ROOT.get(os.uname().machine)
-    if sys.platform != "linux" or number is None:
-        return False
-    system = ctypes.CDLL(None, use_errno=True)
-    user, group, here = os.getuid(), os.getgid(), Path.cwd()
-    if system.unshare(_NEWUSER | _NEWNS):
-        return False
-    try:
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            Path("/proc/self", name).write_text(text)
-        _mount(system, "none", "/", None, _REC | _PRIVATE)
-        wanted = {Path(path): False for path in (*_python(), *readable)} | {Path(path): True for path in writable}
-        places = {way: may for path, may in wanted.items() for way in (path.absolute(), path.resolve())}
-        opened = [(way, may, os.open(way, os.O_PATH)) for way, may in sorted(places.items()) if way.exists()]
-        _mount(system, "tmpfs", _ROOT, "tmpfs", 0)
-    except OSError:
-        return False
-    try:
-        for way, may_write, source in opened:
-            _show(system, _ROOT / way.relative_to("/"), source, may_write)
-            os.close(source)
-        old = _ROOT / ".old"
-        old.mkdir()
-        if system.syscall(number, os.fsencode(_ROOT), os.fsencode(old)):
-            raise OSError(ctypes.get_errno(), "pivot_root")
-    except OSError:
-        system.umount2(os.fsencode(_ROOT), _DETACH)
-        return False
-    os.chdir(here if here.exists() else "/")
-    system.umount2(b"/.old", _DETACH)
-    Path("/.old").rmdir()
-    with contextlib.suppress(OSError):  # only memory of this process stays open
-        _mount(system, "none", "/", None, _REMOUNT | _BIND | _RDONLY)
-    system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    # drop all capabilities in the namespace: read-only mounts cannot be mounted again
-    return bool(system.capset(struct.pack("Ii", _CAPABILITIES, 0), struct.pack("6I", *[0] * 6)) == 0)
-
-
-def _show(system: ctypes.CDLL, place: Path, source: int, may_write: bool) -> None:
-    """Bind-mount an open file or folder at a path, which is created unless one of its parents is mounted."""
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if Path(f"/proc/self/fd/{source}").is_dir():
-            place.mkdir()
-        else:
-            place.touch()
-    _mount(system, f"/proc/self/fd/{source}", place, None, _BIND | _REC)
-    if not may_write:
-        kept = os.statvfs(place).f_flag & 0b1110  # nosuid, nodev and noexec must be kept
-        _mount(system, "none", place, None, _REMOUNT | _BIND | _RDONLY | kept)
-
-
-def _mount(system: ctypes.CDLL, source: str, place: str | Path, kind: str | None, flags: int) -> None:
-    name = None if kind is None else kind.encode()
-    if system.mount(source.encode(), os.fsencode(place), name, ctypes.c_ulong(flags), None):
-        raise OSError(ctypes.get_errno(), f"{place}: {os.strerror(ctypes.get_errno())}")
 
 
 def landlock() -> int:

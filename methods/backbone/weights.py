@@ -2,7 +2,7 @@
 
 A `.pt` file can contain code in the language of pickle. The reader of inert.py runs none of it, but similar guarantees
 have failed before (CVE-2025-32434, torch below 2.6). So the user names the file by its SHA-256, and a child process
-reads it: without the network and without other files where the system allows that (ctvr/sandbox), without credentials
+reads it: without other files, without the network where the system allows that (ctvr/sandbox), without credentials
 in its environment, with limits on memory, CPU time and files. It returns tensors as safetensors, which cannot hold
 code.
 """
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctvr.sandbox.isolate import isolate
+from ctvr.sandbox.isolate import PERMIT, isolate, require_landlock
 from ctvr.sandbox.limits import limit_process
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ BARE = "(the tensor)"  # name of a tensor that is pickled alone
 SECONDS = 900  # enough for a file of gigabytes on a slow disk
 _MIB = 2**20
 _SPARE = 1024 * _MIB  # address space beyond torch itself and copies of the file
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", PERMIT)
 _LONGEST = 200  # characters of a reason; longer texts are advice for programmers
 # The folder of our packages is on the path only while they are imported, not when the file is opened
 _CHILD = (
@@ -61,7 +61,8 @@ def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
         `{"state_dict": {...}, "epoch": 3}`, is removed. A single tensor is called BARE.
 
     Raises:
-        ValueError: one line; for a pickle without its digest, a file with another digest, or no weights.
+        ValueError: one line; for a pickle without its digest, a file with another digest, no weights, or a pickle
+            where the kernel has no Landlock (`NoLandlock`).
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -129,6 +130,7 @@ def reason_of(error: BaseException) -> str:
 def _read_pickle(file: Path, wanted: str) -> dict[str, Tensor]:
     from safetensors.torch import load
 
+    require_landlock()
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment |= {"OMP_NUM_THREADS": "1", "HOME": os.devnull}
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
@@ -202,7 +204,7 @@ def _bound(size: int) -> None:
 
 def main() -> int:
     file, wanted, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    isolate([file, Path(__file__).parent], [out.parent])  # where the system lacks a sandbox, the limits still apply
+    isolate([file, Path(__file__).parent], [out.parent])
     try:
         import ctvr.methods.backbone.inert  # noqa: F401 (before the limits: they shall not count torch's own memory)
 

@@ -29,7 +29,12 @@ from ctvr.orchestrator.data.array_files import (
 )
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError, VideoError
+<<<<<<< HEAD
 from ctvr.orchestrator.text_files import open_regular
+=======
+from ctvr.orchestrator.text_files import first_bytes, open_regular, other_file
+from ctvr.sandbox.isolate import NoLandlock
+>>>>>>> e5375a9a (Drop the sandbox's tree of mounts; refuse readers without Landlock)
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
 COLUMNS = ("name", "row", "features")  # columns of .parquet, which has one row for each vector
@@ -207,7 +212,10 @@ def _npy(path: Path) -> np.ndarray:
 
 def _pt(path: Path) -> Arrays | np.ndarray:
     """Read an untrusted .pt in a sandboxed process with limited memory and no access to other files."""
-    found = read_weights(path, digest_file(path))
+    try:
+        found = read_weights(path, digest_file(path))
+    except NoLandlock as error:
+        raise ConfigError(str(error)) from error
     if set(found) == {BARE}:
         return _plain(found[BARE])
     return {name: _plain(value) for name, value in sorted(found.items())}  # their order is undefined

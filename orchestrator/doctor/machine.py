@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ctvr.orchestrator.doctor.findings import Finding, Level, listed
 from ctvr.orchestrator.on_ray.memory import free_memory, trials_in_memory
-from ctvr.sandbox.calls import ARCHITECTURES
-from ctvr.sandbox.measure import ALWAYS, COUNT, measure
+from ctvr.sandbox.isolate import FAULT, REMEDY, is_permitted
+from ctvr.sandbox.restrict import landlock
 
 SAFE_FFMPEG = (8, 1, 2)  # first version with the fix of CVE-2026-8461 (MagicYUV, out-of-bounds write)
 RAY = 1_300_000_000  # bytes of memory that Ray uses once started
@@ -94,25 +94,12 @@ def decoders() -> Iterator[Finding]:
 
 
 def sandboxing() -> Iterator[Finding]:
-    """Measure the isolation of the processes that read untrusted videos and pickled weights."""
-    if sys.platform != "linux":
-        text = f"processes that read videos and pickled weights have only resource limits on {sys.platform}"
-        yield Finding("note", "sandboxing", text, "Read only videos and weights from trusted sources.")
-        return
-    found = measure()
-    held = found.isolation
-    names = {held.files: held.files, "an own network": held.network, "a filter of system calls": held.calls}
-    means = ", ".join(name for name, stands in names.items() if stands) or "no mechanism of the kernel"
-    text = f"processes that read videos and pickled weights are isolated by {means}; {COUNT} escapes tried, open: "
-    if not (ways := [way for way in found.open if way not in ALWAYS]):
-        yield Finding("ok", "sandboxing", text + (", ".join(found.open) or "none"))
-        return
-    remedy = "Read only videos and weights from trusted sources, or use a kernel with Landlock (Linux 6.12"
-    if not held.calls:
-        remedy += f") and seccomp on {' or '.join(ARCHITECTURES)}, and a container that allows both."
+    """Check that Landlock restricts the processes that read untrusted videos and pickled weights."""
+    if version := landlock():
+        text = f"Landlock {version} restricts the files of processes that read videos and pickled weights"
+        yield Finding("ok", "sandboxing", text)
     else:
-        remedy += ") and a container that allows it."
-    yield Finding("note", "sandboxing", text + ", ".join(ways), remedy)
+        yield Finding("note" if is_permitted() else "error", "sandboxing", FAULT, REMEDY)
 
 
 def machine(worker: int = 0) -> Iterator[Finding]:

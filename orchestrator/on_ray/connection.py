@@ -54,6 +54,7 @@ REPLACEMENT_SECONDS = "1800"  # on a cluster, where the replacement of a lost ma
 ATTEMPTS = 3  # to start Ray
 PAUSE_SECONDS = 10.0  # before the second start of Ray; twice that before the third
 POLL_SECONDS = "0.2"  # interval at which the controller polls for reports; the default of 2.0 s slows short tasks
+_OURS = ("CTVR_KERNELS", "CTVR_WITHOUT_LANDLOCK")  # variables of the user that also apply to workers
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _TOKEN = secrets.token_hex(32)  # token of clusters that this process starts; Ray reads it once per process
 QUIET = {
@@ -83,7 +84,7 @@ def worker_environment(start_timeout: str = START_TIMEOUT_SECONDS, head: str = "
         "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths have the same meaning in a trial
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # deterministic kernels
-        **{name: os.environ[name] for name in (*KERNELS, "CTVR_KERNELS") if name in os.environ},
+        **{name: os.environ[name] for name in (*KERNELS, *_OURS) if name in os.environ},
         "MLFLOW_DISABLE_TELEMETRY": "true",
         **dict.fromkeys(EXCEPTIONS, exceptions(head)),
     }

@@ -1,7 +1,8 @@
 """Main program of a decoding child process (`video.pool`).
 
-It limits its memory, CPU time and written bytes, and answers with JSON and raw bytes. If the system supports it, the
-process has no network and can read only the folders of its videos."""
+It limits its memory, CPU time and written bytes, and answers with JSON and raw bytes. It can read only the folders of
+its videos and, if the system supports that, has no network.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def serve() -> None:
     The program's arguments are the decoder and the folders of the videos.
     """
     decoder, *folders = sys.argv[1:]
-    # first, while there are no other threads; if the system refuses one restriction, the others still apply
+    # first, while there are no other threads
     isolate([Path(__file__).parents[1], *folders])
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output that a library prints must not mix with the answers

@@ -5,8 +5,8 @@
 A child is a plain subprocess of this interpreter, not a multiprocessing worker: it does not run the caller's `__main__`
     again and can be started from daemon processes (data loader workers). It answers with JSON and raw bytes, so that a
     decoder exploited by a malicious file cannot return executable objects. Its memory, CPU time and written bytes
-are limited, its environment contains no credentials of the parent, and where the system allows it has no network and no
-files except the folders of its videos.
+are limited, and its environment contains no credentials of the parent. It reads no files except the folders of its
+videos, and has no network where the system allows that.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.decode_worker import READY
 from ctvr.orchestrator.video.index import Limits
 from ctvr.orchestrator.video.sampling import NATIVE, Frames, Sampling, VideoInfo
+from ctvr.sandbox.isolate import PERMIT, NoLandlock, require_landlock
 
 _START_SECONDS = 120.0  # time for the imports of a child on a busy machine
 _ANSWER_SECONDS, _PIECE = 5.0, 1 << 15  # extra seconds after the deadline per this many bytes of an answer
 _JOBS_PER_CHILD = 500  # restarting a child now and then bounds memory leaks of decoders
-_CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
+_CHILD_ENV = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", PERMIT)
 _CHILD = run_module("ctvr.orchestrator.video.decode_worker")
 
 
@@ -215,6 +216,10 @@ class _Child:
         self.process, self.errors, self.job, self.jobs_done, self.is_ready = None, None, None, 0, False
 
     def _start(self) -> None:
+        try:
+            require_landlock()
+        except NoLandlock as error:
+            raise ConfigError(str(error)) from error
         environment = {name: os.environ[name] for name in _CHILD_ENV if name in os.environ}
         environment["PYTHONUTF8"] = str(int(sys.getfilesystemencoding() == "utf-8"))  # same encoding of file names
         environment |= {"PYTHONPATH": library_path(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

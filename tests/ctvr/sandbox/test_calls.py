@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ctvr.sandbox import calls, ways
+from ctvr.sandbox import calls
 from ctvr.sandbox.calls import ARCHITECTURES, allowed, bounds, known, numbers
+from tests.ctvr.sandbox import ways
 
 HEADERS = {
     "x86_64": ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import ctvr
-from ctvr.sandbox.measure import measure
+from ctvr.sandbox.isolate import PERMIT, NoLandlock, require_landlock
+from ctvr.sandbox.restrict import landlock
 
 ROOT = Path(ctvr.__file__).resolve().parents[1]
 
@@ -23,8 +24,8 @@ def child(code: str, where: Path) -> str:
 
 
 def test_a_child_reads_our_packages_and_nothing_next_to_them(tmp_path):
-    if not measure("files").isolation.files or not (ROOT / "README.md").is_file():
-        pytest.skip("this system has neither Landlock nor namespaces, or this is no checkout")
+    if not landlock() or not (ROOT / "README.md").is_file():
+        pytest.skip("this kernel has no Landlock, or this is no checkout")
     code = f"isolate([])\nimport ctvr.orchestrator.video.decode, ctvr.methods\ntry: open({str(ROOT / 'README.md')!r})\n"
     assert child(f"{code}except OSError as error: print(type(error).__name__)", tmp_path) in (
         *("PermissionError", "FileNotFoundError"),
@@ -37,3 +38,19 @@ def test_root_keeps_only_the_right_to_read_files_of_others(tmp_path):
     has = int(child("isolate([])\n" + before, tmp_path))
     assert has & ~4 == 0
     assert has == had & 4 or os.geteuid() != 0  # others get it in a namespace of their own, where it opens nothing
+
+
+def test_a_kernel_without_landlock_is_refused_unless_the_user_permits_it(monkeypatch, tmp_path):
+    """The parent refuses before it starts a child, and a child refuses if Landlock fails only there."""
+    monkeypatch.delenv(PERMIT, raising=False)
+    monkeypatch.setattr("ctvr.sandbox.isolate.landlock", lambda: 0)
+    code = "from ctvr.sandbox import isolate as own\nown.restrict_files = lambda *_: 0\n"
+    code += "try: print(isolate([]).files)\nexcept own.NoLandlock as error: print(error)"
+    for value in ("", "0", "yes"):
+        monkeypatch.setenv(PERMIT, value)
+        with pytest.raises(NoLandlock, match=r"^sandbox: this kernel has no Landlock, .*set CTVR_WITHOUT_LANDLOCK=1 "):
+            require_landlock()
+    assert child(code, tmp_path).startswith("sandbox: this kernel has no Landlock")
+    monkeypatch.setenv(PERMIT, "1")
+    require_landlock()
+    assert child(code, tmp_path) == "0"

@@ -38,7 +38,7 @@ def refused(do):
     except PermissionError:
         return True
 given, out, secret = sys.argv[1:]
-assert restrict.restrict_files([given], [out]) == f"Landlock {restrict.landlock()}"
+assert restrict.restrict_files([given], [out]) == restrict.landlock()
 assert open(given + "/clip").read() == "clip"
 open(out + "/made", "w").write("made")
 import decimal, html.parser  # Python goes on
@@ -68,39 +68,5 @@ def test_a_fenced_process_reads_what_it_was_given_and_writes_where_it_may(tmp_pa
     assert (tmp_path / "out" / "made").read_text() == "made"
 
 
-def test_without_landlock_a_tree_of_mounts_holds_what_was_given_alone(tmp_path):
-    for name in ("given", "out", "home"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "given" / "clip").write_text("clip")
-    (tmp_path / "home" / "secret").write_text("secret")
-    (tmp_path / "link").symlink_to(tmp_path / "given")
-    code = f"""
-import os
-restrict.landlock = lambda: 0
-given, out, home = (f"{tmp_path}/{{name}}" for name in ("link", "out", "home"))
-assert restrict.restrict_files([given], [out]) == "mounts", "refused"
-assert restrict.isolate_network()
-assert open(given + "/clip").read() == "clip"
-open(out + "/made", "w").write("made")
-import decimal, html.parser  # Python goes on
-def fails(do):
-    try:
-        do()
-    except OSError:
-        return True
-again = lambda: restrict._mount(
-    restrict.ctypes.CDLL(None, use_errno=True), "none", given, None, restrict._REMOUNT | restrict._BIND)
-print(fails(lambda: os.listdir(home)), fails(lambda: open(given + "/new", "w")), fails(lambda: open("/new", "w")),
-      fails(again), fails(lambda: open("/etc/passwd")), fails(lambda: open("/proc/1/environ")))
-"""
-    ended = child(code)
-    if "AssertionError: refused" in ended.stderr:
-        pytest.skip("this system refuses namespaces to its users")
-    assert ended.stdout.split() == ["True"] * 6, ended.stderr
-    assert (tmp_path / "out" / "made").read_text() == "made"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["given", "home", "link", "out"]
-
-
-def test_missing_sandbox_support_is_reported(tmp_path):
-    code = "restrict.landlock, restrict._PIVOT_ROOT = lambda: 0, {}\nprint(repr(restrict.restrict_files([])))"
-    assert child(code).stdout.split() == ["''"]
+def test_without_landlock_no_file_is_restricted_and_that_is_returned():
+    assert child("restrict.landlock = lambda: 0\nprint(restrict.restrict_files([]))").stdout.split() == ["0"]

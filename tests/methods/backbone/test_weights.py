@@ -16,9 +16,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import ctvr
 from ctvr.methods.backbone import weights
 from ctvr.methods.backbone.load import are_here, load_backbone
 from ctvr.methods.backbone.weights import convert, read_weights
+from ctvr.orchestrator.data.arrays import read_arrays
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.sandbox.isolate import PERMIT
 
 
 def digest(file: Path) -> str:
@@ -158,6 +162,16 @@ def test_a_file_without_weights_is_reported(tmp_path, content, reason):
     assert not (tmp_path / "out").exists()
 
 
+def test_without_landlock_no_pickle_is_read(tmp_path, monkeypatch):
+    monkeypatch.delenv(PERMIT, raising=False)
+    monkeypatch.setattr("ctvr.sandbox.isolate.landlock", lambda: 0)
+    (tmp_path / "w.pt").write_bytes(b"weights")
+    with pytest.raises(ValueError, match=r"^sandbox: this kernel has no Landlock"):
+        read_weights(tmp_path / "w.pt", digest(tmp_path / "w.pt"))
+    with pytest.raises(ConfigError, match=r"^sandbox: this kernel has no Landlock"):
+        read_arrays(tmp_path / "w.pt")
+
+
 @pytest.mark.slow
 def test_a_file_under_another_ending_says_what_to_rename(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "a.pt")
@@ -170,7 +184,8 @@ def test_a_file_under_another_ending_says_what_to_rename(tmp_path):
 
 def child(code: str) -> subprocess.CompletedProcess[str]:
     """Return a Python program with this module's functions, for the child."""
-    start = f"import sys; sys.path.insert(0, {str(Path(weights.__file__).parent)!r}); import weights\n"
+    folders = [str(Path(each.__file__).parents[depth]) for each, depth in ((weights, 0), (ctvr, 1))]
+    start = f"import sys; sys.path[:0] = {folders}; import weights\n"
     return subprocess.run([sys.executable, "-I", "-c", start + code], capture_output=True, text=True, check=False)
 
 

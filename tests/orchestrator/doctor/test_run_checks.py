@@ -46,15 +46,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _sandboxed_once() -> Iterator[None]:
-    """Try once in a child, and not for each test, what this machine's sandbox permits."""
-    found = list(machine.sandboxing())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "sandboxing", lambda: iter(found))
-        yield
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"

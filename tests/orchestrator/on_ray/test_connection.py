@@ -261,6 +261,8 @@ def test_workers_get_cudas_variables_and_no_needless_process(monkeypatch):
     assert made["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] == "0"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     assert connection.worker_environment()["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    monkeypatch.setenv("CTVR_WITHOUT_LANDLOCK", "1")
+    assert connection.worker_environment()["CTVR_WITHOUT_LANDLOCK"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from ctvr.orchestrator.video.decode_worker import READY
 from ctvr.orchestrator.video.index import Limits
 from ctvr.orchestrator.video.pool import Decoder, Job
 from ctvr.orchestrator.video.sampling import Sampling
-from ctvr.sandbox.measure import measure
+from ctvr.sandbox.isolate import PERMIT
+from ctvr.sandbox.restrict import landlock
 from tests.in_subprocess import in_subprocess
 from tests.orchestrator.video.clips import decode_apart, needs, write_video
 
@@ -191,9 +192,20 @@ def test_bad_pool_settings_are_config_errors():
         Decoder(decoder="nope")
 
 
-def leaves_files() -> bool:
-    """Return whether this system allows sandboxing a process."""
-    return bool(measure("files").isolation.files)
+@pytest.mark.parametrize("permit", ["", "1"])
+def test_without_landlock_a_video_is_decoded_only_if_the_user_permits_it(monkeypatch, video_file, permit):
+    monkeypatch.setenv(PERMIT, permit)
+    monkeypatch.setattr("ctvr.sandbox.isolate.landlock", lambda: 0)
+    start = "from ctvr.sandbox import restrict\nrestrict.landlock = lambda: 0\n"
+    start += "from ctvr.orchestrator.video.decode_worker import serve\nserve()"
+    monkeypatch.setattr(video, "_CHILD", [sys.executable, "-c", start])
+    with Decoder(workers=1, decoder="pyav") as decoder:
+        if permit:
+            assert decoder.decode(video_file, SMALL).decoder == "pyav"
+            return
+        with pytest.raises(ConfigError, match=r"^sandbox: this kernel has no Landlock.*CTVR_WITHOUT_LANDLOCK=1"):
+            decoder.decode(video_file, SMALL)
+        assert decoder._children[0].process is None
 
 
 def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeypatch, tmp_path):
@@ -230,7 +242,7 @@ def test_the_child_is_bounded_and_reaches_no_network_and_no_other_folder(monkeyp
     if os.geteuid() == 0:
         assert found["net"] != os.readlink("/proc/self/ns/net")
     assert found["folders"] == [str(tmp_path / "videos")]
-    assert found["canary"] == ("refused" if leaves_files() else "canary")
+    assert found["canary"] == ("refused" if landlock() else "canary")
 
 
 def test_folders_of_videos_grow_together_but_never_into_a_home(monkeypatch):

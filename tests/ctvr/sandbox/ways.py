@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ctvr
 from ctvr.sandbox.calls import ARCHITECTURES, numbers
+
+ROOT = Path(ctvr.__file__).resolve().parents[1]
 
 # Calls that Python and the C library have no function for: name, number on x86_64, number on aarch64
 _CALLS = """
@@ -96,7 +99,7 @@ WAYS.update(
     {
         "existence, size and times of files": lambda t: os.stat(_secret(t)),
         "read a file": lambda t: _secret(t).read_bytes(),
-        "read next to our packages": lambda _: Path(__file__).parents[2].joinpath("pyproject.toml").read_bytes(),
+        "read next to our packages": lambda _: (ROOT / "pyproject.toml").read_bytes(),
         "list a folder": lambda t: os.listdir(t.kept),
         "names of extended attributes": lambda t: os.listxattr(_secret(t)),
         "handle of a file": lambda t: _handle(t),

@@ -20,20 +20,19 @@ from typing import Any
 from ctvr.sandbox.isolate import Isolation, isolate
 from ctvr.sandbox.restrict import isolate_network, restrict_files
 from ctvr.sandbox.system_calls import leave_calls
-from ctvr.sandbox.ways import WAYS, Target, open_ways
+from tests.ctvr.sandbox.ways import ROOT, WAYS, Target, open_ways
 
 PROGRAMS = "start a program"  # tried last: the program replaces the child
-COUNT = len(WAYS) + 1
+EVERY = {*WAYS, PROGRAMS}
 ALWAYS = ("existence, size and times of files",)  # neither Landlock nor seccomp can hide these
-_ROOT = Path(__file__).resolve().parents[2]
-_CHILD = "import sys; sys.path.append(sys.argv.pop(1)); from ctvr.sandbox.measure import main; sys.exit(main())"
+_CHILD = "import sys; sys.path.append(sys.argv.pop(1)); from tests.ctvr.sandbox.measure import main; sys.exit(main())"
 _SECONDS = 20
 _RAN = "ran"
 _HOLDS: dict[str, Callable[[str], Isolation]] = {
     "all": lambda given: isolate([given]),
     "files": lambda given: Isolation(restrict_files([given]), isolate_network(), False),
-    "calls": lambda given: Isolation("", False, leave_calls()),
-    "none": lambda given: Isolation("", False, False),
+    "calls": lambda given: Isolation(0, False, leave_calls()),
+    "none": lambda given: Isolation(0, False, False),
 }
 
 
@@ -57,7 +56,7 @@ def measure(means: str = "all") -> Measured:
     with _target() as target:
         words = [json.dumps(dataclasses.asdict(target)), means]
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _CHILD, str(_ROOT), *words],
+            [sys.executable, "-I", "-c", _CHILD, str(ROOT), *words],
             capture_output=True,
             text=True,
             timeout=_SECONDS,
