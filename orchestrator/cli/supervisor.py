@@ -38,13 +38,6 @@ MAX_ATTEMPTS = 20
 STOPPED = 130  # exit status
 AWAY_SECONDS, LOOK_SECONDS = 3600.0, 20.0  # how long to wait for a disk or store, and how often to check it
 ROOM = 500 * 10**6  # free bytes required to restart
-# Marks in the log of a dead driver, the most specific first
-CAUSES = (
-    ("OutOfMemory", "Ray ended workers because memory ran out"),
-    ("low on memory", "Ray ended workers because memory ran out"),
-    ("Failed to connect to GCS", "Ray's GCS no longer responds"),
-    ("Raylet is terminated", "Ray's raylet has died"),
-)
 
 
 @dataclass
@@ -221,13 +214,11 @@ def _end_of(status: int, folder: Path) -> DriverExit:
             return DriverExit(1, None, fault, is_unavailable=True)
     if reported is not None:  # even if the interpreter's shutdown failed
         return DriverExit(reported, reported)
-    log = (folder / "log").read_text(encoding="utf-8", errors="replace")
-    cause = "" if is_final else next((text for mark, text in CAUSES if mark in f"{fault}\n{log}"), "")
     if status < 0:
         name = signal.Signals(-status).name
         how = f"the driver was killed by {name}" + (" (memory may have run out)" if name == "SIGKILL" else "")
-        return DriverExit(128 - status, None, cause or how)
-    return DriverExit(status or 1, None, cause or fault or f"the driver exited with status {status}", False, is_final)
+        return DriverExit(128 - status, None, how)
+    return DriverExit(status or 1, None, fault or f"the driver exited with status {status}", False, is_final)
 
 
 def _commits(job: SupervisedCommand) -> set[str]:

@@ -84,7 +84,9 @@ os.kill(os.getpid(), signal.SIGSEGV)  # whatever an interpreter does when all is
         "sweep s: the driver was killed by SIGKILL (memory may have run out); finished tasks are kept (1 in the "
         "store); restarting"
     )
-    assert said[1].endswith("sweep s: Ray's raylet has died; finished tasks are kept (2 in the store); restarting")
+    assert said[1].endswith(
+        "sweep s: the driver exited with status 1; finished tasks are kept (2 in the store); restarting"
+    )
     assert said[2] == "a line of ours"
     assert (tmp_path / "words0").read_text() == "sweep --method lwf"
     assert (tmp_path / "words2").read_text() == f"sweep --resume s --runs {tmp_path}"
