@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +20,3 @@ def test_the_status_is_that_of_the_tests(tmp_path, case):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "1", "--dist", "worksteal"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, said in done.stdout) == (status, True), done.stdout + done.stderr
-
-
-def test_make_runs_tests_in_children_of_pytest():
-    makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text()
-    runs = [line.strip() for line in makefile.splitlines() if line.startswith("\t") and "PYTEST" in line]
-    assert len(runs) == 8
-    assert [line for line in runs if not line.startswith("$(PYTEST) -n ")] == []
-    assert makefile.count("-m pytest") == 1

@@ -48,14 +48,12 @@ class Target:
     Attributes:
         make: writes valid files into a folder and returns the name of the one to damage.
         form: how it can be damaged, apart from its bytes.
-        is_heavy: whether it loads torch or a decoder; quick tests skip it.
     """
 
     name: str
     make: Callable[[Path], str]
     read: Callable[[Path], object]
     form: Form = "bytes"
-    is_heavy: bool = False
     also: tuple[type[Exception], ...] = ()  # raised as documented, and caught where it is called
 
     def errors(self) -> tuple[type[Exception], ...]:
@@ -250,36 +248,30 @@ TARGETS = (
     Target("questions", make_questions, _questions, "json"),
     Target("cifar-bin", make_file("b.bin", lambda: bytes(3073 * 2)), _cifar),
     Target("cifar-pickle", make_file("data_batch_1", cifar_pickle), _cifar),
-    Target("yaml", make_file("c.yaml", lambda: YAML), _settings, is_heavy=True),
+    Target("yaml", make_file("c.yaml", lambda: YAML), _settings),
     Target("preset", make_json("p.json", PRESET), _preset, "json"),
     Target("npy", make_npy((3, 6)), _read_npy),
     Target("npz", make_arrays("npz"), _features),
     Target("parquet", make_arrays("parquet"), _features),
     Target("tar", make_arrays("tar"), _features),
     *((Target("h5", make_arrays("h5"), _features),) if importlib.util.find_spec("h5py") else ()),
-    Target("images", make_npy((2, 8, 8, 3)), _read_images, is_heavy=True),
-    Target("plan", make_json("plan.json", PLAN), _plan, "json", is_heavy=True),
-    Target("told", make_lines("abc.jsonl", TOLD), _told, "lines", is_heavy=True),
-    Target("outbox", make_lines("abc.jsonl", TOLD), _outbox, "lines", is_heavy=True),
-    Target("journal", make_lines("reports.jsonl", JOURNAL), _journal, "lines", is_heavy=True),
-    Target("model", make_model("model.json"), _model, "json", is_heavy=True, also=(FileNotFoundError,)),
-    Target("model-weights", make_model("model.safetensors"), _model, is_heavy=True, also=(FileNotFoundError,)),
+    Target("images", make_npy((2, 8, 8, 3)), _read_images),
+    Target("plan", make_json("plan.json", PLAN), _plan, "json"),
+    Target("told", make_lines("abc.jsonl", TOLD), _told, "lines"),
+    Target("outbox", make_lines("abc.jsonl", TOLD), _outbox, "lines"),
+    Target("journal", make_lines("reports.jsonl", JOURNAL), _journal, "lines"),
+    Target("model", make_model("model.json"), _model, "json", also=(FileNotFoundError,)),
+    Target("model-weights", make_model("model.safetensors"), _model, also=(FileNotFoundError,)),
     Target(
         "index",
         make_model("model.safetensors.index.json"),
         _checkpoint,
         "json",
-        is_heavy=True,
         also=(ValueError, FileNotFoundError),
     ),
-    Target(
-        "checkpoint", make_model("model.safetensors"), _checkpoint, is_heavy=True, also=(ValueError, FileNotFoundError)
-    ),
-    Target("pickle", make_pt, _pickled_weights, is_heavy=True, also=(ValueError, FileNotFoundError)),
-    Target("png", make_picture("p.png"), _picture, is_heavy=True, also=(ValueError, FileNotFoundError)),
-    Target("jpeg", make_picture("p.jpg"), _picture, is_heavy=True, also=(ValueError, FileNotFoundError)),
-    *(
-        Target(form, make_video(f"v.{form}"), _video_of_a_stream, is_heavy=True)
-        for form in ("mp4", "mkv", "avi", "ts", "webm")
-    ),
+    Target("checkpoint", make_model("model.safetensors"), _checkpoint, also=(ValueError, FileNotFoundError)),
+    Target("pickle", make_pt, _pickled_weights, also=(ValueError, FileNotFoundError)),
+    Target("png", make_picture("p.png"), _picture, also=(ValueError, FileNotFoundError)),
+    Target("jpeg", make_picture("p.jpg"), _picture, also=(ValueError, FileNotFoundError)),
+    *(Target(form, make_video(f"v.{form}"), _video_of_a_stream) for form in ("mp4", "mkv", "avi", "ts", "webm")),
 )
