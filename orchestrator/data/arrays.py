@@ -29,12 +29,8 @@ from ctvr.orchestrator.data.array_files import (
 )
 from ctvr.orchestrator.digests import digest_file
 from ctvr.orchestrator.errors import ConfigError, VideoError
-<<<<<<< HEAD
 from ctvr.orchestrator.text_files import open_regular
-=======
-from ctvr.orchestrator.text_files import first_bytes, open_regular, other_file
 from ctvr.sandbox.isolate import NoLandlock
->>>>>>> e5375a9a (Drop the sandbox's tree of mounts; refuse readers without Landlock)
 
 FORMS = ("npy", "npz", "pt", "h5", "parquet", "tar")
 COLUMNS = ("name", "row", "features")  # columns of .parquet, which has one row for each vector
