@@ -321,7 +321,7 @@ def _words(given: Words) -> tuple[str, ...]:
     if isinstance(given, str):
         return tuple(word.strip() for word in given.split(",") if word.strip())
     if not all(isinstance(word, str) for word in given):
-        raise ConfigError(f"preset: not a list of names (got {given!r}). Write names.")
+        raise ConfigError(f"not a list of names (got {given!r})", "preset", remedy="Write names.")
     return tuple(given)
 
 

@@ -115,7 +115,7 @@ def place_of(name: str) -> str:
     """Return the `module:Class` of a method of ours or of another package; `name` itself if it has this form.
 
     Raises:
-        ValueError: for an unknown name; the message suggests a known one.
+        UnknownMethod: for an unknown name; it suggests a known one.
     """
     if _is_former(name):
         return f"ctvr.{name}"
@@ -130,13 +130,30 @@ def place_of(name: str) -> str:
     raise unknown_method(name)
 
 
-def unknown_method(name: str) -> ValueError:
+class UnknownMethod(ValueError):
+    """An unknown method name.
+
+    Attributes:
+        name: as given.
+        remedy: whole sentences.
+        meant: the known method, or the class of a file, that was probably meant; "" if there is none.
+    """
+
+    def __init__(self, name: str, remedy: str, meant: str = "") -> None:
+        super().__init__(name, remedy, meant)
+        self.name, self.remedy, self.meant = name, remedy, meant
+
+    def __str__(self) -> str:
+        return f"no method called {self.name!r}. {self.remedy}"
+
+
+def unknown_method(name: str) -> UnknownMethod:
     """Return the error for an unknown method name; it suggests a known method, or a class of a file, that was meant."""
     folded = re.sub(r"[- ]", "_", name.partition(":")[0].lower())
     close = difflib.get_close_matches(folded, [*EVERY_METHOD, *CONFIGURATIONS, *plugins()], n=1)
     meant = _class_in_file(name) or (close[0] if close else "")
     hint = f"Did you mean {meant}? " if meant else "A class in a file is written MODULE:CLASS. " * (":" in name)
-    return ValueError(f"no method called {name!r}. {hint}All: `ctvr methods`.")
+    return UnknownMethod(name, f"{hint}All: `ctvr methods`.", meant)
 
 
 def _class_in_file(name: str) -> str:

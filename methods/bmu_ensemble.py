@@ -17,12 +17,12 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Batch, Task
 from ctvr.methods.families.momentum import PAPER, SHAPES, START_HINT, MomentumConfig, MomentumRetriever
 from ctvr.methods.layers.replay.momentum import Momentum, ema_update, reverse_ema_update
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class BMUEnsembleConfig(MomentumConfig):
-    """Settings, searched by search_spaces/bmu_ensemble.py."""
+    """Settings, with ranges in search_spaces/."""
 
     ensemble_weights: tuple[float, float, float] = setting(
         (1 / 3, 1 / 3, 1 / 3), doc="weights of theta, theta_m and theta~_m", unpublished=True, later=True
@@ -34,8 +34,8 @@ class BMUEnsembleConfig(MomentumConfig):
         require(self, ">= 1", "method_start_task", hint=START_HINT)
         weights = self.ensemble_weights
         if min(weights) < 0 or not math.isclose(sum(weights), 1, abs_tol=1e-6):
-            raise ValueError(
-                f"ensemble_weights must be >= 0 and sum to 1, got {weights}. Use (1, 0, 0) for no ensemble."
+            raise SettingError(
+                f"<ensemble_weights> must be >= 0 and sum to 1, got {weights}", "Use (1, 0, 0) for no ensemble."
             )
 
 

@@ -16,7 +16,7 @@ from ctvr.methods.layers.replay.momentum import ema_update, reverse_ema_update
 
 @dataclass(frozen=True, kw_only=True)
 class BMUFixedConfig(ReviewConfig):
-    """Settings, searched by search_spaces/bmu_fixed.py. `m` acts only before `method_start_task`."""
+    """Settings, with ranges in search_spaces/. `m` acts only before `method_start_task`."""
 
 
 class BMUFixed(MomentumRetriever):

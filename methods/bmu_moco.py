@@ -30,12 +30,12 @@ from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.base import Override, Task
 from ctvr.methods.families.momentum import PAPER, SHAPES, MomentumRetriever, ReviewConfig
 from ctvr.methods.layers.replay.momentum import Encoders, Momentum, ema_update, reverse_ema_update
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import SettingError, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class BMUMoCoConfig(ReviewConfig):
-    """Settings, searched by search_spaces/bmu_moco.py."""
+    """Settings, with ranges in search_spaces/."""
 
     bmu: bool = setting(True, doc="bidirectional momentum update, eqs. 12 and 13")
     use_local: bool = setting(True, doc="momentum encoders of the current task")
@@ -55,7 +55,7 @@ class BMUMoCoConfig(ReviewConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.use_local or self.use_global):
-            raise ValueError("use_local and use_global are both false: no encoder makes keys. Set one to true.")
+            raise SettingError("<use_local> and <use_global> are both false: no encoder makes keys", "Set one to true.")
 
 
 def _row(bmu: bool, local: bool, global_: bool) -> Override:

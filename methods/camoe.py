@@ -34,7 +34,7 @@ from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.losses.dual_softmax import Gain, Reduction, dual_softmax, revise
 from ctvr.methods.layers.pooling import frame_sum
 from ctvr.methods.layers.transfer import to_device
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 STREAMS = ("sentence", "entity", "action")
 Stream = Literal["sentence", "entity", "action"]
@@ -43,7 +43,7 @@ Scheme = Literal["mean", "se", "attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class CAMoEConfig:
-    """Settings, searched by search_spaces/camoe.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
@@ -244,9 +244,9 @@ class CAMoE(Method):
             ValueError: if videos have more frames than `num_frames`.
         """
         if frames.shape[1] > self.config.num_frames:
-            raise ValueError(
-                f"num_frames={self.config.num_frames} is less than the {frames.shape[1]} frames of a video. "
-                f"Set method.num_frames={frames.shape[1]}."
+            raise SettingError(
+                f"<num_frames>={self.config.num_frames} is less than the {frames.shape[1]} frames of a video",
+                f"Set method.num_frames={frames.shape[1]}.",
             )
         x = self._frames(frames)
         return self.mix(x, {name: expert(x) for name, expert in self.experts.items()})

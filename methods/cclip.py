@@ -52,7 +52,7 @@ from ctvr.methods.layers.parameter_groups import parts
 from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
 from ctvr.methods.layers.tower_lora import Place, TowerLoRA
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 Rows = Literal["stacked", "joined"]
 _BOTH = "both re-implementations"
@@ -85,7 +85,7 @@ PAPER = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class CCLIPConfig(ScaleConfig):
-    """Settings, searched by search_spaces/cclip.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.grad_clip",)
 
@@ -122,7 +122,7 @@ class CCLIPConfig(ScaleConfig):
         require(self, ">= 0", "lr", "lr_text", "weight", hint="Use 0 to leave it out.")
         require(self, ">= 1", "rank", hint="The paper uses 16.")
         if not self.places:
-            raise ValueError("places is empty. Name some of q, k, v, out, fc and proj.")
+            raise SettingError("<places> is empty", "Name some of q, k, v, out, fc and proj.")
         require(self, "in [0, 1)", "dropout", hint="Use 0 for none.")
         require(self, "in [0, 1]", "merge", hint="Use 1 to merge in full.")
         require(self, "> 0", "temperature", hint="The paper's code is said to use 0.07.")

@@ -26,7 +26,7 @@ from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.sequence_headers import FrameLSTM, FrameTransformer
 from ctvr.methods.layers.temperature import ScaleConfig, bound_scale, set_scale
-from ctvr.methods.settings import group, require, setting
+from ctvr.methods.settings import SettingError, group, require, setting
 
 # The command of MSR-VTT; with the change seqLSTM or seqTransf that of the other two headers
 ORIGINAL = Recipe(
@@ -111,14 +111,14 @@ class Clip4ClipConfig(ScaleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, ">= 0", "lr", hint="Use lr=0 for the zero-shot model.")
+        require(self, ">= 0", "lr", hint="Use <lr>=0 for the zero-shot model.")
         require(self, ">= 0", "lr_head")
-        require(self, ">= 1", "sim_layers", hint="Use sim_header=meanP for none.")
+        require(self, ">= 1", "sim_layers", hint="Use <sim_header>=meanP for none.")
         require(self, "> 0", "sim_eps", hint="CLIP4Clip's code uses 1e-12.")
         if self.mask_missing and self.reducer.joins_frames:
-            raise ValueError(
-                f"mask_missing drops frames, but reducer.name={self.reducer.name} merges frames. Write "
-                "reducer.name=tome."
+            raise SettingError(
+                f"<mask_missing> drops frames, but <reducer.name>={self.reducer.name} merges frames",
+                write="<reducer.name>=tome",
             )
 
 

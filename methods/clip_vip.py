@@ -75,7 +75,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class CLIPViPConfig(ScaleConfig):
-    """Settings, searched by search_spaces/clip_vip.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
@@ -102,7 +102,7 @@ class CLIPViPConfig(ScaleConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, ">= 0", "lr_scale", hint="Use none for the rate of the other weights.")
-        require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
+        require(self, ">= 0", "lr", hint="Use <lr>=0 to train nothing.")
         require(self, ">= 0", "num_proxies", hint="Use 0 for the class token alone.")
         require(self, ">= 1", "temporal_size")
 

@@ -39,7 +39,7 @@ from ctvr.methods.layers.losses.contrastive import distillation
 from ctvr.methods.layers.losses.distillation import EncodedOnce, backbone_of, symmetric_distillation
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.methods.layers.replay.queues import KeyQueue, Pair
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 _CONFIG, _MODEL = "configs/base_seqF.yaml", "models/clip_pretrain.py"
 PAPER = Recipe(
@@ -80,7 +80,7 @@ PAPER = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class CTPConfig:
-    """Settings, searched by search_spaces/ctp.py; defaults are the released code's."""
+    """Settings, with ranges in search_spaces/; defaults are the released code's."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -160,8 +160,8 @@ class CTP(Strategy):
     def check_base(cls, config: CTPConfig, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
         if cls.compares(config) and base.score is not Method.score:
-            raise ValueError(
-                "the strategy compares one vector of each item, but the retriever has several. Write base=clip4clip."
+            raise SettingError(
+                "the strategy compares one vector of each item, but the retriever has several", write="<base>=clip4clip"
             )
 
     def __init__(self, config: CTPConfig, base: Method) -> None:

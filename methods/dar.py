@@ -37,7 +37,7 @@ from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup,
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.pooling import mean_pool
 from ctvr.methods.layers.tower_lora import Place, TowerLoRA, weighted_seams
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 Tower = Literal["vision", "text"]
 _TABLE = "tables 9 and 10"
@@ -67,7 +67,7 @@ PAPER = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class DARConfig:
-    """Settings, searched by search_spaces/dar.py; defaults are the paper's where it prints a value."""
+    """Settings, with ranges in search_spaces/; defaults are the paper's where it prints a value."""
 
     UNPUBLISHED = ("optim.grad_clip",)
 
@@ -92,10 +92,10 @@ class DARConfig:
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "lr", hint="Use lr=0 for the zero-shot model.")
+        require(self, ">= 0", "lr", hint="Use <lr>=0 for the zero-shot model.")
         require(self, ">= 1", "rank", hint="The paper uses 8.")
         if not self.places:
-            raise ValueError("places is empty. Name some of q, k, v, out, fc and proj.")
+            raise SettingError("<places> is empty", "Name some of q, k, v, out, fc and proj.")
         require(self, ">= 0", "margin", hint="Use 0 to mix no sets.")
         require(self, "> 0", "tau", hint="Use 0.07.")
 

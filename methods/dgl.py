@@ -92,7 +92,7 @@ Readout = Literal["global", "globals", "frames", "globals_and_frames"]
 
 @dataclass(frozen=True, kw_only=True)
 class DGLConfig:
-    """Settings, searched by search_spaces/dgl.py."""
+    """Settings, with ranges in search_spaces/."""
 
     lr: float = setting(
         2e-3,
@@ -113,7 +113,7 @@ class DGLConfig:
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
+        require(self, ">= 0", "lr", hint="Use <lr>=0 to train nothing.")
         require(self, ">= 1", "num_prompts", hint="Write method=zero_shot for none.")
         require(self, ">= 1", "num_frames")
 

@@ -65,7 +65,7 @@ class DescentConfig:
     decay: float = setting(1e-4, doc="weight decay of the map; ours", later=True, part="loss")
 
     def __post_init__(self) -> None:
-        require(self, "> 0", "lr", hint="Use name=procrustes for a map without steps.")
+        require(self, "> 0", "lr", hint="Use <name>=procrustes for a map without steps.")
         require(self, ">= 1", "steps")
         require(self, ">= 0", "decay", hint="Use 0 for none.")
 
@@ -129,7 +129,7 @@ MAPS: dict[str, type] = {"procrustes": ProcrustesConfig, "low_rank": LowRankConf
 
 @dataclass(frozen=True, kw_only=True)
 class DriftAdapterConfig:
-    """Settings, searched by search_spaces/drift_adapter.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("base.lr",)
 

@@ -24,7 +24,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class DSLConfig:
-    """Settings, searched by search_spaces/dsl.py. Temperatures are those of the authors' code and advice."""
+    """Settings, with ranges in search_spaces/. Temperatures are those of the authors' code and advice."""
 
     UNPUBLISHED = ("optim.epochs", "optim.warmup", "data.batch_size")
 
@@ -44,7 +44,7 @@ class DSLConfig:
 
     def __post_init__(self) -> None:
         require(self, "> 0", "temperature", "test_temperature", hint="The authors use 1000, and 1 at test.")
-        require(self, ">= 0", "weight", hint="Use loss=false to keep the loss unchanged.")
+        require(self, ">= 0", "weight", hint="Use <loss>=false to keep the loss unchanged.")
 
 
 class DSL(Strategy):

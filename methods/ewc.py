@@ -27,7 +27,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class EWCConfig:
-    """Settings, searched by search_spaces/ewc.py. No paper publishes values for retrieval."""
+    """Settings, with ranges in search_spaces/. No paper publishes values for retrieval."""
 
     UNPUBLISHED = ("base.lr",)
 

@@ -33,7 +33,7 @@ from ctvr.methods.base import Override, l2_normalize
 from ctvr.methods.families.compensation import MapLink, QueryCompensation
 from ctvr.methods.layers.feature_maps import Weights, fit_by_gradient, orthogonality_penalty, rotation
 from ctvr.methods.layers.losses.contrastive import contrastive
-from ctvr.methods.settings import group, require, setting
+from ctvr.methods.settings import SettingError, group, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,11 @@ class BackwardConfig:
     def __post_init__(self) -> None:
         require(self, ">= 0", "distance_weight", "contrastive_weight", hint="Use 0 to leave the term out.")
         if self.distance_weight == self.contrastive_weight == 0:
-            raise ValueError("distance_weight and contrastive_weight are 0: nothing fits the map. Use one of them.")
-        require(self, "> 0", "temperature", hint="Use temperature=0.07.")
-        require(self, "> 0", "lr", hint="Use lr=0.001.")
+            raise SettingError(
+                "<distance_weight> and <contrastive_weight> are 0: nothing fits the map", "Use one of them."
+            )
+        require(self, "> 0", "temperature", hint="Use <temperature>=0.07.")
+        require(self, "> 0", "lr", hint="Use <lr>=0.001.")
         require(self, ">= 1", "steps")
 
     def start(self, width: int) -> Weights:
@@ -99,7 +101,7 @@ class RelaxedConfig(BackwardConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, ">= 0", "relative_threshold", hint="The paper's is 0.53.")
-        require(self, "> 0", "sharpness", hint="Use sharpness=10.")
+        require(self, "> 0", "sharpness", hint="Use <sharpness>=10.")
 
     def start(self, width: int) -> Weights:
         return {"matrix": torch.eye(width), "shift": torch.zeros(width)}
@@ -127,7 +129,7 @@ MAPS: dict[str, type] = {"relaxed": RelaxedConfig, "strict": StrictConfig}
 
 @dataclass(frozen=True, kw_only=True)
 class LambdaOrthogonalityConfig:
-    """Settings, searched by search_spaces/lambda_orthogonality.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("base.lr",)
 

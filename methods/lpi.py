@@ -43,7 +43,7 @@ from ctvr.methods.layers.deep_prompts import insert
 from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.low_rank_prompts import LowRankPrompts, alignment, k_means, nearest_task, relatedness
 from ctvr.methods.layers.pooling import mean_pool
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 _RELEASE = "Kelvin-ywc/LPI@92e5800"
 _CONFIG = "retrieval/configs/lpi/coco_lpi.json"
@@ -83,7 +83,7 @@ _RELEASED = {
 
 @dataclass(frozen=True, kw_only=True)
 class LPIConfig:
-    """Settings, searched by search_spaces/lpi.py; defaults are the released code's."""
+    """Settings, with ranges in search_spaces/; defaults are the released code's."""
 
     lr: float = setting(0.05, doc="learning rate of the current task's factors", part="recipe")
     num_prompts: int = setting(16, doc="prompts m of a layer and tower, at most a quarter of the text length")
@@ -113,9 +113,9 @@ class LPIConfig:
         require(self, ">= 0", "lr", "align_weight", "task_weight", hint="Use 0 to leave it out.")
         require(self, ">= 1", "num_prompts", "rank", "layers", "depth", "centres")
         if self.depth > self.layers:
-            raise ValueError(
-                f"depth must be <= layers, got {self.depth} and {self.layers}. "
-                f"Use depth={self.layers} or layers={self.depth}."
+            raise SettingError(
+                f"<depth> must be <= layers, got {self.depth} and {self.layers}",
+                f"Use <depth>={self.layers} or <layers>={self.depth}.",
             )
         require(self, "> 0", "align_temperature", hint="Use 0.01.")
         require(self, "> 0", "task_temperature", hint="Use 0.001.")

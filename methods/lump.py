@@ -28,7 +28,7 @@ from ctvr.methods.families.released_recipes import REPLAY_LEFT_OUT, sgd
 from ctvr.methods.families.strategy import RESERVOIR, ReplayConfig, ReplayStrategy
 from ctvr.methods.layers.replay.buffer import Policy
 from ctvr.methods.layers.replay.mixup import MixingConfig, mixed_captions, mixed_features, sample_lambda
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import SettingError, setting
 
 _FILE = "configs/simsiam_c10.yaml"
 ORIGINAL = Recipe(
@@ -88,14 +88,14 @@ class LUMP(ReplayStrategy):
         super().check_base(config, base, base_config)
         facts = base.capabilities(base_config)
         if config.mix_level == "input" and facts.rewrites_captions:
-            raise ValueError(
-                "captions are mixed unchanged, but the retriever rewrites them before it reads them. "
-                "Write method.mix_level=feature."
+            raise SettingError(
+                "captions are mixed unchanged, but the retriever rewrites them before it reads them",
+                write="<mix_level>=feature",
             )
         if config.mix_level == "input" and facts.needs_umt:
-            raise ValueError(
-                "captions are mixed as they enter CLIP's text tower, but the retriever reads them differently. "
-                "Write method.mix_level=feature."
+            raise SettingError(
+                "captions are mixed as they enter CLIP's text tower, but the retriever reads them differently",
+                write="<mix_level>=feature",
             )
 
     def __init__(self, config: LUMPConfig, base: Method) -> None:

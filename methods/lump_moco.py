@@ -32,7 +32,7 @@ from ctvr.methods.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class LUMPMoCoConfig(MixingConfig, ReplayConfig):
-    """Settings, searched by search_spaces/lump_moco.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = MOCO_UNPUBLISHED
 

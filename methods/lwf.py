@@ -50,7 +50,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class LwFConfig:
-    """Settings, searched by search_spaces/lwf.py. CTVR publishes T = 2 and no weight."""
+    """Settings, with ranges in search_spaces/. CTVR publishes T = 2 and no weight."""
 
     UNPUBLISHED = ("base.lr",)
 

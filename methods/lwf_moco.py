@@ -28,7 +28,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class LwFMoCoConfig:
-    """Settings, searched by search_spaces/lwf_moco.py. Neither weight nor temperature is published."""
+    """Settings, with ranges in search_spaces/. Neither weight nor temperature is published."""
 
     UNPUBLISHED = MOCO_UNPUBLISHED
 

@@ -38,7 +38,7 @@ from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.missing_frames import frames_there
 from ctvr.methods.layers.mv_adapters import FACTOR, TextAdapter, Tying, VideoAdapter
 from ctvr.methods.layers.pooling import frame_mean, frame_sum
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 _CONFIG = "the configuration of MSRVTT"
 ORIGINAL = Recipe(
@@ -75,7 +75,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class MVAdapterConfig:
-    """Settings, searched by search_spaces/mv_adapter.py."""
+    """Settings, with ranges in search_spaces/."""
 
     lr: float = setting(5e-6, doc="learning rate of adapters and tied vectors", unpublished=True, part="recipe")
     lr_bias: float = setting(
@@ -95,8 +95,8 @@ class MVAdapterConfig:
         require(self, ">= 0", "lr", "lr_bias", hint="Use 0 to train none of these.")
         require(self, ">= 1", "heads", hint="Use 2.")
         if self.bottleneck < 1 or self.bottleneck % self.heads:
-            raise ValueError(
-                f"bottleneck must be a multiple of heads, got {self.bottleneck} and {self.heads}. Use 64 and 2."
+            raise SettingError(
+                f"<bottleneck> must be a multiple of heads, got {self.bottleneck} and {self.heads}", "Use 64 and 2."
             )
         require(self, ">= 0", "tied", hint="Use 0 for none.")
         require(self, ">= 1", "num_frames")

@@ -31,7 +31,7 @@ from ctvr.methods.families.tempme_family import PAPER
 from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.replay.mixup import last_end
 from ctvr.methods.layers.transformer_block import new_block, passed
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 _COMMAND = "the documented command of HMDB51"
 ORIGINAL = Recipe(
@@ -66,7 +66,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class PLEVUConfig:
-    """Settings, searched by search_spaces/plevu.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay",)
 
@@ -86,7 +86,7 @@ class PLEVUConfig:
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
+        require(self, ">= 0", "lr", hint="Use <lr>=0 to train nothing.")
         require(self, ">= 0", "prefix", "postfix", "layers", hint="Use 0 for none.")
         require(self, ">= 1", "heads", "num_frames")
         require(self, "> 0", "tau", hint="The release uses 0.07.")
@@ -112,7 +112,9 @@ class PLEVU(Method):
         self.frozen_blocks = len(backbone.vision.blocks)
         text, width = backbone.text, backbone.embed_dim
         if width % config.heads:
-            raise ValueError(f"heads={config.heads} do not divide the joint embedding's {width} dimensions. Use 8.")
+            raise SettingError(
+                f"<heads>={config.heads} do not divide the joint embedding's {width} dimensions", "Use 8."
+            )
         most = text.context_length // 4
         self.around = min(config.prefix, most), min(config.postfix, most)  # a, b
         self.vectors = nn.Parameter(0.01 * torch.randn(text.context_length, text.width))

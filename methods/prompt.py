@@ -25,7 +25,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class PromptConfig(AdaptedConfig):
-    """Settings, searched by search_spaces/prompt.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("method.lr", *AdaptedConfig.UNPUBLISHED)
 

@@ -68,7 +68,7 @@ RELEASED = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class QDCConfig:
-    """Settings, searched by search_spaces/qdc.py. The weights are those of the code."""
+    """Settings, with ranges in search_spaces/. The weights are those of the code."""
 
     UNPUBLISHED = ("base.lr",)
 

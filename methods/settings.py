@@ -11,11 +11,13 @@ named configuration (`sta`) to the whole list of its row.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Part = Literal["forward", "loss", "recipe"]
+_NAME = re.compile(r"<([a-z][\w.]*)>")
 EXACT = "for exact reproduction of a release"  # heading of the settings with `exact`
 
 
@@ -65,6 +67,36 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": facts})
 
 
+class SettingError(ValueError):
+    """A value outside its range, or settings that exclude each other; raised by a Config or a method's constructor.
+
+    Names of settings are written `<name>` in both texts. The command line shows them with their group:
+    `SettingError("<depth> must be <= <layers>, got 9 and 4")` of a method as `method.depth must be ...`.
+
+    Attributes:
+        fault: what is wrong, without a full stop.
+        remedy: what to do: a whole sentence; "" if unknown.
+        write: `<name>=value`, a correction that a command may apply; "" if unknown. It is shown if no remedy is given.
+    """
+
+    def __init__(self, fault: str, remedy: str = "", write: str = "") -> None:
+        super().__init__(fault, remedy, write)
+        self.fault, self.remedy, self.write = fault, remedy, write
+
+    def __str__(self) -> str:
+        fault, remedy, write = (self.below("", text) for text in self.args)
+        return f"{fault}. {remedy or (write and f'Write {write}.')}".rstrip()
+
+    @staticmethod
+    def below(group: str, text: str) -> str:
+        """Return a text with its settings as a user writes them: below a group, or as they are if it is ""."""
+        return _NAME.sub(rf"{group}.\1" if group else r"\1", text)
+
+    def settings(self, group: str) -> list[str]:
+        """Return the settings that the fault names, in its order; else that of the correction."""
+        return [self.below(group, f"<{name}>") for name in _NAME.findall(self.fault) or _NAME.findall(self.write)]
+
+
 def require(config: object, bound: str, *names: str, hint: str = "") -> None:
     """Refuse settings outside a bound, in `__post_init__`; a setting of None passes.
 
@@ -75,12 +107,12 @@ def require(config: object, bound: str, *names: str, hint: str = "") -> None:
         hint: remedy, the end of the message.
 
     Raises:
-        ValueError: for the first one outside, with its name, the bound, its value and the hint.
+        SettingError: for the first one outside, with its name, the bound, its value and the hint.
     """
     for name in names:
         value = getattr(config, name)
         if value is not None and not _is_within(value, bound):
-            raise ValueError(f"{name} must be {bound}, got {value}. {hint}".rstrip())
+            raise SettingError(f"<{name}> must be {bound}, got {value}", hint)
 
 
 def _is_within(value: float, bound: str) -> bool:

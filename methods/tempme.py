@@ -36,7 +36,7 @@ from ctvr.methods.settings import group, require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class TempMeConfig(AdaptedConfig):
-    """Settings, searched by search_spaces/tempme.py, except the reducer's schedule."""
+    """Settings, with ranges in search_spaces/, except the reducer's schedule."""
 
     UNPUBLISHED = ("method.train_positions", *AdaptedConfig.UNPUBLISHED)
 

@@ -41,7 +41,7 @@ from ctvr.methods.layers.pooling import frame_mean
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
 from ctvr.methods.layers.transfer import to_device
-from ctvr.methods.settings import group, require, setting
+from ctvr.methods.settings import SettingError, group, require, setting
 
 _RETRIEVAL = "recipe file of MSR-VTT (9k), B/16-25M"
 OUT = -100.0  # the score of a pair that is not among the best
@@ -96,7 +96,7 @@ def original(lr: float, epochs: int, warmup: float, words: dict[str, tuple[int, 
 
 @dataclass(frozen=True, kw_only=True)
 class UmtConfig:
-    """Settings, searched by search_spaces/umt.py."""
+    """Settings, with ranges in search_spaces/."""
 
     lr: float = setting(1e-5, doc="learning rate of all weights", part="recipe")
     rerank: int = setting(128, doc="candidates that are re-ranked for each caption and each video; 0: ranks by s only")
@@ -114,7 +114,9 @@ class UmtConfig:
         require(self, ">= 0", "rerank", hint="Use 0 to rank by s alone.")
         require(self, ">= 2", "num_words", hint="The paper has 32.")
         if self.attends == "video" and self.reducer.name != "none":
-            raise ValueError(f"reducer.name={self.reducer.name} merges tokens within frames. Write attends=frame.")
+            raise SettingError(
+                f"<reducer.name>={self.reducer.name} merges tokens within frames", write="<attends>=frame"
+            )
 
 
 class UMT(Method):

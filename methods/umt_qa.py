@@ -38,7 +38,7 @@ from ctvr.methods.base import Batch, Capabilities, Method, Override, ParamGroup
 from ctvr.methods.layers.captions import truncate
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.reduction.reducers import make_reducer
-from ctvr.methods.settings import group, require, setting
+from ctvr.methods.settings import SettingError, group, require, setting
 from ctvr.methods.umt import original
 
 _QUESTIONS = "recipe file of MSRVTT-QA, B/16-17M"
@@ -58,7 +58,7 @@ PAPER = {
 
 @dataclass(frozen=True, kw_only=True)
 class UmtQAConfig:
-    """Settings, searched by search_spaces/umt_qa.py."""
+    """Settings, with ranges in search_spaces/."""
 
     lr: float = setting(2e-5, doc="learning rate of all weights", part="recipe")
     answers: int = setting(1500, doc="number of the most frequent answers, which are ranked")
@@ -77,7 +77,9 @@ class UmtQAConfig:
         require(self, ">= 2", "num_words", hint="The paper has 25.")
         require(self, ">= 2", "answer_words", hint="The paper has 5.")
         if self.attends == "video" and self.reducer.name != "none":
-            raise ValueError(f"reducer.name={self.reducer.name} merges tokens within frames. Write attends=frame.")
+            raise SettingError(
+                f"<reducer.name>={self.reducer.name} merges tokens within frames", write="<attends>=frame"
+            )
 
 
 class UmtQA(Method):

@@ -30,7 +30,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import gather, world_size
 from ctvr.methods.layers.losses.contrastive import contrastive
 from ctvr.methods.layers.task_captions import by_task, scores_by_task
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import SettingError, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,10 @@ class UpperBound(Strategy):
     def check_base(cls, config: UpperBoundConfig, base: type[Method], base_config: Any) -> None:
         found = base.capabilities(base_config)
         if found.task_conditioned_text and not found.joins_tasks:
-            raise ValueError(
-                "it reads captions by the task that they search and does not train the parameters of several tasks "
-                "together (joins_tasks). Write method.base=clip4clip."
+            raise SettingError(
+                "it reads captions by the task that they search and does not train the parameters of several "
+                "tasks together (joins_tasks)",
+                write="<base>=clip4clip",
             )
         super().check_base(config, base, base_config)
 

@@ -43,7 +43,7 @@ from ctvr.methods.settings import require, setting
 
 @dataclass(frozen=True, kw_only=True)
 class VoPConfig:
-    """Settings, searched by search_spaces/vop.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("optim.weight_decay",)
     ROW_UNPUBLISHED = {
@@ -65,7 +65,7 @@ class VoPConfig:
     readout: Literal["end", "past_end"] = setting("end", doc="caption token that is the feature; past_end: as released")
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "lr", hint="Use lr=0 to train nothing.")
+        require(self, ">= 0", "lr", hint="Use <lr>=0 to train nothing.")
         require(self, ">= 1", "num_prompts", hint="Use 8.")
         require(self, ">= 1", "lstm_width", hint="Use 768.")
         require(self, ">= 0", "prefix", "suffix", "video_blocks", hint="Use 0 for none.")

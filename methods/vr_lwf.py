@@ -33,7 +33,7 @@ from ctvr.methods.layers.gather import gather
 from ctvr.methods.layers.losses.distillation import EncodedOnce, backbone_of, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
 from ctvr.methods.layers.transfer import to_device
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 _AT_ONCE = 250  # sentences encoded together
 _SCRIPT = "mtil/scripts/lwf_vr.sh"
@@ -60,7 +60,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class VRLwFConfig:
-    """Settings, searched by search_spaces/vr_lwf.py. Only T = 2 is CTVR's; others: ZSCL's repository."""
+    """Settings, with ranges in search_spaces/. Only T = 2 is CTVR's; others: ZSCL's repository."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -114,9 +114,10 @@ class VRLwF(Strategy):
         super().__init__(config, base)
         clip = backbone_of(base)
         if config.length > clip.text.context_length - 2:
-            raise ValueError(
-                f"length: {config.length} words and the two ends do not fit the {clip.text.context_length} tokens "
-                f"of a caption. Use at most {clip.text.context_length - 2}."
+            raise SettingError(
+                f"<length>: {config.length} words and the two ends do not fit the {clip.text.context_length} "
+                "tokens of a caption",
+                f"Use at most {clip.text.context_length - 2}.",
             )
         self._videos = VideoFeatureCache()  # the teacher's features of videos
         self.sentences: Tensor | None = None  # (R, L); drawn by `begin_task`, the same on all workers

@@ -40,7 +40,7 @@ _AT_ONCE = 250  # sentences encoded together
 
 @dataclass(frozen=True, kw_only=True)
 class XBTConfig:
-    """Settings, searched by search_spaces/xbt.py."""
+    """Settings, with ranges in search_spaces/."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -64,7 +64,7 @@ class XBTConfig:
     def __post_init__(self) -> None:
         require(self, ">= 0", "noise", "sentences", hint="Use 0 for none.")
         require(self, ">= 1", "pairs", "steps")
-        require(self, "> 0", "lr", hint="Use lr=0.001.")
+        require(self, "> 0", "lr", hint="Use <lr>=0.001.")
 
 
 class Projection:

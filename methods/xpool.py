@@ -65,7 +65,7 @@ CHUNK = 2**22  # numbers in memory at a time in `score`: 16 MiB
 
 @dataclass(frozen=True, kw_only=True)
 class XPoolConfig(ScaleConfig):
-    """Settings, searched by search_spaces/xpool.py. Rates are the defaults of both papers' code."""
+    """Settings, with ranges in search_spaces/. Rates are the defaults of both papers' code."""
 
     UNPUBLISHED = ("method.train_scale", "optim.weight_decay", "optim.warmup")
 

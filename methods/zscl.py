@@ -36,7 +36,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.gather import deal, gather, world_size
 from ctvr.methods.layers.losses.distillation import backbone_of, frozen_start, symmetric_distillation
 from ctvr.methods.layers.replay.reference import ReferenceSet, load_reference
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 _AT_ONCE = 250  # texts encoded together
 _SCRIPT = "mtil/scripts/ZSCL.sh"
@@ -61,7 +61,7 @@ ORIGINAL = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class ZSCLConfig:
-    """Settings, searched by search_spaces/zscl.py. CTVR publishes T = 2 and no other value."""
+    """Settings, with ranges in search_spaces/. CTVR publishes T = 2 and no other value."""
 
     UNPUBLISHED = ("base.lr",)
 
@@ -124,9 +124,10 @@ class ZSCL(Strategy):
         super().check_base(config, base, base_config)
         only = base.capabilities(base_config).required_num_frames
         if config.weight and only not in {None, config.reference_frames}:
-            raise ValueError(
-                f"the strategy passes images as videos of {config.reference_frames} frames, "
-                f"but the retriever takes videos of {only}. Write method.reference_frames={only}."
+            raise SettingError(
+                f"the strategy passes images as videos of {config.reference_frames} frames, but the retriever "
+                f"takes videos of {only}",
+                write=f"<reference_frames>={only}",
             )
 
     @classmethod

@@ -91,7 +91,7 @@ def require_allowed(address: str, source: str, *places: Place, option: str = "--
         origin = origin_of(address)
         named = origin or str(_path_of(address))
         what = "a host that this command does not name" if origin else "outside the runs folder"
-        raise ConfigError(f"{source}: names {named}, {what}. To use it, add {option} {named}.")
+        raise ConfigError(f"names {named}, {what}", source, remedy=f"To use it, add {option} {named}.")
 
 
 def require_own(path: Path, *others: int, remedy: str = "Remove it, or set TMPDIR to a folder of yours") -> None:
@@ -111,7 +111,7 @@ def require_own(path: Path, *others: int, remedy: str = "Remove it, or set TMPDI
         return
     if path.is_symlink() or found.st_uid not in (os.getuid(), *others):
         why = "is a link" if path.is_symlink() else f"belongs to another user ({found.st_uid})"
-        raise ConfigError(f"{path}: {why}, so it is not used. {remedy}.")
+        raise ConfigError(f"{why}, so it is not used. {remedy}.", path)
 
 
 def _path_of(address: Place, is_ours: bool = False) -> Path:

@@ -10,21 +10,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import re
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.console import printable
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.setting_groups import likely_number, setting_names, variants_of
 
 T = TypeVar("T")
 Settings = dict[str, Any]
-
-
 COMPARED = 100
 
 
@@ -77,9 +75,18 @@ def unknown_setting(name: str, value: Any, known: Iterable[str]) -> ConfigError:
     meant, names = near[0] if len(near) == 1 else meant, near or names
     every = ", ".join(names) if len(names) <= 20 else "ctvr schema METHOD"
     return ConfigError(
-        f"{printable(name)}: no such setting. "
-        + (f"Write {meant}={as_text(value) or 'VALUE'}." if meant else f"{'One of' if near else 'All'}: {every}.")
+        "no such setting",
+        printable(name),
+        remedy="" if meant else f"{'One of' if near else 'All'}: {every}.",
+        write=(f"{meant}={as_text(value) or 'VALUE'}",) if meant else (),
+        unknown=name,
     )
+
+
+def no_method(name: str, remedy: str, meant: str) -> ConfigError:
+    """Return the error for an unknown method; arguments as in `ctvr.methods.UnknownMethod`."""
+    write = (meant,) if meant else ()
+    return ConfigError(f"no method called {name!r}", "method", remedy=remedy, write=write, unknown=name)
 
 
 def as_text(value: Any) -> str:
@@ -103,10 +110,10 @@ def parse_overrides(words: Iterable[str]) -> Settings:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{word!r} is not a setting. Write name=value, for example optim.epochs=8.")
+            raise ConfigError(f"{word!r} is not a setting", remedy="Write name=value, for example optim.epochs=8.")
         name = name.strip()
         if name in settings and settings[name] != value:
-            raise ConfigError(f"{name}: given twice, as {settings[name]!r} and {value!r}. Keep one of them.")
+            raise ConfigError(f"given twice, as {settings[name]!r} and {value!r}", name, remedy="Keep one of them.")
         settings[name] = value
     return settings
 
@@ -142,12 +149,13 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "", *, dotted: 
     for name, spec in fields.items():
         missing = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if missing and name not in typed:
-            raise ConfigError(f"{dot}{name}: is required. Add {dot}{name}=VALUE.")
+            raise ConfigError("is required", f"{dot}{name}", remedy=f"Add {dot}{name}=VALUE.")
     try:
         return cls(**typed)
+    except SettingError as error:
+        raise setting_error(error, prefix, cls.__name__, dotted) from error
     except ValueError as error:
-        names = setting_names(cls) if dotted else ()
-        raise ConfigError(qualify_field_names(str(error), names, prefix, cls.__name__)) from error
+        raise ConfigError(str(error), prefix or cls.__name__) from error
 
 
 def _build_variant(spec: dataclasses.Field[Any], values: Mapping[str, Any], prefix: str) -> Any:
@@ -162,8 +170,11 @@ def _build_variant(spec: dataclasses.Field[Any], values: Mapping[str, Any], pref
 
 def _check_variant(variants: Mapping[str, Any], name: Any, prefix: str) -> None:
     if name not in variants:
-        hint = suggest(str(name), variants) or f" Known: {', '.join(variants)}."
-        raise ConfigError(f"{prefix}.name: {name!r} does not exist.{hint}")
+        meant, place = closest(str(name), variants), f"{prefix}.name"
+        remedy = f"Did you mean {meant!r}?" if meant else f"Known: {', '.join(variants)}."
+        raise ConfigError(
+            f"{name!r} does not exist", place, remedy=remedy, write=(f"{place}={meant}",) if meant else ()
+        )
 
 
 def _check_owner(variants: Mapping[str, type[Any]], word: str, prefix: str, chosen: str = "") -> list[type[Any]]:
@@ -171,34 +182,34 @@ def _check_owner(variants: Mapping[str, type[Any]], word: str, prefix: str, chos
     owners = [name for name, variant in variants.items() if word in setting_names(variant)]
     if not owners:
         every = dict.fromkeys(name for variant in variants.values() for name in setting_names(variant))
-        hint = suggest(word, every) or f" Known: {', '.join(every)}."
-        raise ConfigError(f"{prefix}.{word}: no such setting.{hint}")
+        meant = closest(word, every)
+        remedy = f"Did you mean {meant!r}?" if meant else f"Known: {', '.join(every)}."
+        raise ConfigError("no such setting", f"{prefix}.{word}", remedy=remedy, unknown=f"{prefix}.{word}")
     if chosen and chosen not in owners:
         raise ConfigError(
-            f"{prefix}.{word}: is a setting of {prefix}.name={' or '.join(owners)}, and {prefix}.name is {chosen!r}. "
-            "Omit it, or change the name."
+            f"is a setting of {prefix}.name={' or '.join(owners)}, and {prefix}.name is {chosen!r}",
+            f"{prefix}.{word}",
+            remedy="Omit it, or change the name.",
         )
     return [variants[name] for name in owners]
 
 
-def qualify_field_names(message: str, names: Iterable[str], prefix: str, otherwise: str = "settings") -> str:
-    """Prefix the field names in a dataclass's error message as the user types them: `optim.lr_scale`, not `lr_scale`.
+def setting_error(error: SettingError, group: str, otherwise: str = "settings", dotted: bool = True) -> ConfigError:
+    """Return the error of a Config or a method with its settings as the user writes them: `optim.lr_scale`.
 
-    A word is taken as a field name at the start of the message ("heads and rank must be >= 1"), before `=`, or if it
-    contains `_`; elsewhere it may be an English word. A message that does not start with a field is preceded by
-    `prefix`, or by `otherwise` if `prefix` is empty.
+    Args:
+        error: as raised.
+        group: the user's name of the group, "" for a run's own settings.
+        otherwise: place of a fault that does not begin with a setting, if `group` is "".
+        dotted: as in `build`.
     """
-    longest = sorted(names, key=len, reverse=True)  # `reducer.name` before `reducer`
-    word = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, longest)) or '(?!)'})(?!\w)")
-    starts = re.match(rf"(?:{word.pattern}(?:, | and | or |(?=[ :=])))+", message)
-    dot, end = f"{prefix}." if prefix else "", starts.end() if starts else 0
-
-    def named(found: re.Match[str]) -> str:
-        is_field = found.start() < end or "_" in found[0] or "." in found[0] or message[found.end() :].startswith("=")
-        return dot + found[0] if is_field else found[0]
-
-    said = word.sub(named, message)
-    return said if starts else f"{prefix or otherwise}: {said}"
+    below = group if dotted else ""
+    fault, remedy, write = (error.below(below, text) for text in error.args)
+    place = "" if dotted and error.fault.startswith("<") else group or otherwise
+    if not (remedy or write or fault.endswith("?")):
+        fault += "."
+    words = (write,) if write and dotted else ()
+    return ConfigError(fault, place, remedy=remedy, write=words, settings=error.settings(below))
 
 
 def check_value(cls: type[Any], name: str, value: Any, prefix: str = "") -> None:
@@ -238,7 +249,9 @@ def _typed(
     if name not in fields:
         raise unknown_setting(dot + name, value, [dot + each for each in setting_names(cls)])
     if variants := variants_of(cls, name):
-        raise ConfigError(f"{dot}{name}: is a group of settings. Use {dot}{name}.name={'|'.join(variants)}.")
+        write = (f"{dot}{name}.name={value}",) if value in variants else ()
+        remedy = f"Use {dot}{name}.name={'|'.join(variants)}."
+        raise ConfigError("is a group of settings", f"{dot}{name}", remedy=remedy, write=write)
     return _convert(hints[name], value, dot + name, fields[name].default, dotted)
 
 
@@ -254,9 +267,9 @@ def _convert(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> An
     try:
         typed = _adapter(hint).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(_wrong_value(hint, given, name, default, dotted)) from error
+        raise _wrong_value(hint, given, name, default, dotted) from error
     if isinstance(typed, float) and not math.isfinite(typed):  # limits would pass NaN, and training infinity
-        raise ConfigError(f"{name}: {value!r:.60} is not a finite number. Give a number, or omit the setting.")
+        raise ConfigError(f"{value!r:.60} is not a finite number", name, remedy="Give a number, or omit the setting.")
     return typed
 
 
@@ -264,17 +277,15 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(strict=False, coerce_numbers_to_str=True))
 
 
-def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> str:
-    """Describe a value of a wrong type: the expected type, the given value, and what to write instead."""
+def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> ConfigError:
+    """Return the error for a value of a wrong type: the expected type, the given value, and what to write instead."""
     parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if isinstance(parts, list) and len(parts) > 1 and all(_converts(hint, part) for part in parts):
-        listed = f"{name}={as_text(parts)}"
-        got = f"(got {as_text(value)!r:.200})"
+        each = f"Run each: ctvr sweep METHOD STREAM --vary {name}={as_text(parts)}"
+        each = "Give one in each run." if name == "seed" else each
         if isinstance(value, str) and _converts(hint, number := likely_number(value, hint is int)):
-            got += f". {'As one number' if hint is int else 'With a decimal point'}: {name}={number}"
-        each = "Give one in each run." if name == "seed" else f"Run each: ctvr sweep --vary {listed}"
-        return f"{name}: takes one value, not {len(parts)} {got}. {each}"
-    said = f"{name}: is not {_described(hint)} (got {value!r:.200})."
+            each = f"{'As one number' if hint is int else 'With a decimal point'}: {name}={number}. {each}"
+        return ConfigError(f"takes one value, not {len(parts)}", name, as_text(value), each)
     tidy = value.strip(" =.,;'\"`[](){}\u2018\u2019\u201c\u201d") if isinstance(value, str) else ""
     if literals := _literals(hint):
         better: Any = closest(str(value), map(str, literals)) or default
@@ -282,7 +293,8 @@ def _wrong_value(hint: Any, value: Any, name: str, default: Any, dotted: bool) -
         meant = (tidy, likely_number(tidy, hint is int)) if tidy else ()
         better = next((each for each in meant if each and _converts(hint, each)), default)
     is_example = dotted and better not in ("", (), None, dataclasses.MISSING)
-    return f"{said} Write {name}={as_text(better)}." if is_example else said
+    write = (f"{name}={as_text(better)}",) if is_example else ()
+    return ConfigError(f"is not {_described(hint)}", name, value, write=write)
 
 
 def _converts(hint: Any, value: Any) -> bool:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ctvr.orchestrator.redaction import redact
@@ -51,17 +52,62 @@ class CtvrError(Exception):
 
 
 class ConfigError(CtvrError, ValueError):
-    """Invalid user input. The message is one line that names the setting and the remedy."""
+    """Invalid user input. Its text is one line, made of these parts; no code reads that text.
+
+    Attributes:
+        fault: what is wrong. It is the whole line if no other part is given.
+        where: the setting, the option or the file, as the user names it.
+        got: the value that was given; None if the fault names it.
+        remedy: what to do: a whole sentence.
+        write: words of a command that replace those with the fault, for example ("optim.epochs=2",); () if unknown.
+            They are printed as the remedy if no other is given.
+        settings: the settings that the fault concerns, the wrong one first; by default `where`.
+        unknown: the name that does not exist, of a method, a stream or a setting; else "".
+    """
 
     status = 2
     is_permanent = True
+
+    def __init__(
+        self,
+        fault: object = "",
+        where: object = "",
+        got: object = None,
+        remedy: str = "",
+        write: Sequence[str] = (),
+        settings: Sequence[str] = (),
+        unknown: str = "",
+    ) -> None:
+        super().__init__(str(fault), str(where), got, remedy, tuple(map(redact, write)), tuple(settings), unknown)
+        self.fault, self.where, self.got, self.remedy, self.write, self.settings, self.unknown = self.args
+        self.settings = self.settings or (self.where,)
+
+    @property
+    def described(self) -> str:
+        """The place and the fault, without the remedy."""
+        said = f"{self.where}: {self.fault}" if self.where else self.fault
+        return said if self.got is None else f"{said} (got {self.got!r:.200})"
+
+    def __str__(self) -> str:
+        return f"{self.described}. {self.advice}" if self.advice else self.described
+
+    @property
+    def advice(self) -> str:
+        """The remedy, or the words to write, as a whole sentence."""
+        return self.remedy or (f"Write {' '.join(self.write)}." if self.write else "")
+
+    def at(self, where: str) -> ConfigError:
+        """Return the same error at another place: in a setting, whose value replaces the words, or in a file."""
+        write = tuple(f"{where}={word.rpartition('=')[2]}" for word in self.write)
+        return ConfigError(self.fault, where, self.got, self.remedy, write, (), self.unknown)
 
 
 class Mistakes(ConfigError):
     """All mistakes in one command; `args` holds one line for each."""
 
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.args))
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.args = lines
 
 
 class TrackingUnavailable(ConfigError):
@@ -72,14 +118,9 @@ class UntrustedCode(ConfigError):
     """A file names a class that the user has not named. `name` is the class, `place` the file or record."""
 
     def __init__(self, name: str, place: str = "") -> None:
-        super().__init__(name, place)
-        self.name, self.place = self.args
-
-    def __str__(self) -> str:
-        return (
-            f"{self.place or 'method'}: the class {self.name} is not named by this command, so its code is not run. "
-            f"If you trust that code, add --trust {self.name}."
-        )
+        said = f"the class {name} is not named by this command, so its code is not run"
+        super().__init__(said, place or "method", remedy=f"If you trust that code, add --trust {name}.")
+        self.args = self.name, self.place = name, place
 
 
 class VideoError(CtvrError, ValueError):

@@ -102,8 +102,10 @@ class ExecutionConfig:
         if Path(place).is_dir():
             why = "is not a store"
             if any((Path(place) / "store" / mark).is_dir() for mark in STORE_MARKS):
-                raise ConfigError(f"{named}: is a runs folder. Write --store {Path(self.store or place) / 'store'}.")
-        raise ConfigError(f"{named}: {why}. Give the store of earlier runs.")
+                raise ConfigError(
+                    "is a runs folder", named, remedy=f"Write --store {Path(self.store or place) / 'store'}."
+                )
+        raise ConfigError(why, named, remedy="Give the store of earlier runs.")
 
     def load_stream(self, name: str, render: bool = True) -> Stream:
         """Load a stream with the folders of this configuration (see `streams.load.load_stream`)."""
@@ -127,7 +129,9 @@ class ExecutionConfig:
             ConfigError: if it does not exist.
         """
         if self.videos is not None and not self.videos.is_dir():
-            raise ConfigError(f"--videos: {self.videos} is not a folder. Give the folder of the stream's videos.")
+            raise ConfigError(
+                f"{self.videos} is not a folder", "--videos", remedy="Give the folder of the stream's videos."
+            )
 
     def check(self, writes: bool = True) -> None:
         """Check that numbers are in range and folders and servers usable, before anything starts or is created.
@@ -140,43 +144,50 @@ class ExecutionConfig:
         for option in ("workers", "nodes", "local_cpus", "max_concurrent", "max_nodes"):
             value = getattr(self, option)
             if value is not None and value < 1:
-                raise ConfigError(f"--{option.replace('_', '-')}: must be >= 1, got {value}.")
+                raise ConfigError(f"must be >= 1, got {value}.", f"--{option.replace('_', '-')}")
         if self.max_nodes is not None and self.max_nodes < self.nodes:
             raise ConfigError(
-                f"--max-nodes: must be >= --nodes, got {self.max_nodes} and {self.nodes}. Raise --max-nodes or lower "
-                "--nodes."
+                f"must be >= --nodes, got {self.max_nodes} and {self.nodes}",
+                "--max-nodes",
+                remedy="Raise --max-nodes or lower --nodes.",
             )
         if self.cpus_per_worker <= 0:
-            raise ConfigError(f"--cpus-per-worker: must be > 0, got {self.cpus_per_worker:g}.")
+            raise ConfigError(f"must be > 0, got {self.cpus_per_worker:g}.", "--cpus-per-worker")
         if not 0 < self.worker_timeout_hours <= 1e4:
             raise ConfigError(
-                f"--worker-timeout-hours: must be > 0 and <= 10000, got {self.worker_timeout_hours:g}. Write 24."
+                f"must be > 0 and <= 10000, got {self.worker_timeout_hours:g}",
+                "--worker-timeout-hours",
+                remedy="Write 24.",
             )
         if self.address and not _ADDRESS.fullmatch(self.address):
             raise ConfigError(
-                f"--address: {self.address!r:.200} is not the address of a Ray cluster. Write auto, local, HOST:6379 "
-                "or ray://HOST:10001."
+                f"{self.address!r:.200} is not the address of a Ray cluster",
+                "--address",
+                remedy="Write auto, local, HOST:6379 or ray://HOST:10001.",
             )
         gpus = self.gpus_per_trial or 0.0
         if gpus < 0:
-            raise ConfigError(f"--gpus-per-trial: must be >= 0, got {gpus:g}. Write 0 to train on CPUs.")
+            raise ConfigError(f"must be >= 0, got {gpus:g}", "--gpus-per-trial", remedy="Write 0 to train on CPUs.")
         if self.accelerator_type and self.gpus_per_trial == 0:
             raise ConfigError(
-                f"--accelerator-type {self.accelerator_type}: --gpus-per-trial 0 trains on CPUs. Omit one of them."
+                "--gpus-per-trial 0 trains on CPUs",
+                f"--accelerator-type {self.accelerator_type}",
+                remedy="Omit one of them.",
             )
         share = gpus / self.workers
         if share > 1 and share != int(share):
             raise ConfigError(
-                f"--gpus-per-trial: {gpus:g} GPUs for {self.workers} workers are {share:g} each; a share > 1 must be "
-                "a whole number. Change --gpus-per-trial or --workers."
+                f"{gpus:g} GPUs for {self.workers} workers are {share:g} each; a share > 1 must be a whole number",
+                "--gpus-per-trial",
+                remedy="Change --gpus-per-trial or --workers.",
             )
         for option, place in (("--store", self.store), ("--storage", self.ray_storage or "")):
             if scheme := re.match("([a-z][a-z0-9+]+):/?(?!/)", place):  # else a folder called s3: is created
                 fixed = f"{scheme[1]}://{place[scheme.end() :]}"
-                raise ConfigError(f"{option} {place}: is neither a folder nor a URI. Write {fixed}.")
+                raise ConfigError("is neither a folder nor a URI", f"{option} {place}", remedy=f"Write {fixed}.")
         if self.ray_storage and redact(self.ray_storage, {}) != self.ray_storage:
             raise ConfigError(
-                "--storage: contains a password. Remove it, and set AWS_* variables on every node instead."
+                "contains a password", "--storage", remedy="Remove it, and set AWS_* variables on every node instead."
             )
         self.check_videos()
         if writes:

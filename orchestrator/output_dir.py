@@ -41,8 +41,10 @@ def check_name(text: str, where: str, is_ascii: bool = False) -> None:
     if not is_name(text) or (is_ascii and not text.isascii()):
         letters = "ASCII letters" if is_ascii else "letters"
         raise ConfigError(
-            f"{where}: is not a name for a folder on every system (got {text!r:.100}). Use {letters}, digits and . _ - "
-            f"(at most 100, not . or - first, no device of Windows such as con), for example {nearest_name(text)}."
+            f"is not a name for a folder on every system (got {text!r:.100})",
+            where,
+            remedy=f"Use {letters}, digits and . _ - (at most 100, not . or - first, no device of Windows such as "
+            f"con), for example {nearest_name(text)}.",
         )
 
 
@@ -53,7 +55,7 @@ def require_empty(folder: Path) -> None:
         ConfigError: if the folder is not empty, or is a file.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: already exists and is not empty. Give another folder.")
+        raise ConfigError("already exists and is not empty", folder, remedy="Give another folder.")
 
 
 def create_output_dir(folder: Path) -> None:
@@ -66,7 +68,7 @@ def create_output_dir(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Give another folder.") from error
+        raise ConfigError(f"cannot be created ({error.strerror})", folder, remedy="Give another folder.") from error
 
 
 def check_creatable(folder: Path, option: str) -> None:
@@ -80,7 +82,9 @@ def check_creatable(folder: Path, option: str) -> None:
             pass
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{option} {folder}: cannot be written ({reason}). Choose another folder.") from error
+        raise ConfigError(
+            f"cannot be written ({reason})", f"{option} {folder}", remedy="Choose another folder."
+        ) from error
 
 
 def publish(path: Path, content: bytes) -> Path:
@@ -105,7 +109,9 @@ def write_in_runs(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         publish(path, content)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}). Give another --runs folder.") from error
+        raise ConfigError(
+            f"cannot be written ({error.strerror})", path, remedy="Give another --runs folder."
+        ) from error
 
 
 def _nearest(folder: Path) -> Path:

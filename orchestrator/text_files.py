@@ -30,13 +30,13 @@ def open_regular(path: Path) -> BinaryIO:
     try:  # opening a FIFO without a writer would block
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL byte in the name
-        raise ConfigError(f"{str(path)!r}: cannot be read ({error}). Give the path of a file.") from error
+        raise ConfigError(f"cannot be read ({error})", f"{str(path)!r}", remedy="Give the path of a file.") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a file.") from error
+        raise ConfigError(f"cannot be read ({error.strerror})", path, remedy="Give the path of a file.") from error
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
-        raise ConfigError(f"{path}: cannot be read (it is a {_kind(mode)}). Give the path of a file.")
+        raise ConfigError(f"cannot be read (it is a {_kind(mode)})", path, remedy="Give the path of a file.")
     return os.fdopen(handle, "rb")
 
 
@@ -53,9 +53,9 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
             while size <= most >= len(content) and (more := file.read(max(len(content), MIB))):  # it grew; /proc
                 content += more
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a file.") from error
+            raise ConfigError(f"cannot be read ({error.strerror})", path, remedy="Give the path of a file.") from error
     if max(size, len(content)) > most:
-        raise ConfigError(f"{path}: is larger than {most / MIB:g} MB. Check the path.")
+        raise ConfigError(f"is larger than {most / MIB:g} MB", path, remedy="Check the path.")
     return content
 
 
@@ -73,16 +73,16 @@ def read_text(path: Path, most: int = MOST) -> str:
     content = read_bytes(path, most)
     encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
     if content.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or content[:4].count(0) == 3:
-        raise ConfigError(f"{path}: is UTF-32. {_convert('utf-32', path)}")
+        raise ConfigError(f"is UTF-32. {_convert('utf-32', path)}", path)
     if encoding == "utf-8" and 0 in content[:2] and content[:4].count(0) == 2:
         order = "utf-16le" if content[0] else "utf-16be"
-        raise ConfigError(f"{path}: is UTF-16 without a byte order mark. {_convert(order, path)}")
+        raise ConfigError(f"is UTF-16 without a byte order mark. {_convert(order, path)}", path)
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         if encoding == "utf-16" or b"\0" in content:
-            raise ConfigError(f"{path}: line {line}: is not UTF-8 text. Give a text file.") from error
+            raise ConfigError(f"line {line}: is not UTF-8 text", path, remedy="Give a text file.") from error
         where = f"{path}: line {line}: byte 0x{content[error.start]:02x}"
         raise ConfigError(f"{where} is not UTF-8 text. {_convert('windows-1252', path)}") from error
 

@@ -17,7 +17,7 @@ from ctvr.orchestrator.config import check_value
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.command import _check_words, parse_file_arguments
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-from ctvr.orchestrator.learning.resolve import get_method, presets_of
+from ctvr.orchestrator.learning.presets import get_method, presets_of
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.on_ray.search_space import WHERE
 from ctvr.orchestrator.setting_groups import setting_names

@@ -242,7 +242,7 @@ def printed(name: str, runs: Path, sweep_name: str = "") -> str:
     found = tracker.find_runs(tags={"ctvr.rerun_of": searched, "ctvr.complete": "true"})
     sweep = found[-1].tags["ctvr.sweep"] if found else ""
     if not sweep or getattr(tracker.find_sweep(sweep), "status", "") != "FINISHED":
-        raise ConfigError(f"--add {name}: no complete sweep called {searched} in {runs}.")
+        raise ConfigError(f"no complete sweep called {searched} in {runs}.", f"--add {name}")
     (table,) = made_tables(execution, sweep)
     records = [run for run in found if run.tags["ctvr.sweep"] == sweep]
     commits = {source_commit(run.tags.get("ctvr.commit", "")) for run in records}

@@ -12,7 +12,7 @@ from ctvr.methods import EVERY_METHOD
 from ctvr.methods.settings import EXACT, groups_of, settings_of, variants_with_settings
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-from ctvr.orchestrator.learning.resolve import get_method
+from ctvr.orchestrator.learning.presets import get_method
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 
 HEAD = "<!-- generated: python -m tools.reference_pages -->"

@@ -22,6 +22,7 @@ from ctvr.methods.backbone.conv_stem import ConvStem
 from ctvr.methods.backbone.openclip_towers import EndMarked, WholeText, text_of, vision_of
 from ctvr.methods.backbone.umt_load import load_umt
 from ctvr.methods.backbone.weight_settings import WeightSettings, weight_settings
+from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path
 
 VERSION: str = importlib.metadata.version("open_clip_torch")  # of the library that defines the towers
@@ -105,9 +106,9 @@ def check_backbone(
         FileNotFoundError: if `weights` is a path that does not exist.
     """
     if sha256 and not is_path(weights):
-        raise ValueError(f"sha256 applies to a file, and weights={weights!r} is not a file. Leave it out.")
+        raise SettingError(f"<sha256> applies to a file, and <weights>={weights!r} is not a file", "Leave it out.")
     if vocabulary and name not in UMT:
-        raise ValueError(f"vocabulary={vocabulary!r} is UMT's; {name} has its own tokenizer. Leave it out.")
+        raise SettingError(f"<vocabulary>={vocabulary!r} is UMT's; {name} has its own tokenizer", "Leave it out.")
     if name in SHIPPED or name in UMT:
         known, others = (
             (["shipped"], "shipped, random or a file") if name in SHIPPED else ([], "its authors' file, or random")
@@ -116,7 +117,7 @@ def check_backbone(
         known = _tags(name)
         others = f"random, a file, or one of: {', '.join(known) or 'none'}"
     if "://" in weights:
-        raise ValueError(f"weights={weights!r} is an address. Fetch the file, and give its path.")
+        raise SettingError(f"<weights>={weights!r} is an address", "Fetch the file, and give its path.")
     if is_path(weights):
         files_of(expand_path(weights))
     elif weights not in ("random", *known):
@@ -130,9 +131,11 @@ def _tags(name: str) -> list[str]:
 
     if name not in (models := open_clip.list_models()):
         close = _closest(name, [*SHIPPED, *UMT, *models])
-        hint = f" Did you mean {close}?" if close else ""
-        raise ValueError(
-            f"no backbone called {name!r}.{hint} Write {', '.join((*SHIPPED, *UMT))} or one of open_clip.list_models()."
+        hint = f"Did you mean {close}? " if close else ""
+        raise SettingError(
+            f"no backbone called {name!r}",
+            f"{hint}Write {', '.join((*SHIPPED, *UMT))} or one of open_clip.list_models().",
+            f"<name>={close}" if close else "",
         )
     return list(open_clip.list_pretrained_tags_by_model(name))
 

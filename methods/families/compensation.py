@@ -30,6 +30,7 @@ from ctvr.methods.families.strategy import Strategy
 from ctvr.methods.layers.feature_maps import Weights
 from ctvr.methods.layers.losses.distillation import EncodedOnce
 from ctvr.methods.layers.replay.cache import VideoFeatureCache
+from ctvr.methods.settings import SettingError
 
 
 class Link(nn.Module):
@@ -111,9 +112,8 @@ class QueryCompensation(Strategy):
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
         super().check_base(config, base, base_config)
         if base.capabilities(base_config).several_text_vectors:
-            raise ValueError(
-                "the strategy maps the one vector of a caption, but the retriever has several. Write "
-                "method.base=clip4clip."
+            raise SettingError(
+                "the strategy maps the one vector of a caption, but the retriever has several", write="<base>=clip4clip"
             )
 
     def __init__(self, config: Any, base: Method) -> None:
@@ -147,9 +147,10 @@ class QueryCompensation(Strategy):
         held = next(chain(self.base.parameters(), self.base.buffers()), torch.empty(0))
         shape = teacher("encode_text", torch.tensor([[1, 2]], device=held.device)).shape
         if len(shape) != 2:
-            raise ValueError(
-                f"base: {type(self.base).__name__} encodes a caption as {tuple(shape[1:])} numbers, "
-                "but the strategy maps one vector. Write method.base=clip4clip."
+            raise SettingError(
+                f"<base>: {type(self.base).__name__} encodes a caption as {tuple(shape[1:])} numbers, but the "
+                "strategy maps one vector",
+                write="<base>=clip4clip",
             )
         return shape[1]
 

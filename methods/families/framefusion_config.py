@@ -8,12 +8,12 @@ from typing import Literal
 from ctvr.methods.layers.experts import check_top_k
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
 from ctvr.methods.layers.temporal import FFAInit
-from ctvr.methods.settings import group, require, setting
+from ctvr.methods.settings import SettingError, group, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameFusionMoEConfig:
-    """Settings, searched by search_spaces/framefusion_moe.py; values that are not published are the released code's."""
+    """Settings, with ranges in search_spaces/; values that are not published are the released code's."""
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup")
 
@@ -141,10 +141,10 @@ class FrameFusionMoEConfig:
 
     def __post_init__(self) -> None:
         require(self, "in [0, 1]", "beta", hint="Use 0.6, or 0 for none.")
-        require(self, ">= 1", "num_experts", "rank", hint="Use use_tame=false for no experts.")
+        require(self, ">= 1", "num_experts", "rank", hint="Use <use_tame>=false for no experts.")
         check_top_k(self.top_k, self.num_experts)
         require(self, ">= 0", "ffa_layers", hint="Use 0 for no FFA.")
         require(self, "in [0, 1)", "dropout")
         if self.ffa_init == "zero_out" and not self.ffa_output:
-            raise ValueError("ffa_init=zero_out starts from an output projection of zero; set ffa_output=true.")
+            raise SettingError("<ffa_init>=zero_out starts from an output projection of zero; set <ffa_output>=true")
         require(self, ">= 0", "lr_text", "lr_vision", "lr_other", "lr_text_first", "lr_vision_first", "lr_other_first")

@@ -79,7 +79,7 @@ class MomentumConfig:
     )
 
     def __post_init__(self) -> None:
-        require(self, ">= 0", "lr", hint="Use lr=0 for the zero-shot model.")
+        require(self, ">= 0", "lr", hint="Use <lr>=0 for the zero-shot model.")
         require(self, "> 0", "tau", hint="The paper uses 0.07.")
         require(self, ">= 1", "queue_size", hint="The paper uses 1440.")
         require(self, "in [0, 1]", "m", hint=MOMENTUM_HINT)

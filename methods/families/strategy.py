@@ -16,7 +16,7 @@ from ctvr.methods.base import Batch, Capabilities, Frozen, Method, PairSource, T
 from ctvr.methods.families.momentum import MomentumRetriever
 from ctvr.methods.hooks import Hooks
 from ctvr.methods.layers.replay.buffer import Policy, ReplayBuffer
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 RESERVOIR = (
     "policy of the buffer. reservoir: one uniform sample of all pairs so far, as the original; ring: an equal share "
@@ -39,8 +39,8 @@ class Strategy(Method):
     @classmethod
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
         if cls.needs_momentum and not issubclass(base, MomentumRetriever):
-            raise ValueError(
-                "the strategy works on queues of keys, which the momentum retrievers have. Write method.base=base_moco."
+            raise SettingError(
+                "the strategy works on queues of keys, which the momentum retrievers have", write="<base>=base_moco"
             )
         if cls.compares(config) and (reason := base.capabilities(base_config).score_caveat):
             raise ValueError(f"the strategy compares similarities within a batch, and {reason}.")
@@ -144,7 +144,7 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         require(self, ">= 0", "buffer_size", hint="Use 0 for no replay.")
-        require(self, "in (0, 1]", "buffer_share", hint="Use 0.05 for 5 %, or buffer_size=0 for no replay.")
+        require(self, "in (0, 1]", "buffer_share", hint="Use 0.05 for 5 %, or <buffer_size>=0 for no replay.")
 
     @property
     def is_used(self) -> bool:

@@ -8,12 +8,12 @@ from typing import Literal
 from ctvr.methods.layers.experts import check_top_k
 from ctvr.methods.layers.losses.etf import Head
 from ctvr.methods.layers.reduction.config import REDUCERS, ReducerConfig
-from ctvr.methods.settings import group, require, setting
+from ctvr.methods.settings import SettingError, group, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructAlignConfig:
-    """Tuned by search_spaces/structalign.py; defaults are the paper's MSRVTT setting."""
+    """Settings, with ranges in search_spaces/; defaults are the paper's MSRVTT setting."""
 
     UNPUBLISHED = ("optim.weight_decay", "optim.warmup", "data.num_frames")
 
@@ -114,4 +114,4 @@ class StructAlignConfig:
         check_top_k(self.top_k, self.num_experts)
         for name in ("swap_heads", "pair_weight"):
             if getattr(self, name) and self.pseudo != "clip":
-                raise ValueError(f"{name} needs pseudo=clip; pseudo={self.pseudo} samples at another point.")
+                raise SettingError(f"<{name}> needs <pseudo>=clip; <pseudo>={self.pseudo} samples at another point")

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ctvr.methods.settings import SettingError
+
 
 class ImageBuffer(nn.Module):
     """At most `capacity` images, each with the values stored with it. All of it is state.
@@ -33,7 +35,9 @@ class ImageBuffer(nn.Module):
     def __init__(self, capacity: int, seed: int = 0) -> None:
         super().__init__()
         if capacity < 1:
-            raise ValueError(f"buffer_size counts images and must be >= 1, got {capacity}. The release keeps 256.")
+            raise SettingError(
+                f"<buffer_size> counts images and must be >= 1, got {capacity}", "The release keeps 256."
+            )
         self.capacity, self.random = capacity, np.random.RandomState(seed)
         self.register_buffer("images", torch.empty(0))
         self.register_buffer("kept", torch.empty(0))

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
+from ctvr.methods.settings import SettingError
+
 TEMPERATURE = 0.1
 
 
@@ -30,7 +32,9 @@ def votes(test: Tensor, bank: Tensor, labels: Tensor, k: int, classes: int) -> T
         ValueError: if k is not in 1 to N.
     """
     if not 1 <= k <= len(bank):
-        raise ValueError(f"k counts neighbours among {len(bank)} training images, got {k}. Use 1 to {len(bank)}.")
+        raise SettingError(
+            f"<k> counts neighbours among {len(bank)} training images, got {k}", f"Use 1 to {len(bank)}."
+        )
     likeness = F.normalize(test.float(), dim=-1) @ F.normalize(bank.float(), dim=-1).mT
     nearest, rows = likeness.topk(k, dim=-1)  # (Q, k)
     weights = (nearest / TEMPERATURE).exp()

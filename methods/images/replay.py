@@ -22,7 +22,7 @@ from ctvr.methods.base import Batch
 from ctvr.methods.images import views
 from ctvr.methods.images.buffer import ImageBuffer
 from ctvr.methods.images.siamese import FIRST, PLAIN, SECOND, Siamese, SiameseStrategy
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 Again = Callable[[Tensor], Tensor]  # plain images (R, 3, H, W) in [0, 1] -> augmented and normalised
 
@@ -102,9 +102,9 @@ class ImageLUMP(ImageReplay):
             return first, second
         rows = self.memory.sample(self.config.rows)[: len(first)]
         if len(rows) < len(first):
-            raise ValueError(
-                f"buffer_size: {len(rows)} images are drawn for a batch of {len(first)}, and each needs a partner. Use "
-                f"a buffer_size and rows of at least {len(first)} images, or smaller batches."
+            raise SettingError(
+                f"<buffer_size>: {len(rows)} images are drawn for a batch of {len(first)}, and each needs a partner",
+                f"Use a <buffer_size> and rows of at least {len(first)} images, or smaller batches.",
             )
         share = float(self.memory.random.beta(self.config.alpha, self.config.alpha))
         again = self.again(self.memory.images[rows])

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Method, Override, ParamGroup, Task
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 SGD: dict[str, Any] = {  # of the release, for its rate
     "optim.name": "sgd",
@@ -152,7 +152,7 @@ class SiameseStrategy(Method):
     @classmethod
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
         if base is not Siamese:
-            raise ValueError("it holds a siamese network over images. Write method.base=image_finetune.")
+            raise SettingError("it holds a siamese network over images", write="<base>=image_finetune")
 
     def __init__(self, config: Any, base: Siamese) -> None:
         super().__init__()

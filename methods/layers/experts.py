@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import BlockSeams, TokenState
 from ctvr.methods.layers.expert_usage import UsageCounter
 from ctvr.methods.layers.gather import world_size
+from ctvr.methods.settings import SettingError
 
 PLACES = ("q", "k", "v", "out")  # the projections of a text block that task-aware experts adapt
 
@@ -29,9 +30,9 @@ def check_top_k(top_k: int, num_experts: int) -> None:
         ValueError: unless 1 <= top_k <= num_experts.
     """
     if not 1 <= top_k <= num_experts:
-        raise ValueError(
-            f"top_k chooses among num_experts={num_experts} experts, got {top_k}. "
-            f"Use top_k={min(max(top_k, 1), max(num_experts, 1))}, or more experts."
+        raise SettingError(
+            f"<top_k> chooses among <num_experts>={num_experts} experts, got {top_k}",
+            f"Use <top_k>={min(max(top_k, 1), max(num_experts, 1))}, or more experts.",
         )
 
 

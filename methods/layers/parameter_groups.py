@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.settings import SettingError
 
 
 def parts(clip: Clip, names: Sequence[str], setting: str = "frozen") -> list[nn.Parameter]:
@@ -28,7 +29,7 @@ def parts(clip: Clip, names: Sequence[str], setting: str = "frozen") -> list[nn.
         if not inside:
             every = sorted({own.rpartition(".")[0] or own for own in known} | set(known))
             close = difflib.get_close_matches(name, every, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else f" Some of its parts: {', '.join(every[:4])}."
-            raise ValueError(f"{setting}: the backbone has no part called {name!r}.{hint}")
+            hint = f"Did you mean {close[0]!r}?" if close else f"Some of its parts: {', '.join(every[:4])}."
+            raise SettingError(f"<{setting}>: the backbone has no part called {name!r}", hint)
         found |= {id(p): p for p in inside}
     return list(found.values())

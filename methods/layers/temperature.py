@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ctvr.methods.backbone.clip import Clip
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,9 @@ class ScaleConfig:
     def __post_init__(self) -> None:
         require(self, ">= 1", "max_scale", hint="CLIP uses 100.")
         if not 0 <= self.min_scale <= self.max_scale:
-            raise ValueError(
-                f"min_scale must lie between 0 and max_scale={self.max_scale}, got {self.min_scale}. Use 0 for none."
+            raise SettingError(
+                f"<min_scale> must lie between 0 and <max_scale>={self.max_scale}, got {self.min_scale}",
+                "Use 0 for none.",
             )
         require(self, "in (0, inf)", "start_scale", hint="CLIP's is 100.")
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.backbone.clip import BlockSeams, TokenState
+from ctvr.methods.settings import SettingError
 
 FFAInit = Literal["identity", "zero_out", "torch"]
 Direction = Literal["previous", "next"]
@@ -43,7 +44,7 @@ class CrossFrameAttention(nn.Module):
         """
         super().__init__()
         if init == "zero_out" and not has_output:
-            raise ValueError("ffa_init=zero_out starts from an output projection of zero; set ffa_output=true.")
+            raise SettingError("<ffa_init>=zero_out starts from an output projection of zero; set <ffa_output>=true")
         self.heads = heads
         self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
         self.out = nn.Linear(width, width) if has_output else None

@@ -151,14 +151,14 @@ def new_method(name: str, into: Path = Path()) -> str:
             f"new method {name!r:.80}: is not a module name. Use lower-case letters, digits and _, for example {meant}."
         )
     if name in EVERY_METHOD or name in CONFIGURATIONS or name in plugins() or name == "ctvr":
-        raise ConfigError(f"new method {name!r}: a method of this name already exists. Choose another name.")
+        raise ConfigError("a method of this name already exists", f"new method {name!r}", remedy="Choose another name.")
     folder = into / name
     if folder.exists():
-        raise ConfigError(f"new method: {folder} already exists. Choose another name or --into FOLDER.")
+        raise ConfigError(f"{folder} already exists", "new method", remedy="Choose another name or --into FOLDER.")
     if name in sys.stdlib_module_names or ((found := find_spec(name)) and found.origin):
         raise ConfigError(f"new method {name!r}: would shadow an installed module of this name. Choose another name.")
     if not into.is_dir():
-        raise ConfigError(f"--into {into}: is not a folder. Create it first, or omit --into.")
+        raise ConfigError("is not a folder", f"--into {into}", remedy="Create it first, or omit --into.")
     create_output_dir(folder)
     cls = "".join(part.capitalize() for part in name.split("_")) or "Method"
     files = {"pyproject.toml": PROJECT, f"{name}.py": MODULE, f"{name}_space.py": SPACE, f"test_{name}.py": TEST}

@@ -54,7 +54,16 @@ from ctvr.orchestrator.redaction import hide_secrets, redact, traceback_text
 from ctvr.orchestrator.streams.load import is_embedded
 
 log = logging.getLogger(__name__)
-SYNONYMS = {"help": "--help", "version": "--version", "ls": "runs", "list": "runs", "train": "run", "rm": "runs rm"}
+SYNONYMS = {  # of other tools -> ours
+    **dict.fromkeys(("ls", "list"), "runs"),
+    **dict.fromkeys(("eval", "evaluate"), "table"),
+    **dict.fromkeys(("tensorboard", "mlflow"), "ui"),
+    "help": "--help",
+    "version": "--version",
+    "train": "run",
+    "rm": "runs rm",
+    "compare": "explain",
+}
 _LIST = dict.fromkeys(("list", "ls", "all"), "")
 ACTIONS: dict[str, dict[str, str]] = {  # of other tools -> ours, for a command with actions
     "runs": {**_LIST, "delete": "rm", "del": "rm", "remove": "rm", "info": "show", "view": "show"},
@@ -79,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         try:
             arguments, rest = self.parse_known_args([*words[:at], *kept], namespace)
         except ConfigError as error:  # an argument is missing, perhaps because its option is misspelled
-            raise mistakes.tell(words, found or [missing_value(str(error), kept)]) from error
+            raise mistakes.tell(words, found or [missing_value(error, kept)]) from error
         if hasattr(arguments, "overrides"):
             arguments.overrides, rest = [*arguments.overrides, *rest], []
             found += place_names(arguments)
@@ -101,6 +110,8 @@ class Parser(argparse.ArgumentParser):
                 synonyms = SYNONYMS if parser is self else ACTIONS.get(words[at - 1], {})
                 meant = synonyms.get(word, closest(word, choices))
                 given = [*meant.split(), *words[at + 1 :]]
+                if word == "help":  # help of a command
+                    given = [*words[at + 1 :], "--help"]
                 if words[:at] == ["runs"] and is_embedded(word):
                     given = ["--stream", *words[at:]]
                 elif words[:at] == ["streams"] and is_embedded(word):
@@ -111,7 +122,7 @@ class Parser(argparse.ArgumentParser):
                 line = f"Write: {shlex.join(['ctvr', *words[:at], *given])}"
                 kind = "command" if parser is self else f"action of {' '.join(words[:at])}"
                 every = f"`{parser.prog} --help` lists them." if parser is self else f"Write {' or '.join(choices)}."
-                raise ConfigError(f"{word}: no such {kind}. {line if is_clear else every}")
+                raise ConfigError(f"no such {kind}", word, remedy=line if is_clear else every)
             parser = choices[word]
         return parser, len(words)
 
@@ -119,15 +130,16 @@ class Parser(argparse.ArgumentParser):
         """Report an error that only argparse finds: a missing argument or option."""
         if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
             names = [name.strip(" '") for name in choice[3].split(",")]
-            meant = f" Write {closest(choice[2], names) or names[0]}."
-            raise ConfigError(f"{choice[1]}: is not one of {', '.join(names)} (got {choice[2]!r:.80}).{meant}")
+            remedy = f"Write {closest(choice[2], names) or names[0]}."
+            raise ConfigError(f"is not one of {', '.join(names)}", choice[1], choice[2], remedy)
         if pair := re.fullmatch(r"argument (\S+): not allowed with argument (\S+)", message):
-            raise ConfigError(f"{pair[1]}: cannot be combined with {pair[2]}. Omit one of them.")
+            raise ConfigError(f"cannot be combined with {pair[2]}", pair[1], remedy="Omit one of them.")
         if of_type := re.fullmatch(r"argument (\S+): (.*\.)", message):  # user_path refuses it
-            raise ConfigError(f"{of_type[1]}: {of_type[2]}")
-        missing = message.partition("are required: ")[2]
-        text = f"{missing} is missing. Write: {usage(self)}" if missing else f"{message}. See {self.prog} --help"
-        raise ConfigError(f"{self.prog.removeprefix('ctvr ')}: {text}")
+            raise ConfigError(of_type[2], of_type[1])
+        missing, command = message.partition("are required: ")[2], self.prog.removeprefix("ctvr ")
+        if missing:
+            raise ConfigError(f"{missing} is missing", command, remedy=f"Write: {usage(self)}", settings=(missing,))
+        raise ConfigError(message, command, remedy=f"See {self.prog} --help")
 
 
 def _names(words: Sequence[str]) -> dict[str, str]:

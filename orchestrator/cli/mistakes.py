@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,19 +18,43 @@ from ctvr.orchestrator import memo
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError, Mistakes
 
-_REMEDY = re.compile(r"(?:Write|Use) ([\w.]+=[^\s]+?)\.$")  # at the end of a message on a setting
-_MEANT = re.compile(r"Did you mean '?([\w@.:-]+?)'?\?")
-_UNKNOWN = re.compile(r"no (method|stream) called '([^']+)'")
 MOST = 20  # mistakes that are looked for
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake: its description, the wrong arguments, and the corrected ones (None if unknown)."""
+    """One mistake.
 
-    text: str
+    Attributes:
+        fault: what is wrong, without the remedy.
+        old: the wrong arguments.
+        new: the corrected ones; None if unknown.
+        remedy: a whole sentence; "" if it is to write `new`.
+        where: the setting or the option that is wrong, "" if it is another argument.
+        unknown: the method, the stream or the setting that does not exist.
+    """
+
+    fault: str
     old: tuple[str, ...] = ()
     new: tuple[str, ...] | None = None
+    remedy: str = ""
+    where: str = ""
+    unknown: str = ""
+
+    @property
+    def text(self) -> str:
+        """The whole line."""
+        remedy = self.remedy or (f"Write {' '.join(self.new)}." if self.new else "")
+        return f"{self.fault}. {remedy}" if remedy else self.fault
+
+
+def of_error(error: ConfigError, old: Sequence[str] = (), new: Sequence[str] | None = None) -> Mistake:
+    """Return the mistake that an error describes; `new` is by default what the error says to write."""
+    corrected = (tuple(new) if new is not None else error.write or None) if old else None
+    remedy = error.remedy
+    if error.write and not remedy and corrected != error.write:
+        remedy = f"Write {' '.join(error.write)}."
+    return Mistake(error.described, tuple(old), corrected, remedy, error.settings[0], error.unknown)
 
 
 def tell(words: Sequence[str], found: Sequence[Mistake]) -> Mistakes:
@@ -41,11 +64,13 @@ def tell(words: Sequence[str], found: Sequence[Mistake]) -> Mistakes:
         words: all arguments after the program's name, as typed.
         found: the mistakes.
     """
+    first = {mistake.text: mistake for mistake in reversed(found)}
     lines = list(dict.fromkeys(mistake.text for mistake in found))
     corrected = _corrected(words, found)
     if corrected and len(lines) == 1:
-        remedy = f" Write {' '.join(found[0].new or ())}."
-        return Mistakes(f"{lines[0].removesuffix(remedy)} Write: {corrected}")
+        only = first[lines[0]]
+        said = only.text if only.remedy else only.fault
+        return Mistakes(f"{said}{'' if said.endswith(('.', '?')) else '.'} Write: {corrected}")
     return Mistakes(*lines, *([f"all corrected: {corrected}"] if corrected else []))
 
 
@@ -78,7 +103,8 @@ def setting_names(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _settings_of(method: str) -> list[str]:
-    from ctvr.orchestrator.learning.resolve import get_method, settings_of
+    from ctvr.orchestrator.learning.presets import get_method
+    from ctvr.orchestrator.learning.resolve import settings_of
 
     try:
         return list(settings_of(get_method(method)))
@@ -95,16 +121,16 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
 
     default = MAIN_JOB if arguments.command == "sweep" else {}
     names = {name: getattr(arguments, name) or default.get(name, "") for name in ("method", "stream")}
-    found = [Mistake(missing_name(name, **names)) for name, value in names.items() if not value]
+    found = [of_error(missing_name(name, **names)) for name, value in names.items() if not value]
     if _kind_of(names["method"], arguments.runs) == "stream" and _kind_of(names["stream"], arguments.runs) == "method":
         for name, other in (("method", "stream"), ("stream", "method")):
-            text = f"--{name}: {names[name]!r} is a {other}. Write --{name} {names[other]}."
-            found.append(Mistake(text, (f"--{name}", names[name]), (f"--{name}", names[other])))
+            fault = f"--{name}: {names[name]!r} is a {other}"
+            found.append(Mistake(fault, (f"--{name}", names[name]), (f"--{name}", names[other]), where=name))
         return names["stream"], names["method"], found
     try:
         check_method(names["method"] or "clip4clip")
     except ConfigError as error:
-        found.append(_of_name(str(error), names["method"]))
+        found.append(of_error(_of_other_kind(error, arguments.runs), (names["method"],)))
         table = closest(names["method"], preset_names(), 0.8) if arguments.command == "sweep" else ""
         if table:
             found[-1] = replace(found[-1], new=(table,))
@@ -112,7 +138,7 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
     try:
         load_stream(names["stream"] or "shapes-5", Path(arguments.runs).resolve(), arguments.videos, render=False)
     except ConfigError as error:
-        found.append(_of_name(str(error), names["stream"]))
+        found.append(of_error(_of_other_kind(error, arguments.runs), (names["stream"],)))
         names["stream"] = (found[-1].new or ("",))[0]
     return names["method"], names["stream"], found
 
@@ -126,19 +152,21 @@ def _kind_of(word: str, runs: Path) -> str:
     return "method" if is_method(word) else "stream" if is_stream else ""
 
 
-def _of_another_kind(text: str, runs: Path) -> str:
-    """Return an error about an unknown method or stream; the name of the other kind is called so."""
-    unknown = _UNKNOWN.search(text)
-    if unknown is None or not (kind := _kind_of(unknown[2], runs)) or kind == unknown[1]:
-        return text
-    said = f"{unknown[1]}: {unknown[2]!r} is a {kind}, not a {unknown[1]}."
-    return f"{said} Give a {unknown[1]}; `ctvr {unknown[1]}s` lists them."
+def _of_other_kind(error: ConfigError, runs: Path) -> ConfigError:
+    """Return the error about a method or a stream; an unknown one that is a name of the other kind is called so."""
+    kind = _kind_of(error.unknown, runs) if error.unknown and error.where in ("method", "stream") else ""
+    if not kind or kind == error.where:
+        return error
+    remedy = f"Give a {error.where}; `ctvr {error.where}s` lists them."
+    said = f"{error.unknown!r} is a {kind}, not a {error.where}"
+    return ConfigError(said, error.where, remedy=remedy, unknown=error.unknown)
 
 
 def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) -> list[Mistake]:
     """Return all mistakes in the presets and settings of a run or sweep of a method ("": any). Imports torch."""
     from ctvr.orchestrator.cli.options import settings_of, split_commas
-    from ctvr.orchestrator.learning.resolve import get_method, resolve, with_recipe
+    from ctvr.orchestrator.learning.presets import get_method, with_recipe
+    from ctvr.orchestrator.learning.resolve import resolve
     from ctvr.orchestrator.streams.load import load_stream
     from ctvr.orchestrator.sweeps.preflight import forbid_seed
 
@@ -146,7 +174,7 @@ def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) ->
         settings = settings_of(arguments)
         get_method(method or "zero_shot")
     except ConfigError as error:
-        return [Mistake(str(error))]
+        return [of_error(error)]
     of_method = () if method else ("method.", "base.")
     settings = {name: value for name, value in settings.items() if not name.startswith(("search.", *of_method))}
     recommended: Mapping[str, Any] = {}
@@ -157,40 +185,27 @@ def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) ->
         try:
             forbid_seed(settings)
         except ConfigError as error:
-            found.append(Mistake(str(error), (f"seed={settings.pop('seed')}",)))
+            found.append(of_error(error, (f"seed={settings.pop('seed')}",)))
     name, presets = method or "zero_shot", split_commas(arguments.preset) if method else ()
     try:
         chosen = with_recipe(name, presets, recommended)
     except ConfigError as error:
-        found.append(_of_name(str(error), arguments.preset))
+        named = [error.write[0] if each == error.unknown else each for each in presets] if error.write else []
+        fixed = ",".join(dict.fromkeys(named))
+        found.append(of_error(error, (arguments.preset,), (fixed,) if fixed else None))
         chosen = with_recipe(name, (), recommended)
     return found + _peel(
         lambda kept: resolve({**kept, "method": name, "stream": stream or "any"}, recommended, chosen), settings
     )
 
 
-def missing_name(name: str, method: str | None, stream: str | None) -> str:
-    """Return the error message for a run without a method or a stream."""
+def missing_name(name: str, method: str | None, stream: str | None) -> ConfigError:
+    """Return the error for a run without a method or a stream."""
     from ctvr.orchestrator.sweeps.preflight import is_method
 
     whole = f"ctvr run {method if method and is_method(method) else 'clip4clip'} {stream or 'shapes-5'}"
-    return f"run: the {name} is missing; `ctvr {name}s` lists them. Write for example: {whole}"
-
-
-def _of_name(text: str, name: str) -> Mistake:
-    if row := re.search(r"is a row of a table. Write (\S+) --preset (\S+)\.$", text):
-        return Mistake(text, (name,), (row[1], "--preset", row[2]))
-    meant = _MEANT.search(text)
-    return Mistake(text, (name,), (meant[1],) if meant else None)
-
-
-def _of_value(text: str, settings: Mapping[str, Any]) -> Mistake:
-    """Describe a wrong value of a setting, with the value that was probably meant (`clip4clip` for `Clip4Clip`)."""
-    named = [name for name, value in settings.items() if f"{value!r}" in text]
-    meant = _MEANT.search(text)
-    if meant is None or len(named) != 1:
-        return Mistake(text)
-    return Mistake(text, (f"{named[0]}={settings[named[0]]}",), (f"{named[0]}={meant[1]}",))
+    fault = f"the {name} is missing; `ctvr {name}s` lists them"
+    return ConfigError(fault, "run", remedy=f"Write for example: {whole}", settings=(name,))
 
 
 def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -> list[Mistake]:
@@ -201,27 +216,29 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
         try:
             build(kept)
             break
-        except ConfigError as error:
-            text = str(error)
-        refused = [name for name in kept if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
-        first = min(refused, key=text.index, default=None)
-        remedy = _REMEDY.search(text)
+        except ConfigError as caught:
+            error = caught
+        first = next((name for name in error.settings if name in kept), None)
+        if first is None and error.unknown in kept.values():  # the name of a method, as the value of a setting
+            first = next((name for name, value in kept.items() if value == error.unknown != ""), None)
+            error = error.at(first) if first else error
         if first is None:
-            found.append(_of_value(text, kept))
+            found.append(of_error(error))
             break
         value, name = kept.pop(first), typed[first]
-        mistake = Mistake(text, (f"{name}={value}",), (remedy[1],) if remedy else None)
+        mistake = of_error(error, (f"{name}={value}",))
         if name != first:  # the setting that was probably meant also refuses the value
-            mistake = Mistake(f"{name}: no such setting, and {text}", mistake.old, mistake.new)
+            mistake = replace(mistake, fault=f"{name}: no such setting, and {mistake.fault}", unknown=name)
             found = [each for each in found if each.old != mistake.old]
         found.append(mistake)
-        meant = remedy[1].partition("=")[0] if remedy and ": no such setting" in text else first
+        meant = error.write[0].partition("=")[0] if error.write and error.unknown else first
         if meant not in typed:
             kept[meant], typed[meant] = value, name
         elif meant != first:
             given = settings[typed[meant]]
-            said = f"{name}: no such setting, and {meant}, probably meant, is also given ({given!r} and {value!r})."
-            found[-1] = Mistake(f"{said} Keep one of them.", mistake.old, () if given == value else None)
+            fault = f"{name}: no such setting, and {meant}, probably meant, is also given ({given!r} and {value!r})"
+            new = () if given == value else None
+            found[-1] = replace(mistake, fault=fault, remedy="Keep one of them.", new=new)
     return found
 
 
@@ -235,15 +252,14 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
     from ctvr.orchestrator.cli.options import settings_of
 
     found: list[Mistake] = list(arguments.mistakes)
-    if str(error).startswith(("--runs", "--config")):  # where names and settings are read
-        return [*found, Mistake(str(error))]
+    if error is not None and error.settings[0].partition(" ")[0] in ("--runs", "--config"):  # where settings are read
+        return [*found, of_error(error)]
     if getattr(arguments, "config", None):
         try:
             settings_of(arguments)  # it may contain the method and the stream
         except ConfigError as unreadable:
-            return [*found, Mistake(str(unreadable))]
+            return [*found, of_error(unreadable)]
     is_table = getattr(arguments, "preset", "") and arguments.command == "sweep"
-    wrong = list[Mistake]()
     if arguments.command in ("run", "sweep") and not is_table and not getattr(arguments, "resume", None):
         method, stream, wrong = name_mistakes(arguments)
         found += wrong
@@ -255,20 +271,32 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
                 if at < 0:
                     found.append(each)
                 else:  # the value of the option is wrong, too
-                    said = found[at].text.partition(". Write ")[0]
-                    found[at] = replace(found[at], text=f"{said}, and {each.text}", new=each.new)
-    name = str(error).partition(":")[0]
-    is_known = any(
-        str(error).endswith(each.text) or each.text.startswith(f"{name}: no such setting, and") for each in found
-    )
-    is_known |= bool(wrong and _UNKNOWN.search(str(error)))
-    if error is not None and not is_known:
-        words = getattr(arguments, "overrides", [])
-        found.append(_of_value(str(error), dict(word.split("=", 1) for word in words if "=" in word)))
-    names = " ".join(filter(None, (getattr(arguments, name, None) for name in ("method", "stream"))))
-    vary = f"ctvr sweep {names}".strip() + " --vary"
+                    fault = f"{found[at].fault}, and {each.fault}"
+                    found[at] = replace(found[at], fault=fault, new=each.new, remedy=each.remedy)
+    if error is not None and not any(_is_same(each, error) for each in found):
+        typed = dict(word.split("=", 1) for word in getattr(arguments, "overrides", []) if "=" in word)
+        place = error.settings[0]
+        old = (f"{place}={typed[place]}",) if place in typed else ()
+        found.append(of_error(_of_other_kind(error, _runs(arguments)), old))
+    return [_filled(each, arguments) for each in found]
+
+
+def _is_same(mistake: Mistake, error: ConfigError) -> bool:
+    """Return whether an error is about the same argument as a mistake."""
+    if error.unknown and error.unknown == mistake.unknown:
+        return True
+    return mistake.fault == error.described or (error.settings[0] != "" and mistake.where == error.settings[0])
+
+
+def _runs(arguments: argparse.Namespace) -> Path:
+    return Path(getattr(arguments, "runs", None) or "runs")
+
+
+def _filled(mistake: Mistake, arguments: argparse.Namespace) -> Mistake:
+    """Put the method and the stream of the command into its remedy, where they are METHOD and STREAM."""
     method = getattr(arguments, "name" if arguments.command == "check-method" else "method", "")
-    schema = f"ctvr schema {method or 'METHOD'}"
-    texts = [each.text.replace("ctvr sweep --vary", vary).replace("ctvr schema METHOD", schema) for each in found]
-    runs = Path(getattr(arguments, "runs", "runs"))
-    return [replace(each, text=_of_another_kind(text, runs)) for each, text in zip(found, texts)]
+    known = {"METHOD": method, "STREAM": getattr(arguments, "stream", "")}
+    remedy = mistake.remedy
+    for word, name in known.items():
+        remedy = remedy.replace(f" {word}", f" {name}") if isinstance(name, str) and name else remedy
+    return replace(mistake, remedy=remedy)

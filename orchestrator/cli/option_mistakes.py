@@ -9,22 +9,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ctvr.orchestrator.cli.mistakes import Mistake
+from ctvr.orchestrator.cli.mistakes import Mistake, of_error
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import nearest_name
 from ctvr.orchestrator.setting_groups import likely_number
 
 _NUMBER = re.compile(r"-?\.?\d.*")  # -1 is a value, not an option
-UNKNOWN = "{}: no such option. `--help` lists the options of this command."
 UNITS = {"DAYS": "30", "HOURS": "2"}  # unit of a number -> an example
 NAMES = ("NAME", "FOLDER", "FILE", "HOST", "MODEL")
-# Options of other tools -> the option or the setting here; empty: the GPUs that a run may use
+_GPU = "A run uses the GPU that torch finds; CUDA_VISIBLE_DEVICES chooses it. Omit it."
+# Options of other tools that nothing here needs -> why
+NEEDLESS = {
+    **dict.fromkeys(("gpu", "gpus", "device", "devices", "cuda"), _GPU),
+    **dict.fromkeys(("latex", "format"), "A table is always written as .tex, too. Omit it."),
+}
+# Options of other tools -> the option or the setting here
 OF_OTHER_TOOLS = {
     **dict.fromkeys(("output-dir", "out-dir", "outdir", "save-dir", "log-dir", "logdir", "results-dir"), "--runs"),
     **dict.fromkeys(("num-epochs", "n-epochs", "max-epochs"), "optim.epochs="),
     **dict.fromkeys(("fp16", "amp", "mixed-precision"), "precision=bf16"),
-    **dict.fromkeys(("gpu", "gpus", "device", "devices", "cuda"), ""),
+    **dict.fromkeys(("top-k", "topk"), "-k"),
+    "c": "--config",
     "learning-rate": "method.lr=",
     "num-workers": "data.prefetch_threads=",
     "wandb": "tracking.mirror=wandb",
@@ -59,8 +65,8 @@ def check_options(
         if following is not None and following[:1] == "-" != following and not _NUMBER.fullmatch(following):
             following = None
         if not word and all(action.dest != "text" for action in parser._actions):
-            text = "'': is an empty argument, perhaps an unset variable. Omit it."
-            size, mistake = 1, Mistake(text, ("",), ())
+            fault = "'': is an empty argument, perhaps an unset variable"
+            size, mistake = 1, Mistake(fault, ("",), (), "Omit it.")
         elif not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
             size, mistake = 1, None
         else:
@@ -68,9 +74,12 @@ def check_options(
             name = word.partition("=")[0]
             owners = [command for command, other in others.items() if name in other._option_string_actions]
             mistake = mistake or _repeated(parser, words[place : place + size], given)
-            if mistake and owners and mistake.text == UNKNOWN.format(name):
-                said = f"{name}: is an option of ctvr {', ctvr '.join(owners[:3])}, not of this command. Omit it."
-                mistake = replace(mistake, text=said)
+            if mistake and mistake.unknown and any(each in owners for each in words[place + size :]):
+                moved = (*words[:place], *words[place + size :], *words[place : place + size])
+                mistake = Mistake(f"{name}: stands before the command, but belongs after it", tuple(words), moved)
+            elif mistake and owners and mistake.unknown:
+                fault = f"{name}: is an option of ctvr {', ctvr '.join(owners[:3])}, not of this command"
+                mistake = replace(mistake, fault=fault, remedy="Omit it.")
         if mistake is None:
             kept += words[place : place + size]
         else:
@@ -86,7 +95,7 @@ def _with_hyphens(words: Sequence[str]) -> tuple[list[Mistake], list[str]]:
         dashes = re.match("-*[\u2010-\u2014\u2212]-*(?=[a-z])", word)
         kept.append(f"--{word[dashes.end() :]}" if dashes else word)
         if dashes:
-            found.append(Mistake(f"{word}: begins with a long dash. Write {kept[-1]}.", (word,), (kept[-1],)))
+            found.append(Mistake(f"{word}: begins with a long dash", (word,), (kept[-1],)))
     return found, kept
 
 
@@ -98,7 +107,7 @@ def _repeated(parser: argparse.ArgumentParser, words: Sequence[str], given: dict
         return None
     value = inline if equals else words[1]
     if (first := given.setdefault(name, value)) != value:
-        return Mistake(f"{name}: given twice, as {first!r} and {value!r}. Keep one of them.")
+        return Mistake(f"{name}: given twice, as {first!r} and {value!r}", remedy="Keep one of them.")
     return None
 
 
@@ -121,16 +130,16 @@ def _check_option(
         found = _of_another_tool(options, name, value, word, takes_settings) or _positional(parser, name, value, word)
         return found or _unknown_option(options, name, value, bool(equals), known)
     if action.nargs == 0:
-        return 1, Mistake(f"{name}: takes no value (got {inline!r}).", (word,), (name,)) if equals else None
+        return 1, Mistake(f"{name}: takes no value (got {inline!r})", (word,), (name,)) if equals else None
     if action.nargs is not None:
         return 1, None
     value = inline if equals else following
     size = 1 if equals or following is None else 2
     example = f"{name} {_example(action)}"
     if value is None:
-        return 1, Mistake(f"{name}: has no value. Write {example}.")
+        return 1, Mistake(f"{name}: has no value", remedy=f"Write {example}.")
     if not value and action.metavar in NAMES:  # for example from an unset shell variable
-        return size, Mistake(f"{name}: its value is empty. Write {example}, or omit it.")
+        return size, Mistake(f"{name}: its value is empty", remedy=f"Write {example}, or omit it.")
     old = (word,) if equals else (name, value)
     return size, _check_value(action, name, value, example, old)
 
@@ -140,12 +149,12 @@ def _abbreviated(
 ) -> tuple[int, Mistake]:
     """Describe the beginning of one or more options; `whole`: these options."""
     if len({id(options[each]) for each in whole}) > 1:
-        text = f"{name}: is the beginning of {' and '.join(whole)}. Write one of them in full."
-        return 1 if is_inline or value is None else 2, Mistake(text)
+        fault = f"{name}: is the beginning of {' and '.join(whole)}"
+        return 1 if is_inline or value is None else 2, Mistake(fault, remedy="Write one of them in full.")
     takes = options[whole[0]].nargs != 0 and value is not None
     old = (f"{name}={value}",) if is_inline else (name, str(value)) if takes else (name,)
     new = (whole[0], str(value)) if takes else (whole[0],)
-    return len(old), Mistake(f"{name}: no such option. Write {' '.join(new)}.", old, new)
+    return len(old), Mistake(f"{name}: no such option", old, new)
 
 
 def _check_value(action: argparse.Action, name: str, value: str, example: str, old: tuple[str, ...]) -> Mistake | None:
@@ -153,8 +162,8 @@ def _check_value(action: argparse.Action, name: str, value: str, example: str, o
     if action.choices is not None and value not in action.choices:
         names = [str(each) for each in action.choices]
         meant = closest(value, names)
-        text = f"{name}: is not one of {', '.join(names)} (got {value!r:.80}). Write {name} {meant or names[0]}."
-        return Mistake(text, old, (name, meant) if meant else None)
+        fault = f"{name}: is not one of {', '.join(names)} (got {value!r:.80})"
+        return Mistake(fault, old, (name, meant)) if meant else Mistake(fault, old, None, f"Write {name} {names[0]}.")
     try:
         typed = action.type(value) if callable(action.type) else None
         if isinstance(typed, float) and not math.isfinite(typed):
@@ -162,13 +171,12 @@ def _check_value(action: argparse.Action, name: str, value: str, example: str, o
     except argparse.ArgumentTypeError as error:
         return Mistake(f"{name}: {error}")
     except ConfigError as error:  # of a name
-        return Mistake(str(error), old, (name, nearest_name(value)))
+        return of_error(error, old, (name, nearest_name(value)))
     except (ValueError, TypeError):
         what, unit = KINDS.get(action.type, ("a valid value", ""))[0], str(action.metavar or "")
         number = likely_number(value, action.type is int, unit) if action.type in KINDS else ""
-        said = f"{name}: is not {what}{f' of {unit.lower()}' * (unit in UNITS)} (got {value!r:.80})."
-        new = (name, number) if number else None
-        return Mistake(f"{said} Write {' '.join(new) if new else example}.", old, new)
+        fault = f"{name}: is not {what}{f' of {unit.lower()}' * (unit in UNITS)} (got {value!r:.80})"
+        return Mistake(fault, old, (name, number)) if number else Mistake(fault, old, None, f"Write {example}.")
     return None
 
 
@@ -184,19 +192,22 @@ def _of_another_tool(
     options: Mapping[str, argparse.Action], name: str, value: str | None, word: str, takes_settings: bool
 ) -> tuple[int, Mistake] | None:
     """Return the mistake for an option of another tool, with its replacement; None if the option is unknown."""
-    here = OF_OTHER_TOOLS.get(name.lstrip("-").replace("_", "-").lower())
-    if here is None or not (here in options or (takes_settings and not here.startswith("-"))):
+    typed = name.lstrip("-").replace("_", "-").lower()
+    here, why = OF_OTHER_TOOLS.get(typed, ""), NEEDLESS.get(typed, "")
+    if why == _GPU and not takes_settings:
+        why = ""
+    if not why and not (here in options or (here and takes_settings and not here.startswith("-"))):
         return None
-    takes = value is not None and (here in options or here[-1:] in ("", "="))
+    takes = value is not None and typed != "latex" and (bool(why) or here in options or here.endswith("="))
     old = (word,) if "=" in word or not takes else (name, str(value))
-    if not here:
-        text = f"{name}: no such option. A run uses the GPU that torch finds; CUDA_VISIBLE_DEVICES chooses it. Omit it."
-        return len(old), Mistake(text, old, ())
+    if why:
+        return len(old), Mistake(f"{name}: no such option", old, (), why)
     what, new = "no such option", [here, value or "FOLDER"]
     if here not in options:
         what, new = "is a setting, not an option", [f"{here}{value or 'VALUE'}" if here[-1] == "=" else here]
     is_whole = takes or (here not in options and here[-1] != "=")
-    return len(old), Mistake(f"{name}: {what}. Write {' '.join(new)}.", old, tuple(new) if is_whole else None)
+    remedy = "" if is_whole else f"Write {' '.join(new)}."
+    return len(old), Mistake(f"{name}: {what}", old, tuple(new) if is_whole else None, remedy)
 
 
 def _positional(parser: argparse.ArgumentParser, name: str, value: str | None, word: str) -> tuple[int, Mistake] | None:
@@ -208,7 +219,7 @@ def _positional(parser: argparse.ArgumentParser, name: str, value: str | None, w
         return None
     new = value if named else f"{typed}={value}"
     old = (word,) if "=" in word else (name, value)
-    return len(old), Mistake(f"{name}: is an argument, not an option. Write {new}.", old, (new,))
+    return len(old), Mistake(f"{name}: is an argument, not an option", old, (new,))
 
 
 def _unknown_option(
@@ -238,8 +249,10 @@ def _unknown_option(
     old = (f"{name}={value}",) if is_inline else (name, *([value] if size == 2 and value is not None else []))
     if setting:
         new = f"{setting}={given if given is not None else 'VALUE'}"
-        return size, Mistake(f"{name}: is a setting, not an option. Write {new}.", old, (new,) if given else None)
+        remedy = "" if given else f"Write {new}."
+        return size, Mistake(f"{name}: is a setting, not an option", old, (new,) if given else None, remedy)
     if option:
         fixed = (option, *([given] if given is not None and takes else []))
-        return size, Mistake(f"{name}: no such option. Write {' '.join(fixed)}.", old, fixed)
-    return size, Mistake(UNKNOWN.format(name), old)
+        return size, Mistake(f"{name}: no such option", old, fixed)
+    remedy = "`--help` lists the options of this command."
+    return size, Mistake(f"{name}: no such option", old, None, remedy, unknown=name)

@@ -198,7 +198,7 @@ def _number(variable: str, default: Any, kind: type[int] | type[float]) -> Any:
         if (number := kind(text)) >= 0:  # false if the number is NaN
             return number
     what = "whole number" if kind is int else "number"
-    raise ConfigError(f"{variable}={text!r} in the environment is not a {what} >= 0. Correct or unset it.")
+    raise ConfigError(f"{variable}={text!r} in the environment is not a {what} >= 0", remedy="Correct or unset it.")
 
 
 def add_settings(
@@ -277,7 +277,7 @@ def get_runs_of_model(arguments: argparse.Namespace, may_be_incomplete: bool = F
 
     gallery = getattr(arguments, "among", None)
     if isinstance(gallery, Path) and not gallery.exists():
-        raise ConfigError(f"--gallery {gallery}: does not exist. Give the folder of the videos to search.")
+        raise ConfigError("does not exist", f"--gallery {gallery}", remedy="Give the folder of the videos to search.")
     if is_folder(arguments.model):
         return get_execution(arguments)
     execution = get_existing_runs(arguments)
@@ -329,8 +329,8 @@ def check_source_digest(asked: str | None) -> None:
 
     if asked and asked != (here := source_digest()):
         raise ConfigError(
-            f"--expect-sources {asked}: this machine has other sources ({here}). Run `ray up` "
-            "with the cluster's YAML and submit again."
+            f"--expect-sources {asked}: this machine has other sources ({here}). Run `ray up` with the cluster's YAML "
+            "and submit again."
         )
 
 

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ctvr.orchestrator.cli.mistakes import Mistake
+from ctvr.orchestrator.cli.mistakes import Mistake, of_error
+from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.load import is_embedded
 
 _SETTING = re.compile(r"(?:method|base|optim|data|evaluation|backbone|tracking|search)\.\w+")
 _WITH_COLON = re.compile(r"[/+-]*((?:seed|\w+\.\w+)):(-?[\d.][\w.+-]*|true|false)")  # no class of a module
 _PLAIN_VALUE = re.compile(r"-?[\d.][\w.+-]*|true|false", re.IGNORECASE)
+
+
+def _is_method(word: str) -> bool:
+    from ctvr.orchestrator.sweeps.preflight import is_method
+
+    return is_method(word)
+
+
+# Option -> what a value of it is, and whether a text is one
+_BY_TYPE: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
+    ("--port", "a port", str.isdecimal),
+    ("--html", "a page", lambda word: word.lower().endswith((".html", ".htm"))),
+    ("--config", "a file of settings", lambda word: word.lower().endswith((".yaml", ".yml"))),
+    ("--stream", "a stream", lambda word: names_stream(word, default_runs())),
+    ("--model", "a model", _is_method),
+)
+
+
+def default_runs() -> Path:
+    """Return the runs folder of a command that names none."""
+    return Path(os.environ.get("CTVR_RUNS") or "runs")
 
 
 def place_names(arguments: argparse.Namespace) -> list[Mistake]:
@@ -28,19 +51,20 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
         is_value = at > 0 and "=" not in word and _SETTING.fullmatch(given[at - 1])
         if re.fullmatch(r"[\w.]+=\S+(\s+[\w.]+=\S+)+", word):
             parts = tuple(word.split())
-            found.append(Mistake(f"{word!r}: is several settings in quotes. Write {' '.join(parts)}.", (word,), parts))
+            found.append(Mistake(f"{word!r}: is several settings in quotes", (word,), parts))
         elif "=" in word:
             rest.append(word)
         elif is_value:
             continue
         elif colon := _WITH_COLON.fullmatch(word):
             new = f"{colon[1]}={colon[2]}"
-            found.append(Mistake(f"{word}: is a setting with a colon. Write {new}.", (word,), (new,)))
+            found.append(Mistake(f"{word}: is a setting with a colon", (word,), (new,)))
         elif _SETTING.fullmatch(word):
             value = given[at + 1] if at + 1 < len(given) and "=" not in given[at + 1] else ""
             new = f"{word}={value or 'VALUE'}"
             old = (word, value) if value else (word,)
-            found.append(Mistake(f"{word}: has no value. Write {new}.", old, (new,) if value else None))
+            remedy = "" if value else f"Write {new}."
+            found.append(Mistake(f"{word}: has no value", old, (new,) if value else None, remedy))
         else:
             bare.append(word)
     for word in list(rest):  # `method=clip4clip` also gives the name
@@ -54,7 +78,7 @@ def place_names(arguments: argparse.Namespace) -> list[Mistake]:
     for name, _, value in (word.partition("=") for word in rest):
         named = getattr(arguments, name, None) if name in places else None
         if named not in (None, "", value):
-            found.append(Mistake(f"{name}: given twice, as {named!r} and {value!r}. Keep one of them."))
+            found.append(Mistake(f"{name}: given twice, as {named!r} and {value!r}", remedy="Keep one of them."))
     return found
 
 
@@ -70,9 +94,7 @@ def _joined(words: Sequence[str], found: list[Mistake]) -> list[str]:
             is_split = bare in ("method", "stream", "precision")  # and no name with a colon: `clip4clip: shapes-5`
         if is_split and value and "=" not in value and re.fullmatch(r"\w+(\.\w+)*", bare):
             old = tuple(words[at : at + size])
-            found.append(
-                Mistake(f"{' '.join(old)}: is a setting in parts. Write {bare}={value}.", old, (f"{bare}={value}",))
-            )
+            found.append(Mistake(f"{' '.join(old)}: is a setting in parts", old, (f"{bare}={value}",)))
             at += size
         else:
             kept.append(words[at])
@@ -127,41 +149,46 @@ def _too_many(word: str, places: Sequence[str], arguments: argparse.Namespace) -
     other, example = ("stream", "shapes-5") if kind == "method" else ("method", "clip4clip")
     if kind in given and other not in given and arguments.command == "run":
         setattr(arguments, other, example)  # the name that is missing, too
-        text = f"{given[kind]!r} and {word!r}: are two {kind}s, but a {kind} and a {other} are needed. Write {example}."
-        return Mistake(text, (word,), (example,))
+        fault = f"{given[kind]!r} and {word!r}: are two {kind}s, but a {kind} and a {other} are needed"
+        return Mistake(fault, (word,), (example,))
     if kind == "method" and kind in given and getattr(arguments, "baselines", "") is None:
-        new = ("--baselines", word)
-        text = f"{word!r}: is a second method after {given[kind]}, which is searched. Write {' '.join(new)}."
-        return Mistake(text, (word,), new)
+        fault = f"{word!r}: is a second method after {given[kind]}, which is searched"
+        return Mistake(fault, (word,), ("--baselines", word))
     if kind in given:
-        return Mistake(f"{word!r}: is a second {kind} after {given[kind]}. Omit it.", (word,), ())
+        return Mistake(f"{word!r}: is a second {kind} after {given[kind]}", (word,), (), "Omit it.")
     if given:
         names = ", ".join(f"{name} {value}" for name, value in given.items())
-        text = f"{word!r}: is one argument too many after {names}. Omit it, or write name=value."
-        return Mistake(text, (word,), ())
-    return Mistake(f"{word!r} is not a setting. Write name=value, for example optim.epochs=8.", (word,))
+        fault = f"{word!r}: is one argument too many after {names}"
+        return Mistake(fault, (word,), (), "Omit it, or write name=value.")
+    remedy = "Write name=value, for example optim.epochs=8."
+    return Mistake(f"{word!r} is not a setting", (word,), remedy=remedy)
 
 
-def missing_value(text: str, kept: Sequence[str]) -> Mistake:
-    """Describe a missing argument; if it is the value of one option, and one value is given, that is the one."""
-    option = re.fullmatch(r"(\w+: )?(--\w+) is missing\. Write: ctvr [\w-]+ \2 [A-Z]+", text)
-    if option is None or len(kept) != 1 or kept[0].startswith("-"):
-        return Mistake(text)
-    said = f"{option[2]} is missing. Write {option[2]} {kept[0]}."
-    return Mistake(f"{option[1] or ''}{said}", (kept[0],), (option[2], kept[0]))
+def missing_value(error: ConfigError, kept: Sequence[str]) -> Mistake:
+    """Describe a missing argument; if it is an option's, the only value given is that one, or the last one of its type.
+
+    `ctvr serve clip4clip` lacks `--model`, and so does `ctvr search 'a red box' clip4clip`.
+    """
+    option = error.settings[0]
+    last = kept[-1] if kept and not kept[-1].startswith("-") else ""
+    is_typed = any(option == each and fits(last) for each, _, fits in _BY_TYPE)
+    if not last or not option.startswith("--") or not (len(kept) == 1 or is_typed):
+        return of_error(error)
+    return Mistake(error.described, (last,), (option, last))
 
 
 def surplus(word: str, words: Sequence[str], parser: argparse.ArgumentParser) -> Mistake:
     """Describe a surplus argument: the rest of a list with a space in it, or an option without its dashes."""
     before = words[words.index(word) - 1]
     if before.endswith(","):
-        return Mistake(f"{before} {word}: is a list with a space.", (before, word), (before + word,))
+        return Mistake(f"{before} {word}: is a list with a space", (before, word), (before + word,))
     options = parser._option_string_actions
     if f"--{word}" in options:
-        return Mistake(f"{word!r}: is an option. Write --{word}.", (word,), (f"--{word}",))
-    if "--stream" in options and is_embedded(word):
-        return Mistake(f"{word!r}: is a stream. Write --stream {word}.", (word,), ("--stream", word))
-    return Mistake(f"{word!r}: is one argument too many. Omit it.", (word,), ())
+        return Mistake(f"{word!r}: is an option", (word,), (f"--{word}",))
+    for option, what, fits in _BY_TYPE:
+        if option in options and not {option, f"{option}="} & {*words} and fits(word):
+            return Mistake(f"{word!r}: is {what}", (word,), (option, word))
+    return Mistake(f"{word!r}: is one argument too many", (word,), (), "Omit it.")
 
 
 def usage(parser: argparse.ArgumentParser) -> str:

@@ -63,19 +63,19 @@ def _reproduce(arguments: argparse.Namespace) -> str:
 
             return list_text()
         if arguments.item:
-            raise ConfigError(f"reproduce: --list lists all items. Omit {arguments.item}.")
+            raise ConfigError("--list lists all items", "reproduce", remedy=f"Omit {arguments.item}.")
         return text()
     if not arguments.item:
-        raise ConfigError("reproduce: name an item, e.g. tempme/table2. All: ctvr reproduce --list.")
+        raise ConfigError("name an item, e.g. tempme/table2", "reproduce", remedy="All: ctvr reproduce --list.")
     if arguments.preset:
-        raise ConfigError(f"--preset {arguments.preset}: the item determines the preset. Omit it.")
+        raise ConfigError("the item determines the preset", f"--preset {arguments.preset}", remedy="Omit it.")
     item = find(arguments.item)
     if is_claims and arguments.trials:
-        raise ConfigError(f"--trials {arguments.trials}: the rows of claims are not searched. Omit it.")
+        raise ConfigError("the rows of claims are not searched", f"--trials {arguments.trials}", remedy="Omit it.")
     if is_claims and arguments.task_orders != 1:
         raise ConfigError(f"--task-orders {arguments.task_orders}: claims are compared over seeds. Write --seeds N.")
     if is_claims and arguments.rows:
-        raise ConfigError(f"--rows {arguments.rows}: the claims determine the rows. Write --only CLAIM.")
+        raise ConfigError("the claims determine the rows", f"--rows {arguments.rows}", remedy="Write --only CLAIM.")
     overrides = settings_of(arguments)
     arguments.preset, arguments.direction = item.preset, item.direction
     search = {} if arguments.trials is None else {"trials": arguments.trials}

@@ -48,7 +48,7 @@ def swept(arguments: argparse.Namespace) -> str:
         ConfigError: if two sweeps are named.
     """
     if arguments.name and arguments.sweep not in (None, arguments.name):
-        raise ConfigError(f"rerun: {arguments.name} and --sweep {arguments.sweep} are two names. Give one.")
+        raise ConfigError(f"{arguments.name} and --sweep {arguments.sweep} are two names", "rerun", remedy="Give one.")
     return arguments.name or arguments.sweep or ""
 
 
@@ -65,7 +65,7 @@ def with_page(text: str, name: str, execution: ExecutionConfig) -> str:
 
 def _rerun(arguments: argparse.Namespace) -> str:
     if not (sweep := swept(arguments)):
-        raise ConfigError("rerun: the name of the sweep is missing. Write: ctvr rerun NAME")
+        raise ConfigError("the name of the sweep is missing", "rerun", remedy="Write: ctvr rerun NAME")
     execution = get_existing_runs(arguments, fills_store=True)
     execution.existing_tracker().require_sweep(sweep)  # before torch and Ray are imported
     from ctvr.orchestrator.sweeps.rerun import rerun

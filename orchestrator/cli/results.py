@@ -51,7 +51,7 @@ def _table(arguments: argparse.Namespace) -> str:
     if not (name or sweep or stream):
         raise ConfigError("table: give the name of a sweep or a stream. Write for example: ctvr table shapes-5")
     if name and (sweep or stream):
-        raise ConfigError(f"table: {name} and {sweep or stream} are two names. Give one.")
+        raise ConfigError(f"{name} and {sweep or stream} are two names", "table", remedy="Give one.")
     execution = get_existing_runs(arguments)
     from ctvr.orchestrator.sweeps.table import table
 
@@ -107,9 +107,9 @@ def _methods(arguments: argparse.Namespace) -> str:
 
         return text()
     if arguments.cost and (arguments.name or arguments.preset):
-        raise ConfigError("methods: --cost shows all methods. Omit the name and --preset.")
+        raise ConfigError("--cost shows all methods", "methods", remedy="Omit the name and --preset.")
     if arguments.tasks is not None and not arguments.cost:
-        raise ConfigError("methods: --tasks requires --cost. Write ctvr methods --cost --tasks 100.")
+        raise ConfigError("--tasks requires --cost", "methods", remedy="Write ctvr methods --cost --tasks 100.")
     if not (arguments.name or arguments.cost or arguments.preset):
         return methods_text()
     from ctvr.orchestrator.sweeps import search_spaces as catalogue
@@ -117,7 +117,7 @@ def _methods(arguments: argparse.Namespace) -> str:
     if arguments.cost:
         return catalogue.cost_text(arguments.tasks)
     if arguments.preset and not arguments.name:
-        raise ConfigError("methods: --preset requires a method. Write ctvr methods NAME --preset PRESET.")
+        raise ConfigError("--preset requires a method", "methods", remedy="Write ctvr methods NAME --preset PRESET.")
     if arguments.preset:
         return catalogue.preset_text(arguments.name, arguments.preset)
     return catalogue.method_text(arguments.name)
@@ -140,7 +140,7 @@ def _ui(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.tracking.tracker import Tracker, create_store
 
     if not 0 < arguments.port < 65536:
-        raise ConfigError(f"--port {arguments.port}: is not a port. Give a number from 1 to 65535.")
+        raise ConfigError("is not a port", f"--port {arguments.port}", remedy="Give a number from 1 to 65535.")
     require_records(arguments.runs)
     uri = default_uri(arguments.runs)
     command = ui_command(uri, arguments.host, arguments.port)
@@ -183,7 +183,7 @@ def _doctor(arguments: argparse.Namespace) -> str:
     text = to_text(found)
     if blocking(found):
         count = len(blocking(found))
-        raise ConfigError(f"doctor: {count} problem{'s' * (count > 1)}\n{text}")
+        raise ConfigError(f"{count} problem{'s' * (count > 1)}\n{text}", "doctor")
     return text
 
 
@@ -230,7 +230,7 @@ def _sync(arguments: argparse.Namespace) -> str:
     from ctvr.orchestrator.tracking.tracker import WRITTEN, Tracker, create_store
 
     if not any((arguments.runs / name).exists() for name in WRITTEN):
-        raise ConfigError(f"--runs {arguments.runs}: has no runs. Give the folder of earlier runs.")
+        raise ConfigError("has no runs", f"--runs {arguments.runs}", remedy="Give the folder of earlier runs.")
     uri = default_uri(arguments.runs)
     if uri.startswith("sqlite:"):  # its addresses follow a moved folder
         create_store(uri, arguments.runs)

@@ -7,7 +7,6 @@ from typing import Any
 
 from ctvr.orchestrator.cli.mistakes import missing_name
 from ctvr.orchestrator.cli.options import add_execution_options, add_settings, get_execution, settings_of, split_commas
-from ctvr.orchestrator.errors import ConfigError
 
 
 def add_run(commands: Any) -> None:
@@ -32,7 +31,7 @@ def _run(arguments: argparse.Namespace) -> str:
     given = settings_of(arguments)
     for name in ("method", "stream"):
         if not getattr(arguments, name):
-            raise ConfigError(missing_name(name, arguments.method, arguments.stream))
+            raise missing_name(name, arguments.method, arguments.stream)
     check_method(arguments.method)
     execution = get_execution(arguments)
     execution.check()

@@ -154,8 +154,8 @@ def _sweep(arguments: argparse.Namespace) -> str:
     if arguments.resume:
         if others := _not_with_resume(arguments):
             raise ConfigError(
-                f"--resume {arguments.resume}: resumes with the settings of the first command. Omit "
-                f"{others[0]}, or start a new sweep."
+                f"--resume {arguments.resume}: resumes with the settings of the first command. Omit {others[0]}, or "
+                "start a new sweep."
             )
         check_resumable(arguments.resume, arguments.runs)
         preflight(arguments, None)
@@ -196,7 +196,7 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
         words = split_commas(arguments.objectives)
         if unknown := [word for word in words if word not in OBJECTIVES]:
             hint = suggest(unknown[0], OBJECTIVES)
-            raise ConfigError(f"--objectives: {unknown[0]!r} is none of {', '.join(OBJECTIVES)}.{hint}")
+            raise ConfigError(f"{unknown[0]!r} is none of {', '.join(OBJECTIVES)}.{hint}", "--objectives")
         if not words or len(set(words)) < len(words):
             raise ConfigError(f"--objectives: {arguments.objectives!r} is not a list of names. Write each one once.")
         metrics, modes = zip(*(OBJECTIVES[word] for word in words))
@@ -204,7 +204,7 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
     for word in [word for word in overrides if word.startswith("search.")]:
         name, value = word.removeprefix("search."), overrides.pop(word)
         if str(search.setdefault(name, value)) != str(value):
-            raise ConfigError(f"{word}: given twice, as {search[name]!r} and {value!r}. Keep one of them.")
+            raise ConfigError(f"given twice, as {search[name]!r} and {value!r}", word, remedy="Keep one of them.")
     return search
 
 
@@ -226,7 +226,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     check_arguments(baselines, {}, (), ())
     execution = get_execution(arguments)
     execution.check()
-    from ctvr.orchestrator.learning.resolve import get_method, presets_of
+    from ctvr.orchestrator.learning.presets import get_method, presets_of
     from ctvr.orchestrator.sweeps.untrained import untrained_baselines
     from ctvr.orchestrator.tables.presets import known_tables
 
@@ -236,7 +236,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     unknown = [word for word in split_commas(arguments.preset) if word not in presets_of(method)]
     if unknown and arguments.method is None:
         raise ConfigError(
-            f"--preset: {unknown[0]!r} is neither a table nor a preset of {method}. {known_tables(unknown[0])}"
+            f"{unknown[0]!r} is neither a table nor a preset of {method}. {known_tables(unknown[0])}", "--preset"
         )
     arguments.stream = stream
     preflight(arguments, arguments.stream)
@@ -334,7 +334,7 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
     from ctvr.orchestrator.sweeps.table_plan import TableRequest
 
     if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke sets trials=1
-        raise ConfigError(f"--vary: runs each value over seeds, without a search. Omit search.{given[0]}.")
+        raise ConfigError("runs each value over seeds, without a search", "--vary", remedy=f"Omit search.{given[0]}.")
     if arguments.space or arguments.space_add or arguments.top != 1 or arguments.rows:
         raise ConfigError("--vary: determines its rows, without a search. Omit --space, --space-add, --top and --rows.")
     method, baselines = arguments.method or MAIN_JOB["method"], split_commas(arguments.baselines or "")

@@ -329,7 +329,7 @@ def optional(module: str, path: Path) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{path.name}: .{path.suffix.lstrip('.')} needs {package}: pip install {package}") from error
+        raise ConfigError(f".{path.suffix.lstrip('.')} needs {package}: pip install {package}", path.name) from error
 
 
 def reason_of(error: BaseException) -> str:

@@ -66,13 +66,13 @@ def read_arrays(path: Path) -> Arrays | np.ndarray:
     }
     reader = readers.get(path.suffix.lstrip(".").lower())
     if reader is None:
-        raise ConfigError(f"{path}: unknown file format. Give one of {_endings()}, or a folder of .npy files.")
+        raise ConfigError("unknown file format", path, remedy=f"Give one of {_endings()}, or a folder of .npy files.")
     try:
         return _with_ids(reader(path))
     except ConfigError:
         raise
     except Exception as error:  # five libraries with their own exception classes
-        raise ConfigError(f"{path}: cannot be read as arrays ({reason_of(error)}). Save it again.") from error
+        raise ConfigError(f"cannot be read as arrays ({reason_of(error)})", path, remedy="Save it again.") from error
 
 
 def _folder(folder: Path) -> Arrays:
@@ -81,7 +81,7 @@ def _folder(folder: Path) -> Arrays:
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
     kinds = {file.suffix for file in files}
     if ".tar" in kinds and len(kinds) > 1:
-        raise ConfigError(f"{folder}: has shards (.tar) next to files of one video. Give a folder of one kind.")
+        raise ConfigError("has shards (.tar) next to files of one video", folder, remedy="Give a folder of one kind.")
     if kinds == {".tar"}:
         shards = [read_arrays(file) for file in files]
         found = [(name, array) for shard in shards if isinstance(shard, dict) for name, array in shard.items()]
@@ -93,7 +93,7 @@ def _folder(folder: Path) -> Arrays:
         )
     if len(arrays := dict(found)) < len(found):
         twice = next(name for name, count in Counter(name for name, _ in found).items() if count > 1)
-        raise ConfigError(f"{folder}: {twice[:60]!r} is in two files. Keep one of them.")
+        raise ConfigError(f"{twice[:60]!r} is in two files", folder, remedy="Keep one of them.")
     return arrays
 
 
@@ -167,7 +167,7 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> Path:
     """
     form = path.suffix.lstrip(".")
     if form not in FORMS:
-        raise ConfigError(f"{path}: cannot write this file format. Use one of {_endings()}.")
+        raise ConfigError("cannot write this file format", path, remedy=f"Use one of {_endings()}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     if form == "npy":
         folder = path.with_suffix("")
@@ -203,7 +203,7 @@ def _npy(path: Path) -> np.ndarray:
     try:
         return load_npy(path)
     except VideoError as error:
-        raise ConfigError(f"{error}. Save it again.") from error
+        raise ConfigError(error, remedy="Save it again.") from error
 
 
 def _pt(path: Path) -> Arrays | np.ndarray:

@@ -342,6 +342,8 @@ def check_pairs(stream: Stream, config: DataConfig, workers: int) -> None:
         if pairs < workers:
             what = "training videos, of which a batch takes one caption each," if is_by_video else "training pairs"
             raise ConfigError(
-                f"workers: {task.name} of stream {stream.name} has {pairs} {what} for {workers} workers, so it would "
-                f"train nothing. Use at most {pairs} workers, or add training videos to the task."
+                f"{task.name} of stream {stream.name} has {pairs} {what} for {workers} workers, so it would "
+                "train nothing",
+                "workers",
+                remedy=f"Use at most {pairs} workers, or add training videos to the task.",
             )

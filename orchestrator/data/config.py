@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,5 +56,7 @@ class DataConfig:
         require(self, ">= 1", "num_frames", "image_size", "batch_size")
         require(self, ">= 2", "max_tokens")
         if self.jpeg_quality is not None and not 1 <= self.jpeg_quality <= 100:
-            raise ValueError(f"jpeg_quality must be 1 to 100, got {self.jpeg_quality}. Use 90, or none for raw frames.")
+            raise SettingError(
+                f"<jpeg_quality> must be 1 to 100, got {self.jpeg_quality}", "Use 90, or none for raw frames."
+            )
         require(self, ">= 0", "prefetch_threads", hint="Use 0 to read in line.")

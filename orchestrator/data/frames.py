@@ -55,8 +55,9 @@ class FrameSource:
     ) -> None:
         if config.image_size not in {None, image_size}:
             raise ConfigError(
-                f"data.image_size: the backbone needs {image_size} pixels (got {config.image_size}). "
-                f"Use data.image_size={image_size} or omit it."
+                f"the backbone needs {image_size} pixels (got {config.image_size})",
+                "data.image_size",
+                remedy=f"Use data.image_size={image_size} or omit it.",
             )
         self.store = store
         self.sampling = Sampling(config.num_frames, image_size, config.rule, *resize)
@@ -212,8 +213,9 @@ class ArraySource(FrameSource):
         for name, only in plain.items():
             if getattr(config, name) != only:
                 raise ConfigError(
-                    f"data.{name}: {getattr(config, name)} is for videos, but stream {stream.name} has {content}. "
-                    f"Use data.{name}={'none' if only is None else only}."
+                    f"{getattr(config, name)} is for videos, but stream {stream.name} has {content}",
+                    f"data.{name}",
+                    write=(f"data.{name}={'none' if only is None else only}",),
                 )
         self.store, self.candidates = store, None
         self._keys: dict[Item, str] = {}

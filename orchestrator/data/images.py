@@ -163,4 +163,4 @@ class ImageData(StreamData):
 
 
 def _no_captions(texts: list[str]) -> Tensor:
-    raise ConfigError("images have no captions to tokenize. Use a stream of videos.")
+    raise ConfigError("images have no captions to tokenize", remedy="Use a stream of videos.")

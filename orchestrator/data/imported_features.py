@@ -89,8 +89,8 @@ class CaptionLookup:
         for text in texts:
             if text not in self.rows:
                 raise ConfigError(
-                    f"{self.name}: has no features of the text {text[:60]!r}, and no text tower to compute them. "
-                    "Add it to the stream's text features."
+                    f"{self.name}: has no features of the text {text[:60]!r}, and no text tower to compute them. Add "
+                    "it to the stream's text features."
                 )
         return torch.tensor([[self.rows[text]] for text in texts], dtype=torch.int64)
 
@@ -113,7 +113,7 @@ def attach_features(clip: Clip, stream: Stream) -> Clip:
     if clip.embed_dim != width:
         remedy = "Import features of one model" if stream.text_features else "Use the backbone.name that computed them"
         numbers = f"its videos have features of {width} numbers, but its texts of {clip.embed_dim}"
-        raise ConfigError(f"stream {stream.name}: {numbers}. {remedy}.")
+        raise ConfigError(f"{numbers}. {remedy}.", f"stream {stream.name}")
     return clip
 
 
@@ -122,7 +122,7 @@ def _caption_features(path: Path) -> tuple[list[str], np.ndarray]:
     found = read_arrays(path)
     vectors = list(found.values()) if isinstance(found, dict) else []
     if not vectors or any(each.dtype.kind != "f" or each.shape != (vectors[0].size,) for each in vectors):
-        raise ConfigError(f"{path}: does not hold one vector for each text. Import the stream again.")
+        raise ConfigError("does not hold one vector for each text", path, remedy="Import the stream again.")
     return list(found), validate_features(np.stack(vectors), str(path))
 
 
@@ -137,11 +137,13 @@ def refuse_unfrozen(name: str, method: Method, clip: Clip, stream: Stream) -> No
     depth = len(clip.vision.blocks)
     if method.frozen_blocks < depth:
         raise ConfigError(
-            f"method: {name} changes its vision tower, but stream {stream.name} has features instead of frames. "
-            "Choose one that leaves it frozen: zero_shot, framefusion_moe with method.use_ffa=false."
+            f"{name} changes its vision tower, but stream {stream.name} has features instead of frames",
+            "method",
+            remedy="Choose one that leaves it frozen: zero_shot, framefusion_moe with method.use_ffa=false.",
         )
     if stream.text_features and not method.declared.text_is_frozen:
         raise ConfigError(
-            f"method: {name} changes its text tower, but stream {stream.name} has features instead of captions. "
-            "Choose one that leaves it frozen, such as zero_shot, or import the stream without text=."
+            f"{name} changes its text tower, but stream {stream.name} has features instead of captions",
+            "method",
+            remedy="Choose one that leaves it frozen, such as zero_shot, or import the stream without text=.",
         )

@@ -121,10 +121,8 @@ def _code() -> Iterator[Finding]:
 
 
 def _of_error(subject: str, error: ConfigError) -> Finding:
-    """Convert an error to a finding; its last sentence is the remedy."""
-    text, dot, remedy = str(error).rpartition(". ")
-    remedy = remedy if dot else "Correct this and run `ctvr doctor` again."
-    return Finding("error", subject, text or str(error), remedy, isinstance(error, TrackingUnavailable))
+    """Convert an error to a finding."""
+    return Finding("error", subject, error.described, error.advice, isinstance(error, TrackingUnavailable))
 
 
 # ------------------------------------------------------------------------------------- folders, data

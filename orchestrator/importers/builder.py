@@ -36,7 +36,7 @@ class VideoFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise ConfigError(f"videos: {folder} is not a folder. Give the folder that contains the videos.")
+            raise ConfigError(f"{folder} is not a folder", "videos", remedy="Give the folder that contains the videos.")
         self.files: dict[str, str] = {}
         self.frames: dict[str, str] = {}
         for place, folders, names in os.walk(self.folder, followlinks=True):
@@ -208,5 +208,5 @@ def write_manifest(manifest: Manifest, out: Path) -> None:
         ConfigError: if the file cannot be written, or its name does not end in .json.
     """
     if out.suffix != ".json":
-        raise ConfigError(f"out: {out} does not end in .json. Write for example streams/{out.stem}.json.")
+        raise ConfigError(f"{out} does not end in .json", "out", remedy=f"Write for example streams/{out.stem}.json.")
     write_in_runs(out, json.dumps(manifest, ensure_ascii=False, indent=1).encode())

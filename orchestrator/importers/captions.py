@@ -38,7 +38,7 @@ def read_msrvtt_captions(paths: Iterable[Path]) -> Captions:
             video = msrvtt_id(video)
             texts: list[Any] = caption if isinstance(caption, list) else [caption]
             if not isinstance(video, str) or not all(isinstance(text, str) for text in texts):
-                raise ConfigError(f"{path}: {name}[{number}] lacks {id_key!r} or 'caption'. Download it again.")
+                raise ConfigError(f"{name}[{number}] lacks {id_key!r} or 'caption'", path, remedy="Download it again.")
             of_file.setdefault(video, []).extend(texts)
         for video, found_texts in of_file.items():
             captions.setdefault(video, clean(found_texts))  # overlapping files do not duplicate captions
@@ -84,10 +84,10 @@ def read_narrations(path: Path) -> Iterator[tuple[str, Narration]]:
         times, sentences = (entry.get(k) if isinstance(entry, dict) else None for k in ("timestamps", "sentences"))
         if not isinstance(entry, dict):  # paragraphs, as in captioning code
             text = f"{path}: {video!r} is not timestamps and sentences"
-            raise ConfigError(f"{text}. Give ActivityNet's own train.json and val_1.json.")
+            raise ConfigError(text, remedy="Give ActivityNet's own train.json and val_1.json.")
         if not _is_list_of(list, times) or not _is_list_of(str, sentences) or len(times) != len(sentences):
             raise ConfigError(
-                f"{path}: {video!r}: timestamps and sentences are not two equal lists. Download it again."
+                f"{video!r}: timestamps and sentences are not two equal lists", path, remedy="Download it again."
             )
         yield video, Narration(list(times), clean(sentences))
 
@@ -100,7 +100,7 @@ def read_entries(path: Path, id_key: str, text_key: str, kind: type) -> Iterator
     """Yield (id, captions) of every object in a JSON list."""
     data = read_json(path)
     if not isinstance(data, list) or not data:
-        raise ConfigError(f"{path}: is not a list of videos. Give the data set's own JSON file.")
+        raise ConfigError("is not a list of videos", path, remedy="Give the data set's own JSON file.")
     for number, entry in enumerate(data):
         good = isinstance(entry, dict) and isinstance(entry.get(id_key), str) and isinstance(entry.get(text_key), kind)
         if not good:
@@ -110,7 +110,7 @@ def read_entries(path: Path, id_key: str, text_key: str, kind: type) -> Iterator
 
 def all_text(path: Path, video: str, captions: list[Any]) -> list[str]:
     if not all(isinstance(caption, str) for caption in captions):
-        raise ConfigError(f"{path}: {video!r} has a caption that is not text. Download the file again.")
+        raise ConfigError(f"{video!r} has a caption that is not text", path, remedy="Download the file again.")
     return captions
 
 

@@ -45,7 +45,7 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
     """
     table = open_table(path, required)
     if not any(table.header):
-        raise ConfigError(f"{path}: is empty. Write a header with the columns {', '.join(required)}.")
+        raise ConfigError("is empty", path, remedy=f"Write a header with the columns {', '.join(required)}.")
     if table.header[0][:1] in ("{", "["):
         raise ConfigError(f"{path}: is JSON, not a table. Write a .csv file with the columns {', '.join(required)}.")
     if missing := [name for name in required if name not in table.header]:
@@ -56,12 +56,12 @@ def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) 
         between = "" if table.separator == "," else f", separated by {SEPARATORS[table.separator]},"
         hint = hint or f" The header{between} has: {', '.join(table.header)[:200]}."
         hint += f" Call {' and '.join(renamed)}." if renamed else " Give the columns these names." * (len(missing) > 1)
-        raise ConfigError(f"{path}: line 1: no column {listed}.{hint}")
+        raise ConfigError(f"line 1: no column {listed}.{hint}", path)
     for line, row in table.rows:
         cells = {name: row.get(name, "").strip() for name in (*required, *optional)}
         empty = [name for name in required if not cells[name]]
         if empty:
-            raise ConfigError(f"{path}: line {line}: {empty[0]} is empty. Fill it in.")
+            raise ConfigError(f"line {line}: {empty[0]} is empty", path, remedy="Fill it in.")
         yield line, cells
 
 
@@ -97,7 +97,7 @@ def _header(path: Path, text: str, separator: str, wanted: Sequence[str]) -> lis
         raise _no_csv(path, 1, error) from error
     for name in wanted:
         if names.count(name) > 1:
-            raise ConfigError(f"{path}: line 1: has {names.count(name)} columns {name!r}. Keep one of them.")
+            raise ConfigError(f"line 1: has {names.count(name)} columns {name!r}", path, remedy="Keep one of them.")
     folded = [name.casefold() for name in names]
     for name in wanted:
         if name not in names and folded.count(name) == 1:
@@ -144,9 +144,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: line {number}: not JSON ({error}). Correct this line.") from error
+            raise ConfigError(f"line {number}: not JSON ({error})", path, remedy="Correct this line.") from error
         if not isinstance(row, dict):
-            raise ConfigError(f'{path}: line {number}: is not an object. Write {{"file_name": ...}}.')
+            raise ConfigError(f"line {number}: is not an object", path, remedy='Write {"file_name": ...}.')
         yield number, row
 
 
@@ -162,7 +162,7 @@ def captions_in(where: str, cell: str) -> list[str]:
     try:
         return captions_of(cell)
     except ValueError as error:
-        raise ConfigError(f"{where}: caption {error}") from None
+        raise ConfigError(f"caption {error}", where) from None
 
 
 def segment_of(where: str, start: Any, end: Any) -> tuple[float, float] | None:

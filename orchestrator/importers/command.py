@@ -89,16 +89,16 @@ def import_stream(
     """
     _check_words(kind, files, videos)
     if videos is not None and not videos.is_dir():
-        raise ConfigError(f"--videos {videos}: is not a folder. Give the folder that contains the videos.")
+        raise ConfigError("is not a folder", f"--videos {videos}", remedy="Give the folder that contains the videos.")
     if name is None:
         of_file = _default_name(kind, files)
         name = of_file if is_name(of_file) else nearest_name(of_file)
     check_name(name, "--name")
     if name in RENDERED:
-        raise ConfigError(f"--name {name!r}: is an embedded stream. Choose another name.")
+        raise ConfigError("is an embedded stream", f"--name {name!r}", remedy="Choose another name.")
     if correct and kind in (*IMAGES, "features"):
         why = "has no captions" if kind in IMAGES else "may have features of the unchanged captions"
-        raise ConfigError(f"--correct-captions: {kind} {why}. Leave it out.")
+        raise ConfigError(f"{kind} {why}", "--correct-captions", remedy="Leave it out.")
     out = Path(root) / "streams" / f"{name}.json"
     before, replaced = (out.read_bytes(), _replaced(name, out)) if out.is_file() else (None, "")
     new = [folder for folder in (out.parent, out.parent.parent) if not folder.exists()]
@@ -108,7 +108,7 @@ def import_stream(
         for folder in new:
             folder.rmdir()
         raise ConfigError(
-            f"--videos {videos}: has none of the table's videos (first: {lost!r:.80}). Give their folder."
+            f"has none of the table's videos (first: {lost!r:.80})", f"--videos {videos}", remedy="Give their folder."
         )
     if manifest["name"] != name:
         report = report.replace(f"{manifest['name']}: ", f"{name}: ")
@@ -151,7 +151,7 @@ def parse_file_arguments(kind: str, words: Sequence[str]) -> dict[str, str]:
         return {needed[0]: words[0]}
     _words_of(kind)
     if bare := [word for word in words if "=" not in word]:
-        raise ConfigError(f"streams import {kind}: {bare[0]!r} has no name before it. {_usage(kind)}")
+        raise ConfigError(f"{bare[0]!r} has no name before it. {_usage(kind)}", f"streams import {kind}")
     return parse_overrides(words)
 
 
@@ -165,7 +165,7 @@ def _usage(kind: str) -> str:
 
 def _words_of(kind: str) -> dict[str, str]:
     if kind not in KINDS:
-        raise ConfigError(f"streams import: {kind!r} is not a kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
+        raise ConfigError(f"{kind!r} is not a kind.{suggest(kind, KINDS)} Kinds: {', '.join(KINDS)}.", "streams import")
     return KINDS[kind]
 
 
@@ -174,15 +174,15 @@ def _check_words(kind: str, files: Mapping[str, str], videos: Path | None) -> No
     usage = _usage(kind)
     for word in files:
         if word not in words:
-            raise ConfigError(f"streams import {kind}: {word}= is unknown.{suggest(word, words)} {usage}")
+            raise ConfigError(f"{word}= is unknown.{suggest(word, words)} {usage}", f"streams import {kind}")
     for word in words:
         if not files.get(word) and word not in OPTIONAL:
-            raise ConfigError(f"streams import {kind}: {word}= is missing. {usage}")
+            raise ConfigError(f"{word}= is missing. {usage}", f"streams import {kind}")
     if kind not in NO_VIDEOS and videos is None:
-        raise ConfigError(f"streams import {kind}: --videos is missing. {usage}")
+        raise ConfigError(f"--videos is missing. {usage}", f"streams import {kind}")
     if kind in NO_VIDEOS and videos is not None:
         place = "features= replaces them" if kind == "features" else "folder= contains everything"
-        raise ConfigError(f"streams import {kind}: --videos {videos} is not needed: {place}. {usage}")
+        raise ConfigError(f"--videos {videos} is not needed: {place}. {usage}", f"streams import {kind}")
 
 
 def _default_name(kind: str, files: Mapping[str, str]) -> str:
@@ -237,7 +237,7 @@ def _held_out(files: Mapping[str, str]) -> int:
     word = files.get("held_out", "0")
     if not word.isascii() or not word.isdigit():
         raise ConfigError(
-            f"held_out={word}: is not a number of videos per category. Write held_out=2, or leave it out."
+            "is not a number of videos per category", f"held_out={word}", remedy="Write held_out=2, or leave it out."
         )
     return int(word)
 

@@ -41,7 +41,7 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
     for line, row, captions, segment in rows:
         if row["split"] not in SPLITS:
             hint = suggest(row["split"], SPLITS)
-            raise ConfigError(f"{table}: line {line}: split is {row['split']!r:.60}.{hint} Write train, val or test.")
+            raise ConfigError(f"line {line}: split is {row['split']!r:.60}.{hint} Write train, val or test.", table)
         place = (row["task"], row["split"], row["category"])
         key = (row["video"], segment)
         if key not in seen:
@@ -54,11 +54,11 @@ def import_csv(table: Path, videos: Path, out: Path | None, name: str | None = N
         if seen[key][0] != place:
             first = " ".join(seen[key][0])
             raise ConfigError(
-                f"{table}: line {line}: {row['video']!r:.80} is also in {first!r:.200}. Keep it in one place."
+                f"line {line}: {row['video']!r:.80} is also in {first!r:.200}", table, remedy="Keep it in one place."
             )
         seen[key][1]["captions"] += captions
     if not rows:
-        raise ConfigError(f"{table}: has a header and no rows. Write a row for each caption.")
+        raise ConfigError("has a header and no rows", table, remedy="Write a row for each caption.")
     stem = name or (Path(out).stem if out else table.stem)
     manifest, report = builder.finish(stem, "ctvr", [tasks[task] for task in in_order(tasks, table)], {}, [table])
     header = open_table(table, REQUIRED).header
@@ -96,12 +96,12 @@ def read_table(table: Path) -> Iterator[tuple[int, dict[str, str], list[str]]]:
         has_category = bool(row["category"]) if has_category is None else has_category
         if bool(row["category"]) != has_category:
             line = line if has_category else first or line
-            raise ConfigError(f"{table}: line {line}: category is empty. Fill it in, or omit the column.")
+            raise ConfigError(f"line {line}: category is empty", table, remedy="Fill it in, or omit the column.")
         row["category"] = row["category"] or ANY
         row["split"] = SPLIT_WORDS.get(row["split"].lower(), row["split"])
         if unknown := [name for name in ("video", "category", "split", "task") if row[name] in MISSING]:
             value = f"{unknown[0]} is {row[unknown[0]]!r}"
-            raise ConfigError(f"{table}: line {line}: {value}, which marks a missing value. Fill it in.")
+            raise ConfigError(f"line {line}: {value}, which marks a missing value", table, remedy="Fill it in.")
         yield line, row, captions_in(f"{table}: line {line}", row["caption"])
 
 

@@ -51,22 +51,22 @@ def read_split(path: Path) -> Split:
             if set(train) != set(val):
                 raise ConfigError(f"{path}: task {number}: train and val list other categories. Download it again.")
         if len(split["train"]) != len(split["val"]):
-            raise ConfigError(f"{path}: train and val have different numbers of tasks. Download it again.")
+            raise ConfigError("train and val have different numbers of tasks", path, remedy="Download it again.")
     return split
 
 
 def _split_tasks(tasks: Any, where: str) -> list[dict[str, list[str]]]:
     if not isinstance(tasks, dict) or not tasks or sorted(tasks, key=str) != sorted(range(1, len(tasks) + 1), key=str):
-        raise ConfigError(f"{where}: the tasks are not numbered 1..T. Give the benchmark's own *_dataset.pkl.")
+        raise ConfigError("the tasks are not numbered 1..T", where, remedy="Give the benchmark's own *_dataset.pkl.")
     left = MAX_IDS
     found = []
     for number in range(1, len(tasks) + 1):
         task = tasks[number]
         if not isinstance(task, dict) or len(task) > left or not all(isinstance(ids, list) for ids in task.values()):
-            raise ConfigError(f"{where}: task {number} is not category -> list of ids. Download the file again.")
+            raise ConfigError(f"task {number} is not category -> list of ids", where, remedy="Download the file again.")
         left -= len(task) + sum(map(len, task.values()))
         if left < 0:
-            raise ConfigError(f"{where}: more than {MAX_IDS} ids. Give the benchmark's own *_dataset.pkl.")
+            raise ConfigError(f"more than {MAX_IDS} ids", where, remedy="Give the benchmark's own *_dataset.pkl.")
         if not all(isinstance(video, str) for ids in task.values() for video in ids):
             raise ConfigError(f"{where}: task {number} contains a value that is not an id. Download the file again.")
         found.append({str(category): ids for category, ids in task.items()})
@@ -136,7 +136,7 @@ def import_msrvtt(
             raise ConfigError(f"{test_csv}: line {line}: a second caption of {row['video_id']!r}. Keep one per video.")
         test[row["video_id"]] = captions_in(f"{test_csv}: line {line}", row["sentence"])
         if len(test[row["video_id"]]) > 1:
-            raise ConfigError(f"{test_csv}: line {line}: {row['video_id']!r} has a list of captions. Keep one.")
+            raise ConfigError(f"line {line}: {row['video_id']!r} has a list of captions", test_csv, remedy="Keep one.")
     split = _read(split_pkl, held_out)
     sources = {"train": " and ".join(map(str, paths)), "val": str(test_csv)}
     builder = Builder(videos, out)
@@ -178,8 +178,8 @@ def import_actnet(
         for video, entry in read_narrations(path):
             if len(entry.sentences) != 1:
                 raise ConfigError(
-                    f"{path}: {video!r} has {len(entry.sentences)} sentences, the benchmark one; its selected "
-                    "segment cannot be derived from ActivityNet Captions. Give the benchmark's train_queries.json / "
+                    f"{path}: {video!r} has {len(entry.sentences)} sentences, the benchmark one; its selected segment "
+                    "cannot be derived from ActivityNet Captions. Give the benchmark's train_queries.json / "
                     "val_queries.json."
                 )
             captions[split_name][video] = entry.sentences

@@ -72,9 +72,11 @@ def import_cvlm(folder: Path, out: Path | None, datasets: Sequence[str] | None =
     names = list(FIVE) if datasets is None else list(datasets)
     for name in names:
         if name not in DATASETS:
-            raise ConfigError(f"datasets: {name!r} is unknown.{suggest(name, DATASETS)} All: {', '.join(DATASETS)}.")
+            raise ConfigError(f"{name!r} is unknown.{suggest(name, DATASETS)} All: {', '.join(DATASETS)}.", "datasets")
         if not (Path(folder) / name).is_dir():
-            raise ConfigError(f"{Path(folder) / name}: no such folder. Make it, or leave {name!r} out of datasets.")
+            raise ConfigError(
+                "no such folder", Path(folder) / name, remedy=f"Make it, or leave {name!r} out of datasets."
+            )
     builder = Builder(folder, out)
     tasks, sources, notes = [], [], list[str]()
     for name in names:
@@ -172,7 +174,7 @@ def _msrvtt_full(files: _Files) -> dict[str, Captions]:
     found: dict[str, Captions] = {"train": {}, "test": {}}
     for video, texts in read_msrvtt_captions([whole]).items():
         if video not in splits:
-            raise ConfigError(f"{whole}: {video!r} has captions and no split. Download it again.")
+            raise ConfigError(f"{video!r} has captions and no split", whole, remedy="Download it again.")
         found["test" if splits[video] == "test" else "train"][video] = texts
     return found
 
@@ -231,11 +233,11 @@ def _listed(files: _Files, split: str, captions: Mapping[str, Any]) -> list[str]
             if len(fits) != 1:
                 many = f"stands for {' and '.join(fits[:3])}" if fits else "has no caption"
                 raise ConfigError(
-                    f"{path}: line {number}: {video!r} {many}. Give the list that belongs to the captions."
+                    f"line {number}: {video!r} {many}", path, remedy="Give the list that belongs to the captions."
                 )
             found[fits[0]] = None
     if path is not None and not found:
-        raise ConfigError(f"{path}: contains no id. Write one per line, or remove the file to keep all videos.")
+        raise ConfigError("contains no id", path, remedy="Write one per line, or remove the file to keep all videos.")
     return list(found)
 
 
@@ -252,8 +254,8 @@ def _msvd(files: _Files) -> dict[str, Captions]:
         lacking = [video for video in ids if not captions.get(video)]
         if lacking:
             raise ConfigError(
-                f"{path}: {len(lacking)} of {len(ids)} videos have no caption, first {lacking[0]!r}. "
-                "Give the captions that belong to this list."
+                f"{path}: {len(lacking)} of {len(ids)} videos have no caption, first {lacking[0]!r}. Give the captions "
+                "that belong to this list."
             )
         found[split] = {video: captions[video] for video in ids}
     return found
@@ -264,18 +266,18 @@ def _msvd_captions(path: Path) -> Captions:
     if path.suffix == ".pkl":
         data = read_pickle(path, max_bytes=MSVD_BYTES)
         if not isinstance(data, dict):
-            raise ConfigError(f"{path}: is not video id -> captions. Give MSVD's raw-captions.pkl.")
+            raise ConfigError("is not video id -> captions", path, remedy="Give MSVD's raw-captions.pkl.")
         left = MAX_IDS
         for video, entries in data.items():
             left -= len(entries) if isinstance(entries, list) else MAX_IDS + 1
             if left < 0:
-                raise ConfigError(f"{path}: {video!r} has no list of captions. Give MSVD's raw-captions.pkl.")
+                raise ConfigError(f"{video!r} has no list of captions", path, remedy="Give MSVD's raw-captions.pkl.")
             captions[str(video)] = clean(all_text(path, str(video), [_joined(entry) for entry in entries]))
     elif path.suffix == ".json":
         data = read_json(path, unique_keys=True)
         for video, texts in data.items() if isinstance(data, dict) else [("", None)]:
             if not isinstance(texts, list):
-                raise ConfigError(f"{path}: is not video id -> captions. Give X-Pool's captions_msvd.json.")
+                raise ConfigError("is not video id -> captions", path, remedy="Give X-Pool's captions_msvd.json.")
             captions[video] = clean(all_text(path, video, texts))
     elif path.suffix == ".csv" and "corpus" in path.name.lower():  # the first published version, in all languages
         for _, row in read_csv(path, ("VideoID", "Start", "End", "Language"), ("Description",)):

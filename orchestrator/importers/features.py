@@ -52,8 +52,8 @@ def import_features(table: Path, features: Path, texts: Path | None, out: Path, 
         width = width or vectors.shape[1]
         if vectors.shape[1] != width:
             raise ConfigError(
-                f"{features}: {item['video']!r} has features of {vectors.shape[1]} numbers, others of {width}. "
-                "Compute all of them with one model."
+                f"{features}: {item['video']!r} has features of {vectors.shape[1]} numbers, others of {width}. Compute "
+                "all of them with one model."
             )
         item |= {"path": f"{number:06d}.npy", "segment": None}
         arrays[item["path"]] = vectors
@@ -144,7 +144,7 @@ def _checked(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     try:
         return validate_features(np.asarray(array), f"{file}: {name}")
     except VideoError as error:
-        raise ConfigError(f"{error}. Save numbers of that shape.") from error
+        raise ConfigError(error, remedy="Save numbers of that shape.") from error
 
 
 def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
@@ -155,7 +155,7 @@ def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
     if isinstance(arrays, np.ndarray):
         if len(arrays) != len(captions):
             raise ConfigError(
-                f"{texts}: has {len(arrays)} rows for {len(captions)} lines of {table.name}. Give one each."
+                f"has {len(arrays)} rows for {len(captions)} lines of {table.name}", texts, remedy="Give one each."
             )
         for caption, row in zip(captions, arrays):
             if caption in found and not np.array_equal(found[caption], row):
@@ -165,5 +165,5 @@ def _of_captions(table: Path, texts: Path, width: int) -> Arrays:
         found = _by_name(texts, arrays, captions, "captions")
     rows = {caption: _checked(texts, caption, found[caption]) for caption in captions}
     if wrong := [row for row in rows.values() if row.shape != (1, width)]:
-        raise ConfigError(f"{texts}: captions have features of shape {wrong[0].shape}, videos of {width} numbers each.")
+        raise ConfigError(f"captions have features of shape {wrong[0].shape}, videos of {width} numbers each.", texts)
     return {caption: row[0] for caption, row in rows.items()}

@@ -45,13 +45,13 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ConfigError(f"folder: {folder} is not a folder. Give the one that contains train/ and test/.")
+        raise ConfigError(f"{folder} is not a folder", "folder", remedy="Give the one that contains train/ and test/.")
     about = _about(folder)
     try:
         collected = _Collected({each["name"]: list(each["categories"]) for each in about.get("tasks", [])})
     except (KeyError, TypeError) as error:
         raise ConfigError(
-            f"{folder / STREAM}: tasks: {error} is missing or of another kind. Export it again."
+            f"tasks: {error} is missing or of another kind", folder / STREAM, remedy="Export it again."
         ) from error
     more: Row = {}
     notes: list[str] = []
@@ -85,7 +85,7 @@ def import_dataset(folder: Path, out: Path | None, name: str | None = None) -> t
     digest = about.get("digest")
     if digest and digest not in text:
         raise ConfigError(
-            f"{folder}: is not the stream whose digest {STREAM} names. Export it again, or remove the file."
+            f"is not the stream whose digest {STREAM} names", folder, remedy="Export it again, or remove the file."
         )
     return manifest, "\n".join([text, *notes])
 
@@ -104,7 +104,7 @@ def _left_out(folder: Path, read: set[str]) -> list[str]:
 def _about(folder: Path) -> Row:
     about = read_json(folder / STREAM) if (folder / STREAM).is_file() else {}
     if not isinstance(about, dict):
-        raise ConfigError(f"{folder / STREAM}: is not an object. Remove the file, or export the stream again.")
+        raise ConfigError("is not an object", folder / STREAM, remedy="Remove the file, or export the stream again.")
     return about
 
 
@@ -116,7 +116,7 @@ def _metadata(folder: Path) -> Path | None:
     """
     found = [file for end in (METADATA, "metadata.csv") if (file := folder / end).is_file()]
     if len(found) > 1:
-        raise ConfigError(f"folder: {found[0]} and {found[1]} both describe the videos. Keep one of them.")
+        raise ConfigError(f"{found[0]} and {found[1]} both describe the videos", "folder", remedy="Keep one of them.")
     return found[0] if found else None
 
 
@@ -132,7 +132,7 @@ def _of_splits(folder: Path) -> dict[str, list[Path]]:
         if split:
             found[split].append(place)
         elif file := _metadata(place):
-            raise ConfigError(f"{file}: its folder is not a split. Rename it to train, validation or test.")
+            raise ConfigError("its folder is not a split", file, remedy="Rename it to train, validation or test.")
     return found
 
 
@@ -148,7 +148,7 @@ def _rows(folder: Path) -> Iterator[tuple[str, Path, int, Row]]:
         if len(files) > 1 or (files and whole):
             raise ConfigError(f"folder: {whole or files[1]} and {files[0]} both describe the videos. Keep one of them.")
         if places and not files and not whole:
-            raise ConfigError(f"{places[0]}: has no {METADATA} with the captions of its videos. Write one.")
+            raise ConfigError(f"has no {METADATA} with the captions of its videos", places[0], remedy="Write one.")
         for file in files:
             yield from ((split, file, line, row) for line, row in _lines(file))
     if whole:
@@ -193,11 +193,11 @@ def _text(row: Row, name: str, otherwise: str) -> str:
 def _captions(where: str, row: Row) -> list[Any]:
     found = next((row[key] for key in CAPTIONS if _cell(row, key) is not None), None)
     if found is None:
-        raise ConfigError(f"{where}: no caption. Write a column called captions, caption or text.")
+        raise ConfigError("no caption", where, remedy="Write a column called captions, caption or text.")
     if isinstance(found, list):
         return list(found)
     if isinstance(found, dict):
-        raise ConfigError(f"{where}: captions are an object. Write one text, or a list of texts.")
+        raise ConfigError("captions are an object", where, remedy="Write one text, or a list of texts.")
     text = str(found)
     listed = captions_in(where, text)
     return [text] if listed == [text.strip()] else listed  # a plain caption is kept unchanged
@@ -223,7 +223,7 @@ class _Collected:
         where = f"{file}: line {line}"
         label = _text(row, "task", "task_01")
         if self.about and label not in self.tasks:
-            raise ConfigError(f"{where}: task is {label!r}, which {STREAM} does not name. Correct one.")
+            raise ConfigError(f"task is {label!r}, which {STREAM} does not name", where, remedy="Correct one.")
         category, segment = _text(row, "category", label), segment_of(where, _cell(row, "start"), _cell(row, "end"))
         key = path, segment, _text(row, "video_id", "")
         captions = _captions(where, row)
@@ -231,7 +231,7 @@ class _Collected:
         if key in self.items:
             if self.places[key] != place:
                 first = " ".join(self.places[key])
-                raise ConfigError(f"{where}: {path} is also in {first!r}. Keep it in one place.")
+                raise ConfigError(f"{path} is also in {first!r}", where, remedy="Keep it in one place.")
             self.items[key]["captions"] += captions
             self.items[key].get("answers", []).extend(row.get("answers") or [])
             return
@@ -273,7 +273,7 @@ def _by_path(paths: set[str], path: str) -> str:
     if len(tops) > 1:
         first, second = sorted(paths)[:2]
         raise ConfigError(
-            f"{first} and {second} have the same name in two splits. If they are two videos, give each an id in column "
-            "video_id; if they are one, keep one of them."
+            f"{first} and {second} have the same name in two splits",
+            remedy="If they are two videos, give each an id in column video_id; if they are one, keep one of them.",
         )
     return video_stem(path.partition("/")[2])

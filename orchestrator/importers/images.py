@@ -72,9 +72,9 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
     Returns and raises as `import_msrvtt`.
     """
     if not Path(folder).is_dir():
-        raise ConfigError(f"folder: {folder} is not a folder. Give the one into which {kind} was unpacked.")
+        raise ConfigError(f"{folder} is not a folder", "folder", remedy=f"Give the one into which {kind} was unpacked.")
     if out.suffix != ".json":
-        raise ConfigError(f"out: {out} does not end in .json. Write for example streams/{kind}.json.")
+        raise ConfigError(f"{out} does not end in .json", "out", remedy=f"Write for example streams/{kind}.json.")
     names, files, splits = (_tiny if kind == "tiny-imagenet" else _cifar)(kind, Path(folder))
     benchmark, places = BENCHMARKS[kind], out.with_suffix("")
     counts: dict[str, set[int]] = {}
@@ -82,7 +82,7 @@ def import_images(kind: str, folder: Path, out: Path, classes: int | None = None
         for label, category in enumerate(names):
             chosen = images[labels == label]
             if not len(chosen):
-                raise ConfigError(f"{folder}: no {split} image of {category}. Unpack {kind} again.")
+                raise ConfigError(f"no {split} image of {category}", folder, remedy=f"Unpack {kind} again.")
             counts.setdefault(split, set()).add(len(chosen))
             array = io.BytesIO()
             np.save(array, chosen)
@@ -120,7 +120,9 @@ def _cifar(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Sp
         for stem in stems:
             path = next((p for p in (folder / stem, folder / f"{stem}.bin") if p.is_file()), None)
             if path is None:
-                raise ConfigError(f"{folder / stem}: neither this file nor {stem}.bin exists. Unpack {kind} there.")
+                raise ConfigError(
+                    f"neither this file nor {stem}.bin exists", folder / stem, remedy=f"Unpack {kind} there."
+                )
             used.append(path)
             found.append(_binary(path, kind) if path.suffix == ".bin" else _pickled(path, kind))
         splits[split] = np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
@@ -153,7 +155,7 @@ def _pickled(path: Path, kind: str) -> Split:
     except ConfigError:
         raise
     except BROKEN as error:
-        raise ConfigError(f"{path}: damaged, or not {kind}'s python version. Download it again.") from error
+        raise ConfigError(f"damaged, or not {kind}'s python version", path, remedy="Download it again.") from error
     if not data or len(data) != 3072 * len(labels):
         raise ConfigError(f"{path}: has {len(data)} bytes of images and {len(labels)} {wanted}. Download it again.")
     return _pixels(np.frombuffer(data, np.uint8).reshape(-1, 3072)), _labels(np.array(labels), path, kind)
@@ -165,7 +167,7 @@ def _pixels(rows: np.ndarray) -> np.ndarray:
 
 def _labels(labels: np.ndarray, path: Path, kind: str) -> np.ndarray:
     if labels.min() < 0 or labels.max() >= BENCHMARKS[kind].classes:
-        raise ConfigError(f"{path}: has label {labels.max()}, and {kind} has {BENCHMARKS[kind].classes} classes.")
+        raise ConfigError(f"has label {labels.max()}, and {kind} has {BENCHMARKS[kind].classes} classes.", path)
     return labels
 
 
@@ -189,7 +191,7 @@ def _tiny(kind: str, folder: Path) -> tuple[list[str], list[Path], dict[str, Spl
         raise ConfigError(f"{folder}: has no train/ and val/val_annotations.txt. Give the unpacked tiny-imagenet-200.")
     names = sorted(place.name for place in (folder / "train").iterdir() if place.is_dir())[:classes]
     if len(names) < classes:
-        raise ConfigError(f"{folder / 'train'}: has {len(names)} class folders, not {classes}. Unpack it again.")
+        raise ConfigError(f"has {len(names)} class folders, not {classes}", folder / "train", remedy="Unpack it again.")
     number = {name: label for label, name in enumerate(names)}
     train = ((path, number[name]) for name in names for path in sorted((folder / "train" / name / "images").iterdir()))
     lines = (line.split("\t") for line in lines_of(read_text(table, MAX_TEXT)))

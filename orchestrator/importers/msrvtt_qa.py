@@ -32,9 +32,9 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
     Returns and raises as `import_msrvtt`.
     """
     if not Path(folder).is_dir():
-        raise ConfigError(f"folder: {folder} is not a folder. Give the one with train_qa.json.")
+        raise ConfigError(f"{folder} is not a folder", "folder", remedy="Give the one with train_qa.json.")
     if not tasks.isdecimal() or int(tasks) < 1 or CATEGORIES % int(tasks):
-        raise ConfigError(f"tasks: {tasks} does not divide the 20 categories. Write 1, 2, 4, 5, 10 or 20.")
+        raise ConfigError(f"{tasks} does not divide the 20 categories", "tasks", remedy="Write 1, 2, 4, 5, 10 or 20.")
     count, builder = int(tasks), Builder(videos, out)
     made = [empty_task() for _ in range(count)]
     for number in range(CATEGORIES):
@@ -47,7 +47,7 @@ def import_questions(folder: Path, videos: Path, out: Path, tasks: str = "1") ->
             made[category * count // CATEGORIES][split].append(item)
     if empty := next((task for task in made if not task["train"] or not task["test"]), None):
         raise ConfigError(
-            f"{folder}: no training or test question for {', '.join(empty['categories'])}. Unpack it again."
+            f"no training or test question for {', '.join(empty['categories'])}", folder, remedy="Unpack it again."
         )
     published = PUBLISHED if count == 1 else None
     return builder.finish(NAME if count == 1 else f"{NAME}-{count}", "qa", made, SETTINGS, files.values(), published)
@@ -61,7 +61,7 @@ def _videos(file: Path) -> dict[str, tuple[int, list[tuple[str, str]]]]:
     """Map each video to its category and its questions with their answers, in the order of the file."""
     rows = read_json(file)
     if not isinstance(rows, list):
-        raise ConfigError(f"{file}: is not a list of questions. Give the published file unchanged.")
+        raise ConfigError("is not a list of questions", file, remedy="Give the published file unchanged.")
     found: dict[str, tuple[int, dict[tuple[str, str], None]]] = {}
     for place, row in enumerate(rows):
         question, answer, video, category = (_field(file, place, row, name) for name in _FIELDS)
@@ -70,7 +70,7 @@ def _videos(file: Path) -> dict[str, tuple[int, list[tuple[str, str]]]]:
         first, asked = found.setdefault(f"video{video}", (category, {}))
         if first != category:
             raise ConfigError(
-                f"{file}: entry {place}: video {video} has the categories {first} and {category}. Correct it."
+                f"entry {place}: video {video} has the categories {first} and {category}", file, remedy="Correct it."
             )
         asked.setdefault((question, answer))
     return {video: (category, list(asked)) for video, (category, asked) in found.items()}

@@ -67,7 +67,7 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
     """
     path = Path(path)
     if not path.exists():
-        raise ConfigError(f"{path}: no such file. Give the path of the benchmark's .pkl file.")
+        raise ConfigError("no such file", path, remedy="Give the path of the benchmark's .pkl file.")
     data = read_bytes(path, max_bytes)
     try:
         unpickler = _Unpickler(io.BytesIO(data), encoding="latin-1")
@@ -78,11 +78,11 @@ def read_pickle(path: Path, max_bytes: int = SPLIT_BYTES) -> Any:
         return value
     except _Refused as error:
         raise ConfigError(
-            f"{path}: refused: {error}. Only dict, list, text, integers and defaultdict(list) are read; nothing "
-            "was executed. Use the file from the benchmark's own release."
+            f"{path}: refused: {error}. Only dict, list, text, integers and defaultdict(list) are read; nothing was "
+            "executed. Use the file from the benchmark's own release."
         ) from error
     except (*BROKEN, TypeError, AttributeError, pickle.UnpicklingError) as error:
-        raise ConfigError(f"{path}: damaged, or not a pickle. Download it again.") from error
+        raise ConfigError("damaged, or not a pickle", path, remedy="Download it again.") from error
 
 
 def _check_plain(value: Any) -> None:

@@ -37,7 +37,7 @@ def read_shard(file: Path) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"{file}: a .txt or .json in it is not UTF-8 ({error.reason}). Write it as UTF-8.") from error
     except Exception as error:  # Arrow, OSError, ValueError, tarfile and what they raise for damaged files
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise ConfigError(f"{file}: cannot be read as {file.suffix} ({reason}). Download it again.") from error
+        raise ConfigError(f"cannot be read as {file.suffix} ({reason})", file, remedy="Download it again.") from error
 
 
 def _parquet(file: Path) -> Iterator[dict[str, Any]]:
@@ -139,9 +139,9 @@ def _tar(file: Path) -> Iterator[dict[str, Any]]:
                 found[kind].append(stream.read())
                 name = key + PurePosixPath(member.name).suffix if kind == VIDEO else name
             if not name:
-                raise ConfigError(f"{file}: {key!r:.80} has no video. Put KEY.mp4 next to KEY.txt or KEY.json.")
+                raise ConfigError(f"{key!r:.80} has no video", file, remedy="Put KEY.mp4 next to KEY.txt or KEY.json.")
             if many := [kind for kind in (VIDEO, ".txt") if len(found[kind]) > 1]:
-                raise ConfigError(f"{file}: {key!r:.80} has two files {many[0]}. Keep one file of each kind.")
+                raise ConfigError(f"{key!r:.80} has two files {many[0]}", file, remedy="Keep one file of each kind.")
             row = _cells(f"{file}: {key!r:.80}", found[".json"])
             if found[".txt"]:
                 row["caption"] = found[".txt"][0].decode("utf-8-sig").strip()
@@ -153,9 +153,9 @@ def _cells(where: str, texts: list[bytes]) -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for row in map(json.loads, texts):
         if not isinstance(row, dict):
-            raise ConfigError(f'{where}: its .json is not an object. Write {{"caption": ...}}.')
+            raise ConfigError("its .json is not an object", where, remedy='Write {"caption": ...}.')
         if different := [name for name in TAKEN if name in row and cells.get(name, row[name]) != row[name]]:
-            raise ConfigError(f"{where}: its .json files have two values for {different[0]}. Keep one of them.")
+            raise ConfigError(f"its .json files have two values for {different[0]}", where, remedy="Keep one of them.")
         cells |= row
     return cells
 

@@ -140,7 +140,7 @@ def verify_cache(execution: ExecutionConfig, remove: bool = False) -> str:
     done = "removed; they are created again when needed" if remove else "add --yes to remove them"
     text = f"{len(bad)} of {len(found)} objects are damaged ({done}){_listed(bad)}"
     if not remove:
-        raise ConfigError(f"cache: {text}")
+        raise ConfigError(text, "cache")
     return text
 
 
@@ -153,7 +153,7 @@ def collect_garbage(execution: ExecutionConfig, older_than: float | None = None,
         remove: whether to delete the objects.
     """
     if older_than is not None and older_than < 1:
-        raise ConfigError(f"--older-than: must be >= 1 day, got {older_than:g}. Write 30.")
+        raise ConfigError(f"must be >= 1 day, got {older_than:g}", "--older-than", remedy="Write 30.")
     store = execution.existing_store()
     recent = recent_runs(execution.existing_tracker(), older_than) if older_than is not None else set()
     return _collect(store, find_garbage(store, older_than, recent), remove)

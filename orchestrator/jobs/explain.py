@@ -69,7 +69,7 @@ def compare(key_a: str, key_b: str, store: Store, tracker: Tracker) -> str:
         key = _only(prefix, _result_keys(prefix, store, tracker))
         runs = _runs_of(key, tracker)
         if not runs:
-            raise ConfigError(f"key {key[:16]}: {_why_unknown(key, tracker)}. Compare keys of tracked runs.")
+            raise ConfigError(_why_unknown(key, tracker), f"key {key[:16]}", remedy="Compare keys of tracked runs.")
         pair.append((key, runs[0]))
     (key, first), (other, second) = pair
     if key == other:
@@ -103,7 +103,7 @@ def _key_of(name: str, tracker: Tracker | None) -> str:
     is_key = re.fullmatch(r"(?:zero-)?[0-9a-fA-F]{4,64}(?:-[0-9a-f]{1,8})?(?:/.*)?", name.strip())
     if found or is_key or not runs:
         return name
-    raise ConfigError(f"explain: no run or key {name!r}.{what_it_names(name, runs)}")
+    raise ConfigError(f"no run or key {name!r}.{what_it_names(name, runs)}", "explain")
 
 
 def _checked(prefix: str) -> str:

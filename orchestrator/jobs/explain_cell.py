@@ -34,19 +34,19 @@ def explain_cell(table: str, row: str, column: str, execution: ExecutionConfig) 
 
         tracker = execution.existing_tracker()
         if not (tracker.find_sweep(table) or tracker.find_runs(stream=table)):
-            raise ConfigError(f"explain: {no_runs_of(table, tracker)}")
+            raise ConfigError(no_runs_of(table, tracker), "explain")
         raise ConfigError(f"explain: table {table!r} does not exist.{suggest(table, known)} Write: ctvr table {table}")
     files = sorted((folder / table).glob("*.csv"))
     rows = [line for file in files for line in csv.DictReader(read_text(file).splitlines())]
     labels = [line["label"] for line in rows]
     if row not in labels:
-        raise ConfigError(f"explain: no row {row!r} in {table}.{suggest(row, labels)} Rows: {', '.join(labels)}.")
+        raise ConfigError(f"no row {row!r} in {table}.{suggest(row, labels)} Rows: {', '.join(labels)}.", "explain")
     found = rows[labels.index(row)]
     metrics = [name for name in found if name not in OTHERS and not name.endswith(ENDS)]
     key = _column(column, metrics)
     if not key:
         some = ", ".join(metrics[:8])
-        raise ConfigError(f"explain: no column {column!r} in {table}. Columns: {some}, ...")
+        raise ConfigError(f"no column {column!r} in {table}", "explain", remedy=f"Columns: {some}, ...")
     mean = f"{found[key]}, the mean of {found['n']} seeds (std {found[key + '_std']})"
     lines = [f"{key} of {row} in table {table}: {mean}"]
     lines += [f"settings    {found['settings']}"] if found["settings"] else []

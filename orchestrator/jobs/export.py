@@ -53,17 +53,17 @@ def export_stream(
         ConfigError: for an unknown form, a folder that is not empty, or videos that are missing.
     """
     if form not in FORMS:
-        raise ConfigError(f"--form: {form!r} is not a known format. Choose one of {', '.join(FORMS)}.")
+        raise ConfigError(f"{form!r} is not a known format", "--form", remedy=f"Choose one of {', '.join(FORMS)}.")
     require_empty(out)
     if "frames" in what and form == "parquet":
-        raise ConfigError("--form: parquet cannot store frames. Write npz, npy, pt or h5.")
+        raise ConfigError("parquet cannot store frames", "--form", remedy="Write npz, npy, pt or h5.")
     manifest = find_manifest(name)
     stream = execution.load_stream(manifest, render=False)
     if "files" in what and (stream.domain == "images" or stream.has_features):
         kind = "images" if stream.domain == "images" else "features"
-        raise ConfigError(f"--files: stream {stream.name} has {kind} instead of videos. Omit --files.")
+        raise ConfigError(f"stream {stream.name} has {kind} instead of videos", "--files", remedy="Omit --files.")
     if stream.has_features and "frames" in what:
-        raise ConfigError(f"--frames: stream {stream.name} has features and no frames. Omit it.")
+        raise ConfigError(f"stream {stream.name} has features and no frames", "--frames", remedy="Omit it.")
     experiment = resolve({"method": "zero_shot", "stream": manifest, **overrides}, stream.settings)
     create_output_dir(out)
     stream = execution.load_stream(manifest)  # renders videos, after all checks

@@ -49,7 +49,7 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
     stream = execution.load_stream(manifest, render=False)
     if stream.domain == "images" or stream.has_features:
         kind = "images" if stream.domain == "images" else "features"
-        raise ConfigError(f"--hf: stream {stream.name} has {kind} instead of videos. Omit --hf.")
+        raise ConfigError(f"stream {stream.name} has {kind} instead of videos", "--hf", remedy="Omit --hf.")
     if stream.is_chunked:
         raise ConfigError(
             f"--hf: stream {stream.name} is cut into chunks, which a data set cannot represent. Omit _chunks or _drift."
@@ -58,8 +58,8 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
     stream = execution.load_stream(manifest)  # renders videos, after all checks
     if missing := missing_videos(stream):
         raise ConfigError(
-            f"--hf: {len(missing)} videos of {stream.name} are missing, for example {missing[0].path}. "
-            f"`ctvr streams check {stream.name}` lists them."
+            f"--hf: {len(missing)} videos of {stream.name} are missing, for example {missing[0].path}. `ctvr streams "
+            f"check {stream.name}` lists them."
         )
     stream, notes = without_others(stream, manifest, execution, "--hf")
     lines: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
@@ -75,7 +75,7 @@ def export_dataset(name: str, execution: ExecutionConfig, out: Path, licence: st
         (out / "README.md").write_text(_card(stream, lines, licence), encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"{out}: cannot be written ({error.strerror}). Give a folder with more free space."
+            f"cannot be written ({error.strerror})", out, remedy="Give a folder with more free space."
         ) from error
     counts = ", ".join(f"{FOLDERS[split]} {len(rows)}" for split, rows in lines.items() if rows)
     notes = [f"written: {out} ({counts} videos)", *notes]
@@ -107,7 +107,7 @@ def without_others(stream: Stream, manifest: str, execution: ExecutionConfig, op
         kept = drop_videos(stream, [item for _, _, item in iter_items(stream) if item.path in others])
     except ConfigError as error:
         raise ConfigError(
-            f"{option}: {text}, and a task keeps none. Give the videos' folder: --videos FOLDER."
+            f"{text}, and a task keeps none", option, remedy="Give the videos' folder: --videos FOLDER."
         ) from error
     return kept, [text]
 
@@ -138,7 +138,7 @@ def link_files(items: list[tuple[StreamTask, Item]], folder: Path, option: str) 
     for task, item in items:
         source = Path(item.path)
         if not source.is_file():
-            raise ConfigError(f"{option}: {item.path} is a folder of frames, not a video. Omit {option}.")
+            raise ConfigError(f"{item.path} is a folder of frames, not a video", option, remedy=f"Omit {option}.")
         stem = re.sub(r"[^\w.@-]", "_", item.video).lstrip(".") or "video"
         stem = stem.removesuffix(source.suffix)
         file = next(name for name in _names(stem, source.suffix) if name.casefold() not in taken)

@@ -66,8 +66,8 @@ def export_hf(folder: Path, name: str, execution: ExecutionConfig, licence: str 
     stream = model.stream
     if stream is None:
         raise ConfigError(
-            f"model {name}: its stream {run.settings['stream']} does not exist here, "
-            "but the card needs it. Restore its manifest and videos."
+            f"model {name}: its stream {run.settings['stream']} does not exist here, but the card needs it. Restore "
+            "its manifest and videos."
         )
     settings = {**model.settings, "stream": stream.name}  # without paths of this machine
     for setting in (*weights, *(f"{group}.sha256" for group in groups), "backbone.vocabulary"):

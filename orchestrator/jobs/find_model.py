@@ -42,7 +42,7 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
     if found := [run for run in complete if run.tags.get("ctvr.method") == name]:
         return found[-1]
     if name in EVERY_METHOD or name in CONFIGURATIONS:
-        raise ConfigError(f"model: no run of {name} is complete. Train one: ctvr run {name} shapes-5")
+        raise ConfigError(f"no run of {name} is complete", "model", remedy=f"Train one: ctvr run {name} shapes-5")
     if (sweep := tracker.find_sweep(name)) is not None:
         best = best_trials(tracker, name, 1)[0]
         if "," in selection_metric(sweep)[0]:
@@ -57,8 +57,8 @@ def find_run(name: str, execution: ExecutionConfig) -> RunRecord:
     known = [*dict.fromkeys(run.tags.get("ctvr.method", "") for run in complete), *(run.name for run in complete)]
     known += [BEST + stream for stream in dict.fromkeys(run.tags.get("ctvr.stream", "") for run in complete)]
     raise ConfigError(
-        f"model: {name!r} is not a folder with a model.json, run id, run, sweep or method of {execution.runs}."
-        f"{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'none yet'}."
+        f"model: {name!r} is not a folder with a model.json, run id, run, sweep or method of "
+        f"{execution.runs}.{suggest(name, known)} Known: {', '.join(sorted(known)[:8]) or 'none yet'}."
     )
 
 

@@ -68,9 +68,9 @@ def frames(
     """
     segment = _segment(start, end)
     if not 1 <= num_frames <= _MOST:
-        raise ConfigError(f"--num-frames: must be 1 to {_MOST}, got {num_frames}. Write 12.")
+        raise ConfigError(f"must be 1 to {_MOST}, got {num_frames}", "--num-frames", remedy="Write 12.")
     if not path.exists():
-        raise ConfigError(f"{printable(str(path))}: does not exist. Give a video or a folder of videos.")
+        raise ConfigError("does not exist", printable(str(path)), remedy="Give a video or a folder of videos.")
     if path.is_dir():
         if out is not None:
             raise ConfigError(f"--out: applies to one video, and {printable(str(path))} is a folder. Omit it.")
@@ -94,12 +94,12 @@ def _segment(start: float | None, end: float | None) -> tuple[float, float] | No
     """Check --start and --end; without --end, the segment ends after any video."""
     for option, value in (("--start", start), ("--end", end)):
         if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{option}: seconds since the first frame must be >= 0, got {value:g}.")
+            raise ConfigError(f"seconds since the first frame must be >= 0, got {value:g}.", option)
     if start is None and end is None:
         return None
     first, last = start or 0.0, sys.float_info.max if end is None else end
     if last <= first:
-        raise ConfigError(f"--end: must be greater than --start ({first:g}), got {last:g}.")
+        raise ConfigError(f"must be greater than --start ({first:g}), got {last:g}.", "--end")
     return first, last
 
 
@@ -127,8 +127,8 @@ def _folder(folder: Path, sampling: Sampling, segment: tuple[float, float] | Non
         raise found.unreadable[0]
     if not found.videos:
         raise ConfigError(
-            f"{printable(str(folder))}: contains no video: none of its {found.others} files ends in "
-            f"{' '.join(VIDEO_SUFFIXES)}."
+            f"contains no video: none of its {found.others} files ends in {' '.join(VIDEO_SUFFIXES)}.",
+            printable(str(folder)),
         )
     refused: dict[Path, str] = {}
     cut: list[Path] = []
@@ -159,12 +159,12 @@ def _writer(out: Path | None, num_frames: int) -> Callable[[Frames, str], bytes]
         write = _sheet
         if num_frames > _MOST_DRAWN:
             raise ConfigError(
-                f"--num-frames: must be at most {_MOST_DRAWN} for a .png, got {num_frames}. Write a .npz."
+                f"must be at most {_MOST_DRAWN} for a .png, got {num_frames}", "--num-frames", remedy="Write a .npz."
             )
     else:
-        raise ConfigError(f"--out: must end in .npz or .png, got {printable(str(out))}.")
+        raise ConfigError(f"must end in .npz or .png, got {printable(str(out))}.", "--out")
     if out is not None and out.is_dir():
-        raise ConfigError(f"--out: {printable(str(out))} is a folder. Give a file.")
+        raise ConfigError(f"{printable(str(out))} is a folder", "--out", remedy="Give a file.")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: the folder {printable(str(out.parent))} does not exist. Create it, or give another.")
     return write
@@ -175,7 +175,7 @@ def _write_whole(out: Path, content: bytes) -> None:
     try:
         publish(out, content)
     except OSError as error:
-        raise ConfigError(f"--out: {printable(str(out))} cannot be written ({error.strerror}).") from error
+        raise ConfigError(f"{printable(str(out))} cannot be written ({error.strerror}).", "--out") from error
 
 
 def _arrays(clip: Frames, title: str) -> bytes:

@@ -13,7 +13,8 @@ from ctvr.orchestrator.jobs.find_model import find_run, is_folder
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.factory import TrainedModel, load_trained, restore_from_commits
 from ctvr.orchestrator.learning.gallery_files import read_gallery
-from ctvr.orchestrator.learning.resolve import get_method, named_in, resolve
+from ctvr.orchestrator.learning.presets import get_method
+from ctvr.orchestrator.learning.resolve import named_in, resolve
 from ctvr.orchestrator.retrieval.model import Block, Model
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
@@ -61,7 +62,7 @@ def load_task_checkpoints(name: str, execution: ExecutionConfig) -> Iterator[Mod
     stream = execution.stream_of(run)
     if stream is None:
         raise ConfigError(
-            f"model {name}: the stream of run {run.name} does not exist here, or has changed. Run it again."
+            f"the stream of run {run.name} does not exist here, or has changed", f"model {name}", remedy="Run it again."
         )
     _check_run(name, run)
     if change := int(run.settings.get("upgrade.task", 0)):
@@ -97,7 +98,7 @@ def load_task(run: RunRecord, execution: ExecutionConfig, stream: Stream, done: 
     model = Model(run.name, trained, execution.places().open_store(), stream, run=run.name)
     items = [stream.items(index, trained.experiment.evaluation.split) for index in range(done)]
     if list(map(len, items)) != list(map(len, trained.galleries)):
-        raise ConfigError(f"model: the stream of run {run.name} has changed since it ran. Run it again.")
+        raise ConfigError(f"the stream of run {run.name} has changed since it ran", "model", remedy="Run it again.")
     model.set_gallery(
         [
             Block(each, rows, (model.stream or stream).method_task(index), stream.tasks[index].name)
@@ -155,7 +156,7 @@ def _check_searches(name: str, method: str) -> None:
         "questions": "questions, so it cannot be queried",
     }
     if what := learned.get(get_method(method).domain):
-        raise ConfigError(f"model {name}: {method} learned from {what}. Give a run of a retriever.")
+        raise ConfigError(f"{method} learned from {what}", f"model {name}", remedy="Give a run of a retriever.")
 
 
 def _read(folder: Path) -> TrainedModel:
@@ -164,7 +165,7 @@ def _read(folder: Path) -> TrainedModel:
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError) as error:  # a field of a task is missing or has another type
-        raise ConfigError(f"model {folder}: {error}. Save the model again.") from error
+        raise ConfigError(error, f"model {folder}", remedy="Save the model again.") from error
 
 
 def _with_gallery(model: Model, folder: Path) -> Model:

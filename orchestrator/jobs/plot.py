@@ -46,15 +46,15 @@ def plot(
     """
     file = out or execution.runs / "pages" / f"{kind}-{Path(name).name}.png"
     if file.suffix.lower() not in FORMS:
-        raise ConfigError(f"plot: --out {file} is neither a .png nor a .pdf. Give one of these.")
+        raise ConfigError(f"--out {file} is neither a .png nor a .pdf", "plot", remedy="Give one of these.")
     count = COUNTS[kind] if count is None else count
     if count < 1:
         counted = "queries" if kind == "drift" else "videos"
-        raise ConfigError(f"plot: --count must be >= 1, got {count}. Give a number of {counted}.")
+        raise ConfigError(f"--count must be >= 1, got {count}", "plot", remedy=f"Give a number of {counted}.")
     if block is not None and kind != "attention":
-        raise ConfigError(f"plot {kind}: --block applies to attention only. Omit it.")
+        raise ConfigError("--block applies to attention only", f"plot {kind}", remedy="Omit it.")
     if among and kind in ("scores", "drift"):
-        raise ConfigError(f"plot {kind}: uses the captions and videos of the stream. Omit --inputs.")
+        raise ConfigError("uses the captions and videos of the stream", f"plot {kind}", remedy="Omit --inputs.")
     if not file.parent.is_dir() and out is not None:
         raise ConfigError(f"plot: the folder {file.parent} does not exist. Create it, or give another --out.")
     form = file.suffix.lower()[1:]
@@ -92,7 +92,7 @@ def _items(model: Model, among: Sequence[Path]) -> tuple[Item, ...]:
     if among:
         return videos_of(among)
     if model.stream is None:
-        raise ConfigError(f"model {model.name}: its stream does not exist here. Give videos: --inputs FILE.")
+        raise ConfigError("its stream does not exist here", f"model {model.name}", remedy="Give videos: --inputs FILE.")
     return tuple(model.stream.items(len(model.stream.tasks) - 1, model.trained.experiment.evaluation.split))
 
 

@@ -56,7 +56,7 @@ def write_report(name: str, execution: ExecutionConfig, html: Path | None = None
     tracker = execution.existing_tracker()
     sweep = tracker.find_sweep(name)
     if sweep is None and not tracker.find_runs(stream=name):
-        raise ConfigError(f"report: {no_runs_of(name, tracker)}")
+        raise ConfigError(no_runs_of(name, tracker), "report")
     search = tracker.find_sweep(str(sweep.settings.get("rerun_of", name))) if sweep else None
     reruns = tracker.find_runs(tags={"ctvr.rerun_of": name, COMPLETE: "true"}) if sweep else []
     shown = reruns[-1].tags["ctvr.sweep"] if reruns else name

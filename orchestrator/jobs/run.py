@@ -20,7 +20,8 @@ from ctvr.orchestrator.jobs.run_text import next_text, result_text, runs_option,
 from ctvr.orchestrator.learning.commits import RunState
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import check_backbone
-from ctvr.orchestrator.learning.resolve import check_domain, get_method, resolve
+from ctvr.orchestrator.learning.presets import get_method
+from ctvr.orchestrator.learning.resolve import check_domain, resolve
 from ctvr.orchestrator.learning.run import check_streams, execute
 from ctvr.orchestrator.streams.load import is_embedded
 from ctvr.orchestrator.streams.metric_names import progress_text
@@ -99,7 +100,7 @@ def train(
     recorder = Recorder(tracker, experiment, name, keep_model=keep_model)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    started = start_text(experiment, stream, settings, chosen, device, f"{execution.runs}, run {name}", tracker)
+    started = start_text(experiment, stream, device, f"{execution.runs}, run {name}", tracker)
     took: list[float] = []
 
     def ready(*context: Any) -> None:  # checks the combination of settings: a mistake is reported in one line
@@ -141,5 +142,7 @@ def _prepare_table(tracker: Tracker, key: str) -> None:
 def _check(experiment: Experiment) -> None:
     check_backbone(experiment)
     if experiment.run.workers > 1:
-        raise ConfigError("workers: `ctvr run` trains in one process. Use `ctvr rerun` or `ctvr sweep` for several.")
+        raise ConfigError(
+            "`ctvr run` trains in one process", "workers", remedy="Use `ctvr rerun` or `ctvr sweep` for several."
+        )
     check_mirror(experiment.tracking.mirror)

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ctvr.orchestrator.config import Settings, as_text
+from ctvr.orchestrator.config import as_text
 from ctvr.orchestrator.console import format_duration
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.streams.metric_names import GAIN
@@ -29,8 +29,6 @@ TITLES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR", "meanr": "Mea
 def start_text(
     experiment: Experiment,
     stream: Stream,
-    given: Settings,
-    presets: Sequence[str],
     device: str,
     place: str,
     tracker: Tracker,
@@ -38,8 +36,6 @@ def start_text(
     """Describe a run before it starts: method, stream, device, changed settings with their sources, learning rates.
 
     Args:
-        given: the user's settings.
-        presets: the presets in use, in order.
         device: `cpu` or `cuda`.
         place: where the run is recorded.
         tracker: has finished runs, whose memory on a GPU was measured.
@@ -48,7 +44,7 @@ def start_text(
     counts = sum(len(getattr(task, split)) for task in stream.tasks)
     title = f"{experiment.name} on {stream.name}: {len(stream.tasks)} tasks, {counts} {split} {stream.domain}"
     lines = [f"{title}; {device}, {run.precision}, seed {run.seed}"]
-    lines += _wrapped("settings", changed_settings(experiment, stream, given, presets) or ["all as in the paper"])
+    lines += _wrapped("settings", changed_settings(experiment) or ["all as in the paper"])
     if rates := learning_rates(experiment):
         lines += _wrapped("rates", rates)
     lines += _wrapped("precision", slow_precision(device, run.precision))
@@ -87,22 +83,18 @@ def _wrapped(name: str, parts: Sequence[str]) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<10}", subsequent_indent=indent, break_long_words=False)
 
 
-def changed_settings(experiment: Experiment, stream: Stream, given: Settings, presets: Sequence[str]) -> list[str]:
+def changed_settings(experiment: Experiment) -> list[str]:
     """List the settings that differ from the method's defaults, with their source: user, preset or stream."""
-    from ctvr.orchestrator.learning.resolve import preset_settings, resolve  # imports torch
+    from ctvr.orchestrator.learning.resolve import resolve  # imports torch
 
     run = experiment.run
     base = {"method.base": experiment.settings["method.base"]} if "method.base" in experiment.settings else {}
     defaults = resolve({"method": run.method, "stream": run.stream, **base}).settings
-    of_presets = preset_settings(run.method, presets, given, stream.settings)
-    found = []
-    for name, value in experiment.settings.items():
-        if name in ("method", "stream") or value == defaults.get(name):
-            continue
-        who = "the stream" if name in stream.settings else "derived"
-        who = f"preset {','.join(presets)}" if name in of_presets else who
-        found.append(f"{name}={as_text(value)} ({'you' if name in given else who})")
-    return found
+    return [
+        f"{name}={as_text(value)} ({experiment.sources.get(name, 'derived')})"
+        for name, value in experiment.settings.items()
+        if name not in ("method", "stream") and value != defaults.get(name)
+    ]
 
 
 def learning_rates(experiment: Experiment) -> list[str]:

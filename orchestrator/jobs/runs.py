@@ -34,7 +34,7 @@ def list_runs(execution: ExecutionConfig, stream: str | None = None, everything:
     if stream and not runs:
         known = sorted({run.tags.get("ctvr.stream", "") for run in tracker.find_runs()})
         meant = suggest(stream, known)
-        raise ConfigError(f"runs: no run of stream {stream!r}.{meant} Streams with runs: {', '.join(known)}.")
+        raise ConfigError(f"no run of stream {stream!r}.{meant} Streams with runs: {', '.join(known)}.", "runs")
     shown = [run for run in reversed(runs) if everything or run.tags.get("ctvr.role", "final") == "final"]
     listed = shown if everything else shown[:MOST]
     lines = [HEAD, *map(_cells, listed)]
@@ -95,7 +95,7 @@ def find_record(name: str, tracker: Tracker, methods: bool = False) -> RunRecord
     of_method = [run for run in runs if methods and run.tags.get("ctvr.method") == name and is_complete(run)]
     if found := by_id or [run for run in runs if run.name == name] or of_method:
         return found[-1]
-    raise ConfigError(f"run {name!r}: does not exist.{what_it_names(name, runs)}")
+    raise ConfigError(f"does not exist.{what_it_names(name, runs)}", f"run {name!r}")
 
 
 def what_it_names(name: str, runs: Sequence[RunRecord]) -> str:
@@ -155,7 +155,7 @@ def remove_runs(names: Sequence[str], execution: ExecutionConfig, commits: bool 
     for run in found:
         if (reason := _held_by(run)) and (reason == RUNS or not force):
             remedy = "Stop it first." if reason == RUNS else f"Write: ctvr runs rm {run.run_id[:8]} --force"
-            raise ConfigError(f"run {run.name}: {reason}. {remedy}")
+            raise ConfigError(f"{reason}. {remedy}", f"run {run.name}")
     tracker = execution.existing_tracker(writes=True)
     keys = {run.tags.get("ctvr.commits") or run.tags.get("ctvr.result", "") for run in found} - {""}
     gone = {run.run_id for run in found}

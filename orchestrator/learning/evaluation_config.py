@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +75,21 @@ class EvaluationConfig:
         require(self, ">= 1", "batch_size", "query_chunk", "knn_k")
         require(self, "in (0, 1]", "knn_share", hint="Use 0.02, or none for `knn_k`.")
         if self.patience is not None and (self.patience < 1 or self.select == "last"):
-            raise ValueError(
-                f"patience counts epochs without improvement (>= 1, got {self.patience}), which select=last does not "
-                "measure. Use select=best, or patience=none."
+            raise SettingError(
+                f"<patience> counts epochs without improvement (>= 1, got {self.patience}), which "
+                "<select>=last does not measure",
+                "Use <select>=best, or <patience>=none.",
             )
         if wrong := [share for share in self.reencode if not 0 <= share <= 100]:
-            raise ValueError(
-                f"reencode lists shares of the old videos in percent, 0 to 100, got {wrong[0]}. Use 25,50,100."
+            raise SettingError(
+                f"<reencode> lists shares of the old videos in percent, 0 to 100, got {wrong[0]}", "Use 25,50,100."
             )
         if wrong := [count for count in self.distractors if count < 1]:
-            raise ValueError(f"distractors lists numbers of videos >= 1, got {wrong[0]}. Use 100,1000.")
+            raise SettingError(f"<distractors> lists numbers of videos >= 1, got {wrong[0]}", "Use 100,1000.")
         if self.distractors and not self.distractors_from:
-            raise ValueError("distractors needs the stream of their videos. Add evaluation.distractors_from=STREAM.")
+            raise SettingError(
+                "<distractors> needs the stream of their videos", "Add evaluation.distractors_from=STREAM."
+            )
         require(self, ">= 0", "patience_start", hint="Use 0.")
 
     @property

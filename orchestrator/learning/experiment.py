@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ctvr.methods import CONFIGURATIONS, find_method
 from ctvr.methods.base import Method
 from ctvr.methods.capabilities import Capabilities, capabilities_of
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision
@@ -81,12 +81,12 @@ class UpgradeConfig:
 
     def __post_init__(self) -> None:
         if self.task < 0 or self.task == 1:
-            raise ValueError(f"task must be 2 or more, got {self.task}. Use 0 for no upgrade.")
+            raise SettingError(f"<task> must be 2 or more, got {self.task}", "Use 0 for no upgrade.")
         if self.task and not self.backbone:
-            raise ValueError(f"task {self.task} needs the new backbone. Add upgrade.backbone=NAME.")
+            raise SettingError(f"<task> {self.task} needs the new backbone", "Add <backbone>=NAME.")
         if self.backbone and not self.task:
-            raise ValueError(
-                f"backbone {self.backbone} is not used. Add upgrade.task=N, the first task that it learns."
+            raise SettingError(
+                f"<backbone> {self.backbone} is not used", "Add <task>=N, the first task that it learns."
             )
 
     @property
@@ -116,7 +116,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         require(self, ">= 1", "workers", "threads", hint="Use 1.")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be a whole number from 0 to {2**32 - 1}, got {self.seed}. Write seed=1.")
+            raise SettingError(
+                f"<seed> must be a whole number from 0 to {2**32 - 1}, got {self.seed}", write="<seed>=1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,12 @@ GROUPS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """Complete configuration. `settings` holds every value, flat and dotted, defaults included."""
+    """Complete configuration.
+
+    Attributes:
+        settings: every value, flat and dotted, defaults included.
+        sources: setting -> "you", "preset NAMES" or "the stream", without defaults and derived values.
+    """
 
     run: RunConfig
     backbone: BackboneConfig
@@ -156,6 +163,7 @@ class Experiment:
     base: Any | None  # instance of the wrapped retriever's Config, for a strategy
     settings: Settings = field(default_factory=dict)
     presets: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:

@@ -18,7 +18,8 @@ from ctvr.methods.backbone.umt import Umt
 from ctvr.methods.backbone.weight_settings import WeightSettings, saved_settings
 from ctvr.methods.base import Method, Task
 from ctvr.methods.images.resnet import RESNETS, ResNet18
-from ctvr.orchestrator.config import qualify_field_names
+from ctvr.methods.settings import SettingError
+from ctvr.orchestrator.config import setting_error
 from ctvr.orchestrator.data.batches import seed_of, tasks_of
 from ctvr.orchestrator.data.imported_features import attach_features, refuse_unfrozen
 from ctvr.orchestrator.errors import ConfigError
@@ -29,7 +30,6 @@ from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.learning.stored_galleries import repeat_tasks
 from ctvr.orchestrator.learning.upgrade import TwoTokenizers, make_upgraded, new_experiment
-from ctvr.orchestrator.setting_groups import setting_names
 from ctvr.orchestrator.streams.stream import Stream
 
 REMEMBERED = 10_000  # texts whose tokens are kept while a model with two backbones is queried
@@ -40,8 +40,10 @@ def load_clip(config: BackboneConfig, saved: WeightSettings | None = None) -> Cl
     try:
         known = (config.sha256, config.vocabulary, config.chosen, saved)
         return load.load_backbone(config.name, config.weights, 0, *known)
+    except SettingError as error:
+        raise setting_error(error, "backbone") from error
     except (ValueError, FileNotFoundError) as error:
-        raise ConfigError(f"backbone: {error}") from error
+        raise ConfigError(error, "backbone") from error
 
 
 def check_backbone(experiment: Experiment) -> None:
@@ -57,8 +59,11 @@ def check_backbone(experiment: Experiment) -> None:
     for group, config in towers.items():
         try:
             load.check_backbone(config.name, config.weights, config.sha256, config.vocabulary, config.chosen, group)
+        except SettingError as error:
+            said = setting_error(error, group)
+            raise (said.at("upgrade.backbone") if said.settings == ("upgrade.name",) else said) from error
         except (ValueError, FileNotFoundError) as error:
-            raise ConfigError(f"{'upgrade.backbone' if group == 'upgrade' else group}: {error}") from error
+            raise ConfigError(error, "upgrade.backbone" if group == "upgrade" else group) from error
 
 
 def load_tower(
@@ -76,34 +81,43 @@ def load_tower(
         check_domain(experiment.run.method, stream)
         if experiment.evaluation.oracle_task and protocol_of(stream).kind != "ctvr":
             raise ConfigError(
-                f"evaluation.oracle_task: true needs a stream of the protocol ctvr, but {stream.name} has "
-                f"{stream.protocol}, which gives every query its task. Use false."
+                f"true needs a stream of the protocol ctvr, but {stream.name} has {stream.protocol}, which "
+                "gives every query its task",
+                "evaluation.oracle_task",
+                remedy="Use false.",
             )
         if protocol_of(stream).kind not in {"ctvr", "cvlm"}:
             for name in ("reencode", "unlearned_tasks", "also", "distractors", "costs"):
                 if getattr(experiment.evaluation, name):
                     raise ConfigError(
-                        f"evaluation.{name}: needs captions that search videos, but {stream.name} has the protocol "
-                        f"{stream.protocol}. Omit it."
+                        f"needs captions that search videos, but {stream.name} has the protocol {stream.protocol}",
+                        f"evaluation.{name}",
+                        remedy="Omit it.",
                     )
     if find_method(experiment.run.method).domain != "images":
         clip = load_clip(config, saved)
         return clip if stream is None else attach_features(clip, stream)
     if experiment.run.workers > 1:
         raise ConfigError(
-            f"workers: a method for images trains on one worker (got {experiment.run.workers}), because each worker "
-            "would normalise its own part of a batch. Use workers=1."
+            f"a method for images trains on one worker (got {experiment.run.workers}), because each worker "
+            "would normalise its own part of a batch",
+            "workers",
+            write=("workers=1",),
         )
     if experiment.evaluation.log_losses:
         raise ConfigError(
-            "evaluation.log_losses: true needs captions and videos, but this method is for images. Use false."
+            "true needs captions and videos, but this method is for images",
+            "evaluation.log_losses",
+            remedy="Use false.",
         )
     if config.chosen:
-        raise ConfigError(f"backbone.{next(iter(config.chosen))}: applies to a CLIP, not to {config.name}. Omit it.")
+        raise ConfigError(
+            f"applies to a CLIP, not to {config.name}", f"backbone.{next(iter(config.chosen))}", remedy="Omit it."
+        )
     if config.name not in RESNETS or config.weights != "random":
         raise ConfigError(
-            f"backbone: {config.name} with weights {config.weights!r} is not for images. Use backbone.name="
-            f"{' or '.join(RESNETS)} and backbone.weights=random."
+            f"backbone: {config.name} with weights {config.weights!r} is not for images. Use "
+            f"backbone.name={' or '.join(RESNETS)} and backbone.weights=random."
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(experiment.run.seed, "backbone"))
@@ -136,29 +150,34 @@ def make_method(experiment: Experiment, backbone: Clip | ResNet18, stream: Strea
         return cls(experiment.method, _wrapped(experiment, cls, backbone))
     known = experiment.capabilities
     if isinstance(backbone, Umt) and not known.needs_umt:
-        raise ConfigError(f"method: {experiment.name} needs CLIP's towers, but {backbone.name} has UMT's. Use umt.")
+        raise ConfigError(
+            f"{experiment.name} needs CLIP's towers, but {backbone.name} has UMT's", "method", remedy="Use umt."
+        )
     if not backbone.vision.is_plain and not known.backbone_agnostic:
         others = ", ".join(name for name in METHODS if _is_backbone_agnostic(find_method(name)))
         raise ConfigError(
-            f"method: {experiment.name} uses parts of CLIP's own towers, which {backbone.name} does not have. Choose a "
-            f"backbone such as ViT-B-16, or one of the methods {others}."
+            f"{experiment.name} uses parts of CLIP's own towers, which {backbone.name} does not have",
+            "method",
+            remedy=f"Choose a backbone such as ViT-B-16, or one of the methods {others}.",
         )
     try:
-        group, config = "base", experiment.base
+        group = "base"
         wrapped = _wrapped(experiment, cls, backbone)
-        group, config = "method", experiment.method
-        method = cls(config, wrapped)
+        group = "method"
+        method = cls(experiment.method, wrapped)
         _ = method.declared  # a fault of the class is reported here
+    except SettingError as error:
+        raise setting_error(error, group) from error
     except ValueError as error:
-        names = setting_names(type(config)) if config is not None else ()
-        raise ConfigError(qualify_field_names(str(error), names, group)) from error
+        raise ConfigError(str(error), group) from error
     if stream is not None:
         refuse_unfrozen(experiment.run.method, method, backbone, stream)
     most, asked = method.max_frames, experiment.data.num_frames
     if most is not None and asked > most:
         raise ConfigError(
-            f"data.num_frames: {experiment.run.method} has positions for {most} frames on this backbone (got {asked}). "
-            f"Use data.num_frames={most}."
+            f"{experiment.run.method} has positions for {most} frames on this backbone (got {asked})",
+            "data.num_frames",
+            write=(f"data.num_frames={most}",),
         )
     return method
 
@@ -218,7 +237,7 @@ def _saved(file: Path, described: Any) -> dict[str, WeightSettings]:
     try:
         return {group: saved_settings(each) for group, each in dict(described).items()}
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{file}: {WEIGHT_SETTINGS}: {error}") from error
+        raise ConfigError(f"{WEIGHT_SETTINGS}: {error}", file) from error
 
 
 def _task(saved: dict[str, Any]) -> Task:

@@ -40,7 +40,7 @@ class Featurizer:
     def __init__(self, settings: Settings, places: RunPaths, device: torch.device) -> None:
         experiment = resolve(settings)
         if not experiment.data.cache_features:
-            raise ConfigError("--features: data.cache_features=false caches no features. Omit one of them.")
+            raise ConfigError("data.cache_features=false caches no features", "--features", remedy="Omit one of them.")
         set_determinism(device, experiment.run.deterministic, experiment.run.precision)
         stream = load_stream(experiment.run.stream, places.root, places.videos)
         clip, store = load_clip(experiment.backbone), places.open_store()
@@ -49,8 +49,8 @@ class Featurizer:
         if features is None:
             raise ConfigError(
                 f"--features: {experiment.run.method} leaves {method.frozen_blocks} of {len(clip.vision.blocks)} "
-                f"vision blocks unchanged; caching needs at least {WORTH:.0%}. Omit --features, "
-                "or choose a method that leaves more, such as method=zero_shot."
+                f"vision blocks unchanged; caching needs at least {WORTH:.0%}. Omit --features, or choose a method "
+                "that leaves more, such as method=zero_shot."
             )
         self.source = FrameSource(store, experiment.data, clip.image_size, clip.resize)
         self._features = features

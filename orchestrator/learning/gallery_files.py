@@ -59,7 +59,9 @@ def read_gallery(folder: Path) -> list[tuple[str, tuple[Item, ...], Tensor, int]
         if len(found) != len(features) or any(len(items) != len(rows) for _, items, rows, _ in found):
             raise ValueError("numbers of videos and features differ")
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder / VIDEOS}: does not fit {FEATURES} ({error}). Save the model again.") from error
+        raise ConfigError(
+            f"does not fit {FEATURES} ({error})", folder / VIDEOS, remedy="Save the model again."
+        ) from error
     return found
 
 

@@ -52,9 +52,9 @@ def accumulation_mode(method: Method, accumulate: int) -> Literal["features", "p
     if accumulate == 1:
         return "pairs"  # with one batch per step, the loss is the batch's own
     raise ConfigError(
-        f"optim.accumulation_steps: {found}, so {accumulate} batches are not equivalent to one large batch for "
-        f"{type(method).__name__}. "
-        "Use optim.accumulation_steps=1 and a larger data.batch_size."
+        f"{found}, so {accumulate} batches are not equivalent to one large batch for {type(method).__name__}",
+        "optim.accumulation_steps",
+        remedy="Use optim.accumulation_steps=1 and a larger data.batch_size.",
     )
 
 

@@ -62,7 +62,7 @@ def growth_table(tasks: int) -> str:
         ConfigError: for a number of tasks outside 1 to `MOST`.
     """
     if not 1 <= tasks <= MOST:
-        raise ConfigError(f"--tasks: must be 1 to {MOST}, got {tasks}. Write --tasks 100.")
+        raise ConfigError(f"must be 1 to {MOST}, got {tasks}", "--tasks", remedy="Write --tasks 100.")
     lines = [("method", f"MB after {SHORT} tasks", f"MB after {tasks}", "kB for each more", "text passes of a query")]
     for name in GROWING:
         (short, _), (long, passes) = after(name, SHORT), after(name, tasks)

@@ -158,13 +158,15 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise FileNotFoundError(f"{folder / name}: no such file. Give a folder that holds a saved model.")
     about = read_json(folder / "model.json")
     if not (folder / "model.safetensors").is_file():  # opening a FIFO would block
-        raise ConfigError(f"{folder / 'model.safetensors'}: is not a file. Save the model again.")
+        raise ConfigError("is not a file", folder / "model.safetensors", remedy="Save the model again.")
     tasks = about.get("tasks") if isinstance(about, dict) else None
     if not isinstance(tasks, list) or not isinstance(about.get("settings"), dict):
-        raise ConfigError(f"{folder / 'model.json'}: settings or tasks of the model are missing. Save the model again.")
+        raise ConfigError(
+            "settings or tasks of the model are missing", folder / "model.json", remedy="Save the model again."
+        )
     try:
         return load_file(str(folder / "model.safetensors")), about
     except SafetensorError as error:
         raise ConfigError(
-            f"{folder / 'model.safetensors'}: file is damaged ({error}). Save the model again."
+            f"file is damaged ({error})", folder / "model.safetensors", remedy="Save the model again."
         ) from error

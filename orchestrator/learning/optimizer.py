@@ -15,7 +15,7 @@ from torch import nn
 
 from ctvr.methods.base import Decay, ParamGroup
 from ctvr.methods.layers.experts import drop_unchosen
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 from ctvr.orchestrator.learning.custom_optimizers import AdamWHF, BertAdam
 
 # The factor of every peak rate at step k = 0, 1, .. of K after W warm-up steps; docs/recipes.md lists who uses which.
@@ -98,25 +98,25 @@ class OptimConfig:
     def __post_init__(self) -> None:
         require(self, ">= 0", "epochs", hint="Use 0 to train nothing.")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must lie in [0, 1), got {self.betas}. Use 0.9,0.999.")
+            raise SettingError(f"<betas> must lie in [0, 1), got {self.betas}", "Use 0.9,0.999.")
         require(self, "> 0", "eps", hint="Use 1e-6.")
         require(self, "in [0, inf)", "weight_decay", hint="Use 0 for none.")
         require(self, "in [0, inf)", "lr_scale", hint="Use 1 for the method's own rates.")
         require(self, "in [0, 1]", "least", "final_share", hint="Use 0 for none.")
         if self.final_share and self.schedule in {"constant", "first_epoch", "cosine_by_epoch"}:
-            raise ValueError(
-                f"final_share: schedule={self.schedule} does not fall to it. Use schedule=cosine or linear."
+            raise SettingError(
+                f"<final_share>: <schedule>={self.schedule} does not fall to it", "Use <schedule>=cosine or linear."
             )
         if not math.isfinite(self.num_cycles):
-            raise ValueError(f"num_cycles must be finite, got {self.num_cycles}. Use 0.5 to go down once.")
+            raise SettingError(f"<num_cycles> must be finite, got {self.num_cycles}", "Use 0.5 to go down once.")
         require(self, "in [0, 1)", "momentum", hint="Use 0.")
         require(self, "in [0, inf)", "final_lr", hint="Use 0.")
         if self.carry_momentum and self.name != "sgd":
-            raise ValueError(f"carry_momentum keeps the moments of sgd, not of {self.name}. Write optim.name=sgd.")
+            raise SettingError(f"<carry_momentum> keeps the moments of sgd, not of {self.name}", write="<name>=sgd")
         require(self, "in [0, inf)", "warmup", hint="Use 0.1 for 10 %, or 400 for 400 steps.")
         if self.warmup > 1 and self.warmup != int(self.warmup):
-            raise ValueError(
-                f"warmup must be at most 1 or a whole number of steps, got {self.warmup}. Use 0.1 for 10 %."
+            raise SettingError(
+                f"<warmup> must be at most 1 or a whole number of steps, got {self.warmup}", "Use 0.1 for 10 %."
             )
         require(self, "> 0", "grad_clip", hint="Use none to disable clipping.")
         require(self, ">= 1", "accumulation_steps")

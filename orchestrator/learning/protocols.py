@@ -253,16 +253,16 @@ def protocol_of(stream: Stream) -> Protocol:
     if name in PROTOCOLS:
         return PROTOCOLS[name]
     if (point := plugins().get(name)) is None:
-        raise ConfigError(f"protocol: {name} of stream {stream.name} is not installed. Install its package.")
+        raise ConfigError(f"{name} of stream {stream.name} is not installed", "protocol", remedy="Install its package.")
     try:
         found = point.load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"protocol: {name} of {point.value} cannot be loaded ({error}). Reinstall the package."
+            f"{name} of {point.value} cannot be loaded ({error})", "protocol", remedy="Reinstall the package."
         ) from error
     if not (isinstance(found, type) and issubclass(found, CTVR | CVLM)):
         raise ConfigError(
-            f"protocol: {point.value} is not a protocol. Derive it from CTVR or CVLM of "
-            "ctvr.orchestrator.learning.protocols."
+            f"{point.value} is not a protocol. Derive it from CTVR or CVLM of ctvr.orchestrator.learning.protocols.",
+            "protocol",
         )
     return found()

@@ -86,8 +86,8 @@ def splits_of(experiment: Experiment, stream: Stream) -> tuple[str, ...]:
     for setting, split in (("evaluation.split", evaluation.split), ("evaluation.select_split", chosen)):
         if split == "val" and not stream.has_val:
             raise ConfigError(
-                f"{setting}: stream {stream.name} has no validation videos. Use {setting}=test "
-                "(selection then uses test videos, and tables mark it)."
+                f"{setting}: stream {stream.name} has no validation videos. Use {setting}=test (selection then uses "
+                "test videos, and tables mark it)."
             )
     return tuple(dict.fromkeys(("train", evaluation.split, chosen or evaluation.split)))
 
@@ -268,8 +268,9 @@ def check_left_out(data: StreamData, seed: int, workers: Workers) -> None:
         what = f"{pairs - dealt} of {pairs} pairs of {task.name} ({share:.0%})"
         if share > MAX_DROPPED_FRACTION:
             raise ConfigError(
-                f"workers: an epoch would drop {what}, because batches are split evenly over "
-                f"{workers.size} workers. Use fewer workers, another data.batch_size or data.unique_videos=false."
+                f"an epoch would drop {what}, because batches are split evenly over {workers.size} workers",
+                "workers",
+                remedy="Use fewer workers, another data.batch_size or data.unique_videos=false.",
             )
         if share and workers.rank == 0:
             log.info("an epoch drops %s, because batches are split evenly over workers", what)
@@ -296,8 +297,9 @@ def _check_agreement(workers: Workers, made_of: dict[str, str]) -> None:
     first = workers.broadcast(made_of)
     if differing := [name for name in made_of if first.get(name) != made_of[name]]:
         raise ConfigError(
-            f"workers: they differ in {', '.join(differing)}. Share --videos and --store, install the same versions, "
-            "and use machines of the same kind."
+            f"they differ in {', '.join(differing)}. Share --videos and --store, install the same "
+            "versions, and use machines of the same kind.",
+            "workers",
         )
 
 

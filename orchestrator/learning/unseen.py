@@ -65,8 +65,9 @@ def load_others(config: EvaluationConfig, stream: Stream, places: RunPaths, rend
         items, most = _items(other, config.split), max(config.distractors)
         if len(items) < most:
             raise ConfigError(
-                f"evaluation.distractors: {most} videos are needed, but the {config.split} split of {other.name} has "
-                f"{len(items)}. Use at most {len(items)}."
+                f"{most} videos are needed, but the {config.split} split of {other.name} has {len(items)}",
+                "evaluation.distractors",
+                remedy=f"Use at most {len(items)}.",
             )
         drawn = sorted(items, key=lambda item: hashlib.sha256(item.video.encode()).digest())[:most]
         found[DISTRACTORS] = _of_items(other, config.split, drawn)
@@ -77,11 +78,11 @@ def _searched(name: str, setting: str, split: str, places: RunPaths, render: boo
     try:
         stream = load_stream(name, places.root, places.videos, render)
     except ConfigError as error:
-        raise ConfigError(f"{setting}: {str(error).removeprefix('stream: ')}") from error
+        raise error.at(setting) from error
     if stream.domain != "videos":
-        raise ConfigError(f"{setting}: {name} has {stream.domain}. Name a stream of videos with captions.")
+        raise ConfigError(f"{name} has {stream.domain}", setting, remedy="Name a stream of videos with captions.")
     if not (items := [item for task in range(len(stream.tasks)) for item in stream.items(task, split)]):
-        raise ConfigError(f"{setting}: {name} has no videos of the split {split}. Name another stream.")
+        raise ConfigError(f"{name} has no videos of the split {split}", setting, remedy="Name another stream.")
     return _of_items(stream, split, items)
 
 
@@ -121,8 +122,10 @@ def prepare_others(
         if common:
             name = "evaluation.distractors_from" if key == DISTRACTORS else "evaluation.also"
             raise ConfigError(
-                f"{name}: {len(common)} of the {len(_items(other, split))} videos of {other.name} are videos of "
-                f"{stream.name} ({common[0]}). Name a stream of other videos."
+                f"{len(common)} of the {len(_items(other, split))} videos of {other.name} are videos of "
+                f"{stream.name} ({common[0]})",
+                name,
+                remedy="Name a stream of other videos.",
             )
 
 

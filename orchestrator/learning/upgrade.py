@@ -40,7 +40,7 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
     if not task:
         return
     if task > tasks:
-        raise ConfigError(f"upgrade.task: must be 2 to {tasks}, the last task of {stream.name}, got {task}.")
+        raise ConfigError(f"must be 2 to {tasks}, the last task of {stream.name}, got {task}.", "upgrade.task")
     declared = experiment.capabilities
     names = [experiment.run.method, *([experiment.method.base] if experiment.base is not None else [])]
     owns_score = any(find_method(name).score not in (Method.score, Strategy.score) for name in names)
@@ -52,7 +52,7 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
     elif declared.needs_umt or declared.several_text_vectors or declared.normalizes_scores or owns_score:
         reason = f"needs captions and videos of one vector, compared by their dot product, unlike {experiment.name}"
     if reason:
-        raise ConfigError(f"upgrade.task: {task} {reason}. Use upgrade.task=0, or clip4clip on shapes-5.")
+        raise ConfigError(f"{task} {reason}", "upgrade.task", remedy="Use upgrade.task=0, or clip4clip on shapes-5.")
     refused = {
         "evaluation.select": evaluation.select == "best",
         "evaluation.every_epoch": evaluation.every_epoch,
@@ -66,8 +66,9 @@ def check_upgrade(experiment: Experiment, stream: Stream) -> None:
     for part in stream.method_tasks:
         if len(part.train) < 3:
             raise ConfigError(
-                f"upgrade.task: {part.name} has {len(part.train)} training videos, too few to measure the scale of "
-                "similarities. Use a stream with 3 or more in each task."
+                f"{part.name} has {len(part.train)} training videos, too few to measure the scale of similarities",
+                "upgrade.task",
+                remedy="Use a stream with 3 or more in each task.",
             )
 
 

@@ -19,7 +19,8 @@ from ctvr.orchestrator.learning.distributed import all_parameters_used, require_
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.method_state import finish_task
 from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except, make_optimizer
-from ctvr.orchestrator.learning.resolve import get_method, resolve
+from ctvr.orchestrator.learning.presets import get_method
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.step import take_step, total_of
 from ctvr.orchestrator.method_checks.tiny_models import (
     EMBED_DIM,

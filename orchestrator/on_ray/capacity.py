@@ -208,8 +208,8 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
     if cpus + 1e-9 < need:
         parts = f"{plan.workers} workers x {plan.cpus_per_worker:g} + {DRIVER_CPU} for its driver"
         raise ConfigError(
-            f"a trial needs {need:g} CPUs{f' ({parts})' if plan.workers > 1 else ''}, but the cluster has {cpus:g}. "
-            "Lower --workers or --cpus-per-worker."
+            f"a trial needs {need:g} CPUs{f' ({parts})' if plan.workers > 1 else ''}, but the cluster has {cpus:g}",
+            remedy="Lower --workers or --cpus-per-worker.",
         )
     wanted = plan.workers * plan.gpus_per_worker
     if gpus + 1e-9 < wanted:
@@ -231,9 +231,8 @@ def count_fitting_trials(plan: TrialPlan, nodes: Sequence[Mapping[str, float]]) 
     if not fits:
         slots = sum(_slots(plan, node, 1) for node in nodes)
         raise ConfigError(
-            f"a trial needs {plan.workers} workers of {plan.cpus_per_worker:g} CPUs and "
-            f"{plan.gpus_per_worker:g} GPUs, but the cluster's nodes hold {slots}. Lower --workers, --cpus-per-worker "
-            "or --gpus-per-trial."
+            f"a trial needs {plan.workers} workers of {plan.cpus_per_worker:g} CPUs and {plan.gpus_per_worker:g} GPUs, "
+            f"but the cluster's nodes hold {slots}. Lower --workers, --cpus-per-worker or --gpus-per-trial."
         )
     return fits
 

@@ -173,7 +173,7 @@ def _joined(wanted: str, environment: Mapping[str, str], is_asked: bool) -> bool
         address = wanted if is_asked else cluster_address()
         elsewhere = "" if is_asked else ", or use --address local to start a cluster"
         raise ConfigError(
-            f"--address: Ray cannot join {address!r} ({_first_line(error)[:300]}). Correct that{elsewhere}."
+            f"Ray cannot join {address!r} ({_first_line(error)[:300]})", "--address", remedy=f"Correct that{elsewhere}."
         ) from error
     return True
 
@@ -282,8 +282,8 @@ def _await_dashboard(port: int, seconds: float = 120) -> None:
         except OSError:
             time.sleep(0.5)
     raise ConfigError(
-        f"Ray's dashboard did not respond on port {port} within {seconds:.0f} s; without it a sweep would hang. "
-        "Check that ray[default] is installed."
+        f"Ray's dashboard did not respond on port {port} within {seconds:.0f} s; without it a sweep would hang",
+        remedy="Check that ray[default] is installed.",
     )
 
 

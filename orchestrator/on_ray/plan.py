@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from ctvr.methods.settings import setting
+from ctvr.methods.settings import SettingError, setting
 from ctvr.orchestrator.config import Settings, build, suggest
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError
@@ -71,9 +71,10 @@ class SearchConfig:
         if self.searcher == "auto":  # its meaning is recorded and shown
             object.__setattr__(self, "searcher", "grouped_tpe" if self.trials >= GROUPED_FROM else "tpe")
         if self.scheduler == "asha":
-            raise ValueError(
-                "scheduler: asha was removed. Write halving or none. A sweep that was started with asha cannot "
-                "be resumed; a new one reuses its finished tasks."
+            raise SettingError(
+                "<scheduler>: asha was removed",
+                "Write halving or none. A sweep that was started with asha cannot be resumed; a new one "
+                "reuses its finished tasks.",
             )
         searchers: Iterable[str] = SEARCHERS
         if self.searcher not in SEARCHERS:
@@ -83,12 +84,13 @@ class SearchConfig:
             ("scheduler", ("halving", "none")),
         ):
             if getattr(self, name) not in known:
-                hint = suggest(getattr(self, name), known)
-                raise ValueError(f"{name}: {getattr(self, name)!r} is none of {', '.join(known)}.{hint}")
+                hint = suggest(getattr(self, name), known).strip()
+                raise SettingError(f"<{name}>: {getattr(self, name)!r} is none of {', '.join(known)}", hint)
         self._check_objectives()
         if self.searcher == "grouped_tpe" and self.group_size < 2:
-            raise ValueError(
-                f"searcher=grouped_tpe needs groups of at least 2, got group {self.group_size}. Use searcher=tpe."
+            raise SettingError(
+                f"<searcher>=grouped_tpe needs groups of at least 2, got group {self.group_size}",
+                write="<searcher>=tpe",
             )
         for name, least, remedy in (
             ("trials", 1, "Write --trials 8, or train without a search: ctvr run METHOD STREAM"),
@@ -101,7 +103,7 @@ class SearchConfig:
             ("confirm_seeds", 2, "Write search.confirm_seeds=3"),
         ):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}. {remedy}.")
+                raise SettingError(f"<{name}> must be >= {least}, got {getattr(self, name)}", f"{remedy}.")
 
     def _check_objectives(self) -> None:
         for mode in self.modes:
@@ -306,7 +308,7 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
     if not os.path.lexists(file):
         known = sorted(path.parent.name for path in folder.parent.glob("*/plan.json"))
         raise ConfigError(
-            f"sweep: {name!r} does not exist.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}."
+            f"{name!r} does not exist.{suggest(name, known)} Known: {', '.join(known) or 'none yet'}.", "sweep"
         )
     try:
         kept = read_json(file)
@@ -316,5 +318,5 @@ def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:
         return replace(build(TrialPlan, written, dotted=False), trusted=()), parts
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"sweep {name}: {file} is not a plan of this version ({str(error)[:300]}). Start a new sweep."
+            f"{file} is not a plan of this version ({str(error)[:300]})", f"sweep {name}", remedy="Start a new sweep."
         ) from error

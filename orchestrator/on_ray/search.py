@@ -93,7 +93,7 @@ class PluginSearcher:
         self.name, self.space = f"search.searcher={point.name} ({point.value})", space
         self.inner: SearcherProtocol = self._call(lambda: point.load()(search, space, num_tasks))
         if missing := [name for name in METHODS_OF_SEARCHER if not callable(getattr(self.inner, name, None))]:
-            raise ConfigError(f"{self.name}: its searcher has no method {missing[0]}. See docs/search.md.")
+            raise ConfigError(f"its searcher has no method {missing[0]}. See docs/search.md.", self.name)
 
     def suggest(self, trial_id: str) -> Any:
         """Return the searcher's next point; None at its end.
@@ -106,7 +106,7 @@ class PluginSearcher:
             return None
         for name, value in point.items():
             if name not in self.space.space or not contains(self.space.space[name], value):
-                raise ConfigError(f"{self.name}: it suggests {name}={value}, which is outside the search space.")
+                raise ConfigError(f"it suggests {name}={value}, which is outside the search space.", self.name)
         return within(self.space.applicable(point), self.space.at_most)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class PluginSearcher:
         try:
             return call()
         except Exception as error:
-            raise ConfigError(f"{self.name} failed: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{type(error).__name__}: {error}", f"{self.name} failed") from error
 
 
 def points_to_evaluate(space: SearchSpace, search: SearchConfig) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def grid_values(name: str, domain: Any, paper: Any) -> list[Any]:
         is_log = "log" in type(domain.get_sampler()).__name__.lower()
         middle = paper if paper is not None else (math.sqrt(low * high) if is_log else (low + high) / 2)
         return sorted({type(low)(value) for value in (low, middle, high)})
-    raise ConfigError(f"{name}: a grid needs listed values. Use --space {name}=VALUE,VALUE.")
+    raise ConfigError("a grid needs listed values", name, remedy=f"Use --space {name}=VALUE,VALUE.")
 
 
 def count_trials(search: SearchConfig, space: SearchSpace) -> int:

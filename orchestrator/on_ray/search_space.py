@@ -67,9 +67,9 @@ def parse_values(word: str, option: str = "--space") -> tuple[str, list[Any]]:
     name, equals, values = word.partition(WHERE)[0].partition("=")
     listed = [_plain(value.strip()) for value in values.split(",") if value.strip()]
     if remedy := _remedy(name.strip(), values.strip()):
-        raise ConfigError(f"{option}: {word!r}: {remedy}")
+        raise ConfigError(f"{word!r}: {remedy}", option)
     if not equals or not name.strip() or not listed:
-        raise ConfigError(f"{option}: {word!r} is not name=VALUE,VALUE. Use for example method.beta=0.4,0.6.")
+        raise ConfigError(f"{word!r} is not name=VALUE,VALUE", option, remedy="Use for example method.beta=0.4,0.6.")
     return name.strip(), listed
 
 

@@ -81,7 +81,7 @@ def check_page(path: Path) -> None:
     elif above != path.parent:
         reason = f"the folder {path.parent} does not exist"
     if reason:
-        raise ConfigError(f"{path}: the page cannot be written ({reason}). Choose another file.")
+        raise ConfigError(f"the page cannot be written ({reason})", path, remedy="Choose another file.")
 
 
 def write_page(path: Path, text: str) -> Path:

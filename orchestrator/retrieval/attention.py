@@ -63,7 +63,7 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
     tower, frames, pictures = _tower(model), *_frames(model, items)
     depth = len(tower.blocks)
     if block is not None and not 1 <= block <= depth:
-        raise ConfigError(f"plot: --block counts the blocks of the vision tower, 1 to {depth}, got {block}.")
+        raise ConfigError(f"--block counts the blocks of the vision tower, 1 to {depth}, got {block}.", "plot")
     seen = AttentionRecorder()
     attentions: list[nn.Module] = [each.attn for each in tower.blocks]  # type: ignore[misc]
     fusions = [each for each in model.trained.method.modules() if isinstance(each, FrameFusion)]
@@ -83,8 +83,8 @@ def attention_maps(model: Model, items: Sequence[Item], block: int | None = None
             f"in block {chosen + 1}, or bypasses CLIP's attention there" if spatial is not None else "in CLIP's blocks"
         )
         raise ConfigError(
-            f"plot attention: {model.method} has no patches of single frames {where}. "
-            "Name another --block, or a model that merges none, such as framefusion_moe."
+            f"plot attention: {model.method} has no patches of single frames {where}. Name another --block, or a model "
+            "that merges none, such as framefusion_moe."
         )
     shape = frames.shape[:2]
     temporal = seen.temporal.get(chosen)
@@ -104,8 +104,8 @@ def merges(model: Model, items: Sequence[Item]) -> Merges:
     rows = _square(tower.num_tokens - tower.classes)
     if moved is None or rows is None:
         raise ConfigError(
-            f"plot merges: {model.method} merges no patches that can be drawn. "
-            "Use a model with method.reducer.name=tome, tome_shared or tempme."
+            f"plot merges: {model.method} merges no patches that can be drawn. Use a model with "
+            "method.reducer.name=tome, tome_shared or tempme."
         )
     shape = frames.shape[:2]
     found = follow(moved.moves, shape[0] * shape[1], tower.num_tokens)[:, tower.classes :]
@@ -191,7 +191,7 @@ def _class_row(q: Tensor, k: Tensor) -> Tensor:
 def _tower(model: Model) -> VisionTower:
     tower = next((each for each in model.trained.method.modules() if isinstance(each, VisionTower)), None)
     if tower is None or tower.takes_features or not isinstance(getattr(tower, "conv1", None), nn.Module):
-        raise ConfigError(f"plot: {model.method} has no vision tower with patches here.")
+        raise ConfigError(f"{model.method} has no vision tower with patches here.", "plot")
     return tower
 
 

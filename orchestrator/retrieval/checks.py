@@ -14,6 +14,6 @@ def check_query(texts: Sequence[str], k: int = 1) -> None:
         ConfigError: for an empty text, or k < 1.
     """
     if not texts or not all(text.strip() for text in texts):
-        raise ConfigError("search: the text is empty. Describe a video, such as 'a red square moves left'.")
+        raise ConfigError("the text is empty. Describe a video, such as 'a red square moves left'.", "search")
     if k < 1:
-        raise ConfigError(f"search: k counts videos and must be >= 1, got {k}. Write -k 10.")
+        raise ConfigError(f"k counts videos and must be >= 1, got {k}", "search", remedy="Write -k 10.")

@@ -174,8 +174,8 @@ class Model:
             return self._own
         if self.stream is None:
             raise ConfigError(
-                f"model {self.name}: its stream {self.trained.experiment.run.stream} is not available. Name the "
-                "videos to search: --gallery FOLDER."
+                f"model {self.name}: its stream {self.trained.experiment.run.stream} is not available. Name the videos "
+                "to search: --gallery FOLDER."
             )
         split, stored = self.trained.experiment.evaluation.split, self.trained.galleries
         items = [self.stream.items(index, split) for index in range(len(self.stream.tasks))]
@@ -273,7 +273,7 @@ class Model:
             return items
         first = str(next(iter(broken.values())))
         if len(broken) == len(items):
-            raise ConfigError(f"videos: none of {len(items)} files can be read, the first: {first}")
+            raise ConfigError(f"none of {len(items)} files can be read, the first: {first}", "videos")
         log.warning("videos: %d of %d files are left out, the first: %s", len(broken), len(items), first)
         return tuple(item for item in items if item.video not in broken)
 
@@ -290,7 +290,7 @@ class Model:
         clip = self.trained.clip
         if not isinstance(clip, Clip):
             raise ConfigError(
-                f"model {self.name}: it was trained on images without captions and cannot search by text."
+                "it was trained on images without captions and cannot search by text.", f"model {self.name}"
             )
         stream = Stream("videos", (StreamTask("videos", (), (), (), tuple(items)),), "ctvr", has_val=False)
         source = FrameSource(self.store, config, clip.image_size, clip.resize)
@@ -334,9 +334,9 @@ def videos_of(videos: Videos) -> tuple[Item, ...]:
         names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
         return tuple(Item(name, str(path.resolve()), None, "", ()) for name, path in zip(names, paths))
     if missing := [path for path in paths if not path.is_file()]:
-        raise ConfigError(f"videos: {missing[0]} is not a file or a folder of videos.")
+        raise ConfigError(f"{missing[0]} is not a file or a folder of videos.", "videos")
     if not paths:
-        raise ConfigError("videos: the list is empty. Name a folder or files.")
+        raise ConfigError("the list is empty", "videos", remedy="Name a folder or files.")
     return tuple(Item(path.stem, str(path.resolve()), None, "", ()) for path in paths)
 
 

@@ -92,7 +92,7 @@ class MtebEncoder:
             ConfigError: if mteb is not installed.
         """
         if importlib.util.find_spec("mteb") is None:
-            raise ConfigError("mteb: is not installed. Install it: pip install mteb")
+            raise ConfigError("is not installed", "mteb", remedy="Install it: pip install mteb")
         from mteb.models import ModelMeta  # type: ignore[import-not-found, unused-ignore]
 
         parameters = sum(each.numel() for each in self.model.trained.method.parameters())

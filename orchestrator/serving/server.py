@@ -28,7 +28,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host}: is not an address of this machine. Write 127.0.0.1.") from error
+        raise ConfigError("is not an address of this machine", f"--host {host}", remedy="Write 127.0.0.1.") from error
     found = socket.socket(family, kind, protocol)  # else asyncio sets no TCP_NODELAY: 40 ms per response
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

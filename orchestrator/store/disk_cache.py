@@ -53,7 +53,7 @@ class DiskCache(_Copies):
         try:
             super().open()
         except ConfigError as error:
-            raise ConfigError(f"CTVR_CACHE: {str(error).removeprefix('store ')}") from error
+            raise error.at(f"CTVR_CACHE: {self.root}") from error
 
     def stamp_of(self, status: os.stat_result) -> Stamp:
         """Return the stamp without the time that recording a use changes."""
@@ -135,7 +135,9 @@ def cache_limit() -> int:
         if not 0 <= limit < 1e9:
             raise ValueError
     except ValueError:
-        raise ConfigError(f"CTVR_CACHE_GB: {text!r} is not a number of gigabytes. Write for example 200.") from None
+        raise ConfigError(
+            f"{text!r} is not a number of gigabytes", "CTVR_CACHE_GB", remedy="Write for example 200."
+        ) from None
     return int(limit * 1e9)
 
 

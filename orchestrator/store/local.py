@@ -86,9 +86,8 @@ class LocalFiles:
             probe.touch()
 
     def _unwritable(self, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"store {self.root}: cannot be written ({error.strerror}). Choose a folder that you may write to."
-        )
+        remedy = "Choose a folder that you may write to."
+        return ConfigError(f"cannot be written ({error.strerror})", f"store {self.root}", remedy=remedy)
 
     def path(self, name: str) -> Path:
         return self.root / name

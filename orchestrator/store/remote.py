@@ -60,11 +60,12 @@ class RemoteObjects:
             obstore.list(self._objects, folder).collect()
             obstore.delete(self._objects, f"{folder}/a")
         except _FAILURES as error:
-            raise ConfigError(f"store {self.uri}: {_explained(error, self.uri)}") from None
+            raise ConfigError(_explained(error, self.uri), f"store {self.uri}") from None
         if not honours:
             raise ConfigError(
-                f"store {self.uri}: {_server()} ignores If-None-Match, so two trials could both finish one task. Use a "
-                "server that honours it (AWS S3, MinIO, Ceph, GCS), or a folder."
+                f"{_server()} ignores If-None-Match, so two trials could both finish one task",
+                f"store {self.uri}",
+                remedy="Use a server that honours it (AWS S3, MinIO, Ceph, GCS), or a folder.",
             )
         self._objects = patient
 
@@ -184,9 +185,9 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
         return _MEMORY.setdefault(rest, MemoryStore())
     bucket, _, prefix = rest.partition("/")
     if "@" in rest or "?" in rest:
-        raise ConfigError("store: an s3:// address has a bucket and a prefix only; keys belong in AWS_* variables.")
+        raise ConfigError("an s3:// address has a bucket and a prefix only; keys belong in AWS_* variables.", "store")
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,62}", bucket):
-        raise ConfigError(f"store {uri}: {bucket!r} is not a bucket name. Write s3://BUCKET/PREFIX.")
+        raise ConfigError(f"{bucket!r} is not a bucket name", f"store {uri}", remedy="Write s3://BUCKET/PREFIX.")
     environment = os.environ
     config: Any = {}
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
@@ -196,8 +197,10 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
             config["session_token"] = environment["AWS_SESSION_TOKEN"]
     elif environment.get("CTVR_S3_INSTANCE_ROLE") != "1" and not any(environment.get(name) for name in _ANNOUNCED):
         raise ConfigError(
-            f"store {uri}: no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-            f"CTVR_S3_INSTANCE_ROLE=1 to use the machine's role."
+            "no credentials",
+            f"store {uri}",
+            remedy="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or CTVR_S3_INSTANCE_ROLE=1 to use the "
+            "machine's role.",
         )
     endpoint = _endpoint()
     except_from_proxies()
@@ -212,7 +215,7 @@ def _connect(uri: str, is_probe: bool = False) -> Any:
         place = prefix.strip("/") or None
         return S3Store(bucket, prefix=place, config=config, client_options=client, retry_config=retry)
     except _FAILURES as error:
-        raise ConfigError(f"store {uri}: {_first_line(error)}.") from None
+        raise ConfigError(f"{_first_line(error)}.", f"store {uri}") from None
 
 
 def _endpoint() -> str | None:

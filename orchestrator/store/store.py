@@ -37,6 +37,8 @@ Unpacked = TypeVar("Unpacked")
 _LISTED_HERE = 1000  # objects; listing a local folder is fast, but it also contains frames of other streams
 _ASKED_SINGLY = 50  # objects; a page of a listing has 1000
 
+_PLACES = "Write a folder, or s3://BUCKET/PREFIX."
+
 
 class Store:
     """A content-addressed store. Open it with `Store.open`; it can be pickled and sent to other machines.
@@ -77,14 +79,12 @@ class Store:
         if not separator or scheme == "file":
             root = Path(rest if separator else uri).expanduser().absolute()
             if not uri.strip() or (separator and not rest):
-                raise ConfigError(f"store: {uri!r} does not name a folder. Write a folder, or s3://BUCKET/PREFIX.")
+                raise ConfigError(f"{uri!r} does not name a folder", "store", remedy=_PLACES)
             files = LocalFiles(root)
             files.open()
             return cls(str(root), files, None)
         if scheme not in ("s3", "memory"):
-            raise ConfigError(
-                f"store: {redact(uri)!r} is not a known kind of address. Write a folder, or s3://BUCKET/PREFIX."
-            )
+            raise ConfigError(f"{redact(uri)!r} is not a known kind of address", "store", remedy=_PLACES)
         remote = RemoteObjects(uri)
         if is_new:
             remote.open()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from ctvr.orchestrator.config import suggest
+from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.manifest import parse_manifest, read_json
 from ctvr.orchestrator.streams.stream import Stream, gc_disabled
@@ -71,15 +72,17 @@ def load_stream(name_or_path: str | Path, root: Path, videos: Path | None = None
     path = Path(name).expanduser()
     if path.suffix.lower() in (".csv", ".tsv"):
         words = f"ctvr streams import csv {path.name} --videos FOLDER --name NAME"
-        raise ConfigError(f"stream: {path.name} is a table of captions. Import it first: {words}")
+        raise ConfigError(f"{path.name} is a table of captions", "stream", remedy=f"Import it first: {words}")
     if path.suffix.lower() in (".yaml", ".yml"):
-        raise ConfigError(f"stream: {path.name} is not a manifest. If it is a file of settings, write --config {name}")
+        raise ConfigError(
+            f"{path.name} is not a manifest", "stream", remedy=f"If it is a file of settings, write --config {name}"
+        )
     if name in (others := plugins()) and not (root / "streams" / f"{name}.json").is_file():
         path = _manifest_of_others(others[name])
     if path.suffix != ".json" and len(path.parts) == 1:
         named = root / "streams" / f"{name}.json"
         if not named.is_file() and not path.is_file():
-            raise ConfigError(_unknown_stream(name, root))
+            raise _unknown_stream(name, root)
         path = named if named.is_file() else path
     with gc_disabled():
         return parse_manifest(read_json(path, unique_keys=True), source=str(path), base=path.parent, videos=videos)
@@ -107,7 +110,9 @@ def _split_blur(name: str) -> tuple[str, int]:
     match = re.fullmatch(r"(.+)_blurry(\d+)", name)
     if match and not 1 <= int(match[2]) <= 99:
         raise ConfigError(
-            f"stream: {name}: the number after _blurry is a percentage of 1 to 99. Write {match[1]}_blurry20."
+            f"{name}: the number after _blurry is a percentage of 1 to 99",
+            "stream",
+            remedy=f"Write {match[1]}_blurry20.",
         )
     return (match[1], int(match[2])) if match else (name, 0)
 
@@ -134,7 +139,7 @@ def _manifest_of_others(point: EntryPoint) -> Path:
         return Path(found() if callable(found) else found)
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"stream: {point.name} of {point.value} cannot be loaded ({error}). Reinstall the package."
+            f"{point.name} of {point.value} cannot be loaded ({error})", "stream", remedy="Reinstall the package."
         ) from error
 
 
@@ -164,12 +169,19 @@ def _load_rendered(name: str, root: Path, render: bool) -> Stream:
     return parse_manifest(manifest, source=name, base=root)
 
 
-def _unknown_stream(name: str, root: Path) -> str:
-    known = available_streams(root)
+def _unknown_stream(name: str, root: Path) -> ConfigError:
+    known, meant = available_streams(root), ""
     if name in BENCHMARKS:
-        remedy = " Import the benchmark's files first: `ctvr streams import --help`."
+        remedy = "Import the benchmark's files first: `ctvr streams import --help`."
     elif Path(name).is_dir():
-        remedy = f" Import that folder first: ctvr streams import csv table=TABLE.csv --videos {name}."
+        remedy = f"Import that folder first: ctvr streams import csv table=TABLE.csv --videos {shlex.quote(name)}."
     else:
-        remedy = suggest(name, [*known, *BENCHMARKS])
-    return f"stream: no stream called {name!r} in {root / 'streams'}.{remedy} All: {', '.join(known)}."
+        meant = closest(name, [*known, *BENCHMARKS])
+        remedy = f"Did you mean {meant!r}?" if meant else ""
+    return ConfigError(
+        f"no stream called {name!r} in {root / 'streams'}",
+        "stream",
+        remedy=f"{remedy} All: {', '.join(known)}.".strip(),
+        write=(meant,) if meant else (),
+        unknown=name,
+    )

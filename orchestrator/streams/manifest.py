@@ -57,15 +57,15 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     hook = _unique_object if unique_keys else None
     text = read_text(path)
     if not text.strip():
-        raise ConfigError(f"{path}: is empty. Give another file.")
+        raise ConfigError("is empty", path, remedy="Give another file.")
     try:
         return json.loads(text, object_pairs_hook=hook, parse_constant=_no_number if unique_keys else None)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: line {error.lineno}: not JSON ({error.msg}). Correct this line.") from error
+        raise ConfigError(f"line {error.lineno}: not JSON ({error.msg})", path, remedy="Correct this line.") from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply. Use the original file.") from error
+        raise ConfigError("nested too deeply", path, remedy="Use the original file.") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: not usable JSON ({str(error).splitlines()[0]}). Correct it.") from error
+        raise ConfigError(f"not usable JSON ({str(error).splitlines()[0]})", path, remedy="Correct it.") from error
 
 
 def _no_number(word: str) -> float:
@@ -88,7 +88,7 @@ class _Reader:
 
     def fail(self, where: str, problem: str, remedy: str) -> NoReturn:
         place = f"{_brief(where)}: " if where else ""
-        raise ConfigError(f"{self.source}: {place}{_brief(problem)}. {remedy}")
+        raise ConfigError(f"{place}{_brief(problem)}. {remedy}", self.source)
 
     def object(self, value: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
         known = [*required, *optional]

@@ -162,7 +162,7 @@ class Stream:
             ConfigError: if the split is unknown.
         """
         if split not in SPLITS:
-            raise ConfigError(f"split: {split!r} is not one of {', '.join(SPLITS)}.{suggest(split, SPLITS)}")
+            raise ConfigError(f"{split!r} is not one of {', '.join(SPLITS)}.{suggest(split, SPLITS)}", "split")
         found: tuple[Item, ...] = getattr(self.tasks[task_index], split)
         return found
 
@@ -271,7 +271,7 @@ class Stream:
     def _arrived(self, suffix: str) -> list[tuple[int, int]]:
         """Return (task, row) of the training videos in the order in which they arrive."""
         if self.domain != "videos":
-            raise ConfigError(f"stream: {self.name}{suffix}: needs videos with captions. Omit {suffix}.")
+            raise ConfigError(f"{self.name}{suffix}: needs videos with captions", "stream", remedy=f"Omit {suffix}.")
         return [
             (place, row)
             for place, task in enumerate(self.tasks)

@@ -155,8 +155,10 @@ def drop_videos(stream: Stream, missing: Iterable[Item]) -> Stream:
             )
             if items and not kept[split]:
                 raise ConfigError(
-                    f"data.skip_missing: all {len(items)} {split} videos of {task.name} in {stream.name} are missing, "
-                    f"the first one at {items[0].path}. Correct the videos folder."
+                    f"all {len(items)} {split} videos of {task.name} in {stream.name} are missing, the first one "
+                    f"at {items[0].path}",
+                    "data.skip_missing",
+                    remedy="Correct the videos folder.",
                 )
         tasks.append(StreamTask(task.name, task.categories, **kept))
     dropped = sum(item.video in gone for _, _, item in iter_items(stream))

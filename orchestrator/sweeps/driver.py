@@ -53,7 +53,7 @@ def _lock(folder: Path, name: str) -> int:
             continue
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{path}: is not a file. Move it away and run again.")
+                raise ConfigError("is not a file", path, remedy="Move it away and run again.")
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ctvr.methods import is_place, place_of, unknown_method
-from ctvr.orchestrator.config import Settings, build, check_value, unknown_setting
+from ctvr.methods.settings import SettingError
+from ctvr.orchestrator.config import Settings, build, check_value, no_method, unknown_setting
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray.plan import SearchConfig, read_plan
 from ctvr.orchestrator.on_ray.search_space import parse_values
@@ -40,7 +41,7 @@ def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[st
             for each in (row, strategy) if strategy else (row,):
                 place_of(each if is_place(each) else each.partition(":")[0])
         except ValueError as error:
-            raise ConfigError(f"method: {unknown_method(word)}") from error
+            raise no_method(*unknown_method(word).args) from error
     build(SearchConfig, search, "search", dotted=False)
     forbid_seed([*names, *(parse_values(word)[0] for word in space)])
 
@@ -55,8 +56,8 @@ def check_method(name: str) -> None:
     if ":" in name and not is_place(name):
         method, _, preset = name.partition(":")
         if not preset:
-            raise ConfigError(f"method: no method called {name!r}. Did you mean {method}? All: `ctvr methods`.")
-        raise ConfigError(f"method: {name!r} is a row of a table. Write {method} --preset {preset}.")
+            raise no_method(name, f"Did you mean {method}? All: `ctvr methods`.", method)
+        raise ConfigError(f"{name!r} is a row of a table", "method", write=(method, "--preset", preset))
 
 
 def is_method(name: str) -> bool:
@@ -79,7 +80,7 @@ class _Trials:
 
     def __post_init__(self) -> None:
         if self.trials < 0:
-            raise ValueError(f"trials must be >= 0, got {self.trials}. 0 reruns only the recommended presets.")
+            raise SettingError(f"<trials> must be >= 0, got {self.trials}", "0 reruns only the recommended presets.")
 
 
 def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[SearchConfig, int]:
@@ -93,21 +94,23 @@ def check_table(search: Settings, seeds: int, names: Iterable[str]) -> tuple[Sea
         ConfigError: for the first invalid argument.
     """
     if seeds < 0:
-        raise ConfigError(f"--seeds: must be >= 0, got {seeds}. Write --seeds 3.")
+        raise ConfigError(f"must be >= 0, got {seeds}", "--seeds", remedy="Write --seeds 3.")
     trials = build(_Trials, {"trials": search.get("trials", SearchConfig().trials)}, "search", dotted=False).trials
     if not trials and not seeds:
-        raise ConfigError("table: --trials 0 and --seeds 0 leave nothing to run. Write --seeds 3.")
+        raise ConfigError("--trials 0 and --seeds 0 leave nothing to run", "table", remedy="Write --seeds 3.")
     forbid_seed(names)
     made = build(SearchConfig, {**search, "trials": trials or 1}, "search", dotted=False)
     if len(made.metrics) > 1:
         raise ConfigError(
-            f"search.metric: {made.metric} are several objectives, but a table selects by one. "
-            "Name one metric, or search a single method."
+            f"{made.metric} are several objectives, but a table selects by one",
+            "search.metric",
+            remedy="Name one metric, or search a single method.",
         )
     if made.searcher == "grid":
         raise ConfigError(
-            "search.searcher: grid is not applicable, because all rows of a table get the same number of trials. "
-            "Write tpe or random."
+            "grid is not applicable, because all rows of a table get the same number of trials",
+            "search.searcher",
+            remedy="Write tpe or random.",
         )
     return made, trials
 
@@ -121,7 +124,8 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
         ConfigError: with the name of the setting.
     """
     from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
-    from ctvr.orchestrator.learning.resolve import get_method, settings_of
+    from ctvr.orchestrator.learning.presets import get_method
+    from ctvr.orchestrator.learning.resolve import settings_of
 
     cls = get_method(method)
     groups: dict[str, Any] = {**GROUPS, "method": cls.Config}
@@ -153,7 +157,7 @@ def ablation_preset(method: str, presets: Sequence[str], baselines: Sequence[str
     for word in words:
         name, listed = parse_values(word, "--vary")
         if name in values:
-            raise ConfigError(f"--vary {word}: {name} is listed twice. List all its values once.")
+            raise ConfigError(f"{name} is listed twice", f"--vary {word}", remedy="List all its values once.")
         values[name] = listed
     row = {"name": ":".join([method, ",".join(presets)]) if presets else method, "searched": False}
     rows = [row, *({"name": each, "searched": False} for each in baselines)]
@@ -181,7 +185,7 @@ def check_hours(hours: float | None) -> None:
         ConfigError: if it is out of range; the message gives the range.
     """
     if hours is not None and not 0 < hours < MAX_HOURS:
-        raise ConfigError(f"--budget-hours: must be > 0 and < {MAX_HOURS}, got {hours:g}.")
+        raise ConfigError(f"must be > 0 and < {MAX_HOURS}, got {hours:g}.", "--budget-hours")
 
 
 def forbid_seed(words: Iterable[str]) -> None:
@@ -192,6 +196,7 @@ def forbid_seed(words: Iterable[str]) -> None:
     """
     if "seed" in words:
         raise ConfigError(
-            "seed: not applicable, because all trials have seed 0 and reruns use new seeds. Omit it; --seeds sets the "
-            "number of seeds."
+            "not applicable, because all trials have seed 0 and reruns use new seeds",
+            "seed",
+            remedy="Omit it; --seeds sets the number of seeds.",
         )

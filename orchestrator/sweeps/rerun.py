@@ -20,7 +20,8 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.resolve import get_method, presets_of, resolve
+from ctvr.orchestrator.learning.presets import get_method, presets_of
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import names_of, read_plan
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
@@ -205,8 +206,8 @@ def rerun(
     given = _overrides_of(sweep, execution)
     if given is None and baselines:
         raise ConfigError(
-            f"--baselines {','.join(baselines)}: no settings of sweep {sweep_name} are recorded here, so they "
-            "would not be comparable. Rerun it in its own runs folder, or omit --baselines."
+            f"--baselines {','.join(baselines)}: no settings of sweep {sweep_name} are recorded here, so they would "
+            "not be comparable. Rerun it in its own runs folder, or omit --baselines."
         )
     shared = shared_overrides(given or {})
     compared = [baseline(word, stream, stream_name, shared, execution.workers) for word in baseline_rows(baselines)]

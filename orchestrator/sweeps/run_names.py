@@ -31,6 +31,6 @@ def require_free_name(name: str, execution: ExecutionConfig) -> None:
     check_name(name, "--name", is_ascii=True)
     if (execution.folder(name) / "plan.json").exists():
         raise ConfigError(
-            f"--name {name}: this sweep already exists. Resume it with `ctvr sweep --resume {name}`, "
-            "or choose another name."
+            f"--name {name}: this sweep already exists. Resume it with `ctvr sweep --resume {name}`, or choose another "
+            "name."
         )

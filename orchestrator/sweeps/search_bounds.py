@@ -74,7 +74,7 @@ def apply_conditions(
                 f"{other} is {fixed.get(other, 'unknown')} in every trial. Search it too: --space {other}=VALUE,VALUE"
             )
         if name in listed:
-            raise ConfigError(f"{said}: the condition never holds, since {remedy}.")
+            raise ConfigError(f"the condition never holds, since {remedy}.", said)
         del found[name]
         left.pop(name, None)
     return (found, left) if len(found) == len(space) else apply_conditions(found, left, fixed, listed)

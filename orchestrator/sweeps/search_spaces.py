@@ -18,7 +18,8 @@ from ctvr.methods.settings import EXACT, Setting, groups_of, settings_of, varian
 from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import GROUPS
-from ctvr.orchestrator.learning.resolve import configured, get_method, presets_of, resolve, with_recipe
+from ctvr.orchestrator.learning.presets import configured, get_method, presets_of, with_recipe
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, SEARCHED
 from ctvr.orchestrator.on_ray.search_space import Condition
 from ctvr.orchestrator.streams.stream import Stream
@@ -182,7 +183,8 @@ def _search_file(method: str) -> dict[str, Any]:
     from ctvr.search_spaces import SPACES  # imports Ray Tune
 
     if method not in SPACES:
-        raise ConfigError(f"method: {method} has no search space (a file in search_spaces/). Use `ctvr run`.")
+        fault = f"{method} has no search space (a file in search_spaces/)"
+        raise ConfigError(fault, "method", remedy="Use `ctvr run`.")
     return {**_DEFAULTS, **SPACES[method], **SPACES.get(asked, {})}
 
 
@@ -200,13 +202,15 @@ def _plugin_search_space(method: str) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         if error.name != name or method in points:
             raise ConfigError(
-                f"method: the search space {name} of {method} cannot be imported ({error}). Correct it."
+                f"the search space {name} of {method} cannot be imported ({error})", "method", remedy="Correct it."
             ) from error
         module = own or inspect  # the module has no SPACE
     found = {**_DEFAULTS, **vars(module)}
     if not isinstance(found.get("SPACE"), dict):
         raise ConfigError(
-            f"method: {method} has no search space. Write {name} with SPACE (see `ctvr new method`), or give --space."
+            f"{method} has no search space",
+            "method",
+            remedy=f"Write {name} with SPACE (see `ctvr new method`), or give --space.",
         )
     return found
 

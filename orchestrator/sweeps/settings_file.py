@@ -28,15 +28,19 @@ def read_settings(path: Path) -> Settings:
         found = _parse_yaml(read_text(path, YAML_BYTES))
         settings = _unique(_flat(found)) if isinstance(found, dict) else None
     except ConfigError as error:
-        raise ConfigError(f"--config {error}") from error
+        raise ConfigError(f"--config {error}", settings=("--config",)) from error
     except RecursionError as error:
-        raise ConfigError(f"--config {path}: is nested too deeply. Write lines such as optim.epochs: 8.") from error
+        raise ConfigError(
+            "is nested too deeply", f"--config {path}", remedy="Write lines such as optim.epochs: 8."
+        ) from error
     # e.g. a number of 5000 digits, a date in month 13, text that does not fit its tag (`!!bool perhaps`)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
-        raise ConfigError(f"--config {path}: cannot be read as YAML ({reason[:300]}). Correct it.") from error
+        raise ConfigError(
+            f"cannot be read as YAML ({reason[:300]})", f"--config {path}", remedy="Correct it."
+        ) from error
     if settings is None:
-        raise ConfigError(f"--config {path}: holds no settings. Write lines such as optim.epochs: 8.")
+        raise ConfigError("holds no settings", f"--config {path}", remedy="Write lines such as optim.epochs: 8.")
     return settings
 
 

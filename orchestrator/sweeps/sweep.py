@@ -16,8 +16,9 @@ from ctvr.orchestrator.console import say
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig, find_manifest
 from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.presets import get_method, preset_settings, presets_of
 from ctvr.orchestrator.learning.protocols import protocol_of
-from ctvr.orchestrator.learning.resolve import check_domain, get_method, preset_settings, presets_of, resolve
+from ctvr.orchestrator.learning.resolve import check_domain, resolve
 from ctvr.orchestrator.learning.run import check_streams
 from ctvr.orchestrator.on_ray.capacity import capacity, final_concurrency
 from ctvr.orchestrator.on_ray.plan import SearchConfig, SearchOutcome, TrialPlan, brackets_for, write_plan
@@ -155,7 +156,7 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
         raise ConfigError(f"--space {twice}: is given twice. List all its values once, and omit {twice}=VALUE.")
     if request.top < 1 or request.seeds < 0:
         raise ConfigError(
-            f"--top: must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}. Write --top 1."
+            f"must be >= 1 and --seeds >= 0, got {request.top} and {request.seeds}", "--top", remedy="Write --top 1."
         )
     expand_task_orders((), request.orders)
     stream = execution.load_stream(request.stream, render=False)
@@ -180,7 +181,9 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> PlannedSwee
     check_streams(experiment, stream, execution.places())
     if stream.has_val and experiment.evaluation.split == "test":
         raise ConfigError(
-            f"evaluation.split=test: a sweep selects settings on the validation videos of {stream.name}. Omit it."
+            f"a sweep selects settings on the validation videos of {stream.name}",
+            "evaluation.split=test",
+            remedy="Omit it.",
         )
     space = clip_to_backbone(request.method, space, experiment, (*request.space, *request.space_add))
     conditions = {} if request.space else search_conditions(request.method)
@@ -248,7 +251,7 @@ def read_request(name: str, kept: Mapping[str, Any]) -> SweepRequest:
         return build(SweepRequest, values, dotted=False)
     except ConfigError as error:
         raise ConfigError(
-            f"sweep {name}: its plan is of another version ({str(error)[:300]}). Start a new sweep."
+            f"its plan is of another version ({str(error)[:300]})", f"sweep {name}", remedy="Start a new sweep."
         ) from error
 
 

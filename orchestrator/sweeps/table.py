@@ -106,7 +106,7 @@ def made_tables(
         ConfigError: if no run, or no complete run, is found.
     """
     if not (sweep or stream):
-        raise ConfigError("table: give the name of a sweep or a stream.")
+        raise ConfigError("give the name of a sweep or a stream.", "table")
     if stream and "," in stream:
         streams = [each.strip() for each in stream.split(",")]
         return [made for each in streams for made in made_tables(execution, None, each, direction, split)]
@@ -116,14 +116,14 @@ def made_tables(
         sweep = reruns[-1].tags["ctvr.sweep"]  # a table without a searched row has runs in its rerun only
         runs = tracker.find_runs(sweep=sweep)
     if not runs:
-        raise ConfigError(f"table: {no_runs_of(sweep or stream or '', tracker)}")
+        raise ConfigError(no_runs_of(sweep or stream or "", tracker), "table")
     if sweep and (parent := tracker.find_sweep(sweep)) and len(names_of((rule := selection_metric(parent))[0])) > 1:
         verdict = read_verdict(tracker, sweep)
         runs = with_standing(runs, rule, verdict if isinstance(verdict, FrontResult) else None)
     made = [with_verified(each, runs) for each in build(tracker, runs, papers_of, direction, split, sweep is None)]
     if not made:
         raise ConfigError(
-            f"table: none of the {len(runs)} runs records that it was measured on test or validation videos."
+            f"none of the {len(runs)} runs records that it was measured on test or validation videos.", "table"
         )
     ranks = {run.run_id: found for run in runs if run.tags.get(CHOICE) and (found := read_ranks(tracker, run.run_id))}
     notes = gain_notes(runs, ranks) if sweep is not None else []
@@ -165,7 +165,8 @@ def printed_settings(row: PublishedRow) -> Settings:
 
 
 def _resolved(method: str, recommended: Settings, presets: Sequence[str], given: Settings) -> Settings:
-    from ctvr.orchestrator.learning.resolve import resolve, with_recipe  # imports torch
+    from ctvr.orchestrator.learning.presets import with_recipe  # imports torch
+    from ctvr.orchestrator.learning.resolve import resolve
 
     chosen = with_recipe(method, presets, recommended)
     return resolve({**given, "method": method, "stream": ""}, recommended, chosen).settings
@@ -186,7 +187,7 @@ def _paper_settings(method: str, benchmark: str) -> Settings | None:
     recommended = of_benchmark(benchmark)
 
     def compute() -> Settings:
-        from ctvr.orchestrator.learning.resolve import presets_of  # imports torch
+        from ctvr.orchestrator.learning.presets import presets_of  # imports torch
 
         wanted = str(recommended.get("preset", "paper"))
         return _resolved(method, recommended, (wanted if wanted in presets_of(method) else "paper",), {})

@@ -14,8 +14,9 @@ from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.cost import sizes_only
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.factory import load_clip
+from ctvr.orchestrator.learning.presets import get_method
 from ctvr.orchestrator.learning.protocols import protocol_of
-from ctvr.orchestrator.learning.resolve import check_domain, get_method, named_in, resolve
+from ctvr.orchestrator.learning.resolve import check_domain, named_in, resolve
 from ctvr.orchestrator.learning.run import check_streams
 from ctvr.orchestrator.on_ray.plan import SEARCHED, SearchConfig, brackets_for
 from ctvr.orchestrator.on_ray.search_space import within
@@ -90,8 +91,8 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
         search = replace(search, metric=SEARCHED[protocol_of(stream).kind])
     if preset.protocol not in {"any", protocol_of(stream).kind}:
         raise ConfigError(
-            f"--stream: {stream.name} is evaluated as {stream.protocol}, but this "
-            f"table's rows are {preset.protocol} methods. Choose a stream such as {preset.stream}."
+            f"--stream: {stream.name} is evaluated as {stream.protocol}, but this table's rows are {preset.protocol} "
+            f"methods. Choose a stream such as {preset.stream}."
         )
     names = stream_names(stream)
     if not any(row.is_for(names) for row in preset.rows):
@@ -107,7 +108,7 @@ def plan_table(request: TableRequest, execution: ExecutionConfig) -> PlannedTabl
         except UntrustedCode:
             raise
         except ConfigError as error:
-            raise ConfigError(f"row {row.name}: {error}") from error
+            raise ConfigError(error, f"row {row.name}") from error
     for row, control in () if preset.claims else untrained_rows([(each.row, each.experiment) for each in rows]):
         place = next(place for place, each in enumerate(rows) if each.row == row)
         rows.insert(place + 1, _plan_row(request, control, stream, search, False, execution))
@@ -170,7 +171,7 @@ def _plan_row(
         sweep = plan_sweep(asked, execution)
         return PlannedRow(row, sweep.experiment, sweep)
     if given := [name for name in request.preset.varies if name in request.overrides]:
-        raise ConfigError(f"{given[0]}: the table varies this setting. Omit it.")
+        raise ConfigError("the table varies this setting", given[0], remedy="Omit it.")
     full = {**overrides, "method": row.method, "stream": request.stream, "workers": execution.workers}
     presets = default_presets(row.method, stream, row.presets)
     full |= clamp_values(full, request.preset.varies, stream.settings, presets)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.resolve import UNTRAINED, get_method, resolve, with_recipe
+from ctvr.orchestrator.learning.presets import UNTRAINED, get_method, with_recipe
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.method_checks.own_score import is_among, own_scores
 from ctvr.orchestrator.tables.presets import TableRow
 

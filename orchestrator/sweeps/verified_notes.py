@@ -81,7 +81,7 @@ def _listed(found: Sequence[str]) -> str:
 def _preset(entry: Verified) -> dict[str, Any]:
     """Return the recipe of an entry with its release and the settings that it leaves to us; {} if there is none."""
     from ctvr.methods.base import Recipe  # imports torch
-    from ctvr.orchestrator.learning.resolve import presets_of
+    from ctvr.orchestrator.learning.presets import presets_of
 
     try:
         found = presets_of(entry.method).get(entry.preset)

@@ -63,7 +63,9 @@ def render_stream(root: Path, num_tasks: int = 10, seed: int = 0, videos: bool =
         ConfigError: for another number of tasks, or if `root` cannot be written.
     """
     if num_tasks not in TASK_COUNTS:
-        raise ConfigError(f"stream: shapes-{num_tasks} does not exist. Write shapes-5, shapes-10 or shapes-20.")
+        raise ConfigError(
+            f"shapes-{num_tasks} does not exist", "stream", remedy="Write shapes-5, shapes-10 or shapes-20."
+        )
     folder = Path(root) / f"shapes-v{VERSION}-seed{seed}"
     clips = plan(seed)
     if videos:

@@ -140,7 +140,7 @@ def render_files(
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"{folder}: cannot write the rendered videos ({reason}). Name a data folder that can be written."
+            f"cannot write the rendered videos ({reason})", folder, remedy="Name a data folder that can be written."
         ) from error
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
+from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.synthetic.cvlm import CameraStyle
 from ctvr.orchestrator.synthetic.drawing import (
     BACKGROUNDS,
@@ -59,11 +60,11 @@ class Dials:
     def __post_init__(self) -> None:
         for name in ("shift", "conflict", "motion"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}.")
+                raise SettingError(f"<{name}> must be between 0 and 1, got {getattr(self, name)}")
         if not 8 <= self.pairs <= 5000:
-            raise ValueError(f"pairs must be between 8 and 5000, got {self.pairs}. The default is 480.")
+            raise SettingError(f"<pairs> must be between 8 and 5000, got {self.pairs}", "The default is 480.")
         if not 0 <= self.distractors <= 3:
-            raise ValueError(f"distractors must be between 0 and 3, got {self.distractors}. The default is 0.")
+            raise SettingError(f"<distractors> must be between 0 and 3, got {self.distractors}", "The default is 0.")
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,15 @@ def split_dials(name: str) -> tuple[str, Dials]:
         value = part.removeprefix(dial)
         if dial not in known or not value:
             raise ConfigError(
-                f"stream: {part!r} of {name} is not a dial with a value.{suggest(dial, known)} Write a dial and its "
-                f"number, such as conflict0.5; dials: {', '.join(known)}."
+                f"{part!r} of {name} is not a dial with a value.{suggest(dial, known)} Write a dial and its "
+                f"number, such as conflict0.5; dials: {', '.join(known)}.",
+                "stream",
             )
         given[dial] = value
     try:
-        return written, build(Dials, given, "stream")
+        return written, build(Dials, given)
     except ConfigError as error:
-        raise ConfigError(f"stream: {name}: {str(error).removeprefix('stream.')}") from error
+        raise ConfigError(f"{name}: {error}", "stream") from error
 
 
 def joined(name: str, dials: Dials) -> str:
@@ -87,7 +88,7 @@ def render_worlds(
     """
     if num_tasks not in TASK_COUNTS:
         counts = ", ".join(f"worlds-{count}" for count in TASK_COUNTS)
-        raise ConfigError(f"stream: worlds-{num_tasks} does not exist. Write one of: {counts}.")
+        raise ConfigError(f"worlds-{num_tasks} does not exist", "stream", remedy=f"Write one of: {counts}.")
     folder = Path(root) / joined(f"worlds-v{VERSION}-seed{seed}", dials)
     plans = [plan(index, dials, seed) for index in range(num_tasks)]
     for start in range(0, num_tasks, TOGETHER) if videos else ():

@@ -105,7 +105,7 @@ def build(
     """
     complete = [record for record in records if record.tags.get("ctvr.complete") == "true"]
     if not complete:
-        raise ConfigError(f"table: none of the {len(records)} runs is complete. `make ui` shows their progress.")
+        raise ConfigError(f"none of the {len(records)} runs is complete. `make ui` shows their progress.", "table")
     ranks = {record.run_id: found for record in complete if (found := read_ranks(tracker, record.run_id))}
     return tables(records, ranks, papers_of, direction, split, of_stream)
 

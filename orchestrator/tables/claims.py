@@ -139,12 +139,12 @@ def chosen(names: Sequence[str], images: bool = False) -> list[Claim]:
     for name in names:
         if name not in claims:
             raise ConfigError(
-                f"--only: claim {name!r} does not exist.{suggest(name, list(claims))} All: ctvr reproduce claims "
-                "--list."
+                f"claim {name!r} does not exist.{suggest(name, list(claims))} All: ctvr reproduce claims --list.",
+                "--only",
             )
         if needs_images(claims[name]) is not images:
             stream = load_preset(IMAGE_TABLE).stream if needs_images(claims[name]) else STREAM
-            raise ConfigError(f"--only {name}: this stream cannot test it. Add --stream {stream}.")
+            raise ConfigError("this stream cannot test it", f"--only {name}", remedy=f"Add --stream {stream}.")
     return [each for each in claims.values() if needs_images(each) is images and (not names or each.claim in names)]
 
 

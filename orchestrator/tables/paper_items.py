@@ -81,11 +81,11 @@ def find(name: str) -> Item:
     items = {item.item: item for item in read()[1]}
     if owners := [item.item for item in items.values() if item.preset == name]:
         item = closest(name, owners, 0.0)
-        raise ConfigError(f"reproduce: {name!r} is a table's preset. Write: ctvr reproduce {item}")
+        raise ConfigError(f"{name!r} is a table's preset", "reproduce", remedy=f"Write: ctvr reproduce {item}")
     if name not in items:
-        raise ConfigError(f"reproduce: {name!r} is unknown.{suggest(name, list(items))} All: ctvr reproduce --list.")
+        raise ConfigError(f"{name!r} is unknown.{suggest(name, list(items))} All: ctvr reproduce --list.", "reproduce")
     if items[name].why:
-        raise ConfigError(f"reproduce: {name} ({items[name].shows}) does not run: {items[name].why}.")
+        raise ConfigError(f"{name} ({items[name].shows}) does not run: {items[name].why}.", "reproduce")
     return items[name]
 
 

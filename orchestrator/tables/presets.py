@@ -118,7 +118,7 @@ class TablePreset:
         for name in chosen:
             if name not in known:
                 raise ConfigError(
-                    f"--rows: row {name!r} does not exist.{suggest(name, known)} Rows: {'; '.join(known)}."
+                    f"row {name!r} does not exist.{suggest(name, known)} Rows: {'; '.join(known)}.", "--rows"
                 )
         return replace(self, rows=tuple(row for row in self.rows if not wanted or row.name in chosen))
 
@@ -179,12 +179,12 @@ def load_preset(word: str) -> TablePreset:
     """
     path = Path(word) if word.endswith(".json") else FOLDER / f"{word}.json"
     if word not in preset_names() and not path.is_file():
-        raise ConfigError(f"--preset: table {word!r} does not exist. {known_tables(word)}")
+        raise ConfigError(f"table {word!r} does not exist. {known_tables(word)}", "--preset")
     data = read_json(path, unique_keys=True)
     try:
         return replace(parse_preset(data), name=path.stem if path.parent == FOLDER else "")
     except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error!s:.400}") from error
+        raise ConfigError(f"{error!s:.400}", path.name) from error
 
 
 def known_tables(word: str) -> str:
@@ -199,7 +199,7 @@ def parse_preset(data: Any) -> TablePreset:
         ConfigError: at the first error.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("rows", []), list):
-        raise ConfigError("is not a table. Write an object with title, protocol, stream and a list of rows.")
+        raise ConfigError("is not a table", remedy="Write an object with title, protocol, stream and a list of rows.")
     rows = [_parse_row(row, number) for number, row in enumerate(data.get("rows", []), start=1)]
     rest = {name: value for name, value in data.items() if name != "vary"}
     made = build(TablePreset, {**rest, "rows": tuple(rows)})
@@ -216,7 +216,7 @@ def vary(preset: TablePreset, values: Any) -> TablePreset:
     if not all(isinstance(listed, list) and listed for listed in lists) or any(
         isinstance(value, dict) for listed in lists for value in listed
     ):
-        raise ConfigError('vary: is not an object of lists. Write {"method.beta": [0.2, 0.4]}.')
+        raise ConfigError("is not an object of lists", "vary", remedy='Write {"method.beta": [0.2, 0.4]}.')
     first = preset.rows[0]
     rows = [
         replace(first, name=f"{name}={value}", settings={**first.settings, name: value}, searched=False)

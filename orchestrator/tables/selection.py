@@ -42,7 +42,7 @@ def select(records: Sequence[RunRecord], split: str = "", of_stream: bool = Fals
     found = {split_of(run) for run in complete}
     if split and complete and split not in found:
         stream = complete[0].tags.get("ctvr.stream", "")
-        raise ConfigError(f"--split {split}: no complete run of {stream} is measured on {SPLITS[split]} videos.")
+        raise ConfigError(f"no complete run of {stream} is measured on {SPLITS[split]} videos.", f"--split {split}")
     kept_split = split or next((each for each in SPLITS if each in found), "test")
     for other in sorted(found - {kept_split}):
         count = sum(split_of(run) == other for run in complete)

@@ -34,7 +34,7 @@ def check_mirror(name: str) -> None:
     """
     if name != "none" and find_spec(PACKAGES[name]) is None:
         raise ConfigError(
-            f"tracking.mirror: {name} needs a package: pip install {PACKAGES[name]}. Or omit the setting."
+            f"{name} needs a package: pip install {PACKAGES[name]}. Or omit the setting.", "tracking.mirror"
         )
 
 

@@ -82,7 +82,7 @@ def _copy(file: Path, copy: Path) -> None:
         return
     except sqlite3.Error as error:
         if "locked" in str(error):
-            raise ConfigError(f"tracking {file}: {error}. {remedy(error)}.") from error
+            raise ConfigError(error, f"tracking {file}", remedy=f"{remedy(error)}.") from error
     # The change of a writer that was stopped must be undone or completed, which SQLite can only do in the copy
     copy.unlink(missing_ok=True)
     shutil.copyfile(file, copy)

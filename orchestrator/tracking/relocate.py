@@ -32,7 +32,7 @@ def follow_move(database: Path, folder: Path | None = None) -> int:
     try:
         changed = _follow(database, folder or database.parent)
     except sqlite3.Error as error:  # a full disk, a file size limit, or another process's lock
-        raise ConfigError(f"tracking {database}: {error}. {remedy(error)}.") from error
+        raise ConfigError(error, f"tracking {database}", remedy=f"{remedy(error)}.") from error
     if changed and folder is None:
         log.info("tracking: the runs folder was moved; %d file addresses were updated", changed)
     return changed

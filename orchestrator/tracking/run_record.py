@@ -118,5 +118,5 @@ def short(text: str, limit: int) -> str:
 def quoted(value: str) -> str:
     quote = "'" if "'" not in value else '"'
     if quote in value:
-        raise ConfigError(f"name {value!r}: has both kinds of quotation marks. Omit one kind.")
+        raise ConfigError("has both kinds of quotation marks", f"name {value!r}", remedy="Omit one kind.")
     return f"{quote}{value}{quote}"

@@ -42,7 +42,9 @@ def require_records(runs: Path) -> None:
     file = Path(uri.removeprefix("sqlite:///"))
     if uri.startswith("sqlite:///") and not file.is_file():
         why = "is not a file" if os.path.lexists(file) else "does not exist"
-        raise ConfigError(f"--runs: {runs} has no runs ({file.name} {why}). Give the folder of earlier runs.")
+        raise ConfigError(
+            f"{runs} has no runs ({file.name} {why})", "--runs", remedy="Give the folder of earlier runs."
+        )
 
 
 def _move_password() -> None:
@@ -65,20 +67,24 @@ def check(uri: str, timeout: int = 5, writes: bool = True) -> None:
     if uri.startswith("sqlite:///"):
         folder = (file := Path(uri.removeprefix("sqlite:///"))).parent
         if os.path.lexists(file) and not file.is_file():  # MLflow would try for minutes to open it
-            raise ConfigError(f"{file}: is not a file. Move it away and run again.")
+            raise ConfigError("is not a file", file, remedy="Move it away and run again.")
         if writes and not os.access(next(p for p in (folder, *folder.absolute().parents) if p.exists()), os.W_OK):
-            raise ConfigError(f"tracking {uri}: cannot write to {folder}. Choose another folder with --runs.")
+            raise ConfigError(
+                f"cannot write to {folder}", f"tracking {uri}", remedy="Choose another folder with --runs."
+            )
         return
     if "://" not in uri or uri.startswith("file:"):
         raise ConfigError(
-            f"tracking {uri}: MLflow refuses plain folders. Use sqlite:///{uri.removeprefix('file://')}/mlflow.db "
-            "or the address of an MLflow server in MLFLOW_TRACKING_URI."
+            "MLflow refuses plain folders",
+            f"tracking {uri}",
+            remedy=f"Use sqlite:///{uri.removeprefix('file://')}/mlflow.db or the address of an MLflow server in "
+            "MLFLOW_TRACKING_URI.",
         )
     with environment(MLFLOW_HTTP_REQUEST_TIMEOUT=str(timeout), MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"):
         try:
             new_client(uri).search_experiments(max_results=1)
         except Exception as error:  # the user gets one line for any error
-            raise TrackingUnavailable(f"tracking {redact(uri)}: {reason(error)}. {_remedy(error, uri)}") from error
+            raise TrackingUnavailable(reason(error), f"tracking {redact(uri)}", remedy=_remedy(error, uri)) from error
 
 
 def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
@@ -88,18 +94,21 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int = 5000) -> list[str]
         ConfigError: if `uri` is already a server, others can reach `host`, or `port` is in use.
     """
     if uri.startswith(("http://", "https://")):
-        raise ConfigError(f"tracking {uri}: is already a server. Open it in a browser.")
+        raise ConfigError("is already a server", f"tracking {uri}", remedy="Open it in a browser.")
     if not is_loopback(host):
         raise ConfigError(
-            f"--host {host}: others could change and delete runs there without a password. Use 127.0.0.1 with ssh -L, "
-            "or start a server with a password: cluster/services.sh."
+            "others could change and delete runs there without a password",
+            f"--host {host}",
+            remedy="Use 127.0.0.1 with ssh -L, or start a server with a password: cluster/services.sh.",
         )
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"port {port}: cannot listen on {host} ({error.strerror}). Choose another.") from None
+            raise ConfigError(
+                f"cannot listen on {host} ({error.strerror})", f"port {port}", remedy="Choose another."
+            ) from None
     except_from_proxies()  # its workers connect to it
     command = [
         *run_module("mlflow", "server", "--backend-store-uri", uri, "--host", host, "--port", str(port)),
@@ -141,13 +150,15 @@ def create_database(uri: str) -> None:
         raise
     except Exception as error:  # not a database, or a full disk: one line for the user
         if OUT_OF_DATE not in str(error):
-            raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
+            raise ConfigError(reason(error), f"tracking {uri}", remedy=f"{remedy(error)}.") from error
     shutil.copy2(file, file.with_name(f"{file.name}.before-{importlib.metadata.version('mlflow')}"))
     log.warning("tracking: %s is from another MLflow version; it is upgraded, and a copy is kept next to it", file)
     command = run_module("mlflow", "db", "upgrade", uri)
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, errors="replace")
     if done.returncode:
-        raise ConfigError(f"tracking {uri}: is from a newer MLflow. Install that version or choose another --runs.")
+        raise ConfigError(
+            "is from a newer MLflow", f"tracking {uri}", remedy="Install that version or choose another --runs."
+        )
 
 
 def reason(error: Exception) -> str:

@@ -74,8 +74,8 @@ class StoredRun:
 
     def _wrong(self, what: str, value: object) -> ConfigError:
         return ConfigError(
-            f"tracking: run {self.run_id}: {what}: {value!r:.60} cannot be the recorded value. Restore mlflow.db "
-            "from a copy; or move it away and run `ctvr rebuild`, which recreates it from the event log."
+            f"tracking: run {self.run_id}: {what}: {value!r:.60} cannot be the recorded value. Restore mlflow.db from "
+            "a copy; or move it away and run `ctvr rebuild`, which recreates it from the event log."
         )
 
 

@@ -68,7 +68,7 @@ def create_store(uri: str, runs: Path, stream: str | None = None) -> None:
         try:
             Tracker(uri, runs).experiment(stream)
         except Exception as error:  # a full disk, or a file that another process has locked since: one line
-            raise ConfigError(f"tracking {uri}: {reason(error)}. {remedy(error)}.") from error
+            raise ConfigError(reason(error), f"tracking {uri}", remedy=f"{remedy(error)}.") from error
 
 
 class Tracker:
@@ -272,7 +272,7 @@ class Tracker:
             return sweep
         known = [each.name for each in reversed(self.find_sweeps())]
         some = ", ".join(known[:8]) or "none yet"
-        raise ConfigError(f"sweep: {name!r} does not exist.{suggest(name, known)} Known: {some}.")
+        raise ConfigError(f"{name!r} does not exist.{suggest(name, known)} Known: {some}.", "sweep")
 
     def find_sweeps(self) -> list[RunRecord]:
         """Return the parent runs of all sweeps and reruns, oldest first."""

@@ -195,7 +195,7 @@ def _decoders(name: str) -> tuple[str, ...]:
     if name == "auto":
         return ("decord", "pyav") if importlib.util.find_spec("decord") is not None else ("pyav",)
     if name not in READERS:
-        raise ConfigError(f"decoder: {name!r} is unknown. Use {', '.join(READERS)} or auto.")
+        raise ConfigError(f"{name!r} is unknown", "decoder", remedy=f"Use {', '.join(READERS)} or auto.")
     if name != "pyav" and importlib.util.find_spec(name) is None:
         more = " and FFmpeg's shared libraries (Debian: apt-get install ffmpeg)" if name == "torchcodec" else ""
         raise ConfigError(f"decoder: {name!r} is not installed on this machine. Install {name}{more}, or use pyav.")

@@ -71,7 +71,7 @@ class Decoder:
 
     def __init__(self, workers: int = 2, limits: Limits | None = None, decoder: str = "pyav") -> None:
         if workers < 1:
-            raise ConfigError(f"decoder: workers must be >= 1, got {workers}.")
+            raise ConfigError(f"workers must be >= 1, got {workers}.", "decoder")
         decoder_version(decoder)  # rejects an unknown or missing decoder here, not in every child
         self.limits, self.decoder = limits or Limits(), decoder
         self._children = [_Child(decoder) for _ in range(workers)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ctvr.methods import CONFIGURATIONS, METHODS
-from ctvr.orchestrator.learning.resolve import presets_of
+from ctvr.orchestrator.learning.presets import presets_of
 from ctvr.orchestrator.method_checks.subject import Subject, features, learn, store_gallery
 
 FILE = Path(__file__).parent / "fixtures" / "recorded.json"

@@ -53,5 +53,5 @@ def test_keys_of_the_mixed_pairs_enter_the_queue(make):
 
 @pytest.mark.parametrize("strategy", [LUMPMoCo, Co2LMoCo, LwFMoCo])
 def test_a_retriever_without_queues_is_refused(strategy):
-    with pytest.raises(ValueError, match=r"works on queues of keys.* Write method.base=base_moco"):
+    with pytest.raises(ValueError, match=r"works on queues of keys.* Write base=base_moco"):
         strategy.check_base(strategy.Config(), Clip4Clip, Clip4ClipConfig())

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ctvr.methods.base import Batch, Method, ParamGroup, Recipe, l2_normalize
 from ctvr.methods.qdc import QDC, QDCConfig
-from ctvr.orchestrator.learning.resolve import presets_of, resolve
+from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.learning.resolve import resolve
 from tests.methods.conftest import make_batch, make_task
 from tests.methods.released import FIXTURES, Weights, floats, read
 from tests.methods.steps import begin, moved, train_stream

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, Method, ParamGroup
 from ctvr.methods.lump import LUMP, LUMPConfig
 from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
-from ctvr.orchestrator.learning.resolve import presets_of
+from ctvr.orchestrator.learning.presets import presets_of
 from tests.methods.conftest import make_batch, make_small_clip
 from tests.methods.released import Weights, floats, read
 

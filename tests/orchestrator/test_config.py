@@ -1,19 +1,19 @@
 """Every mistake on the command line gives one line that names the setting and a remedy."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.config import (
     build,
     closest,
     closest_setting,
     flatten,
     parse_overrides,
-    qualify_field_names,
     select_prefix,
     unknown_setting,
 )
@@ -34,7 +34,7 @@ class Sample:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"count must be >= 1, got {self.count}. Use 1.")
+            raise SettingError(f"<count> must be >= 1, got {self.count}", "Use 1.")
 
 
 def test_text_becomes_the_type_of_the_field():
@@ -57,10 +57,13 @@ def test_flatten_is_the_inverse_of_build():
         ({"cuont": 1}, "optim.cuont: no such setting. Write optim.count=1."),
         ({"count": "many"}, r"optim.count: is not a whole number \(got 'many'\). Write optim.count=1."),
         ({"count": "4."}, r"optim.count: is not a whole number \(got '4.'\). Write optim.count=4.$"),
-        ({"count": "2,4"}, r"takes one value, not 2 \(got '2,4'\). Run each: ctvr sweep --vary optim.count=2,4$"),
+        (
+            {"count": "2,4"},
+            r"takes one value, not 2 \(got '2,4'\). Run each: ctvr sweep METHOD STREAM --vary optim.count=2,4$",
+        ),
         ({"is_on": "maybe"}, "optim.is_on: is not true or false"),
         ({"pair": "1"}, "optim.pair: is not 2 numbers separated by commas .*Write optim.pair=0.9,0.999."),
-        ({"several": "a,b"}, r"optim.several: is not numbers separated by commas \(got 'a,b'\)\.$"),
+        ({"several": "a,b"}, r"optim.several: is not numbers separated by commas \(got 'a,b'\)$"),
         ({"kind": "c"}, "optim.kind: is not one of a, b .got 'c'"),
         ({"count": 0}, "optim.count must be >= 1, got 0. Use 1."),
         ({"limit": "x"}, "optim.limit: is not a whole number or none .got 'x'"),
@@ -97,23 +100,38 @@ def test_closest_returns_the_first_of_equally_close_names():
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("error", "line", "settings", "write"),
     [
-        ("count must be >= 1", "optim.count must be >= 1"),
-        ("count and rate are numbers of pair", "optim.count and optim.rate are numbers of pair"),
-        ("count, rate or limit: none", "optim.count, optim.rate or optim.limit: none"),
+        (SettingError("<count> must be >= 1"), "optim.count must be >= 1.", ("optim.count",), ()),
         (
-            "count=3 is too much. Use optim.count=2, or is_on",
-            "optim.count=3 is too much. Use optim.count=2, or optim.is_on",
+            SettingError("<count> and <rate> are numbers of pair", "Use <is_on>=false."),
+            "optim.count and optim.rate are numbers of pair. Use optim.is_on=false.",
+            ("optim.count", "optim.rate"),
+            (),
         ),
-        ("the pair needs is_on=true", "optim: the pair needs optim.is_on=true"),
-        ("discount must be >= 1", "optim: discount must be >= 1"),
+        (
+            SettingError("<count>=3 is too much", write="<count>=2"),
+            "optim.count=3 is too much. Write optim.count=2.",
+            ("optim.count",),
+            ("optim.count=2",),
+        ),
+        (SettingError("the pair needs <is_on>=true"), "optim: the pair needs optim.is_on=true.", ("optim.is_on",), ()),
+        (ValueError("discount must be >= 1"), "optim: discount must be >= 1", ("optim",), ()),
     ],
 )
-def test_errors_of_a_dataclass_name_fields_as_typed(message, said):
-    names = [field.name for field in fields(Sample)]
-    assert qualify_field_names(message, names, "optim") == said
-    assert qualify_field_names(message, (), "optim") == f"optim: {message}"
+def test_an_error_of_a_dataclass_names_its_settings_as_typed(error, line, settings, write):
+    @dataclass(frozen=True)
+    class Refusing(Sample):
+        def __post_init__(self) -> None:
+            raise error
+
+    with pytest.raises(ConfigError) as caught:
+        build(Refusing, {}, "optim")
+    assert (str(caught.value), caught.value.settings, caught.value.write) == (line, settings, write)
+    with pytest.raises(ConfigError) as caught:
+        build(Refusing, {}, "optim", dotted=False)
+    assert str(caught.value).startswith("optim: ")
+    assert "optim." not in str(caught.value)
 
 
 @pytest.mark.parametrize("word", ["epochs", "=3", " =3"])

@@ -57,6 +57,15 @@ def test_every_public_exception_of_the_package_stands_in_the_tree():
     assert elsewhere == []
 
 
+def test_the_line_of_a_config_error_is_made_of_its_parts():
+    error = ConfigError("is not a number", "optim.epochs", "two", write=("optim.epochs=2",))
+    assert str(error) == "optim.epochs: is not a number (got 'two'). Write optim.epochs=2."
+    assert (error.described, error.settings) == ("optim.epochs: is not a number (got 'two')", ("optim.epochs",))
+    moved = ConfigError("no method called 'lfw'", "method", remedy="All: x.", write=("lwf",), unknown="lfw").at("base")
+    assert (str(moved), moved.write, moved.unknown) == ("base: no method called 'lfw'. All: x.", ("base=lwf",), "lfw")
+    assert str(ConfigError("a: whole line. Omit it.")) == "a: whole line. Omit it."
+
+
 def test_a_mistake_of_the_user_is_still_a_value_error():
     with pytest.raises(ValueError, match="a: b"):
         raise ConfigError("a: b")

@@ -13,7 +13,8 @@ from ctvr.methods.tempme import TempMe
 from ctvr.orchestrator.config import build
 from ctvr.orchestrator.learning.experiment import GROUPS
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog, track_reads
-from ctvr.orchestrator.learning.resolve import presets_of, resolve
+from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.search import contains, first_point
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, within
 from ctvr.orchestrator.setting_groups import setting_names

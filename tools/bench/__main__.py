@@ -60,7 +60,7 @@ def run(only: str | None = None, is_quick: bool = False) -> int:
     """
     names = [*PATHS, SERVICE]
     if only is not None and only not in names:
-        raise ConfigError(f"--only {only}: is not a hot path.{suggest(only, names)} All: {', '.join(names)}.")
+        raise ConfigError(f"is not a hot path.{suggest(only, names)} All: {', '.join(names)}.", f"--only {only}")
     torch.set_num_threads(1)
     parts, chosen = [machine()], [only] if only else names
     with tempfile.TemporaryDirectory(prefix="ctvr-bench-") as folder:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctvr.methods.base import l2_normalize
+from ctvr.methods.settings import SettingError
 
 Frame = Literal["orthonormal", "gaussian"]
 Head = Literal["mlp", "frozen_linear"]
@@ -37,9 +38,9 @@ def simplex_etf(num_classes: int, dim: int, frame: Frame = "orthonormal", seed: 
     if num_classes < 2:
         raise ValueError(f"a simplex of classes needs at least 2 of them, got {num_classes}.")
     if num_classes > dim and frame == "orthonormal":
-        raise ValueError(
-            f"{num_classes} classes do not fit into {dim} dimensions with equal angles (StructAlign needs d >= C). "
-            f"Use a backbone with a wider joint embedding or etf_num_classes <= {dim}."
+        raise SettingError(
+            f"{num_classes} classes do not fit into {dim} dimensions with equal angles (StructAlign needs d >= C)",
+            f"Use a backbone with a wider joint embedding or <etf_num_classes> <= {dim}.",
         )
     generator = torch.Generator().manual_seed(seed)
     centring = torch.eye(num_classes, dtype=torch.float64) - 1 / num_classes
@@ -92,9 +93,9 @@ class CategoryPrototypes(nn.Module):
         new = [category for category in categories if category not in self.order.tolist()]
         self.order = torch.cat([self.order, torch.tensor(new, dtype=torch.int64, device=device)])
         if len(self.order) > len(self.reference):
-            raise ValueError(
-                f"etf_num_classes is {len(self.reference)}, but {name} brings category number {len(self.order)}. "
-                "Use etf_num_classes=none for the stream's own number, or a larger one."
+            raise SettingError(
+                f"<etf_num_classes> is {len(self.reference)}, but {name} brings category number {len(self.order)}",
+                "Use <etf_num_classes>=none for the stream's own number, or a larger one.",
             )
 
     def all(self) -> Tensor:

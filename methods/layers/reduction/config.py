@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 ReducerName = Literal["none", "tome", "tome_shared", "tempme", "evit", "sta", "diffrate", "testa"]
 
@@ -46,7 +46,7 @@ class ToMeConfig(ReducerConfig):
         _check_counts("r", self.r, "merge nothing within frames")
         require(self, "in [-1, 1]", "inflection", hint="Use 0 for one r in every block.")
         if isinstance(self.r, tuple) and self.inflection:
-            raise ValueError(f"r={','.join(map(str, self.r))}: with inflection, r is one number.")
+            raise SettingError(f"<r>={','.join(map(str, self.r))}: with inflection, r is one number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +88,9 @@ class TempMeReducerConfig(ReducerConfig):
         require(self, "in (0, 100]", "keep_cross", "keep_intra", hint="Write 100 to merge nothing.")
         _check_rising("clip_blocks", self.clip_blocks)
         if self.clip_groups and (min(self.clip_groups) < 2 or self.num_frames % math.prod(self.clip_groups)):
-            raise ValueError(
-                f"clip_groups={self.clip_groups} must be numbers above 1 whose product divides "
-                f"num_frames={self.num_frames}."
+            raise SettingError(
+                f"<clip_groups>={self.clip_groups} must be numbers above 1 whose product divides "
+                f"<num_frames>={self.num_frames}"
             )
 
 
@@ -105,7 +105,7 @@ class EViTConfig(ReducerConfig):
 
     def __post_init__(self) -> None:
         _check_rising("stages", self.stages)
-        require(self, "in (0, 1]", "keep_rate", hint="Write keep_rate=1 to keep all.")
+        require(self, "in (0, 1]", "keep_rate", hint="Write <keep_rate>=1 to keep all.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +150,8 @@ class DiffRateConfig(ReducerConfig):
 
     def __post_init__(self) -> None:
         if len(self.prune_to) != len(self.merge_to) or min((*self.prune_to, *self.merge_to), default=2) < 2:
-            raise ValueError(
-                f"prune_to={self.prune_to} and merge_to={self.merge_to} must be equally many numbers >= 2."
+            raise SettingError(
+                f"<prune_to>={self.prune_to} and <merge_to>={self.merge_to} must be equally many numbers >= 2"
             )
 
 
@@ -170,10 +170,10 @@ class SearchedDiffRateConfig(DiffRateConfig):
         require(self, ">= 1", "search_step")
         require(self, "> 0", "search_macs")
         if self.search_macs is not None and self.prune_to:
-            raise ValueError("search_macs finds prune_to and merge_to; omit it or them.")
+            raise SettingError("<search_macs> finds <prune_to> and <merge_to>; omit it or them")
         require(self, ">= 0", "lr_rates")
         if self.search_macs is None and self.lr_rates != SearchedDiffRateConfig.lr_rates:
-            raise ValueError("lr_rates is the rate of a search; write search_macs too, or leave it out.")
+            raise SettingError("<lr_rates> is the rate of a search; write <search_macs> too, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +223,9 @@ TRAINED_REDUCERS = {**REDUCERS, "evit": AnnealedEViTConfig, "diffrate": Searched
 def _check_counts(name: str, counts: int | tuple[int, ...] | None, effect: str) -> None:
     numbers = counts if isinstance(counts, tuple) else () if counts is None else (counts,)
     if any(number < 0 for number in numbers):
-        raise ValueError(f"{name} must be >= 0, got {counts}. Write {name}=0 to {effect}.")
+        raise SettingError(f"<{name}> must be >= 0, got {counts}", f"Write <{name}>=0 to {effect}.")
 
 
 def _check_rising(name: str, blocks: tuple[int, ...]) -> None:
     if blocks and list(blocks) != sorted(set(blocks)):
-        raise ValueError(f"{name} must rise, got {blocks}.")
+        raise SettingError(f"<{name}> must rise, got {blocks}")

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ctvr.methods.layers.precision import no_autocast
+from ctvr.methods.settings import SettingError
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def plan_bipartite(metric: Tensor, r: int, protected: int = 1) -> MergePlan:
         ValueError: if `r` is negative.
     """
     if r < 0:
-        raise ValueError(f"r counts removed tokens and must be >= 0, got {r}. Use r=0 to disable merging.")
+        raise SettingError(f"<r> counts removed tokens and must be >= 0, got {r}", "Use <r>=0 to disable merging.")
     groups, n, _ = metric.shape
     r = min(r, most_mergeable(n, protected))
     if r <= 0:

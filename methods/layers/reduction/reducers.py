@@ -45,6 +45,7 @@ from ctvr.methods.layers.reduction.merge import Move, merge_tokens, most_mergeab
 from ctvr.methods.layers.reduction.plan import Step, TokenReducer, spread
 from ctvr.methods.layers.reduction.sta import STA
 from ctvr.methods.layers.reduction.testa import TESTA, frame_rates
+from ctvr.methods.settings import SettingError
 
 
 def tome_schedule(blocks: int, r: int | Sequence[int], inflection: float = 0.0) -> list[int]:
@@ -91,9 +92,9 @@ def tempme_steps(config: TempMeReducerConfig, blocks: int, tokens: int, classes:
     start = blocks - 1 - min(3, blocks // 2)
     clip_blocks = config.clip_blocks or tuple(range(start, start + len(groups)))
     if len(clip_blocks) != len(groups):
-        raise ValueError(
-            f"reducer.clip_blocks={clip_blocks} and reducer.clip_groups={groups} must be equally many; give both (the "
-            f"groups multiply to reducer.num_frames={config.num_frames} to end with one clip)."
+        raise SettingError(
+            f"<reducer.clip_blocks>={clip_blocks} and <reducer.clip_groups>={groups} must be equally many; give both "
+            f"(the groups multiply to <reducer.num_frames>={config.num_frames} to end with one clip)"
         )
     _check_blocks("clip_blocks", clip_blocks, blocks)
     small = tokens - classes <= 64
@@ -180,9 +181,9 @@ class Reducer(TokenReducer):
         """Join neighbouring clips and merge across them: (G, N, D) -> (G / group, M, D)."""
         step = self.steps[block]
         if self.num_frames is not None and state.frames != self.num_frames:
-            raise ValueError(
-                f"reducer.num_frames is {self.num_frames}, but a video has {state.frames} frames. "
-                f"Write reducer.num_frames={state.frames} (it must equal data.num_frames)."
+            raise SettingError(
+                f"<reducer.num_frames> is {self.num_frames}, but a video has {state.frames} frames",
+                f"Write <reducer.num_frames>={state.frames} (it must equal data.num_frames).",
             )
         state.proportional = self.proportional
         clips, classes, old_tokens = len(x) // state.batch, state.classes, x.shape[1]
@@ -232,9 +233,9 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
     if vision.reducers is not None and config.name not in vision.reducers:
         *others, last = vision.reducers
         known = f"{', '.join(others)} or {last}" if others else last
-        raise ValueError(
-            f"reducer.name={config.name}: tokens are merged around CLIP's class token, and this tower pools otherwise. "
-            f"Write reducer.name={known}."
+        raise SettingError(
+            f"<reducer.name>={config.name}: tokens are merged around CLIP's class token, which this tower does not use",
+            write=f"<reducer.name>={known}",
         )
     if isinstance(config, TempMeReducerConfig):
         steps = tempme_steps(config, blocks, tokens, classes)
@@ -259,7 +260,7 @@ def make_reducer(config: ReducerConfig, vision: VisionTower) -> TokenReducer:
         pruned, merged = (config.prune_to, config.merge_to) if config.prune_to else schedule(blocks, tokens)
         if len(pruned) != blocks:
             counts = f"{len(pruned)} numbers each, the backbone has {blocks} blocks."
-            raise ValueError(f"reducer.prune_to and reducer.merge_to have {counts}")
+            raise SettingError(f"<reducer.prune_to> and <reducer.merge_to> have {counts}")
         return DiffRate(tokens, pruned, merged, config.proportional)
     if isinstance(config, ToMeConfig):
         r = default_r(blocks, tokens, classes) if config.r is None else config.r
@@ -287,7 +288,9 @@ def sta_rates(r: int | Sequence[int] | None, stages: Sequence[int], patches: int
         return (r,) * len(stages)
     if len(r) != len(stages):
         listed = ",".join(map(str, r))
-        raise ValueError(f"reducer.r={listed}: reducer.name=sta has {len(stages)} stages; write a number for each.")
+        raise SettingError(
+            f"<reducer.r>={listed}: <reducer.name>=sta has {len(stages)} stages; write a number for each"
+        )
     return tuple(r)
 
 

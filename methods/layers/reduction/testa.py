@@ -35,6 +35,7 @@ from ctvr.methods.layers.lora import LoRA
 from ctvr.methods.layers.precision import no_autocast
 from ctvr.methods.layers.reduction.merge import MergePlan, accept, merge_tokens, no_plan, plan_bipartite
 from ctvr.methods.layers.reduction.plan import Step, TokenReducer, most_frames
+from ctvr.methods.settings import SettingError
 
 Gate = Literal["scalar", "linear"]
 
@@ -76,7 +77,9 @@ def frame_rates(r: int | Sequence[int] | None, stages: int) -> tuple[int, ...]:
         return (r,) * stages
     if len(r) != stages:
         listed = ",".join(map(str, r))
-        raise ValueError(f"reducer.r_frames={listed}: reducer.name=testa has {stages} stages; write a number for each.")
+        raise SettingError(
+            f"<reducer.r_frames>={listed}: <reducer.name>=testa has {stages} stages; write a number for each"
+        )
     return tuple(r)
 
 

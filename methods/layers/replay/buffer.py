@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ctvr.methods.base import Batch, PairSource, Task
 from ctvr.methods.layers.gather import deal, world_size
 from ctvr.methods.layers.transfer import to_device
+from ctvr.methods.settings import SettingError
 
 Policy = Literal["ring", "reservoir"]
 _FIELDS = ("pairs", "videos", "categories", "tasks", "video_features", "text_features")
@@ -61,7 +62,7 @@ class ReplayBuffer(nn.Module):
     ) -> None:
         super().__init__()
         if capacity < 0:
-            raise ValueError(f"buffer_size must be >= 0, got {capacity}. Use 0 for no replay.")
+            raise SettingError(f"<buffer_size> must be >= 0, got {capacity}", "Use 0 for no replay.")
         self.capacity, self.policy, self.quota, self.share = capacity, policy, quota, share
         self.source: PairSource | None = None
         self._known: tuple[list[tuple[Tensor, int]], Tensor, Tensor] | None = None

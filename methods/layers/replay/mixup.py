@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ctvr.methods.backbone.clip import TextTower, TokenState
 from ctvr.methods.layers.gather import world_size
 from ctvr.methods.layers.patching import patched
-from ctvr.methods.settings import require, setting
+from ctvr.methods.settings import SettingError, require, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +102,9 @@ def mixed_captions(method: nn.Module, first: Tensor, second: Tensor, lam: float)
             stack.enter_context(patched(tower, embed=embed, read=read))
         yield
     if not reads:
-        raise ValueError(
-            f"mix_level=input mixes captions in the text tower, which {type(method).__name__} bypasses here. "
-            "Use mix_level=feature or another base."
+        raise SettingError(
+            f"<mix_level>=input mixes captions in the text tower, which {type(method).__name__} bypasses here",
+            "Use <mix_level>=feature or another base.",
         )
 
 
@@ -113,9 +113,9 @@ def _embed(
 ) -> tuple[Tensor, TokenState]:
     copies = len(tokens) // len(first)
     if tokens is not first and not torch.equal(tokens, first.repeat(copies, 1)):
-        raise ValueError(
-            "mix_level=input mixes unchanged captions, but this retriever rewrites them before it reads them. "
-            "Use mix_level=feature or another base."
+        raise SettingError(
+            "<mix_level>=input mixes unchanged captions, but this retriever rewrites them before it reads them",
+            "Use <mix_level>=feature or another base.",
         )
     reads.append(copies)
     return embed_mixed(tower, tokens, second.repeat(copies, 1), lam)
@@ -146,9 +146,9 @@ def mixed_features(method: nn.Module, first: Tensor, second: Tensor, lam: float,
     with patched(method, **{name: mixed}):
         yield
     if not reads:
-        raise ValueError(
-            f"mix_level=feature mixes what {name} returns, which the loss of {type(method).__name__} does not use. "
-            "Use mix_level=input or another base."
+        raise SettingError(
+            f"<mix_level>=feature mixes what {name} returns, which the loss of {type(method).__name__} does not use",
+            "Use <mix_level>=input or another base.",
         )
 
 

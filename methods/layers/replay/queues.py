@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ctvr.methods.settings import SettingError
+
 
 class Pair(NamedTuple):
     """Features of the same pairs in both modalities: unit vectors in float32."""
@@ -39,7 +41,7 @@ class KeyQueue(nn.Module):
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         if size < 1:
-            raise ValueError(f"queue_size must be >= 1, got {size}. The paper uses 1440.")
+            raise SettingError(f"<queue_size> must be >= 1, got {size}", "The paper uses 1440.")
         self.size = size
         self.register_buffer("video", torch.zeros(size, dim))
         self.register_buffer("text", torch.zeros(size, dim))

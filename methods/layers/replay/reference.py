@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ctvr.methods.backbone.clip import Clip
 from ctvr.methods.layers.transfer import to_device
+from ctvr.methods.settings import SettingError
 from ctvr.methods.user_paths import expand_path, list_files
 
 COLOURS = {
@@ -86,9 +87,9 @@ def load_reference(source: str, clip: Clip) -> ReferenceSet:
         return _folder(path, clip)
     if path.is_file() and path.suffix == ".safetensors":
         return _file(path, clip)
-    raise ValueError(
-        f"reference: {source} is neither `embedded` nor a folder of images nor a .safetensors file. "
-        "Write reference=embedded or an existing path."
+    raise SettingError(
+        f"<reference>: {source} is neither `embedded` nor a folder of images nor a .safetensors file",
+        "Write <reference>=embedded or an existing path.",
     )
 
 
@@ -115,12 +116,12 @@ def _folder(folder: Path, clip: Clip) -> ReferenceSet:
     files = [file for file in list_files(folder) if file.suffix.lower() in _SUFFIXES]
     captions_file = folder / "captions.txt"
     if not files:
-        raise ValueError(f"reference: {folder} holds no images ({', '.join(_SUFFIXES)}).")
+        raise SettingError(f"<reference>: {folder} holds no images ({', '.join(_SUFFIXES)})")
     if not captions_file.is_file():
-        raise ValueError(f"reference: {captions_file} is missing. Write one text a line; they may be any texts.")
+        raise SettingError(f"<reference>: {captions_file} is missing", "Write one text a line; they may be any texts.")
     captions = [line.strip() for line in captions_file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not captions:
-        raise ValueError(f"reference: {captions_file} is empty. Write one text a line.")
+        raise SettingError(f"<reference>: {captions_file} is empty", "Write one text a line.")
     kept: dict[int, Tensor] = {}
 
     def read(row: int) -> Tensor:
@@ -140,7 +141,7 @@ def _decode(file: Path, size: int) -> Tensor:
         with Image.open(file, formats=_FORMATS) as image:  # for some other formats Pillow runs a program
             picture = image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"reference: {file} is not a readable image. Remove it from the folder.") from error
+        raise SettingError(f"<reference>: {file} is not a readable image", "Remove it from the folder.") from error
     factor = size / min(picture.size)
     width, height = (max(size, round(side * factor)) for side in picture.size)
     left, top = (width - size) // 2, (height - size) // 2
@@ -152,17 +153,18 @@ def _file(file: Path, clip: Clip) -> ReferenceSet:
     try:
         tensors = load_file(file)
     except SafetensorError as error:
-        raise ValueError(f"reference: {file} is damaged ({error}). Write it again.") from error
+        raise SettingError(f"<reference>: {file} is damaged ({error})", "Write it again.") from error
     images, tokens = tensors.get("images"), tensors.get("tokens")
     if images is None or tokens is None or not len(images) or not len(tokens):
-        raise ValueError(f"reference: {file} needs images (N, 3, H, W) and tokens (R, L); it has {sorted(tensors)}.")
+        raise SettingError(f"<reference>: {file} needs images (N, 3, H, W) and tokens (R, L); it has {sorted(tensors)}")
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"reference: images of {file} must be (N, 3, H, W) uint8, not {tuple(images.shape)}.")
+        raise SettingError(f"<reference>: images of {file} must be (N, 3, H, W) uint8, not {tuple(images.shape)}")
     words = len(clip.text.token_embedding.weight)
     if tokens.ndim != 2 or tokens.shape[1] > clip.text.context_length or int(tokens.max()) >= words:
-        raise ValueError(
-            f"reference: tokens of {file} were not made by this backbone's tokenizer "
-            f"({clip.text.context_length} tokens of {words} words). Make them with it."
+        raise SettingError(
+            f"<reference>: tokens of {file} were not made by this backbone's tokenizer "
+            f"({clip.text.context_length} tokens of {words} words)",
+            "Make them with it.",
         )
     if images.shape[2:] != (clip.image_size, clip.image_size):
         resized = F.interpolate(images.float(), (clip.image_size, clip.image_size), mode="bicubic", antialias=True)

@@ -143,7 +143,7 @@ def test_a_rerun_has_the_words_of_its_command(capsys, tmp_path, asked, monkeypat
             ["--preset", "ctvr-table1", "--trials", "0", "--seeds", "0"],
             "--trials 0 and --seeds 0 leave nothing to run",
         ),
-        (["--preset", "ctvr-table1", "search.metrik=x"], "search.metrik: no such setting. Write search.metric=x"),
+        (["--preset", "ctvr-table1", "search.metrik=x"], "search.metrik: no such setting. Write: ctvr sweep"),
         (["--rows", "lwf"], "--rows lwf: applies to tables only"),
         (["--resume", "n", "--trials", "3"], "resumes with the settings of the first command. Omit --trials"),
         (["--resume", "n", "--preset", "ctvr-table1"], "Omit --preset"),

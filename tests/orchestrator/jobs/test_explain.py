@@ -11,7 +11,8 @@ from ctvr.methods import METHODS
 from ctvr.orchestrator.digests import canonical
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.jobs.explain import RESULT, _today, compare, explain
-from ctvr.orchestrator.learning.resolve import presets_of, resolve
+from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run_key import code_digests, environment
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.stream import Stream

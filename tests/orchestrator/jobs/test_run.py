@@ -57,7 +57,7 @@ def test_a_run_on_a_gpu_names_the_memory_of_a_finished_one(execution, manifest, 
 
     def text_on(device: str) -> str:
         stream, tracker = execution.load_stream(manifest), execution.tracker("small")
-        return start_text(described, stream, {}, (), device, "runs", tracker)
+        return start_text(described, stream, device, "runs", tracker)
 
     assert "\n  memory    3.0 GiB in run 1\n" in text_on("cuda")
     assert "memory" not in text_on("cpu")
@@ -139,7 +139,7 @@ def test_unwritable_store_is_refused_before_rendering(tmp_path):
         ({"backbone.weights": "laion"}, "backbone: tiny-clip has no weights called 'laion'. Write shipped"),
         ({"backbone.weights": ""}, "backbone: tiny-clip has no weights called ''. Write shipped"),
         ({"backbone.weights": "./clip.pt"}, "backbone: clip.pt: no such weights file. Give the path of a "),
-        ({"backbone.weights": "https://host/clip.pt"}, "backbone: weights='https://host/clip.pt' is an address. Fetch"),
+        ({"backbone.weights": "https://host/clip.pt"}, "backbone.weights='https://host/clip.pt' is an address. Fetch"),
         ({"workers": 2}, "workers: `ctvr run` trains in one process."),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Recipe
 from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor
-from ctvr.orchestrator.learning.resolve import presets_of, resolve
+from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.learning.resolve import resolve
 
 Curve = Callable[[int, int, int, bool], float]  # step, steps, steps of an epoch, first task -> share of the peak rate
 

@@ -17,7 +17,8 @@ from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.clip_vip import CLIPViP, CLIPViPConfig
 from ctvr.methods.xpool import XPool, XPoolConfig
 from ctvr.orchestrator.learning.optimizer import OptimConfig, lr_factor, make_optimizer, set_learning_rates
-from ctvr.orchestrator.learning.resolve import presets_of, resolve
+from ctvr.orchestrator.learning.presets import presets_of
+from ctvr.orchestrator.learning.resolve import resolve
 from tests.methods.conftest import make_small_clip
 from tests.methods.released import tiny_clip
 

@@ -12,7 +12,8 @@ from ctvr.orchestrator.config import build
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.optimizer import OptimConfig
-from ctvr.orchestrator.learning.resolve import preset_settings, presets_of, resolve, with_recipe
+from ctvr.orchestrator.learning.presets import preset_settings, presets_of, with_recipe
+from ctvr.orchestrator.learning.resolve import resolve
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
 

@@ -1,6 +1,7 @@
 import pytest
 
-from ctvr.orchestrator.learning.resolve import resolve, with_recipe
+from ctvr.orchestrator.learning.presets import with_recipe
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.method_checks.own_score import own_scores
 from ctvr.orchestrator.method_checks.subject import Subject
 

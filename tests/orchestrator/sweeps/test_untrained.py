@@ -1,6 +1,7 @@
 import pytest
 
-from ctvr.orchestrator.learning.resolve import presets_of, resolve, with_recipe
+from ctvr.orchestrator.learning.presets import presets_of, with_recipe
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.sweeps.rerun import baseline
 from ctvr.orchestrator.sweeps.untrained import untrained_baselines, untrained_rows

@@ -13,7 +13,8 @@ from ctvr.orchestrator.data.batches import StreamData
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.loop import Loop, LoopConfig
-from ctvr.orchestrator.learning.resolve import resolve, with_recipe
+from ctvr.orchestrator.learning.presets import with_recipe
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.method_checks.subject import Subject
 from ctvr.orchestrator.method_checks.tiny_models import CONTEXT, tokenize

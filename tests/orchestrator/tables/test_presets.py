@@ -14,7 +14,8 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.ctvr import ACTNET_SETTINGS, MSRVTT_SETTINGS
 from ctvr.orchestrator.importers.cvlm import ALONE, CVLM_SETTINGS
 from ctvr.orchestrator.learning.factory import load_clip, make_method
-from ctvr.orchestrator.learning.resolve import presets_of, resolve, with_recipe
+from ctvr.orchestrator.learning.presets import presets_of, with_recipe
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.streams.load import RENDERED, load_stream
 from ctvr.orchestrator.sweeps.table_plan import clamp_values
