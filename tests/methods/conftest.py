@@ -36,7 +36,6 @@ __all__ = [
     "make_task",
     "maker",
     "reducer_config",
-    "refusals",
     "tokenize",
 ]
 
@@ -46,17 +45,6 @@ def reducer_config(name: str = "none", **settings: Any) -> ReducerConfig:
     cls = TRAINED_REDUCERS[name]
     known = {key: value for key, value in settings.items() if key != "num_frames" or hasattr(cls, key)}
     return cls(name=name, **known)  # type: ignore[arg-type]
-
-
-def refusals(config: type, *cases: tuple[dict[str, Any], str]) -> Callable[..., None]:
-    """Return a test that refuses each case's settings with its message, a regular expression."""
-
-    @pytest.mark.parametrize(("settings", "message"), cases)
-    def test(settings: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            config(**settings)
-
-    return test
 
 
 def maker(cls: type[AnyMethod], inner: Any, **defaults: Any) -> Callable[..., AnyMethod]:

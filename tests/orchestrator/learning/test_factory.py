@@ -3,22 +3,10 @@
 import pytest
 import torch
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.factory import load_trained
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_more_frames_than_a_method_has_positions_for_are_refused(manifest, small_stream, runs, wrapped):
-    group = "base" if wrapped else "method"
-    settings = {"method": "lwf" if wrapped else "clip4clip", f"{group}.sim_header": "seqTransf", "data.num_frames": 33}
-    with pytest.raises(
-        ConfigError, match=r"^data\.num_frames: .* has positions for 32 frames on this backbone \(got 33\)"
-    ):
-        execute(resolve({**settings, "stream": manifest}, small_stream.settings), RunPaths(runs))
 
 
 @pytest.mark.slow

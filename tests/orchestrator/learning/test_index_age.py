@@ -13,10 +13,8 @@ from ctvr.methods import find_method
 from ctvr.methods.base import Capabilities, Method
 from ctvr.methods.qdc import QDC, QDCConfig
 from ctvr.orchestrator.data.batches import Queries
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.aged_ranking import rank_aged
 from ctvr.orchestrator.learning.evaluate import EvaluationConfig, rank_features
-from ctvr.orchestrator.learning.factory import load_tower
 from ctvr.orchestrator.learning.index_age import _counts, _gaps, _update, mixed, transfer_metrics
 from ctvr.orchestrator.learning.metrics import recall
 from ctvr.orchestrator.learning.resolve import resolve
@@ -188,18 +186,6 @@ def test_a_fresh_gallery_is_that_of_a_method_which_reencodes(small_stream, manif
     for found, fresh in zip(aged, other, strict=True):
         assert found["stream/index/r1_100"] == fresh["stream/t2v/r1"]
         assert fresh["stream/index/gap"] == fresh["stream/index/videos"] == 0.0
-
-
-def test_streams_without_captions_refuse_the_settings(small_stream):
-    for name, value in (("reencode", (100,)), ("unlearned_tasks", True)):
-        made = resolve({"method": "umt_qa", "stream": "s", f"evaluation.{name}": value}, small_stream.settings)
-        with pytest.raises(ConfigError, match=rf"evaluation\.{name}: needs captions .* protocol qa\. Omit it\."):
-            load_tower(made, replace(small_stream, protocol="qa"))
-
-
-def test_a_share_beyond_the_whole_is_refused():
-    with pytest.raises(ValueError, match=r"reencode lists shares .* 0 to 100, got 120\. Use 25,50,100"):
-        EvaluationConfig(reencode=(25, 120))
 
 
 # --- captions that are moved back to the model of a stored video

@@ -3,9 +3,7 @@ import torch
 
 from ctvr.methods.base import Capabilities, Method
 from ctvr.orchestrator.data.batches import Queries
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.evaluate import EvaluationConfig, compute_ranks
-from ctvr.orchestrator.learning.factory import load_tower
 from ctvr.orchestrator.learning.oracle import oracle_metrics
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
@@ -94,11 +92,3 @@ def test_it_adds_numbers_and_changes_none(small_stream, manifest, runs):
     added = {name: value for name, value in second.items() if name not in first}
     assert set(added) == {f"stream/oracle/{name}" for name in ("r1", "r1_block", "right")}
     assert {name: second[name] for name in first} == first
-
-
-def test_a_stream_that_tells_every_query_its_task_refuses_it(small_stream):
-    from dataclasses import replace
-
-    made = resolve({"method": "zero_shot", "stream": "s", "evaluation.oracle_task": True}, small_stream.settings)
-    with pytest.raises(ConfigError, match=r"evaluation\.oracle_task: true .* cvlm, which gives .* Use false\."):
-        load_tower(made, replace(small_stream, protocol="cvlm"))

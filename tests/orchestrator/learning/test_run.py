@@ -12,18 +12,7 @@ from ctvr.orchestrator.learning import run
 from ctvr.orchestrator.learning.distributed import Workers
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, check_left_out, execute, splits_of, warn_of_long_queues
-
-
-def test_an_unknown_backbone_is_reported_as_the_users(manifest, small_stream, runs):
-    settings = {"method": "zero_shot", "stream": manifest, "backbone.name": "ViT-B-23"}
-    with pytest.raises(ConfigError, match="backbone: no backbone called 'ViT-B-23'"):
-        execute(resolve(settings, small_stream.settings), RunPaths(runs))
-
-
-def test_a_stream_without_validation_videos_refuses_val(manifest, runs, small_stream):
-    experiment = resolve({"method": "zero_shot", "stream": manifest, "evaluation.split": "val"}, small_stream.settings)
-    with pytest.raises(ConfigError, match="evaluation.split: stream small has no validation videos"):
-        splits_of(experiment, replace(small_stream, has_val=False))
+from tests.orchestrator.learning.test_refusals import Crowd
 
 
 @pytest.mark.parametrize(
@@ -46,28 +35,6 @@ def test_a_queue_that_is_longer_than_an_epoch_of_a_task_is_warned_of(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == is_long
     assert all(f"{setting}.queue_size: {1440 if '1440' in line else 8} is more than the" in line for line in said)
-
-
-class Crowd(Workers):
-    """Sixteen workers, of which this process is the first; the others agree with it."""
-
-    def broadcast(self, value):
-        return value
-
-
-def test_more_workers_than_training_pairs_are_refused(manifest, small_stream, runs):
-    settings = {"stream": manifest, "workers": 16, "data.batch_size": 16}
-    experiment = resolve({"method": "clip4clip", **settings}, small_stream.settings)
-    with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):
-        execute(experiment, RunPaths(runs), Crowd(0, 16))
-
-
-def test_many_pairs_left_out_by_workers_are_refused(manifest, small_stream, runs):
-    settings = {"method": "clip4clip", "stream": manifest, "workers": 6, "data.batch_size": 6}
-    experiment = resolve(settings, small_stream.settings)
-    said = r"workers: an epoch would drop 2 of 8 pairs of task_01 \(25%\), because .* 6 workers\. Use fewer"
-    with pytest.raises(ConfigError, match=said):
-        execute(experiment, RunPaths(runs), Crowd(0, 6))
 
 
 def test_few_dropped_pairs_are_reported_once(small_stream, caplog):

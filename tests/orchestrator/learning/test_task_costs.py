@@ -1,11 +1,7 @@
 """Costs after every task: the values of cost.py, which change no other value."""
 
-from dataclasses import replace
-
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
-from ctvr.orchestrator.learning.factory import load_tower
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.streams.metric_names import COSTS
@@ -35,9 +31,3 @@ def test_fewer_tokens_cost_fewer_multiply_adds(small_stream, manifest, runs):
     ]
     assert costs[1][f"{COSTS}video_gmacs"] < costs[0][f"{COSTS}video_gmacs"]
     assert costs[1][f"{COSTS}query_gmacs"] == costs[0][f"{COSTS}query_gmacs"]
-
-
-def test_a_stream_without_captions_that_search_videos_refuses_it(small_stream):
-    made = resolve({"method": "umt_qa", "stream": "s", "evaluation.costs": True}, small_stream.settings)
-    with pytest.raises(ConfigError, match=r"evaluation\.costs: needs captions that search videos, but .* Omit it\."):
-        load_tower(made, replace(small_stream, protocol="qa"))

@@ -203,25 +203,6 @@ def test_a_queried_model_does_not_remember_every_text():
     assert len(tokens._known) <= 3
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"upgrade__task": 4}, r"upgrade\.task: must be 2 to 3, the last task of small, got 4\."),
-        ({"upgrade__task": 1}, r"upgrade\.task must be 2 or more, got 1\. Use 0 for no upgrade\."),
-        ({"upgrade__backbone": ""}, r"upgrade\.task 2 needs the new backbone\. Add upgrade\.backbone=NAME\."),
-        ({"upgrade__task": 0}, r"upgrade\.backbone tiny-clip-stem is not used\. Add upgrade\.task=N"),
-        ({"method": "upper_bound"}, r"upgrade\.task: 2 needs an index that is never encoded again"),
-        ({"method": "xpool"}, r"upgrade\.task: 2 needs captions and videos of one vector, .* unlike xpool\."),
-        ({"evaluation__oracle_task": True}, r"evaluation\.oracle_task: cannot be used with upgrade\.task=2"),
-        ({"evaluation__select": "best"}, r"evaluation\.select: cannot be used with upgrade\.task=2"),
-    ],
-)
-def test_what_cannot_be_upgraded_is_refused_in_one_line(more, message, manifest, small_stream, runs):
-    with pytest.raises(ConfigError, match=message) as error:
-        execute(made(manifest, small_stream, **more), RunPaths(runs))
-    assert "\n" not in str(error.value)
-
-
 def test_old_tokens_of_a_caption_are_found_by_its_new_ones():
     def new(texts):
         return torch.tensor([[len(text), 9, 0, 0] for text in texts])
