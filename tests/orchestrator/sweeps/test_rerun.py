@@ -1,6 +1,7 @@
 """Winners, baselines and seeds of a rerun, without a cluster. With one: test_ray_sweeps.py."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -35,6 +36,7 @@ from ctvr.orchestrator.sweeps.selection import (
     incomplete_runs,
 )
 from ctvr.orchestrator.tables.footnotes import marks_of
+from tests.methods.refusing import refused
 
 
 def finished(execution: ExecutionConfig, few: str, gains: dict[str, float | None], **settings: object) -> list[str]:
@@ -62,10 +64,8 @@ def test_winners_are_the_best_of_the_complete_trials(few, execution):
 
 def test_without_a_complete_trial_there_is_no_winner(few, execution):
     finished(execution, few, {"a": None})
-    with pytest.raises(ConfigError, match="no trial is complete. Resume it: ctvr sweep --resume s"):
-        best_trials(execution.tracker(), "s", 1)
-    with pytest.raises(ConfigError, match="'t' does not exist"):
-        best_trials(execution.tracker(), "t", 1)
+    refused(lambda: best_trials(execution.tracker(), "s", 1), "no trial is complete. Resume it: ctvr sweep --resume s")
+    refused(lambda: best_trials(execution.tracker(), "t", 1), "'t' does not exist", where="sweep")
 
 
 def test_reruns_are_on_test_videos_over_fresh_seeds(few, execution):
@@ -123,13 +123,23 @@ def test_a_control_takes_the_steps_pairs_and_negatives_of_replay(few, execution,
     assert "without replay" in control.tags["ctvr.note"]
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("clip4clip@lwf", "Name a strategy with a whole method.ratio"), ("clip4clip@er_rnig", "Did you mean er_ring")],
-)
-def test_a_control_needs_a_strategy_that_replays(few, execution, word, said):
-    with pytest.raises(ConfigError, match=said):
-        baseline(word, load_stream(few, execution.runs), few, {}, 1)
+RERUNS: dict[str, Callable[[str, ExecutionConfig], object]] = {
+    "lwf is not a whole multiple": lambda few, place: control("clip4clip@lwf", few, place),
+    "no method called 'er_rnig'. Did you mean er_ring": lambda few, place: control("clip4clip@er_rnig", few, place),
+    "sweep: 'x' does not exist": lambda few, place: rerun("x", place),
+    "--top and --seeds must be >= 1": lambda few, place: rerun("x", place, seeds=0),
+    "--task-orders: must be >= 1, got 0": lambda few, place: expand_task_orders([], 0),
+}
+
+
+def control(word: str, few: str, execution: ExecutionConfig) -> object:
+    return baseline(word, load_stream(few, execution.runs), few, {}, 1)
+
+
+@pytest.mark.parametrize("said", RERUNS)
+def test_what_cannot_be_run_again_is_refused_in_one_line(few, execution, said):
+    execution.tracker()
+    refused(lambda: RERUNS[said](few, execution), said)
 
 
 def test_winners_are_the_best_by_what_was_searched_for(few, execution):
@@ -218,22 +228,12 @@ def test_complete_runs_of_an_interrupted_rerun_are_not_run_again(few, execution)
     assert [run.experiment.run.stream for run in ordered[2:]] == [f"{stream}@1"] * 2 + [f"{stream}@2"] * 2
     assert [run.experiment.run.seed for run in ordered] == [run.experiment.run.seed for run in runs] * 3
     assert len({run.label for run in ordered}) == 6
-    with pytest.raises(ConfigError, match="--task-orders: must be >= 1, got 0"):
-        expand_task_orders(runs, 0)
 
 
 def test_lists_of_mlflow_are_written_as_on_the_command_line():
     settings = {"method": "zero_shot", "stream": "shapes-5", "optim.betas": "[0.9, 0.98]", "optim.grad_clip": "None"}
     found = experiment_of(SimpleNamespace(name="a run", tags={}, settings=settings))
     assert (found.optim.betas, found.optim.grad_clip) == ((0.9, 0.98), None)
-
-
-def test_a_rerun_of_an_unknown_sweep_is_one_line(execution):
-    execution.tracker()
-    with pytest.raises(ConfigError, match="sweep: 'x' does not exist"):
-        rerun("x", execution)
-    with pytest.raises(ConfigError, match="--top and --seeds must be >= 1"):
-        rerun("x", execution, seeds=0)
 
 
 def test_a_search_whose_trials_are_all_equal_names_no_winner(few, execution):

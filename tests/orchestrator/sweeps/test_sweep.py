@@ -27,6 +27,7 @@ from ctvr.orchestrator.sweeps.sweep import (
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 from ctvr.search_spaces import SPACES
+from tests.methods.refusing import refused
 from tests.small_stream import write_stream
 
 GMACS = "stream/cost/video_gmacs"
@@ -142,27 +143,29 @@ def test_a_setting_of_one_variant_is_searched_with_that_variant(few, execution):
     assert (alone.conditions, list(alone.space)) == ({}, ["method.reducer.r"])
 
 
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        ((MERGED,), r"--space method.reducer.r where method.reducer.name=tome: the condition never holds, since "
-         r"method.reducer.name is none in every trial. Search it too: --space method.reducer.name=VALUE,VALUE"),
-        ((KINDS, MERGED.replace("=tome", "=sta")), "never holds, since method.reducer.name is not searched at such a"),
-        (("method.lr=1,2 where method.rank=4", "method.rank=4,8 where method.lr=1"), "leads back to method.lr"),
-        ((KINDS, "method.reducer.r=1,2 where method.reducer.name"), "where: 'method.reducer.name' is not name=VALUE"),
-        (("method.rank=1,2 where",), "a condition is missing after 'where'. Write for example method.rank=1,2 where "),
-        (("method.rank=1,2 if a=1,2",), "'if' is written 'where'. Write for example method.rank=1,2 where a=1,2."),
-        (("where method.rank=4",), "its setting is missing"),
-        (("method.rank=[1,2]",), r"values need no brackets. Write method.rank=1,2."),
-        (("method.rank=1-8",), "lists values, not a range. Write for example method.rank=1,8."),
-        (("method.lr=loguniform(1e-6, 1e-4)",), "lists values, not a range. Write for example method.lr=1e-6,1e-4."),
-        (("method.rank=1 2 4",), "values must be separated by commas. Write method.rank=1,2,4."),
-        (("method.rank=1,, 2",), "one of its values is empty. Write method.rank=1,2."),
-    ],
-)  # fmt: skip
-def test_a_condition_that_never_holds_is_refused(few, execution, space, message):
-    with pytest.raises(ConfigError, match=message):
-        plan_sweep(request(few, method="lora", space=space), execution)
+NEVER = "--space method.reducer.r where method.reducer.name="
+CONDITIONS = {  # words of --space -> where, a part of what is said
+    (MERGED,): (f"{NEVER}tome", "method.reducer.name is none in every trial"),
+    (KINDS, MERGED.replace("=tome", "=sta")): (f"{NEVER}sta", "method.reducer.name is not searched at such a"),
+    ("method.lr=1,2 where method.rank=4", "method.rank=4,8 where method.lr=1"): ("", "leads back to method.lr"),
+    (KINDS, "method.reducer.r=1,2 where method.reducer.name"): (
+        *("--space: 'method.reducer.r=1,2 where method.reducer.name': where", "is not name=VALUE"),
+    ),
+    ("method.rank=1,2 where",): ("--space", "is missing after 'where'. Write for example method.rank=1,2 where "),
+    ("method.rank=1,2 if a=1,2",): ("--space", "Write for example method.rank=1,2 where a=1,2."),
+    ("where method.rank=4",): ("--space", "its setting is missing"),
+    ("method.rank=[1,2]",): ("--space", "need no brackets. Write method.rank=1,2."),
+    ("method.rank=1-8",): ("--space", "not a range. Write for example method.rank=1,8."),
+    ("method.lr=loguniform(1e-6, 1e-4)",): ("--space", "not a range. Write for example method.lr=1e-6,1e-4."),
+    ("method.rank=1 2 4",): ("--space", "by commas. Write method.rank=1,2,4."),
+    ("method.rank=1,, 2",): ("--space", "is empty. Write method.rank=1,2."),
+}
+
+
+@pytest.mark.parametrize("space", CONDITIONS, ids=" ".join)
+def test_a_condition_that_never_holds_is_refused(few, execution, space):
+    where, said = CONDITIONS[space]
+    refused(lambda: plan_sweep(request(few, method="lora", space=space), execution), said, where=where)
 
 
 def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front(few, execution):
@@ -253,34 +256,28 @@ def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execu
     assert set(planned.recommended) == set(planned.space)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"space": ("method.frame_norm=l2,l3",)}, "method.frame_norm: .*'l3'"),
-        (
-            {"method": "framefusion_moe", "overrides": {"method.top_k": "2"}, "space": ("method.num_experts=1,5",)},
-            "method.top_k chooses among method.num_experts=1 experts, got 2. Use method.top_k=1",
-        ),
-        (
-            {"method": "framefusion_moe", "overrides": {"method.num_experts": "2"}, "space": ("method.top_k=1,4",)},
-            "method.top_k chooses among method.num_experts=2 experts, got 4. Use method.top_k=2",
-        ),
-        ({"overrides": {"seed": "2"}}, "seed: not applicable, because all trials have seed 0 and reruns use new seeds"),
-        ({"overrides": {"evaluation.split": "test"}}, "evaluation.split=test: .* on the validation videos of small"),
-        ({"seeds": -1}, "--seeds >= 0"),
-        ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, "none is searched"),
-    ],
-)
-def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, execution, more, message):
-    with pytest.raises(ConfigError, match=message) as error:
-        plan_sweep(request(**{"stream": few, **more}), execution)
-    assert "\n" not in str(error.value)
+def fusing(fixed: str, searched: str) -> dict[str, object]:
+    name, value = fixed.split("=")
+    return {"method": "framefusion_moe", "overrides": {name: value}, "space": (searched,)}
 
 
-@pytest.mark.parametrize("name", ["a b", "../up", "", "a/b", ".hidden"])
-def test_a_sweeps_name_names_a_folder(few, execution, name):
-    with pytest.raises(ConfigError, match="letters, digits"):
-        sweep(request(few, name=name), execution)
+EXPERTS = ("method.top_k", "method.num_experts")
+REFUSED: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {  # request, settings, a part of what is said
+    "value": ({"space": ("method.frame_norm=l2,l3",)}, ("method.frame_norm",), "'l3'"),
+    "few experts": (fusing("method.top_k=2", "method.num_experts=1,5"), EXPERTS, "Use method.top_k=1"),
+    "many chosen": (fusing("method.num_experts=2", "method.top_k=1,4"), EXPERTS, "Use method.top_k=2"),
+    "seed": ({"overrides": {"seed": "2"}}, ("seed",), "reruns use new seeds"),
+    "split": ({"overrides": {"evaluation.split": "test"}}, ("evaluation.split=test",), "validation videos of small"),
+    "seeds": ({"seeds": -1}, ("--top",), "--seeds >= 0"),
+    "fixed": ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, ("",), "none is searched"),
+    **{name: ({"name": name}, ("",), f"(got {name!r})") for name in ("a b", "../up", "", "a/b", ".hidden")},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, execution, case):
+    more, settings, said = REFUSED[case]
+    refused(lambda: sweep(request(**{"stream": few, **more}), execution), said, settings=settings)
 
 
 def test_too_large_sweep_is_refused_before_rendering(execution):
@@ -310,8 +307,7 @@ def test_a_sweep_refused_by_the_cluster_leaves_no_database(few, execution, monke
 
 def test_a_sweep_that_exists_is_not_overwritten(few, execution):
     write_plan(trial_plan(execution, "s"), execution.folder("s"))
-    with pytest.raises(ConfigError, match="this sweep already exists. Resume it with `ctvr sweep --resume s`"):
-        sweep(request(few), execution)
+    refused(lambda: sweep(request(few), execution), "Resume it with `ctvr sweep --resume s`")
 
 
 def test_a_request_comes_back_from_json():
@@ -320,8 +316,7 @@ def test_a_request_comes_back_from_json():
 
 
 def test_a_request_of_another_version_is_refused_in_one_line():
-    with pytest.raises(ConfigError, match="sweep s: its plan is of another version .*colour"):
-        read_request("s", {**vars(request("few")), "colour": "red"})
+    refused(lambda: read_request("s", {**vars(request("few")), "colour": "red"}), "colour", where="sweep s")
 
 
 def test_finished_sweep_waits_for_mlflow(few, execution, monkeypatch):

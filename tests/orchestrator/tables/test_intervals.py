@@ -16,6 +16,7 @@ from ctvr.orchestrator.tables.intervals import (
 )
 from ctvr.orchestrator.tables.multiple_comparisons import Family, combined
 from ctvr.orchestrator.tables.table import Difference
+from tests.methods.refusing import refused
 from tools.null_simulation import Situation, hits
 
 
@@ -239,12 +240,9 @@ def test_tasks_weigh_alike():
         untrained([1, 1], [0, 0], videos=["a", "a"])
 
 
-def test_chances_of_other_queries_cannot_be_paired():
-    with pytest.raises(ValueError, match="2 and 3 queries"):
-        difference([1, 0, 0.5], [1, 0])
-
-
-@pytest.mark.parametrize("rank", [2, -1, math.nan])
-def test_a_rank_is_not_taken_for_a_chance(rank):
-    with pytest.raises(ValueError, match="must be within 0 and 1"):
-        difference([1, rank], [1, 0])
+@pytest.mark.parametrize(
+    ("chances", "said"),
+    [([1, 0, 0.5], "2 and 3 queries"), *(([1, rank], "must be within 0 and 1") for rank in (2, -1, math.nan))],
+)
+def test_only_chances_of_the_same_queries_are_paired(chances, said):
+    refused(lambda: difference(chances, [1, 0]), said, ValueError)
