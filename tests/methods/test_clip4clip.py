@@ -95,8 +95,3 @@ def test_it_can_be_trained_with_fewer_tokens(small_clip, batch, name):
     assert all(p.grad is not None for p in [*small_clip.vision.parameters(), *method.reducer.parameters()])
     handed = {id(p) for group in method.param_groups() for p in group["params"]}
     assert all(id(p) in handed for p in method.reducer.parameters())
-
-
-def test_frames_that_are_joined_cannot_be_left_out():
-    with pytest.raises(ValueError, match="mask_missing drops frames, but reducer.name=testa merges"):
-        Clip4ClipConfig(reducer=reducer_config("testa"), mask_missing=True)

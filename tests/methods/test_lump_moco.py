@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 
@@ -6,7 +8,9 @@ from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.co2l_moco import Co2LMoCo
 from ctvr.methods.lump_moco import LUMPMoCo, LUMPMoCoConfig
 from ctvr.methods.lwf_moco import LwFMoCo
+from ctvr.methods.settings import SettingError
 from tests.methods.conftest import make_batch, make_task, maker
+from tests.methods.refusing import refused
 from tests.methods.steps import train_stream
 
 LEVELS = ["input", "feature"]
@@ -53,5 +57,5 @@ def test_keys_of_the_mixed_pairs_enter_the_queue(make):
 
 @pytest.mark.parametrize("strategy", [LUMPMoCo, Co2LMoCo, LwFMoCo])
 def test_a_retriever_without_queues_is_refused(strategy):
-    with pytest.raises(ValueError, match=r"works on queues of keys.* Write base=base_moco"):
-        strategy.check_base(strategy.Config(), Clip4Clip, Clip4ClipConfig())
+    call = partial(strategy.check_base, strategy.Config(), Clip4Clip, Clip4ClipConfig())
+    refused(call, "works on queues of keys", SettingError, write="<base>=base_moco")

@@ -144,8 +144,3 @@ def test_the_loss_is_of_both_directions_or_of_videos_over_captions(small_clip):
     torch.testing.assert_close(both.losses(batch)["contrastive"], contrastive(logits))
     torch.testing.assert_close(video.losses(batch)["contrastive"], F.cross_entropy(logits.mT, torch.arange(4)))
     assert float(make(small_clip, tau=0.2).scale()) == pytest.approx(5)
-
-
-def test_heads_that_do_not_divide_the_embedding_are_refused(small_clip):
-    with pytest.raises(ValueError, match="heads=5 do not divide the joint embedding's 16"):
-        PLEVU(PLEVUConfig(heads=5), small_clip)

@@ -1,16 +1,29 @@
 """An invalid value of a method's setting is refused in one line with its name, the bound and the value."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from ctvr.methods import find_method
+from ctvr.methods.backbone.clip import Clip
+from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.drift_adapter import DescentConfig, LowRankConfig, MlpConfig, ProcrustesConfig
 from ctvr.methods.images.bmu_moco import ImageBMUConfig
 from ctvr.methods.images.progressive import ImageProgressiveConfig
 from ctvr.methods.lambda_orthogonality import RelaxedConfig, StrictConfig
+from ctvr.methods.layers.lora import LoRA
+from ctvr.methods.layers.lora_experts import LoRAExperts
 from ctvr.methods.layers.losses.distillation import RelationConfig
-from tests.methods.conftest import reducer_config
+from ctvr.methods.layers.losses.etf import simplex_etf
+from ctvr.methods.layers.reduction.merge import plan_bipartite
+from ctvr.methods.layers.replay.queues import KeyQueue
+from ctvr.methods.layers.sequence_headers import FrameTransformer
+from ctvr.methods.layers.temporal import CrossFrameAttention
+from ctvr.methods.settings import SettingError
+from tests.methods.conftest import make_batch, reducer_config
+from tests.methods.refusing import refused
 
 # Just outside the bounds
 OUTSIDE = {
@@ -65,32 +78,55 @@ PARTS = {
     ImageBMUConfig: "m_hat=1.2",
     ImageProgressiveConfig: "alpha=0",
 }
-# Cases that depend on more than one setting, or have a separate remedy
-TOGETHER: list[tuple[str, dict[str, Any], str]] = [
-    ("bmu_ensemble", {"ensemble_weights": (0.5, 0.0, 0.0)}, "must be >= 0 and sum to 1"),
-    ("bmu_ensemble", {"ensemble_weights": (1.5, -0.5, 0.0)}, "must be >= 0 and sum to 1"),
-    ("bmu_moco", {"use_local": False, "use_global": False}, "no encoder makes keys"),
-    ("cclip", {"places": ()}, "places is empty. Name some of q, k, v"),
-    ("clip4clip", {"min_scale": 300.0}, "min_scale must lie between 0 and max_scale=200"),
-    ("dar", {"places": ()}, "places is empty. Name some of q, k, v"),
-    ("framefusion_moe", {"num_experts": 0}, "use_tame=false"),
-    ("framefusion_moe", {"top_k": 11}, "top_k chooses among num_experts=10 experts, got 11. Use top_k=10, or more exp"),
-    ("framefusion_moe", {"top_k": 0}, "num_experts=10 experts, got 0. Use top_k=1"),
-    ("framefusion_moe", {"ffa_init": "zero_out", "ffa_output": False}, "ffa_output=true"),
-    ("lpi", {"depth": 10}, "depth must be <= layers, got 10 and 9"),
-    ("lwf", {"weight": -1.0}, "Use weight=0 to train `clip4clip` without distillation"),
-    ("moe_adapter", {"top_k": 30}, "top_k chooses among num_experts=22 experts, got 30"),
-    ("mv_adapter", {"bottleneck": 9}, "bottleneck must be a multiple of heads, got 9 and 2"),
-    ("structalign", {"num_experts": 1}, "top_k chooses among num_experts=1 experts, got 2. Use top_k=1"),
-    ("structalign", {"swap_heads": True}, "swap_heads needs pseudo=clip"),
-    (
-        "structalign",
-        {"pair_weight": 0.5, "pseudo": "shared"},
-        "pair_weight needs pseudo=clip; pseudo=shared",
-    ),
-    ("umt", {"reducer": reducer_config("tome")}, "Write attends=frame"),
-    ("umt_qa", {"reducer": reducer_config("tempme")}, "Write attends=frame"),
+# Cases that depend on more than one setting, or have a separate remedy: the setting at fault, a part of what is said
+TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [
+    ("bmu_ensemble", {"ensemble_weights": (0.5, 0.0, 0.0)}, "ensemble_weights", "must be >= 0 and sum to 1"),
+    ("bmu_ensemble", {"ensemble_weights": (1.5, -0.5, 0.0)}, "ensemble_weights", "must be >= 0 and sum to 1"),
+    ("bmu_moco", {"use_local": False, "use_global": False}, "use_local", "no encoder makes keys"),
+    ("cclip", {"places": ()}, "places", "Name some of q, k, v"),
+    ("clip4clip", {"min_scale": 300.0}, "min_scale", "between 0 and max_scale=200"),
+    ("clip4clip", {"reducer": reducer_config("testa"), "mask_missing": True}, "mask_missing", "name=testa merges"),
+    ("dar", {"places": ()}, "places", "Name some of q, k, v"),
+    ("framefusion_moe", {"num_experts": 0}, "num_experts", "use_tame=false"),
+    ("framefusion_moe", {"top_k": 11}, "top_k", "num_experts=10 experts, got 11. Use top_k=10, or more"),
+    ("framefusion_moe", {"top_k": 0}, "top_k", "num_experts=10 experts, got 0. Use top_k=1"),
+    ("framefusion_moe", {"ffa_init": "zero_out", "ffa_output": False}, "ffa_init", "ffa_output=true"),
+    ("lpi", {"depth": 10}, "depth", "<= layers, got 10 and 9"),
+    ("lwf", {"weight": -1.0}, "weight", "Use weight=0 to train `clip4clip` without distillation"),
+    ("moe_adapter", {"top_k": 30}, "top_k", "num_experts=22 experts, got 30"),
+    ("mv_adapter", {"bottleneck": 9}, "bottleneck", "a multiple of heads, got 9 and 2"),
+    ("structalign", {"num_experts": 1}, "top_k", "num_experts=1 experts, got 2. Use top_k=1"),
+    ("structalign", {"swap_heads": True}, "swap_heads", "needs pseudo=clip"),
+    ("structalign", {"pair_weight": 0.5, "pseudo": "shared"}, "pair_weight", "needs pseudo=clip; pseudo=shared"),
+    ("umt", {"reducer": reducer_config("tome")}, "reducer.name", "Write attends=frame"),
+    ("umt_qa", {"reducer": reducer_config("tempme")}, "reducer.name", "Write attends=frame"),
 ]
+# What a method or a layer is built of, by a part of what is said
+BUILT: dict[str, Callable[[Clip], object]] = {
+    "no part called 'text.tokens'": lambda clip: built("cclip", clip, trained=("text.tokens",)).param_groups(),
+    "heads=5 do not divide the joint embedding's 16": lambda clip: built("plevu", clip, heads=5),
+    "15 words and the two ends do not fit the 16 tokens": lambda clip: built("vr_lwf", around(clip), length=15),
+    "gone is neither `embedded` nor a folder": lambda clip: built("zscl", around(clip), reference="/gone"),
+    "rank of LoRA must be >= 1, got 0": lambda clip: LoRA(0, 1.0, 8, 8),
+    "num_experts=4 experts, got 5": lambda clip: LoRAExperts(4, 5, 3, 1.0, 8, 8),
+    "rank": lambda clip: LoRAExperts(4, 2, 0, 1.0, 8, 8),
+    "at least 2": lambda clip: simplex_etf(1, 8),
+    "etf_num_classes <= 8": lambda clip: simplex_etf(9, 8),
+    "queue_size must be >= 1, got 0": lambda clip: KeyQueue(0, 3),
+    "ffa_output=true": lambda clip: CrossFrameAttention(16, 4, has_output=False, init="zero_out"),
+    "text blocks, 32 wide, but the frames' features have 16 dimensions": lambda clip: FrameTransformer(clip.text, 16),
+    "seams for 3 blocks, the tower has 4": lambda clip: clip.vision(make_batch().frames, [None] * 3),
+    "r=0 to disable": lambda clip: plan_bipartite(torch.ones(1, 5, 8), -1),
+}
+
+
+def built(name: str, inner: object, **settings: Any) -> Any:
+    cls = find_method(name)
+    return cls(cls.Config(**settings), inner)  # type: ignore[call-arg]
+
+
+def around(clip: Clip) -> Clip4Clip:
+    return Clip4Clip(Clip4ClipConfig(), clip)
 
 
 def number(text: str) -> float:
@@ -101,11 +137,17 @@ def number(text: str) -> float:
 def test_a_value_outside_its_bound_is_refused_with_the_bound(owner):
     config = find_method(owner).Config if owner in OUTSIDE else owner
     for setting, value in (word.split("=") for word in (OUTSIDE | PARTS)[owner].split()):
-        with pytest.raises(ValueError, match=rf"{setting} must be (>|in ).*, got {value}"):
-            config(**{setting: number(value)})
+        refused(lambda: config(**{setting: number(value)}), f"got {value}", SettingError, settings=[setting])  # noqa: B023
 
 
-@pytest.mark.parametrize(("name", "settings", "message"), TOGETHER)
-def test_settings_that_do_not_fit_each_other_are_refused_with_the_remedy(name, settings, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("name", "settings", "setting", "said"), TOGETHER)
+def test_settings_that_do_not_fit_each_other_are_refused_with_the_remedy(name, settings, setting, said):
+    with pytest.raises(SettingError) as error:
         find_method(name).Config(**settings)
+    assert error.value.settings("")[0] == setting
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("said", BUILT)
+def test_what_cannot_be_built_is_refused_in_one_line(small_clip, said):
+    refused(lambda: BUILT[said](small_clip), said, ValueError)

@@ -125,11 +125,6 @@ def test_a_step_takes_as_many_images_as_pairs_by_default(make, monkeypatch):
     assert [shape[0] for shape in shapes[2:]] == [4, 2, 3]
 
 
-def test_a_missing_reference_set_is_refused_before_anything_is_trained(make, tmp_path):
-    with pytest.raises(ValueError, match=r"reference: .*gone is neither `embedded` nor a folder"):
-        make(reference=str(tmp_path / "gone"))
-
-
 def test_the_distillation_of_a_moved_student_is_the_one_computed_by_hand(make):
     """The loss uses its weight and temperature, and the teacher's output is a constant."""
     terms = []

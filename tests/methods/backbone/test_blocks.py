@@ -65,11 +65,6 @@ def test_projection_seams_see_what_the_projection_saw(small_clip, batch):
     close(seen["out"][1], block.out(seen["out"][0]))
 
 
-def test_as_many_seams_as_blocks_are_needed(small_clip, batch):
-    with pytest.raises(ValueError, match="seams for 3 blocks, the tower has 4"):
-        small_clip.vision(batch.frames, [None] * 3)
-
-
 @pytest.mark.parametrize("blocks", [1, 2, 4])
 def test_stored_tokens_enter_at_the_block_where_they_were_taken(small_clip, batch, blocks):
     seams = [None] * 4 if blocks == 4 else [None] * blocks + [BlockSeams(after=lambda x, state: 2 * x)] * (4 - blocks)

@@ -32,11 +32,6 @@ def test_the_product_is_scaled_by_alpha_over_rank_and_has_that_rank(adapter):
     assert torch.linalg.matrix_rank(adapter.merged_delta()) == 3
 
 
-def test_a_rank_below_one_is_refused():
-    with pytest.raises(ValueError, match="rank of LoRA must be >= 1, got 0"):
-        LoRA(0, 1.0, 8, 8)
-
-
 def test_it_fits_the_seams_of_a_vision_block(small_clip, batch):
     width = small_clip.vision.width
     lora = LoRA(2, 2.0, width, width)

@@ -51,9 +51,3 @@ def test_the_softmax_runs_over_the_chosen_alone(experts, state):
     logits = x[torch.arange(6), state.eot] @ experts.router.route.T
     best = logits.topk(2, dim=1).values.softmax(dim=1)
     torch.testing.assert_close(experts.gates(x, state).sort(dim=1, descending=True).values[:, :2], best)
-
-
-@pytest.mark.parametrize(("top_k", "rank", "message"), [(5, 3, "num_experts=4 experts, got 5"), (2, 0, "rank")])
-def test_impossible_sizes_are_refused(top_k, rank, message):
-    with pytest.raises(ValueError, match=message):
-        LoRAExperts(4, top_k, rank, 1.0, 8, 8)

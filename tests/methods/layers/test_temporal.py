@@ -88,8 +88,3 @@ def test_identity_initialisation_keeps_values_and_adds_nothing(y):
     attention = CrossFrameAttention(16, 4)
     constant = y[:, :, :1].expand_as(y)  # all tokens of a frame alike: whatever the weights, the answer is the token
     torch.testing.assert_close(attention(constant), constant)
-
-
-def test_zero_out_needs_an_output_projection():
-    with pytest.raises(ValueError, match="ffa_output=true"):
-        CrossFrameAttention(16, 4, has_output=False, init="zero_out")

@@ -1,4 +1,3 @@
-import pytest
 import torch
 
 from ctvr.methods.layers.reduction.diffrate import merge_ranked, schedule
@@ -63,12 +62,3 @@ def test_rate_search_trains_rates_alone_and_reaches_its_target(small_clip):
         assert method.param_groups() == []
         assert torch.equal(method.train().encode_video(batch.frames), found)
     assert "macs" not in method.losses(batch)
-
-
-def test_contradictory_settings_of_a_rate_search_are_refused():
-    with pytest.raises(ValueError, match="search_macs finds prune_to and merge_to; omit it or them"):
-        reducer_config("diffrate", search_macs=3.0, prune_to=(17, 9), merge_to=(17, 9))
-    with pytest.raises(ValueError, match="search_macs must be > 0, got 0.0"):
-        reducer_config("diffrate", search_macs=0.0)
-    with pytest.raises(ValueError, match="lr_rates is the rate of a search; write search_macs too"):
-        reducer_config("diffrate", lr_rates=0.1)

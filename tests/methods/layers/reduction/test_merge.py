@@ -92,11 +92,6 @@ def test_matching_is_done_in_float32_and_ties_go_to_the_lower_position():
     assert plan.moved.tolist() == [[2, 4]]
 
 
-def test_negative_r_says_how_to_disable_merging(tokens):
-    with pytest.raises(ValueError, match="r=0 to disable"):
-        plan_bipartite(tokens[0], -1)
-
-
 @pytest.mark.parametrize("settings", [reducer_config("tome", r=3), reducer_config("tempme", num_frames=4)])
 def test_tokens_are_followed_to_where_their_sizes_say(small_clip, settings):
     """The number of first tokens that lead to a last one equals its size, also where frames are joined into clips."""

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ from ctvr.methods.layers.reduction.reducers import (
     tome_steps,
 )
 from ctvr.methods.lora import LoraConfig
+from ctvr.methods.settings import SettingError
 from ctvr.orchestrator.config import build, flatten
-from ctvr.orchestrator.errors import ConfigError
 from tests.methods.conftest import reducer_config
+from tests.methods.refusing import refused
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -85,12 +87,6 @@ def test_a_list_and_an_inflection_are_settings(small_clip):
     assert build(LoraConfig, flatten(made), "method") == made
     steps = make_reducer(reducer_config("tome", r=2, inflection=-1), small_clip.vision).steps
     assert [step.intra for step in steps] == [4, 2, 1, 0]
-    with pytest.raises(ValueError, match=r"r=5,0,4: with inflection, r is one number"):
-        reducer_config("tome", r=(5, 0, 4), inflection=0.5)
-    with pytest.raises(ConfigError, match=r"method\.reducer\.r: takes one value, not 3"):
-        build(LoraConfig, {"reducer.name": "tempme", "reducer.r": "5,0,4"}, "method")
-    with pytest.raises(ValueError, match=r"inflection must be in \[-1, 1\], got 2"):
-        reducer_config("tome", inflection=2)
 
 
 def test_tome_leaves_26_and_77_tokens_of_each_frame():
@@ -130,87 +126,86 @@ def test_frames_are_spread_over_the_blocks_as_evenly_as_they_factor(frames, fact
     assert spread_factors(frames, 3) == factors
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"r": -1}, "r=0 to merge nothing"),
-        ({"keep_cross": 0}, r"keep_cross must be in \(0, 100\], got 0"),
-        ({"clip_groups": (5, 2)}, "product divides num_frames=12"),
-        ({"clip_blocks": (9, 8)}, "must rise"),
-        ({"num_frames": 0}, "num_frames"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        reducer_config("tempme", **settings)
+CONFIGS: list[tuple[str, dict[str, object], str, str]] = [  # reducer, its settings, the one at fault, part of the fault
+    ("tempme", {"r": -1}, "r", "r=0 to merge nothing"),
+    ("tempme", {"keep_cross": 0}, "keep_cross", "in (0, 100], got 0"),
+    ("tempme", {"clip_groups": (5, 2)}, "clip_groups", "product divides num_frames=12"),
+    ("tempme", {"clip_blocks": (9, 8)}, "clip_blocks", "must rise"),
+    ("tempme", {"num_frames": 0}, "num_frames", ""),
+    ("testa", {"r_frames": -1}, "r_frames", "Write r_frames=0 to keep all frames"),
+    ("testa", {"temporal_rank": 0}, "temporal_rank", ">= 1, got 0"),
+    ("diffrate", {"prune_to": (17, 9)}, "prune_to", "equally many numbers >= 2"),
+    ("diffrate", {"search_macs": 3.0, "prune_to": (17, 9), "merge_to": (17, 9)}, "search_macs", "omit it or them"),
+    ("diffrate", {"search_macs": 0.0}, "search_macs", "> 0, got 0.0"),
+    ("diffrate", {"lr_rates": 0.1}, "lr_rates", "write search_macs too"),
+    ("evit", {"keep_rate": 0.0}, "keep_rate", "in (0, 1], got 0.0"),
+    ("evit", {"anneal_steps": -1}, "anneal_steps", ">= 0, got -1"),
+    ("sta", {"stages": (2, 1)}, "stages", "must rise"),
+    ("tome", {"r": (5, 0, 4), "inflection": 0.5}, "r", "with inflection, r is one number"),
+    ("tome", {"inflection": 2}, "inflection", "in [-1, 1], got 2"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "setting", "owners"),
-    [
-        ("tome", "keep_cross", "tempme"),
-        ("tome", "keep_rate", "evit"),
-        ("tome", "r_frames", "testa"),
-        ("tome", "search_step", "diffrate"),
-        ("evit", "r", "tome or tome_shared or tempme or sta or testa"),
-        ("evit", "inflection", "tome or tome_shared"),
-        ("none", "num_frames", "tempme"),
-    ],
-)
-def test_a_setting_of_another_reducer_does_not_exist(name, setting, owners):
-    words = rf"method\.reducer\.{setting}: is a setting of method\.reducer\.name={owners}, and .*name is '{name}'"
-    with pytest.raises(ConfigError, match=words):
-        build(LoraConfig, {"reducer.name": name, f"reducer.{setting}": 1}, "method")
+@pytest.mark.parametrize(("name", "settings", "setting", "said"), CONFIGS)
+def test_settings_of_a_reducer_out_of_range_are_refused(name, settings, setting, said):
+    with pytest.raises(SettingError) as error:
+        reducer_config(name, **settings)
+    assert error.value.settings("")[0] == setting
+    assert said in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"reducer.name": "evitt"}, r"method\.reducer\.name: 'evitt' does not exist\. Did you mean 'evit'\?"),
-        ({"reducer.keep": 1}, r"method\.reducer\.keep: no such setting\. Did you mean 'keep_rate'\?"),
-        ({"reducer": "evit"}, r"method\.reducer: is a group of settings\. Use method\.reducer\.name=none\|tome"),
-        ({"reducr.name": "evit"}, r"method\.reducr\.name: no such setting\. Write method\.reducer\.name=evit\."),
-        (
-            {"reducer.name": "tome", "reducer.r": -1},
-            r"method\.reducer\.r must be >= 0, got -1\. Write method\.reducer\.r=0",
-        ),
-    ],
-)
-def test_mistakes_in_a_group_name_the_setting_as_it_was_typed(values, message):
-    with pytest.raises(ConfigError, match=message):
-        build(LoraConfig, values, "method")
+ALL = "tome or tome_shared or tempme or sta or testa"
+VALUES: list[tuple[dict[str, object], str, tuple[str, ...], str]] = [  # values, the setting at fault, correction, fault
+    ({"reducer.name": "tempme", "reducer.r": "5,0,4"}, "r", (), "takes one value, not 3"),
+    ({"reducer.name": "evitt"}, "name", ("method.reducer.name=evit",), "'evitt' does not exist"),
+    ({"reducer.name": "tome", "reducer.r": -1}, "r", (), "got -1. Write method.reducer.r=0"),
+    ({"reducer.name": "none", "reducer.keep": 1}, "keep", (), "Did you mean 'keep_rate'?"),
+    *(
+        ({"reducer.name": name, f"reducer.{setting}": 1}, setting, (), f"name={owners}, and method.reducer.name is")
+        for name, setting, owners in (
+            ("tome", "keep_cross", "tempme"),
+            ("tome", "keep_rate", "evit"),
+            ("tome", "r_frames", "testa"),
+            ("tome", "search_step", "diffrate"),
+            ("evit", "r", ALL),
+            ("evit", "inflection", "tome or tome_shared"),
+            ("none", "num_frames", "tempme"),
+        )
+    ),
+]
 
 
-def test_values_out_of_range_are_refused():
-    for name, settings, message in (
-        ("testa", {"r_frames": -1}, "Write r_frames=0 to keep all frames"),
-        ("testa", {"temporal_rank": 0}, "temporal_rank must be >= 1, got 0"),
-        ("diffrate", {"prune_to": (17, 9)}, "must be equally many numbers >= 2"),
-        ("evit", {"keep_rate": 0.0}, r"keep_rate must be in \(0, 1\], got 0.0"),
-        ("evit", {"anneal_steps": -1}, "anneal_steps must be >= 0, got -1"),
-        ("sta", {"stages": (2, 1)}, "stages must rise"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            reducer_config(name, **settings)
+@pytest.mark.parametrize(("values", "setting", "write", "said"), VALUES)
+def test_mistakes_in_a_group_name_the_setting_as_it_was_typed(values, setting, write, said):
+    settings = (f"method.reducer.{setting}",)
+    refused(lambda: build(LoraConfig, values, "method"), said, settings=settings, write=write)
 
 
-def test_a_schedule_that_does_not_fit_the_tower_is_refused(small_clip):
-    with pytest.raises(
-        ValueError, match="reducer.prune_to and reducer.merge_to have 2 numbers each, the backbone has 4 blocks"
-    ):
-        small(small_clip, "diffrate", prune_to=(17, 9), merge_to=(17, 9))
-    with pytest.raises(ValueError, match="reducer.r=3,4: reducer.name=sta has 3 stages; write a number for each"):
-        small(small_clip, "sta", r=(3, 4))
-    with pytest.raises(
-        ValueError, match="reducer.r_frames=3,4: reducer.name=testa has 1 stages; write a number for each"
-    ):
-        small(small_clip, "testa", r_frames=(3, 4))
-    with pytest.raises(ValueError, match=r"stages=\(3, 6\): the backbone has blocks 0\.\.3"):
-        small(small_clip, "evit", stages=(3, 6))
-    with pytest.raises(ValueError, match="equally many"):
-        tempme(clip_blocks=(8, 9))
-    with pytest.raises(ValueError, match=r"blocks 0\.\.3"):
-        tempme(blocks=4, clip_blocks=(8,), clip_groups=(12,))
+def test_a_group_is_written_by_its_name():
+    refused(lambda: build(LoraConfig, {"reducer": "evit"}, "method"), "method.reducer.name=none|tome")
+    refused(lambda: build(LoraConfig, {"reducr.name": "evit"}, "method"), write=("method.reducer.name=evit",))
+
+
+SCHEDULES: dict[str, Callable[[Clip], object]] = {
+    "reducer.merge_to have 2 numbers each, the backbone has 4 blocks": lambda clip: small(
+        clip, "diffrate", prune_to=(17, 9), merge_to=(17, 9)
+    ),
+    "reducer.r=3,4: reducer.name=sta has 3 stages; write a number": lambda clip: small(clip, "sta", r=(3, 4)),
+    "reducer.r_frames=3,4: reducer.name=testa has 1 stages": lambda clip: small(clip, "testa", r_frames=(3, 4)),
+    "stages=(3, 6): the backbone has blocks 0..3": lambda clip: small(clip, "evit", stages=(3, 6)),
+    "equally many": lambda clip: tempme(clip_blocks=(8, 9)),
+    "blocks 0..3": lambda clip: tempme(blocks=4, clip_blocks=(8,), clip_groups=(12,)),
+    "Write reducer.num_frames=8": lambda clip: encode(
+        clip, small(clip, "tempme", num_frames=12), torch.randn(1, 8, 3, 32, 32)
+    ),
+    "use one reducer": lambda clip: combine([BlockSeams(between=len)], [BlockSeams(between=len)]),
+    "different towers": lambda clip: combine([BlockSeams(between=len)], [BlockSeams(between=len)] * 2),
+}
+
+
+@pytest.mark.parametrize("said", SCHEDULES)
+def test_a_schedule_that_does_not_fit_the_tower_is_refused(small_clip, said):
+    refused(lambda: SCHEDULES[said](small_clip), said, ValueError)
 
 
 # ------------------------------------------------------------------------------------- behaviour
@@ -355,12 +350,6 @@ def test_the_released_code_adds_positions_only_where_it_merges(small_clip):
     assert len(list(small(small_clip, **settings, positions="always").parameters())) == 2
 
 
-def test_another_number_of_frames_is_refused_with_the_remedy(small_clip):
-    reducer = small(small_clip, "tempme", num_frames=12)
-    with pytest.raises(ValueError, match=r"Write reducer\.num_frames=8"):
-        encode(small_clip, reducer, torch.randn(1, 8, 3, 32, 32))
-
-
 def test_a_clip_block_equals_the_released_code(compared):
     """Block 8 of the released TempMe (width 64, 12 frames) reads the clip of the first two frames.
 
@@ -410,14 +399,6 @@ def test_combined_seams_have_the_parts_of_both():
     seams = combine([BlockSeams(wants_keys=True, between=len)], [None])[0]
     assert seams.wants_keys
     assert seams.between is len
-
-
-def test_two_reducers_and_different_depths_are_refused():
-    one = [BlockSeams(between=len)]
-    with pytest.raises(ValueError, match="use one reducer"):
-        combine(one, one)
-    with pytest.raises(ValueError, match="different towers"):
-        combine(one, one * 2)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,3 @@ def test_all_of_the_queue_is_state():
     for one in (queue, other):
         one.enqueue(*numbered(6, 3))
     assert all(torch.equal(a, b) for a, b in zip(queue.buffers(), other.buffers()))
-
-
-def test_an_empty_queue_size_is_refused():
-    with pytest.raises(ValueError, match="queue_size must be >= 1, got 0"):
-        KeyQueue(0, 3)
