@@ -19,6 +19,7 @@ from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run_key import weights_digest
 from ctvr.orchestrator.on_ray.memory import model_size
 from tests.methods.conftest import make_batch
+from tests.methods.refusing import refused
 from tests.methods.released import floats, read
 
 SMALL = {
@@ -130,21 +131,18 @@ def test_it_learns_by_the_loop_and_other_methods_are_refused(vocabulary):
 
 
 def test_wrong_files_are_named_with_what_to_write(tmp_path, vocabulary):
-    with pytest.raises(ValueError, match="Write backbone.vocabulary=FILE"):
-        load_backbone("UMT-small", "random")
-    with pytest.raises(ValueError, match="no weights called 'openai'"):
-        load_backbone("UMT-small", vocabulary=str(vocabulary))
-    with pytest.raises(ValueError, match="tiny-clip has its own tokenizer. Leave it out"):
-        load_backbone("tiny-clip", "shipped", vocabulary=str(vocabulary))
-    save_file({"temp": torch.zeros(())}, tmp_path / "part.safetensors")
-    with pytest.raises(ValueError, match=r"fit UMT-small: \d+ tensors are missing, such as .*; 0 tensors are unknown"):
-        load_backbone("UMT-small", str(tmp_path / "part.safetensors"), vocabulary=str(vocabulary))
-    save_file({"another": torch.zeros(())}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"does not fit UMT-small \(another: is not a weight of UMT"):
-        load_backbone("UMT-small", str(tmp_path / "other.safetensors"), vocabulary=str(vocabulary))
+    def refuses(said, name="UMT-small", weights="random", words=str(vocabulary)):
+        refused(lambda: load_backbone(name, weights, vocabulary=words), said, ValueError)
+
+    refuses("Write backbone.vocabulary=FILE", words="")
+    refuses("no weights called 'openai'", weights="openai")
+    refuses("tiny-clip has its own tokenizer. Leave it out", "tiny-clip", "shipped")
+    for name in ("temp", "another"):
+        save_file({name: torch.zeros(())}, tmp_path / f"{name}.safetensors")
+    refuses("; 0 tensors are unknown", weights=str(tmp_path / "temp.safetensors"))
+    refuses("not fit UMT-small (another: is not a weight of UMT", weights=str(tmp_path / "another.safetensors"))
     vocabulary.write_text("\n".join(MARKS))
-    with pytest.raises(ValueError, match="has 4 pieces, UMT-small has 128"):
-        load_backbone("UMT-small", "random", vocabulary=str(vocabulary))
+    refuses("has 4 pieces, UMT-small has 128")
 
 
 def test_other_words_are_another_run(vocabulary):

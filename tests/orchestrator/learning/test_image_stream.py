@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,14 @@ from ctvr.methods import IMAGE_METHODS, METHODS, find_method
 from ctvr.methods.images import knn
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.images import ImageData, ImageSource
-from ctvr.orchestrator.errors import ConfigError, VideoError
-from ctvr.orchestrator.learning.presets import with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.errors import VideoError
+from ctvr.orchestrator.learning.resolve import resolve, with_recipe
 from ctvr.orchestrator.learning.run import Result, RunPaths, execute
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.synthetic.images import NAME, SETTINGS, paint, render_images
+from tests.methods.refusing import refused
 
 CPU = torch.device("cpu")
 SMALL = {"optim.epochs": 2, "data.batch_size": 4, "evaluation.knn_k": 3}
@@ -149,18 +150,17 @@ def test_batch_has_two_views_and_each_image_once(manifest, tmp_path):
 
 
 def test_methods_and_streams_of_the_other_kind_are_refused_in_one_line(manifest, tmp_path):
-    with pytest.raises(ConfigError, match="method: clip4clip is for videos, but stream noise has images"):
-        run("clip4clip", manifest, tmp_path, backbone__name="tiny-clip", backbone__weights="shipped")
-    with pytest.raises(ConfigError, match="backbone: tiny-clip .* is not for images"):
-        run("image_si", manifest, tmp_path, backbone__name="tiny-clip")
-    with pytest.raises(ConfigError, match=r"workers: .* \(got 2\), because each worker would normalise"):
-        run("image_si", manifest, tmp_path, workers=2)
-    with pytest.raises(ConfigError, match="data.augment: crop_flip is for videos"):
-        run("image_si", manifest, tmp_path, data__augment="crop_flip")
-    with pytest.raises(ConfigError, match="optim.carry_momentum keeps the moments of sgd"):
-        run("image_si", manifest, tmp_path, optim__name="adamw")
-    with pytest.raises(ConfigError, match="it holds a siamese network"):
-        run("image_si", manifest, tmp_path, method__base="image_bmu_moco")
+    def refuses(method, setting, write, said, **settings):
+        call = partial(run, method, manifest, tmp_path, **settings)
+        refused(call, said, settings=(setting,), write=(write,) if write else ())
+
+    tiny = {"backbone.name": "tiny-clip"}
+    refuses("clip4clip", "method", "", "stream noise has images", **tiny, backbone__weights="shipped")
+    refuses("image_si", "", "", "backbone: tiny-clip with weights 'random' is not for images", **tiny)
+    refuses("image_si", "workers", "workers=1", "each worker would normalise", workers=2)
+    refuses("image_si", "data.augment", "data.augment=none", "crop_flip is for videos", data__augment="crop_flip")
+    refuses("image_si", "optim.carry_momentum", "optim.name=sgd", "the moments of sgd", optim__name="adamw")
+    refuses("image_si", "method.base", "method.base=image_finetune", "siamese", method__base="image_bmu_moco")
     assert {find_method(name).domain for name in METHODS} == {"videos"}
     assert {find_method(name).domain for name in IMAGE_METHODS} == {"images"}
 

@@ -159,7 +159,7 @@ VALUES: list[tuple[dict[str, object], str, tuple[str, ...], str]] = [  # values,
     ({"reducer.name": "tempme", "reducer.r": "5,0,4"}, "r", (), "takes one value, not 3"),
     ({"reducer.name": "evitt"}, "name", ("method.reducer.name=evit",), "'evitt' does not exist"),
     ({"reducer.name": "tome", "reducer.r": -1}, "r", (), "got -1. Write method.reducer.r=0"),
-    ({"reducer.name": "none", "reducer.keep": 1}, "keep", (), "Did you mean 'keep_rate'?"),
+    ({"reducer.keep": 1}, "keep", (), "Did you mean 'keep_rate'?"),
     *(
         ({"reducer.name": name, f"reducer.{setting}": 1}, setting, (), f"name={owners}, and method.reducer.name is")
         for name, setting, owners in (
