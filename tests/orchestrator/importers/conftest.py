@@ -1,5 +1,6 @@
 """Two benchmarks as published, with a few videos each."""
 
+import collections
 import pickle
 from pathlib import Path
 
@@ -72,3 +73,22 @@ def five(tmp_path: Path) -> Path:
         (tmp_path / "msvd" / f"{split}_list.txt").write_text(f"{video}\n\n")
     touch(tmp_path / "didemo" / "videos" / "d1.mp4", tmp_path / "vatex" / "same.mp4")
     return tmp_path
+
+
+@pytest.fixture
+def actnet(tmp_path: Path) -> dict[str, Path]:
+    split = {
+        "train": {1: collections.defaultdict(list, {"Zumba": ["v_a"]})},
+        "val": {1: collections.defaultdict(list, {"Zumba": ["v_b"]})},
+    }
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(split))
+    train = {"v_a": {"duration": 9, "timestamps": [[1, 4.5]], "sentences": ["  They dance. "]}}
+    val = {"v_b": {"duration": 9, "timestamps": [[0, 3]], "sentences": ["She dances."]}}
+    (tmp_path / "videos").mkdir()
+    return {
+        "split_pkl": tmp_path / "a.pkl",
+        "train_queries": write_json(tmp_path / "train_queries.json", train),
+        "val_queries": write_json(tmp_path / "val_queries.json", val),
+        "videos": tmp_path / "videos",
+        "out": tmp_path / "streams" / "actnet.json",
+    }

@@ -111,14 +111,6 @@ def test_videos_without_text_are_left_out_and_counted(five):
     assert "didemo: 1 train videos without caption text are left out, first 'd9.avi'." in report
 
 
-def test_a_line_of_headings_is_no_clip_of_lsmdc(five):
-    (five / "lsmdc").mkdir()
-    for name in ("LSMDC16_annos_training", "LSMDC16_challenge_1000_publictect"):
-        (five / "lsmdc" / f"{name}.csv").write_text("clip\tstart\tend\tfrom\tto\tsentence\nm_1\t0\t1\t0\t1\tx\n")
-    with pytest.raises(ConfigError, match="LSMDC16_annos_training.csv: line 1: 'start' is not a time"):
-        import_cvlm(five, None, ["lsmdc"])
-
-
 def test_two_more_data_sets_stand_alone(five):
     """LSMDC's lines have six cells between tabs; MSR-VTT has its publishers' split with all captions of its tests."""
     lines = {"annos_training": ("m_1", "m_1", "m_2"), "annos_val": ("m_3",), "challenge_1000_publictect": ("m_4",)}
@@ -138,9 +130,6 @@ def test_two_more_data_sets_stand_alone(five):
     assert captions(stream, "test") == {"lsmdc/m_4": walks["lsmdc/m_4"]}
     assert manifest["tasks"][0]["train"][0]["path"] == "lsmdc/avi/m/m_1.avi"
     assert "Not the published stream, which has test 1000" in report
-    (five / "lsmdc" / "LSMDC16_annos_val.csv").write_text("m_3\t0\tno\n")
-    with pytest.raises(ConfigError, match=r"LSMDC16_annos_val.csv: line 1: 3 cells, not 6"):
-        import_cvlm(five, None, ["lsmdc"])
 
     of = {"video0": "train", "video1": "validate", "video2": "test"}
     videos = [{"video_id": video, "split": split} for video, split in of.items()]
@@ -160,38 +149,3 @@ def test_the_order_of_data_sets_can_be_chosen(five):
     assert [task["categories"] for task in manifest["tasks"]] == [["didemo"], ["vatex"]]
     with pytest.raises(ConfigError, match=r"datasets: 'vatx' is unknown\. Did you mean 'vatex'"):
         import_cvlm(five, None, ["vatx"])
-
-
-@pytest.mark.parametrize(
-    ("place", "content", "message"),
-    [
-        ("vatex/vatex_training_v1.0.json", None, r"vatex: no file fits \*train\*\.json"),
-        ("vatex/old_train.json", "[]", "both fit"),
-        ("vatex/vatex_training_v1.0.json", "{}", "is not a list of videos"),
-        ("vatex/vatex_training_v1.0.json", '[{"videoID": "a"}]', "entry 0 lacks 'videoID' or 'enCap'"),
-        ("vatex/vatex_training_v1.0.json", '[{"videoID": "a", "enCap": [3]}]', "'a' has a caption that is not text"),
-        ("activitynet/val_1.json", "[", "line 1: not JSON"),
-        ("didemo/test_data.json", '[{"video": "a", "description": ["x"]}]', "entry 0 lacks 'video' or 'description'"),
-        ("msvd/test_list.txt", "unknown", "1 of 1 videos have no caption, first 'unknown'"),
-        ("msvd/raw-captions.pkl", "cos\nsystem\n(S'true'\ntR.", r"refused: global 'os\.system'"),
-        ("msvd/raw-captions.pkl", "(dp0\nS'same'\nI3\ns.", "'same' has no list of captions"),
-        ("msvd/raw-captions.pkl", "version https://git-lfs.github.com/spec/v1", "refused: opcode b'v'"),
-        ("activitynet/train.json", '{"v_a": 1, "v_a": 2}', "key 'v_a' occurs twice"),
-        ("msrvtt/MSRVTT_JSFUSION_test.csv", "video_id,sentence\nvideo9,nan\n", "line 2: caption is 'nan'"),
-        ("msrvtt/MSRVTT_data.json", None, "no file fits train_val_videodatainfo.json"),
-    ],
-)
-def test_a_wrong_file_of_a_data_set_is_named(five, place, content, message):
-    if content is None:
-        (five / place).unlink()
-    else:
-        (five / place).write_text(content)
-    with pytest.raises(ConfigError, match=message) as error:
-        import_cvlm(five, None)
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_data_set_is_reported_with_the_remedy(five):
-    (five / "msvd").rename(five / "elsewhere")
-    with pytest.raises(ConfigError, match=r"msvd: no such folder. Make it, or leave 'msvd' out of datasets"):
-        import_cvlm(five, None)
