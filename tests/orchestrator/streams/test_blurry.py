@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import find_manifest
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
@@ -28,14 +27,6 @@ def test_a_share_of_each_tasks_training_videos_is_learned_in_other_tasks(tmp_pat
     assert sorted(of) == sorted(item.video for task in blurred.tasks for item in task.train)
     again = load_stream(f"{name}_blurry{percent}@3", tmp_path, render=False)
     assert {task.name: task.train for task in again.tasks} == {task.name: task.train for task in blurred.tasks}
-
-
-def test_streams_without_several_tasks_or_captions_are_refused(tmp_path, small_stream):
-    for name in ("shapes-images_blurry20", "shapes-qa_blurry20"):
-        with pytest.raises(ConfigError, match=rf"stream: {name}: needs several tasks of videos .* Omit _blurry20\."):
-            load_stream(name, tmp_path, render=False)
-    with pytest.raises(ConfigError, match="no stream called 'shapes-7'"):
-        load_stream("shapes-7_blurry20", tmp_path, render=False)
 
 
 def test_a_manifest_keeps_its_blur_where_its_path_is_made_absolute(tmp_path, manifest, monkeypatch):
