@@ -374,12 +374,6 @@ def test_a_cache_of_no_bytes_keeps_nothing(tmp_path):
     assert store.copies()[1].objects == 0
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="CTVR_CACHE: .*file.*: cannot be written"):
-        Store.open(f"memory://{tmp_path}", cache=tmp_path / "file")
-
-
 def test_full_disk_is_one_line_and_leaves_nothing_behind(local, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -418,42 +412,32 @@ def test_without_hard_links_a_key_is_still_taken_once(local, monkeypatch):
     assert local.get_json("k", "a") == 1
 
 
-def test_a_folder_that_cannot_be_written_is_a_config_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cannot be written .* Choose a folder"):
-        Store.open(tmp_path / "file" / "store")
-
-
 @pytest.mark.parametrize(
-    ("uri", "problem"),
+    ("uri", "said", "variables"),
     [
-        ("", "does not name a folder"),
-        ("ftp://host/x", "not a known kind of address"),
-        ("s3://", "is not a bucket name"),
-        ("s3://UPPER/x", "is not a bucket name"),
-        ("s3://key:secret@bucket/x", "AWS_"),
+        ("", "store: '' does not name a folder", {}),
+        ("ftp://host/x", "store: 'ftp://host/x' is not a known kind of address", {}),
+        ("s3://", "store s3://: '' is not a bucket name", {}),
+        ("s3://UPPER/x", "store s3://UPPER/x: 'UPPER' is not a bucket name", {}),
+        ("s3://key:secret@bucket/x", "AWS_", {}),
+        ("s3://bucket/prefix", "no credentials. Set AWS_ACCESS_KEY_ID", None),  # the machine is not asked for its role
+        ("memory://a", "CTVR_CACHE_GB: 'lots'", {"CTVR_CACHE_GB": "lots"}),
+        ("memory://a", "CTVR_CACHE: {file}/", {}),
+        ("{file}/store", "store {file}/store: cannot be written", {}),
     ],
 )
-def test_bad_addresses_are_config_errors_and_show_no_secret(uri, problem, monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    with pytest.raises(ConfigError, match=problem) as caught:
-        Store.open(uri)
+def test_a_store_that_cannot_be_opened_is_one_line_without_secrets(tmp_path, monkeypatch, uri, said, variables):
+    (file := tmp_path / "file").touch()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    if variables is not None:
+        for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", **variables}.items():
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as caught:
+        Store.open(uri.format(file=file), cache=file)
+    assert said.format(file=file) in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-def test_without_credentials_the_machine_is_not_asked_for_its_role(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    with pytest.raises(ConfigError, match=r"no credentials\. Set AWS_ACCESS_KEY_ID"):
-        Store.open("s3://bucket/prefix")
-
-
-def test_a_bad_limit_of_copies_is_a_config_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("CTVR_CACHE_GB", "lots")
-    with pytest.raises(ConfigError, match="CTVR_CACHE_GB: 'lots'"):
-        Store.open(f"memory://{tmp_path}", cache=tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_store_travels_to_other_processes(store):
