@@ -66,8 +66,7 @@ ELSEWHERE: dict[str, str] = {
     "clip4clip.sim_layers": "layers/test_sequence_headers.py::test_the_transformer_is_a_copy_of_the_text_tower",
     "clip4clip.sim_eps": "layers/test_sequence_headers.py::test_the_copied_layer_norms_have_the_eps_that_is_asked_for",
     # a video must have as many frames as the schedule is made for
-    "*.tempme.num_frames": "layers/reduction/test_reducers.py::"
-    "test_another_number_of_frames_is_refused_with_the_remedy",
+    "*.tempme.num_frames": "layers/reduction/test_reducers.py::test_a_schedule_that_does_not_fit_the_tower_is_refused",
     "dgl.num_frames": "test_dgl.py::test_each_frame_has_prompts_of_its_own_where_a_transformer_makes_them",
     **{
         f"*.evit.anneal_{what}": "layers/reduction/test_evit.py::test_the_rate_falls_over_the_steps_of_training_alone"

@@ -270,7 +270,7 @@ REFUSED: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {  # reques
     "split": ({"overrides": {"evaluation.split": "test"}}, ("evaluation.split=test",), "validation videos of small"),
     "seeds": ({"seeds": -1}, ("--top",), "--seeds >= 0"),
     "fixed": ({"method": "zero_shot", "overrides": {"method.frame_norm": "l2"}}, ("",), "none is searched"),
-    **{name: ({"name": name}, ("",), f"(got {name!r})") for name in ("a b", "../up", "", "a/b", ".hidden")},
+    **{name: ({"name": name}, ("--name",), f"(got {name!r})") for name in ("a b", "../up", "", "a/b", ".hidden")},
 }
 
 
