@@ -45,8 +45,8 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
                 return np.lib.format.read_array(file, allow_pickle=False)
         found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         return found
-    except ConfigError as error:  # its message repeats the path
-        raise VideoError(str(path), str(error).removeprefix(f"{path}: ")) from error
+    except ConfigError as error:
+        raise VideoError(str(path), str(error.at(""))) from error
     except Exception as error:  # numpy: ValueError, EOFError, TypeError, OverflowError, MemoryError, TokenError, ...
         raise VideoError(str(path), f"cannot be read as an array ({reason_of(error)})") from error
 

@@ -70,7 +70,7 @@ def _copied(file: Path, changed: int, size: int) -> tempfile.TemporaryDirectory[
     try:
         _bring_up_to_date(copy, file.parent)
     except ConfigError as error:
-        raise ConfigError(str(error).replace(str(copy), str(file))) from error
+        raise error.at(f"tracking {file}") from error
     return folder
 
 
