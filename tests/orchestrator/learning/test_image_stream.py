@@ -15,7 +15,8 @@ from ctvr.methods.images import knn
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.images import ImageData, ImageSource
 from ctvr.orchestrator.errors import VideoError
-from ctvr.orchestrator.learning.resolve import resolve, with_recipe
+from ctvr.orchestrator.learning.presets import with_recipe
+from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import Result, RunPaths, execute
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream

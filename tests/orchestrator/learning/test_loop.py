@@ -130,7 +130,7 @@ def test_two_loops_on_one_key_with_other_numbers_end_in_one_trajectory(manifest,
 
 @pytest.mark.slow
 def test_replayed_pairs_are_read_from_the_store(manifest, small_stream, runs):
-    experiment = resolve(settings(manifest, "der", method__memory=6), small_stream.settings)
+    experiment = resolve(settings(manifest, "der", method__buffer_size=6), small_stream.settings)
     unbroken, resumed = unbroken_and_resumed(experiment, runs)
     weights, _ = Commits(RunPaths(runs).open_store(), resumed.key).load(3)
     kept = {name: value for name, value in weights.items() if name.startswith("memory.")}
