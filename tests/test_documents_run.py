@@ -33,7 +33,7 @@ FIRST = ("docs/tutorial.md", "README.md", "docs/usage.md", "docs/python.md")  # 
 WHY_NOT = {
     "make .*": "a target of make; those that check or build have jobs of their own in CI",
     r"ctvr sweep( .*)?|ctvr rerun( .*)?|python orchestrator/sweep.py": "Ray: tests/orchestrator/on_ray",
-    r"ctvr reproduce (ITEM|\w+/[\w-]+)( --name .*)?": "Ray, and a table of hours",
+    r"ctvr reproduce (ITEM|\w+/[\w-]+)( --(name|stream) .*)?": "Ray, and a table of hours",
     "ctvr reproduce claims( --(only|seeds|stream) .*)?": "Ray, and hours: tests/orchestrator/sweeps/test_claims.py",
     "ctvr table (--sweep .*|NAME-final-.*)": "a finished rerun, which takes Ray: tests/orchestrator/on_ray",
     "ctvr cache build .*": "decodes a benchmark, or on a cluster: tests/orchestrator/jobs/test_cache.py",
