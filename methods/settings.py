@@ -84,17 +84,17 @@ class SettingError(ValueError):
         self.fault, self.remedy, self.write = fault, remedy, write
 
     def __str__(self) -> str:
-        fault, remedy, write = (self.below("", text) for text in self.args)
+        fault, remedy, write = (self.qualify("", text) for text in self.args)
         return f"{fault}. {remedy or (write and f'Write {write}.')}".rstrip()
 
     @staticmethod
-    def below(group: str, text: str) -> str:
-        """Return a text with its settings as a user writes them: below a group, or as they are if it is ""."""
+    def qualify(group: str, text: str) -> str:
+        """Replace each `<name>` in a text by `group.name`, or by `name` if the group is ""."""
         return _NAME.sub(rf"{group}.\1" if group else r"\1", text)
 
     def settings(self, group: str) -> list[str]:
         """Return the settings that the fault names, in its order; else that of the correction."""
-        return [self.below(group, f"<{name}>") for name in _NAME.findall(self.fault) or _NAME.findall(self.write)]
+        return [self.qualify(group, f"<{name}>") for name in _NAME.findall(self.fault) or _NAME.findall(self.write)]
 
 
 def require(config: object, bound: str, *names: str, hint: str = "") -> None:

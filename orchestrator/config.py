@@ -204,7 +204,7 @@ def setting_error(error: SettingError, group: str, otherwise: str = "settings", 
         dotted: as in `build`.
     """
     below = group if dotted else ""
-    fault, remedy, write = (error.below(below, text) for text in error.args)
+    fault, remedy, write = (error.qualify(below, text) for text in error.args)
     place = "" if dotted and error.fault.startswith("<") else group or otherwise
     if not (remedy or write or fault.endswith("?")):
         fault += "."

@@ -52,7 +52,7 @@ class CtvrError(Exception):
 
 
 class ConfigError(CtvrError, ValueError):
-    """Invalid user input. Its text is one line, made of these parts; no code reads that text.
+    """Invalid user input. Its text is one line, made of these parts; no code parses it.
 
     Attributes:
         fault: what is wrong. It is the whole line if no other part is given.
@@ -97,7 +97,7 @@ class ConfigError(CtvrError, ValueError):
         return self.remedy or (f"Write {' '.join(self.write)}." if self.write else "")
 
     def at(self, where: str) -> ConfigError:
-        """Return the same error at another place: in a setting, whose value replaces the words, or in a file."""
+        """Return a copy with another `where`; the corrections in `write` become values of that setting."""
         write = tuple(f"{where}={word.rpartition('=')[2]}" for word in self.write)
         return ConfigError(self.fault, where, self.got, self.remedy, write, (), self.unknown)
 

@@ -1,4 +1,4 @@
-"""Processes of this machine: whether one is running, which descend from this one or have a variable, and their end."""
+"""Find and terminate processes of this machine, by descent or by an environment variable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def descendants() -> set[psutil.Process]:
     return set(filter(is_alive, psutil.Process().children(recursive=True)))
 
 
-def with_variable(name: str, value: str) -> set[psutil.Process]:
+def find_by_environment(name: str, value: str) -> set[psutil.Process]:
     """Return the running processes of this user in whose environment a variable has this value."""
     found, until = set(), time.monotonic() + START_SECONDS
     for process in psutil.process_iter():
@@ -44,10 +44,10 @@ def _is_starting(process: psutil.Process) -> bool:
     return not process.cmdline() and 2 not in (process.pid, process.ppid())
 
 
-def end(find: Callable[[], set[psutil.Process]]) -> None:
+def terminate(find: Callable[[], set[psutil.Process]]) -> None:
     """Terminate the processes that `find` returns, now or later; kill those that do not end in time.
 
-    A process is awaited until it has ended: it may hold files and locks after its environment is gone.
+    Wait until each has exited, because it can hold files and locks after its environment is unreadable.
     """
     left: set[psutil.Process] = set()
     for stop in (psutil.Process.terminate, psutil.Process.kill):

@@ -16,7 +16,7 @@ REMEDY = f"Use Linux 5.13 or newer, or set {PERMIT}=1 and read only files that y
 
 
 class NoLandlock(ValueError):
-    """Landlock is missing, and the user has not permitted to read files without it. The message is one line."""
+    """Landlock is unavailable, and the user has not permitted reading files without it. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def isolate(readable: Iterable[str | Path], writable: Iterable[str | Path] = ())
         writable: folders.
 
     Returns:
-        The active restrictions. If the system refuses the network's or the calls', the others still apply.
+        The active restrictions. If the system refuses the network isolation or the call filter, the others still apply.
 
     Raises:
         NoLandlock: if files are not restricted, unless the user permits that.

@@ -152,7 +152,10 @@ class SiameseStrategy(Method):
     @classmethod
     def check_base(cls, config: Any, base: type[Method], base_config: Any) -> None:
         if base is not Siamese:
-            raise SettingError("it holds a siamese network over images", write="<base>=image_finetune")
+            raise SettingError(
+                "the strategy needs a siamese network over images",
+                write="<base>=image_finetune",
+            )
 
     def __init__(self, config: Any, base: Siamese) -> None:
         super().__init__()

@@ -18,10 +18,10 @@ _BY_VALUE: ContextVar[bool] = ContextVar("by_value", default=False)
 
 @contextmanager
 def order_free_sums() -> Iterator[None]:
-    """Let `frame_sum` and `frame_mean` add each number over the frames in ascending order, in this thread.
+    """Make `frame_sum` and `frame_mean` sort the values of each feature over the frames before the sum, in this thread.
 
-    A sum of floats depends on the order of its terms. In an evaluation it must not: a method that averages frames gives
-    a clip and its time-reversed twin equal features, and their scores tie. Training keeps the plain sum.
+    A sum of floats depends on the order of its terms. Sorted, a clip and its time-reversed twin have equal features in
+    a method that averages frames, and their scores tie. Training keeps the plain sum.
     """
     token = _BY_VALUE.set(True)
     try:

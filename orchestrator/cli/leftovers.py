@@ -11,4 +11,4 @@ def end_leftovers(token: str) -> None:
     """End the processes that a driver left running, recognized by its token."""
     from ctvr.orchestrator import processes  # loads psutil, which other commands do not need
 
-    processes.end(partial(processes.with_variable, TOKEN, token))
+    processes.terminate(partial(processes.find_by_environment, TOKEN, token))

@@ -48,7 +48,7 @@ class Mistake:
         return f"{self.fault}. {remedy}" if remedy else self.fault
 
 
-def of_error(error: ConfigError, old: Sequence[str] = (), new: Sequence[str] | None = None) -> Mistake:
+def mistake_from_error(error: ConfigError, old: Sequence[str] = (), new: Sequence[str] | None = None) -> Mistake:
     """Return the mistake that an error describes; `new` is by default what the error says to write."""
     corrected = (tuple(new) if new is not None else error.write or None) if old else None
     remedy = error.remedy
@@ -64,12 +64,10 @@ def tell(words: Sequence[str], found: Sequence[Mistake]) -> Mistakes:
         words: all arguments after the program's name, as typed.
         found: the mistakes.
     """
-    first = {mistake.text: mistake for mistake in reversed(found)}
     lines = list(dict.fromkeys(mistake.text for mistake in found))
     corrected = _corrected(words, found)
     if corrected and len(lines) == 1:
-        only = first[lines[0]]
-        said = only.text if only.remedy else only.fault
+        said = found[0].text if found[0].remedy else found[0].fault
         return Mistakes(f"{said}{'' if said.endswith(('.', '?')) else '.'} Write: {corrected}")
     return Mistakes(*lines, *([f"all corrected: {corrected}"] if corrected else []))
 
@@ -121,7 +119,7 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
 
     default = MAIN_JOB if arguments.command == "sweep" else {}
     names = {name: getattr(arguments, name) or default.get(name, "") for name in ("method", "stream")}
-    found = [of_error(missing_name(name, **names)) for name, value in names.items() if not value]
+    found = [mistake_from_error(missing_name(name, **names)) for name, value in names.items() if not value]
     if _kind_of(names["method"], arguments.runs) == "stream" and _kind_of(names["stream"], arguments.runs) == "method":
         for name, other in (("method", "stream"), ("stream", "method")):
             fault = f"--{name}: {names[name]!r} is a {other}"
@@ -130,7 +128,7 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
     try:
         check_method(names["method"] or "clip4clip")
     except ConfigError as error:
-        found.append(of_error(_of_other_kind(error, arguments.runs), (names["method"],)))
+        found.append(mistake_from_error(_of_other_kind(error, arguments.runs), (names["method"],)))
         table = closest(names["method"], preset_names(), 0.8) if arguments.command == "sweep" else ""
         if table:
             found[-1] = replace(found[-1], new=(table,))
@@ -138,7 +136,7 @@ def name_mistakes(arguments: argparse.Namespace) -> tuple[str, str, list[Mistake
     try:
         load_stream(names["stream"] or "shapes-5", Path(arguments.runs).resolve(), arguments.videos, render=False)
     except ConfigError as error:
-        found.append(of_error(_of_other_kind(error, arguments.runs), (names["stream"],)))
+        found.append(mistake_from_error(_of_other_kind(error, arguments.runs), (names["stream"],)))
         names["stream"] = (found[-1].new or ("",))[0]
     return names["method"], names["stream"], found
 
@@ -153,7 +151,7 @@ def _kind_of(word: str, runs: Path) -> str:
 
 
 def _of_other_kind(error: ConfigError, runs: Path) -> ConfigError:
-    """Return the error about a method or a stream; an unknown one that is a name of the other kind is called so."""
+    """Return the error about a method or a stream; a stream given as a method, or the reverse, is named as such."""
     kind = _kind_of(error.unknown, runs) if error.unknown and error.where in ("method", "stream") else ""
     if not kind or kind == error.where:
         return error
@@ -174,7 +172,7 @@ def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) ->
         settings = settings_of(arguments)
         get_method(method or "zero_shot")
     except ConfigError as error:
-        return [of_error(error)]
+        return [mistake_from_error(error)]
     of_method = () if method else ("method.", "base.")
     settings = {name: value for name, value in settings.items() if not name.startswith(("search.", *of_method))}
     recommended: Mapping[str, Any] = {}
@@ -185,14 +183,14 @@ def setting_mistakes(arguments: argparse.Namespace, method: str, stream: str) ->
         try:
             forbid_seed(settings)
         except ConfigError as error:
-            found.append(of_error(error, (f"seed={settings.pop('seed')}",)))
+            found.append(mistake_from_error(error, (f"seed={settings.pop('seed')}",)))
     name, presets = method or "zero_shot", split_commas(arguments.preset) if method else ()
     try:
         chosen = with_recipe(name, presets, recommended)
     except ConfigError as error:
         named = [error.write[0] if each == error.unknown else each for each in presets] if error.write else []
         fixed = ",".join(dict.fromkeys(named))
-        found.append(of_error(error, (arguments.preset,), (fixed,) if fixed else None))
+        found.append(mistake_from_error(error, (arguments.preset,), (fixed,) if fixed else None))
         chosen = with_recipe(name, (), recommended)
     return found + _peel(
         lambda kept: resolve({**kept, "method": name, "stream": stream or "any"}, recommended, chosen), settings
@@ -223,10 +221,10 @@ def _peel(build: Callable[[dict[str, Any]], Any], settings: Mapping[str, Any]) -
             first = next((name for name, value in kept.items() if value == error.unknown != ""), None)
             error = error.at(first) if first else error
         if first is None:
-            found.append(of_error(error))
+            found.append(mistake_from_error(error))
             break
         value, name = kept.pop(first), typed[first]
-        mistake = of_error(error, (f"{name}={value}",))
+        mistake = mistake_from_error(error, (f"{name}={value}",))
         if name != first:  # the setting that was probably meant also refuses the value
             mistake = replace(mistake, fault=f"{name}: no such setting, and {mistake.fault}", unknown=name)
             found = [each for each in found if each.old != mistake.old]
@@ -253,12 +251,12 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
 
     found: list[Mistake] = list(arguments.mistakes)
     if error is not None and error.settings[0].partition(" ")[0] in ("--runs", "--config"):  # where settings are read
-        return [*found, of_error(error)]
+        return [*found, mistake_from_error(error)]
     if getattr(arguments, "config", None):
         try:
             settings_of(arguments)  # it may contain the method and the stream
         except ConfigError as unreadable:
-            return [*found, of_error(unreadable)]
+            return [*found, mistake_from_error(unreadable)]
     is_table = getattr(arguments, "preset", "") and arguments.command == "sweep"
     if arguments.command in ("run", "sweep") and not is_table and not getattr(arguments, "resume", None):
         method, stream, wrong = name_mistakes(arguments)
@@ -277,7 +275,7 @@ def all_mistakes(arguments: argparse.Namespace, error: ConfigError | None = None
         typed = dict(word.split("=", 1) for word in getattr(arguments, "overrides", []) if "=" in word)
         place = error.settings[0]
         old = (f"{place}={typed[place]}",) if place in typed else ()
-        found.append(of_error(_of_other_kind(error, _runs(arguments)), old))
+        found.append(mistake_from_error(_of_other_kind(error, _runs(arguments)), old))
     return [_filled(each, arguments) for each in found]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ctvr.orchestrator.cli.mistakes import Mistake, of_error
+from ctvr.orchestrator.cli.mistakes import Mistake, mistake_from_error
 from ctvr.orchestrator.config import closest
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.output_dir import nearest_name
@@ -76,7 +76,7 @@ def check_options(
             mistake = mistake or _repeated(parser, words[place : place + size], given)
             if mistake and mistake.unknown and any(each in owners for each in words[place + size :]):
                 moved = (*words[:place], *words[place + size :], *words[place : place + size])
-                mistake = Mistake(f"{name}: stands before the command, but belongs after it", tuple(words), moved)
+                mistake = Mistake(f"{name}: must come after the command", tuple(words), moved)
             elif mistake and owners and mistake.unknown:
                 fault = f"{name}: is an option of ctvr {', ctvr '.join(owners[:3])}, not of this command"
                 mistake = replace(mistake, fault=fault, remedy="Omit it.")
@@ -171,7 +171,7 @@ def _check_value(action: argparse.Action, name: str, value: str, example: str, o
     except argparse.ArgumentTypeError as error:
         return Mistake(f"{name}: {error}")
     except ConfigError as error:  # of a name
-        return of_error(error, old, (name, nearest_name(value)))
+        return mistake_from_error(error, old, (name, nearest_name(value)))
     except (ValueError, TypeError):
         what, unit = KINDS.get(action.type, ("a valid value", ""))[0], str(action.metavar or "")
         number = likely_number(value, action.type is int, unit) if action.type in KINDS else ""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ctvr.orchestrator.cli.mistakes import Mistake, of_error
+from ctvr.orchestrator.cli.mistakes import Mistake, mistake_from_error
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.streams.load import is_embedded
 
@@ -165,15 +165,16 @@ def _too_many(word: str, places: Sequence[str], arguments: argparse.Namespace) -
 
 
 def missing_value(error: ConfigError, kept: Sequence[str]) -> Mistake:
-    """Describe a missing argument; if it is an option's, the only value given is that one, or the last one of its type.
+    """Describe a missing argument. If an option is missing, suggest it for a value that is given without it.
 
-    `ctvr serve clip4clip` lacks `--model`, and so does `ctvr search 'a red box' clip4clip`.
+    This is the only value, or the last one if it has the option's type: `ctvr serve clip4clip` lacks `--model`, and so
+    does `ctvr search 'a red box' clip4clip`.
     """
     option = error.settings[0]
     last = kept[-1] if kept and not kept[-1].startswith("-") else ""
     is_typed = any(option == each and fits(last) for each, _, fits in _BY_TYPE)
     if not last or not option.startswith("--") or not (len(kept) == 1 or is_typed):
-        return of_error(error)
+        return mistake_from_error(error)
     return Mistake(error.described, (last,), (option, last))
 
 
@@ -186,7 +187,8 @@ def surplus(word: str, words: Sequence[str], parser: argparse.ArgumentParser) ->
     if f"--{word}" in options:
         return Mistake(f"{word!r}: is an option", (word,), (f"--{word}",))
     for option, what, fits in _BY_TYPE:
-        if option in options and not {option, f"{option}="} & {*words} and fits(word):
+        is_given = any(each == option or each.startswith(f"{option}=") for each in words)
+        if option in options and not is_given and fits(word):
             return Mistake(f"{word!r}: is {what}", (word,), (option, word))
     return Mistake(f"{word!r}: is one argument too many", (word,), (), "Omit it.")
 

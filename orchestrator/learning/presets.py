@@ -91,7 +91,7 @@ def _no_preset(method: str, preset: str, known: Iterable[str]) -> ConfigError:
     meant = closest(preset, names)
     remedy = f"Did you mean {meant!r}? " if meant else ""
     return ConfigError(
-        f"{method} has none called {preset!r}",
+        f"{method} has no preset called {preset!r}",
         "preset",
         remedy=f"{remedy}Known: {', '.join(names)}.",
         write=(meant,) if meant else (),

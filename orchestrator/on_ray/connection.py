@@ -221,7 +221,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
             return
         except Exception as error:
             ray.shutdown()
-            processes.end(lambda: processes.descendants() - mine)  # Ray does not end the processes of a failed start
+            processes.terminate(lambda: processes.descendants() - mine)  # Ray leaves those of a failed start running
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise  # disk full: the command waits for space, or reports the error
             if _comes_again(error) or attempt == ATTEMPTS:
@@ -233,7 +233,7 @@ def _start(environment: dict[str, str], local_cpus: int | None) -> None:
             time.sleep(PAUSE_SECONDS * attempt)
         except BaseException:  # Ctrl-C
             ray.shutdown()
-            processes.end(lambda: processes.descendants() - mine)
+            processes.terminate(lambda: processes.descendants() - mine)
             raise
 
 

@@ -49,13 +49,13 @@ def test_an_original_is_of_its_own_retriever():
     """The row `tome` has ToMe's original settings; ER's command does not cover momentum contrast."""
     assert resolve({"method": "tome", "stream": "s"}, presets=["original"]).optim.epochs == 0
     assert "original" in presets_of("er_ring")
-    with pytest.raises(ConfigError, match="preset: er_ring_moco has none called 'original'"):
+    with pytest.raises(ConfigError, match="preset: er_ring_moco has no preset called 'original'"):
         resolve({"method": "er_ring_moco", "stream": "s"}, presets=["original"])
 
 
 def test_a_preset_that_makes_another_row_is_refused():
     assert "table2-row4" in presets_of("bmu_moco_local")
-    with pytest.raises(ConfigError, match="preset: bmu_moco_local has none called 'table2-row6'"):
+    with pytest.raises(ConfigError, match="preset: bmu_moco_local has no preset called 'table2-row6'"):
         resolve({"method": "bmu_moco_local", "stream": "s"}, presets=["table2-row6"])
 
 

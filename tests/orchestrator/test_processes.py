@@ -25,7 +25,7 @@ def start(code: str, **variables: str) -> subprocess.Popen[bytes]:
 def test_only_processes_with_the_drivers_token_are_ended():
     own, other = start(SLEEP, **{TOKEN: "token of this test"}), start(SLEEP, **{TOKEN: "another"})
     try:
-        assert processes.with_variable(TOKEN, "token of this test") == {psutil.Process(own.pid)}
+        assert processes.find_by_environment(TOKEN, "token of this test") == {psutil.Process(own.pid)}
         end_leftovers("token of this test")
         assert own.wait(0) < 0
         assert processes.is_alive(psutil.Process(other.pid))
@@ -38,7 +38,7 @@ def test_exiting_process_is_awaited():
     """The kernel removes the environment of an ending process before its files and locks, here for half a second."""
     left = start(f"signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), exit(0))); {SLEEP}")
     found = iter([{psutil.Process(left.pid)}])
-    processes.end(lambda: next(found, set()))
+    processes.terminate(lambda: next(found, set()))
     assert left.wait(0) == 0
 
 
@@ -46,7 +46,7 @@ def test_process_that_ignores_the_first_signal_is_killed(monkeypatch):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
     left = start(f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
     found = iter([{psutil.Process(left.pid)}])
-    processes.end(lambda: next(found, set()))
+    processes.terminate(lambda: next(found, set()))
     assert left.wait(0) == -9
 
 
@@ -101,5 +101,5 @@ def test_program_that_is_being_loaded_is_found(monkeypatch):
         loading.environment = {"A": "t"} if len(waits) == 3 else {}
 
     monkeypatch.setattr(processes.time, "sleep", wait)
-    assert processes.with_variable("A", "t") == {loading}
+    assert processes.find_by_environment("A", "t") == {loading}
     assert len(waits) == 3, "no other process is waited for"

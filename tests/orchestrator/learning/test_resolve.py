@@ -71,8 +71,8 @@ MISTAKES = {
     "method=framefusion_moe stream=s preset=paper,released": ("", "", "are both complete recipes of framefusion_moe"),
     "method=camoe stream=s preset=rkw,akwe": ("preset", "", "rkw sets method.sentences to rkw, but akwe sets it to"),
     "method=tempme stream=s preset=a1-one-step,a2-four-clips": ("preset", "", "sets method.reducer.clip_groups"),
-    "method=lwf stream=s preset=no-ffa": ("preset", "", "lwf has none called 'no-ffa'"),
-    "method=framefusion_moe stream=s preset=relesed": ("preset", "released", "has none called 'relesed'"),
+    "method=lwf stream=s preset=no-ffa": ("preset", "", "lwf has no preset called 'no-ffa'"),
+    "method=framefusion_moe stream=s preset=relesed": ("preset", "released", "has no preset called 'relesed'"),
 }
 
 

@@ -64,7 +64,7 @@ def test_a_preset_is_shown_as_what_it_changes_with_its_source():
         "tome", "original"
     )
     assert "method.sim_header=seqLSTM" in preset_text("clip4clip", "seqLSTM")
-    with pytest.raises(ConfigError, match="preset: zscl has none called 'orignal'"):
+    with pytest.raises(ConfigError, match="preset: zscl has no preset called 'orignal'"):
         preset_text("zscl", "orignal")
 
 
