@@ -66,7 +66,7 @@ def test_a_table_has_the_rows_and_the_numbers_of_the_command(runs, manifest):
             lambda: ctvr.run("clip4clip", settings={"optim.epohcs": 1}),
             "optim.epohcs: no such setting. Write optim.epochs=1",
         ),
-        (lambda: ctvr.run("clip4clip", preset="papr"), "none called 'papr'. Did you mean 'paper'"),
+        (lambda: ctvr.run("clip4clip", preset="papr"), "preset: clip4clip has no preset called 'papr'. Did you mean 'paper'?"),
         (lambda: ctvr.run("clip4clip", config="no.yaml"), "--config no.yaml: cannot be read"),
         (lambda: ctvr.sweep("clip4clpi"), "method: no method called 'clip4clpi'"),
         (lambda: ctvr.sweep(trails=3), "--trails: no such option. Write: ctvr sweep"),
