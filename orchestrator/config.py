@@ -258,6 +258,8 @@ def _typed(
 def _convert(hint: Any, value: Any, name: str, default: Any, dotted: bool) -> Any:
     """Convert a value to the field's type; text from a command line is parsed ("none", "true", "1,2")."""
     given = value
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
+        return value
     if isinstance(value, str):
         if value.strip().lower() in {"none", "null"} and type(None) in typing.get_args(hint):
             return None

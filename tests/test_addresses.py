@@ -78,7 +78,7 @@ READERS: dict[str, tuple[str, str]] = {
     "orchestrator/on_ray/callbacks.py:TrialMonitor._keep_words": ("MLflow's server", CHECKED),
     "orchestrator/on_ray/worker.py:_Reports.__init__": ("MLflow's server", CHECKED),
     "orchestrator/sweeps/session.py:restore_execution": ("cluster, store, storage, videos of a plan", "require_given"),
-    "orchestrator/sweeps/session.py:restore_places": ("storage of a plan", CHECKED),
+    "orchestrator/sweeps/session.py:trial_plan": ("storage of a plan", CHECKED),
     "orchestrator/on_ray/tune.py:_fit": ("storage of a plan", CHECKED),
     "orchestrator/on_ray/tune.py:journal_path": ("storage of a plan", CHECKED),
     "orchestrator/on_ray/trial.py:run_distributed": ("storage of a plan", CHECKED),

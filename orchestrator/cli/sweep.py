@@ -159,8 +159,8 @@ def _sweep(arguments: argparse.Namespace) -> str:
             )
         check_resumable(arguments.resume, arguments.runs)
         preflight(arguments, None)
-        from ctvr.orchestrator.sweeps.resume import resume
         from ctvr.orchestrator.sweeps.session import within_budget
+        from ctvr.orchestrator.sweeps.sweep import resume
 
         with within_budget(arguments.budget_hours):
             return with_page(resume(arguments.resume, execution), arguments.resume, execution)
@@ -224,8 +224,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
             f"--top: must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}. Write --top 1."
         )
     check_arguments(baselines, {}, (), ())
-    execution = get_execution(arguments)
-    execution.check()
+    get_execution(arguments).check()
     from ctvr.orchestrator.learning.presets import get_method, presets_of
     from ctvr.orchestrator.sweeps.untrained import untrained_baselines
     from ctvr.orchestrator.tables.presets import known_tables
@@ -243,28 +242,32 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
     check_settings(method, overrides, [*arguments.space, *arguments.space_add])
     if arguments.baselines is None:
         baselines += untrained_baselines(method, split_commas(arguments.preset), baselines)
-    from ctvr.orchestrator.sweeps.session import within_budget
-    from ctvr.orchestrator.sweeps.sweep import SweepRequest, sweep
+    from ctvr.orchestrator.sweeps.plan import request_search
 
     name = arguments.name or generate_name(f"{_slug(method)}-{_slug(stream)}")
     supervisor.report_name(name)
-    request = SweepRequest(
-        method=method,
-        stream=stream,
-        name=name,
-        overrides=overrides,
-        presets=split_commas(arguments.preset),
-        search=search,
+    request = request_search(
+        *(method, stream, name, overrides, split_commas(arguments.preset), search),
+        seeds=3 if arguments.seeds is None else arguments.seeds,
         space=tuple(arguments.space),
         space_add=tuple(arguments.space_add),
         top=arguments.top,
-        seeds=3 if arguments.seeds is None else arguments.seeds,
         baselines=baselines,
         direction=get_direction(arguments),
         orders=arguments.task_orders,
     )
+    return _start(request, arguments)
+
+
+def _start(request: Any, arguments: argparse.Namespace) -> str:
+    """Run a sweep or table, and write its page."""
+    from ctvr.orchestrator.sweeps.session import within_budget
+    from ctvr.orchestrator.sweeps.sweep import sweep
+
+    execution = get_execution(arguments)
     with within_budget(arguments.budget_hours):
-        return with_page(sweep(request, execution), name, execution)
+        text = sweep(request, execution)
+        return with_page(text, request.name, execution) if request.preset.seeds or not request.is_table else text
 
 
 def _slug(name: str) -> str:
@@ -274,27 +277,38 @@ def _slug(name: str) -> str:
 
 def run_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
     """Run the table that `arguments.preset` names."""
-    execution = get_execution(arguments)
     request = request_table(arguments, search, overrides)
-    execution.check()
+    get_execution(arguments).check()
     preflight(arguments, arguments.stream)
     from ctvr.orchestrator.learning.resolve import named_in
-    from ctvr.orchestrator.sweeps.session import within_budget
-    from ctvr.orchestrator.sweeps.table_sweep import sweep_table
 
-    with within_budget(arguments.budget_hours), named_in(f"table {arguments.preset or 'of --vary'}"):
-        text = sweep_table(request, execution)
-        return with_page(text, request.name, execution) if request.preset.seeds else text
+    with named_in(f"table {arguments.preset or 'of --vary'}"):
+        return _start(request, arguments)
 
 
 def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
-    """Build the `TableRequest`; sets `arguments.stream` to the table's stream if none was given."""
+    """Build the `SweepRequest` of a table; sets `arguments.stream` to the table's stream if none was given."""
     from ctvr.orchestrator.sweeps.preflight import check_table
-    from ctvr.orchestrator.tables.paper_items import CLAIMS
-    from ctvr.orchestrator.tables.presets import load_preset, names_table
+    from ctvr.orchestrator.tables.presets import names_table
 
-    if arguments.vary and not names_table(arguments.preset):
-        return _request_varied(arguments, search, overrides)
+    is_listed = names_table(arguments.preset) or not arguments.vary
+    preset = _listed(arguments, search) if is_listed else _varied(arguments, search, overrides)
+    preset = replace(preset, seeds=preset.seeds if arguments.seeds is None else arguments.seeds)
+    check_table(preset.search, preset.seeds, overrides)
+    arguments.stream = arguments.stream or preset.stream
+    what = _slug(arguments.preset) if is_listed else f"{_slug(preset.rows[0].method)}-vary"
+    name = arguments.name or generate_name(f"{what}-{_slug(arguments.stream)}")
+    supervisor.report_name(name)
+    from ctvr.orchestrator.sweeps.plan import SweepRequest  # imports torch
+
+    return SweepRequest(name, arguments.stream, preset, overrides, get_direction(arguments), arguments.task_orders)
+
+
+def _listed(arguments: argparse.Namespace, search: dict[str, Any]) -> Any:
+    """Return the table that `arguments.preset` names, or the one whose rows test the papers' claims."""
+    from ctvr.orchestrator.tables.paper_items import CLAIMS
+    from ctvr.orchestrator.tables.presets import load_preset
+
     for option, value, default in (
         ("--method", arguments.method, None),
         ("--baselines", arguments.baselines, None),
@@ -307,31 +321,20 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
             raise ConfigError(
                 f"{option}: not applicable, because a table determines its rows. Omit it, or write your own preset."
             )
-    preset = _claims(arguments) if arguments.preset == CLAIMS.preset else load_preset(arguments.preset)
+    if arguments.preset == CLAIMS.preset:
+        from ctvr.orchestrator.tables.claims import STREAM, chosen, has_images, preset_of
+
+        stream = arguments.stream or STREAM
+        preset = preset_of(chosen(split_commas(arguments.only), has_images(stream)), stream)
+    else:
+        preset = load_preset(arguments.preset)
     preset = preset.only(split_commas(arguments.rows))
-    seeds = preset.seeds if arguments.seeds is None else arguments.seeds
-    preset = replace(preset, search={**preset.search, **search}, seeds=seeds)
-    check_table(preset.search, preset.seeds, overrides)
-    arguments.stream = arguments.stream or preset.stream
-    name = arguments.name or generate_name(f"{_slug(arguments.preset)}-{_slug(arguments.stream)}")
-    supervisor.report_name(name)
-    from ctvr.orchestrator.sweeps.table_plan import TableRequest
-
-    return TableRequest(name, arguments.stream, preset, overrides, get_direction(arguments), arguments.task_orders)
+    return replace(preset, search={**preset.search, **search})
 
 
-def _claims(arguments: argparse.Namespace) -> Any:
-    """Return the table whose rows test the papers' claims (`ctvr reproduce claims`)."""
-    from ctvr.orchestrator.tables.claims import STREAM, chosen, has_images, preset_of
-
-    stream = arguments.stream or STREAM
-    return preset_of(chosen(split_commas(arguments.only), has_images(stream)), stream)
-
-
-def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
-    """Build the request for a table without a search: a row for each value of --vary and each baseline."""
-    from ctvr.orchestrator.sweeps.preflight import ablation_preset, check_arguments, check_settings, check_table
-    from ctvr.orchestrator.sweeps.table_plan import TableRequest
+def _varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
+    """Return a table without a search: a row for each value of --vary and each baseline."""
+    from ctvr.orchestrator.sweeps.preflight import ablation_preset, check_arguments, check_settings
 
     if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke sets trials=1
         raise ConfigError("runs each value over seeds, without a search", "--vary", remedy=f"Omit search.{given[0]}.")
@@ -340,11 +343,5 @@ def _request_varied(arguments: argparse.Namespace, search: dict[str, Any], overr
     method, baselines = arguments.method or MAIN_JOB["method"], split_commas(arguments.baselines or "")
     preset = ablation_preset(method, split_commas(arguments.preset), baselines, arguments.vary)
     check_arguments([method, *baselines], {}, arguments.vary, overrides)
-    preset = replace(preset, seeds=preset.seeds if arguments.seeds is None else arguments.seeds)
-    check_table(preset.search, preset.seeds, overrides)
     check_settings(method, overrides, arguments.vary)
-    arguments.stream = arguments.stream or MAIN_JOB["stream"]
-    name = arguments.name or generate_name(f"{_slug(method)}-vary-{_slug(arguments.stream)}")
-    supervisor.report_name(name)
-    direction = get_direction(arguments)
-    return TableRequest(name, arguments.stream, preset, overrides, direction, arguments.task_orders)
+    return replace(preset, stream=MAIN_JOB["stream"])

@@ -12,7 +12,7 @@ from ctvr.orchestrator.streams.load import BENCHMARKS, is_embedded, split_order
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.streams.videos import check_videos, missing_videos
 from ctvr.orchestrator.sweeps.claims import claims_of
-from ctvr.orchestrator.sweeps.table_plan import PlannedTable, TableRequest, plan_table
+from ctvr.orchestrator.sweeps.plan import Plan, SweepRequest, plan_sweep
 from ctvr.orchestrator.tables.build import seconds_of
 from ctvr.orchestrator.tables.claims import names_in
 from ctvr.orchestrator.tables.footnotes import method_of
@@ -21,7 +21,7 @@ from ctvr.orchestrator.tables.paper_numbers import benchmarks
 from ctvr.orchestrator.tables.presets import TablePreset
 
 
-def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> str:
+def plan_text(item: Item, request: SweepRequest, execution: ExecutionConfig) -> str:
     """Return the plan of an item, checked like a sweep; nothing is run or written to MLflow.
 
     Raises:
@@ -41,7 +41,7 @@ def plan_text(item: Item, request: TableRequest, execution: ExecutionConfig) -> 
         lines += [f"  rows      {len(rows)}: {', '.join(rows)}", f"  videos    not available: {error}"]
         lines.insert(-1, f"  runs      {_count(len(rows), request.preset.seeds)}")
         return "\n".join([*lines, "  weights   known when the stream is available", *_claims(request.preset)])
-    planned = plan_table(request, execution)
+    planned = plan_sweep(request, execution)
     lines += [*_runs(planned), f"  time      {_time(planned, execution)}"]
     lines += ["  videos    " + _videos(stream).replace("\n", "\n            ")]
     lines += [f"  weights   {line}" for line in _weights(planned)]
@@ -57,7 +57,7 @@ def _claims(preset: TablePreset) -> list[str]:
     return lines
 
 
-def _time(planned: PlannedTable, execution: ExecutionConfig) -> str:
+def _time(planned: Plan, execution: ExecutionConfig) -> str:
     """Estimate the time of the reruns, one after the other, from the complete runs of this stream."""
     try:
         done = execution.existing_tracker().find_runs(stream=planned.stream.name, tags={"ctvr.complete": "true"})
@@ -85,10 +85,10 @@ def _videos(stream: Stream) -> str:
     return check_videos(stream)
 
 
-def _runs(planned: PlannedTable) -> list[str]:
+def _runs(planned: Plan) -> list[str]:
     """Describe the rows and the number of runs."""
     rows, seeds = planned.rows, planned.request.preset.seeds
-    trials = planned.search.trials * len(planned.searched)
+    trials = planned.trials * len(planned.searches)
     names = [row.row.name for row in rows]
     lines = [f"  rows      {len(names)}: {', '.join(names)}"]
     equal = {name: row.row.name for row in rows for name in row.equal}
@@ -104,7 +104,7 @@ def _count(rows: int, seeds: int) -> str:
     return f"{rows} rows x {seeds} seeds = {rows * seeds} runs"
 
 
-def _weights(planned: PlannedTable) -> list[str]:
+def _weights(planned: Plan) -> list[str]:
     settings = [row.experiment.backbone for row in planned.rows]
     counted = Counter((backbone.name, backbone.weights) for backbone in settings)
     return [

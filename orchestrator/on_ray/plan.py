@@ -295,7 +295,7 @@ def write_plan(plan: TrialPlan, folder: Path, **more: Any) -> None:
     publish(folder / "plan.json", json.dumps(redact_data(kept), indent=1).encode())
 
 
-_PARTS = ("request", "where", "table", "writer")  # JSON objects in plan.json, besides the trials' plan
+_PARTS = ("request", "where", "writer")  # JSON objects in plan.json, besides the trials' plan
 
 
 def read_plan(folder: Path, name: str) -> tuple[TrialPlan, dict[str, Any]]:

@@ -49,7 +49,7 @@ from ctvr.orchestrator.on_ray.internals import (
 from ctvr.orchestrator.on_ray.journal import Journal
 from ctvr.orchestrator.on_ray.plan import RunSpec, SearchConfig, SearchOutcome, TrialPlan, label_of, run_name
 from ctvr.orchestrator.on_ray.search import make_searcher
-from ctvr.orchestrator.on_ray.search_space import RowPlan, SearchSpace, is_grouped
+from ctvr.orchestrator.on_ray.search_space import RowPlan, is_grouped
 from ctvr.orchestrator.on_ray.single_worker import run_single_worker
 from ctvr.orchestrator.on_ray.successive_halving import Resolve, SuccessiveHalving
 from ctvr.orchestrator.on_ray.trial import run_distributed
@@ -75,24 +75,6 @@ def _trial(config: dict[str, Any], plans: Plans) -> None:
         if error.is_permanent:
             kv_put(verdict, error.reason)
         raise
-
-
-def run_search(
-    plan: TrialPlan, num_tasks: int, search: SearchConfig, space: SearchSpace, max_concurrent: int | None = None
-) -> SearchOutcome:
-    """Search settings, or resume an interrupted search under the same `plan.sweep`. Ray must be connected.
-
-    Args:
-        plan: shared by all trials.
-        num_tasks: number of tasks of the stream.
-        search: settings of the search.
-        space: search space; its two points are evaluated first.
-        max_concurrent: limit of concurrent trials; computed from the cluster if None.
-
-    Raises:
-        ConfigError: if no trial fits the cluster.
-    """
-    return run_rows({"": RowPlan(plan, space)}, num_tasks, search, max_concurrent)[""]
 
 
 def run_specs(

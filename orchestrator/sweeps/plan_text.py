@@ -1,22 +1,30 @@
-"""Text shared by the start-up summaries of sweeps and tables."""
+"""Descriptions of a sweep or table: before it starts, and how its searches ended."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ctvr.orchestrator.config import Settings
-from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig
-from ctvr.orchestrator.on_ray.search import count_trials
+from ctvr.orchestrator.on_ray.plan import Capacity, SearchConfig, SearchOutcome
 from ctvr.orchestrator.on_ray.search_space import SearchSpace, is_grouped
-from ctvr.orchestrator.sweeps.comparison import describe_mde
+from ctvr.orchestrator.sweeps.comparison import describe_mde, last_value
 from ctvr.orchestrator.sweeps.epoch_rungs import describe_rungs
 from ctvr.orchestrator.sweeps.front import describe_front, front_of
 from ctvr.orchestrator.sweeps.measured_memory import memory_text
+from ctvr.orchestrator.sweeps.plan import Plan, stream_names
+from ctvr.orchestrator.sweeps.planned_search import PlannedSearch
 from ctvr.orchestrator.sweeps.search_spaces import search_space
-from ctvr.orchestrator.sweeps.selection import describe_metric, have_no_winner, result_text
+from ctvr.orchestrator.sweeps.selection import (
+    Rerun,
+    describe_metric,
+    expand_seeds,
+    expand_task_orders,
+    have_no_winner,
+    result_text,
+)
 from ctvr.orchestrator.sweeps.session import (
     batch_lines,
     describe_concurrency,
@@ -88,45 +96,37 @@ def flat_search(search: SearchConfig) -> Settings:
     return {f"search.{name}": value for name, value in asdict(search).items()}
 
 
-def _searched(planned: Any) -> str:
+def _searched(search: PlannedSearch, is_listed: bool) -> str:
     """List the searched settings; of those of --space, with their values and how many others keep their values."""
 
     def where(name: str) -> str:
-        other, values = planned.conditions.get(name, ("", ()))
+        other, values = search.conditions.get(name, ("", ()))
         return f" where {other} is {' or '.join(map(str, values))}" if other else ""
 
-    if not planned.request.space:
-        return ", ".join(f"{name}{where(name)}" for name in planned.space)
-    every = {*search_space(planned.request.method)[1], *planned.space}
-    listed = planned.space.items()
+    if not is_listed:
+        return ", ".join(f"{name}{where(name)}" for name in search.space)
+    every = {*search_space(search.row.method)[1], *search.space}
+    listed = search.space.items()
     values = (f"{name} in {', '.join(map(str, domain.categories))}{where(name)}" for name, domain in listed)
-    return f"varies {len(planned.space)} of {len(every)} settings ({'; '.join(values)}; the others as recommended)"
+    return f"varies {len(search.space)} of {len(every)} settings ({'; '.join(values)}; the others as recommended)"
 
 
-def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker) -> str:
-    """Describe the sweep before it starts."""
-    request, stream, search = planned.request, planned.stream, planned.search
-    recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
-    count = count_trials(search, planned.searched)
-    trials = f"{count} by {search.searcher}{describe_groups(search, planned.searched)}"
-    at_once = describe_concurrency(room, most_at_once(search, count))
-    measured = memory_text(tracker, planned.experiment, execution.workers) if execution.gpus_per_trial else []
+def describe_plan(plan: Plan, room: Capacity, decoded: int, execution: ExecutionConfig, tracker: Tracker) -> str:
+    """Describe a sweep or table before it starts."""
+    request, stream, config = plan.request, plan.stream, plan.config
+    runs = [row.experiment for row in plan.rows]
+    kind, what = ("table", request.preset.title) if request.is_table else ("sweep", plan.rows[0].row.method)
+    about = _about_table(plan, execution.workers) if request.is_table else _about_search(plan, execution, tracker)
     lines = [
-        f"sweep {request.name}: {request.method} on {stream.name}, {len(stream.tasks)} tasks",
-        f"  trials     {trials}, {describe_scheduler(search, len(stream.tasks), [planned.epochs])}; {at_once}",
+        f"{kind} {request.name}: {what}{',' * request.is_table} on {stream.name}, {len(stream.tasks)} tasks",
+        f"  trials     {_trials(plan, room)}",
         f"  resources  {resources_text(execution, room)}",
-        *precision_lines(execution, [planned.experiment.run.precision], room.models),
-        *batch_lines(execution, [planned.experiment.data.batch_size]),
-        *(f"  memory     {text}" for text in measured),
-        f"  searches   {_searched(planned)} on {planned.experiment.evaluation.split} videos",
-        f"  detects    {describe_mde(stream, planned.experiment.evaluation.split)}",
-        *([f"  optimises  {describe_metric(search.metric)} ({search.mode})"] if len(search.metrics) > 1 else []),
-        f"  confirms   {describe_confirmation(search)}",
-        f"  presets    {', '.join(planned.experiment.presets) or 'paper'}; their values are tried first",
-        f"  stream     recommends {recommended or 'nothing'}",
+        *precision_lines(execution, [run.run.precision for run in runs], room.models),
+        *batch_lines(execution, [run.data.batch_size for run in runs]),
+        *about,
+        f"  confirms   {describe_confirmation(config) if plan.searches else 'nothing is searched'}",
         f"  videos     {describe_decoding(decoded)}",
         f"  tracking   {tracker.uri.split('@')[-1]}",
-        f"  rerun      {describe_rerun(request.top, request.seeds, request.baselines, search)}",
         "  time       known when the first trial is complete",
     ]
     if mark := stream.table_caveat:
@@ -134,35 +134,118 @@ def describe_sweep(planned: Any, room: Capacity, decoded: int, execution: Execut
     return "\n".join(lines)
 
 
-def describe_best(planned: Any, trials: Sequence[RunRecord], recommended: Settings) -> list[str]:
+def _trials(plan: Plan, room: Capacity) -> str:
+    """Describe the number of trials, and how they are chosen and stopped."""
+    config, searches = plan.config, plan.searches
+    if not searches:
+        return "none: every row runs its recommended preset"
+    count = f"{plan.trials} by {config.searcher}"
+    if plan.request.is_table:
+        count = f"{plan.trials} for each row, {plan.trials * len(searches)} in all, by {config.searcher}"
+    else:
+        count += describe_groups(config, searches[""].searched)
+    scheduler = describe_scheduler(config, len(plan.stream.tasks), [search.epochs for search in searches.values()])
+    return f"{count}, {scheduler}; {describe_concurrency(room, most_at_once(config, plan.trials, len(searches)))}"
+
+
+def _about_search(plan: Plan, execution: ExecutionConfig, tracker: Tracker) -> list[str]:
+    """Return the lines of a plan that describe the search of one method."""
+    search, config, stream, request = plan.searches[""], plan.config, plan.stream, plan.request
+    experiment = search.experiment
+    recommended = ", ".join(f"{name}={value}" for name, value in stream.settings.items())
+    measured = memory_text(tracker, experiment, execution.workers) if execution.gpus_per_trial else []
+    return [
+        *(f"  memory     {text}" for text in measured),
+        f"  searches   {_searched(search, bool(request.space))} on {experiment.evaluation.split} videos",
+        f"  detects    {describe_mde(stream, experiment.evaluation.split)}",
+        *([f"  optimises  {describe_metric(config.metric)} ({config.mode})"] if len(config.metrics) > 1 else []),
+        f"  presets    {', '.join(experiment.presets) or 'paper'}; their values are tried first",
+        f"  stream     recommends {recommended or 'nothing'}",
+        f"  rerun      {describe_rerun(request.top, request.preset.seeds, request.baselines, config)}",
+    ]
+
+
+def _about_table(plan: Plan, workers: int) -> list[str]:
+    """Return the lines of a plan that describe the rows of a table."""
+    request, searches, seeds = plan.request, plan.searches, plan.request.preset.seeds
+    split = next((search.experiment.evaluation.split for search in searches.values()), "test")
+    runs = expand_seeds([Rerun(row.experiment) for row in plan.rows], seeds, workers)
+    runs = expand_task_orders(runs, request.orders)
+    orders = f" and {request.orders} orders of tasks" if request.orders > 1 else ""
+    unsearched = [row.row.name for row in plan.rows if row.search is None]
+    lines = [
+        f"  searched   {', '.join(searches) or 'no row'}",
+        f"  presets    {', '.join(unsearched) or 'no row'} (not searched)",
+        f"  chosen by  {describe_metric(plan.config.metric)} on {split} videos",
+        f"  rerun      all rows over {seeds} seeds{orders} on test videos: {len(runs)} runs in one rerun",
+    ]
+    if left_out := [row.name for row in request.preset.rows if not row.is_for(stream_names(plan.stream))]:
+        lines.append(f"  left out   {'; '.join(left_out)} (not for this stream)")
+    return lines
+
+
+def describe_outcome(
+    plan: Plan, row: str, outcome: SearchOutcome, trials: Sequence[RunRecord], workers: int
+) -> list[str]:
+    """Describe how a search ended: its counts, and its best trial.
+
+    Args:
+        row: a row of a table; "" in a sweep of one method.
+        trials: complete trials, the best first.
+        workers: workers of a run.
+    """
+    counts = f"{outcome.complete} complete, {outcome.stopped} stopped early, {outcome.failed} failed"
+    nothing = "no trial is complete, so no winner is selected"
+    if row:
+        found = f"best {_result(trials[0], plan.config)}" if trials else nothing
+        if trials and have_no_winner(trials, plan.config.metric):
+            found = f"no winner, all have {_result(trials[0], plan.config)}"
+        return [f"{row}: {counts}; {found}"]
+    lines = [
+        f"sweep {plan.request.name}: {outcome.trials} trials in {outcome.seconds:.0f} s: {counts}",
+        outcome.executions,
+    ]
+    if not trials:
+        return [*lines, f"{nothing}. `ctvr ui` shows why."]
+    search = plan.searches[row]
+    return [*lines, *describe_best(search, plan.config, trials, search.unsearched(workers).settings)]
+
+
+def _result(run: RunRecord, config: SearchConfig) -> str:
+    return f"{describe_metric(config.metric)} {last_value(run, config.metric):+.2f}"
+
+
+def describe_best(
+    search: PlannedSearch, config: SearchConfig, trials: Sequence[RunRecord], recommended: Settings
+) -> list[str]:
     """Describe the best trial of a search, or its Pareto front: names, results, and settings.
 
     Args:
         trials: complete trials, the best first.
         recommended: all settings of a run without a search.
     """
-    metric, best = planned.search.metric, trials[0]
+    metric, best = config.metric, trials[0]
     if have_no_winner(trials, metric):
         said = (
             f"no winner: all {len(trials)} complete trials have {describe_metric(metric)} {result_text(best, metric)}"
         )
-        return [f"{said}; the first one is rerun", *_chosen(planned, best)]
-    if len(planned.search.metrics) > 1:
-        rule = (metric, planned.search.mode)
+        return [f"{said}; the first one is rerun", *_chosen(search, best)]
+    if len(config.metrics) > 1:
+        rule = (metric, config.mode)
         front = front_of(trials, rule)
         return [
             describe_front(trials, rule),
-            *(line for run in front for line in _chosen(planned, run, f"{run.name}: ")),
+            *(line for run in front for line in _chosen(search, run, f"{run.name}: ")),
         ]
-    is_recommended = all(str(best.settings.get(name)) == as_text(recommended.get(name)) for name in planned.space)
+    is_recommended = all(str(best.settings.get(name)) == as_text(recommended.get(name)) for name in search.space)
     return [
         f"best: {best.name}, {describe_metric(metric)} {result_text(best, metric)} on "
         f"{best.tags.get('ctvr.split')} videos" + (", the recommended settings" if is_recommended else ""),
-        *_chosen(planned, best),
+        *_chosen(search, best),
     ]
 
 
-def _chosen(planned: Any, run: RunRecord, title: str = "") -> list[str]:
+def _chosen(search: PlannedSearch, run: RunRecord, title: str = "") -> list[str]:
     """List the searched settings of a trial, after a title."""
-    chosen = ", ".join(f"{name}={run.settings[name]}" for name in planned.space if name in run.settings)
+    chosen = ", ".join(f"{name}={run.settings[name]}" for name in search.space if name in run.settings)
     return textwrap.wrap(title + chosen, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False)

@@ -93,3 +93,8 @@ def prepare_all(
         if need not in made:
             made[need] = prepare_run(run, execution, splits, curve, on_cluster)
     return [made[need] for need in needs]
+
+
+def decoded_in(prepared: Sequence[PreparedStream]) -> int:
+    """Return the number of videos that `prepare_all` decoded."""
+    return sum(each.decoded for each in {id(each): each for each in prepared}.values())

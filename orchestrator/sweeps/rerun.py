@@ -27,7 +27,7 @@ from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps import mlflow_notes
 from ctvr.orchestrator.sweeps.comparison import RECOMMENDED, ConfirmationResult, experiment_of
 from ctvr.orchestrator.sweeps.front import FrontResult, front_of, unconfirmed_tags
-from ctvr.orchestrator.sweeps.preparation import prepare_all
+from ctvr.orchestrator.sweeps.preparation import decoded_in, prepare_all
 from ctvr.orchestrator.sweeps.search_spaces import default_presets
 from ctvr.orchestrator.sweeps.selection import (
     Rerun,
@@ -249,7 +249,7 @@ def execute_rerun(
     """
     experiments = [run.experiment for run in runs]
     ready = prepare_all(experiments, execution, ("train", "test"), curve=False)
-    if decoded := sum(each.decoded for each in {id(each): each for each in ready}.values()):
+    if decoded := decoded_in(ready):
         say(f"{decoded} videos decoded")
     stream = ready[0].stream
     identity = [run.key(each.stream, each.frames) for run, each in zip(experiments, ready)]

@@ -83,18 +83,22 @@ def close_search(tracker: Tracker, parent: str, outcome: SearchOutcome) -> None:
 # ------------------------------------------------------------------------------------- plans and resources
 
 
-def trial_plan(execution: ExecutionConfig, name: str, experiments: Sequence[Experiment] = ()) -> TrialPlan:
-    """Return the folders and resources shared by the trials of a sweep, with the memory of the largest experiment."""
+def trial_plan(
+    execution: ExecutionConfig, name: str, experiments: Sequence[Experiment] = (), resumed: TrialPlan | None = None
+) -> TrialPlan:
+    """Return the folders and resources shared by the trials of a sweep, with the memory of the largest experiment.
+
+    A `resumed` sweep keeps its storage, unless the command names another.
+    """
     places = execution.places()
+    storage = resumed.storage if resumed is not None else str(execution.folder(name))
     return TrialPlan(
         sweep=name,
         root=str(places.root),
         store=places.store,
         tracking_uri=default_uri(execution.runs),
         parent=None,
-        storage=join_uri(absolute(execution.ray_storage), name)
-        if execution.ray_storage
-        else str(execution.folder(name)),
+        storage=join_uri(absolute(execution.ray_storage), name) if execution.ray_storage else storage,
         videos=str(places.videos) if places.videos else None,
         workers=execution.workers,
         cpus_per_worker=execution.cpus_per_worker,
@@ -184,15 +188,6 @@ def restore_execution(execution: ExecutionConfig, plan: TrialPlan, kept: Mapping
         gpus_per_trial=plan.gpus_per_worker * plan.workers,
         accelerator_type=plan.accelerator_type,
         reuse_prefixes=plan.reuse and execution.reuse_prefixes,
-    )
-
-
-def restore_places(plan: TrialPlan, execution: ExecutionConfig) -> TrialPlan:
-    """Return the plan of a resumed sweep with the folders and servers of its restored execution settings."""
-    now = trial_plan(execution, plan.sweep)
-    storage = now.storage if execution.ray_storage else plan.storage
-    return replace(
-        plan, root=now.root, store=now.store, tracking_uri=now.tracking_uri, videos=now.videos, storage=storage
     )
 
 

@@ -66,7 +66,10 @@ def test_a_table_has_the_rows_and_the_numbers_of_the_command(runs, manifest):
             lambda: ctvr.run("clip4clip", settings={"optim.epohcs": 1}),
             "optim.epohcs: no such setting. Write optim.epochs=1",
         ),
-        (lambda: ctvr.run("clip4clip", preset="papr"), "preset: clip4clip has no preset called 'papr'. Did you mean 'paper'?"),
+        (
+            lambda: ctvr.run("clip4clip", preset="papr"),
+            "has no preset called 'papr'. Did you mean 'paper'?",
+        ),
         (lambda: ctvr.run("clip4clip", config="no.yaml"), "--config no.yaml: cannot be read"),
         (lambda: ctvr.sweep("clip4clpi"), "method: no method called 'clip4clpi'"),
         (lambda: ctvr.sweep(trails=3), "--trails: no such option. Write: ctvr sweep"),
@@ -103,10 +106,11 @@ def test_a_sweep_is_asked_for_as_on_the_command_line(tmp_path, monkeypatch):
     done = ctvr.sweep(config="s.yaml", settings={"optim.epochs": 4}, space=space, runs="r", **options)
     ((request, execution),) = asked
     assert (done.name, done.text, execution.runs, execution.max_concurrent) == ("n", "text", Path("r"), 1)
-    assert (request.method, request.stream, request.name) == ("structalign", "worlds-quick", "n")
+    preset = request.preset
+    assert (preset.rows[0].method, request.stream, request.name) == ("structalign", "worlds-quick", "n")
     assert request.overrides == {"method.lambda1": 0.2, "optim.epochs": "4"}
-    assert request.search == {"trials": 5, "confirm": 0}
-    assert (request.seeds, request.baselines, request.space) == (2, ("zero_shot", "lora"), ("method.lambda2=0.1,0.2",))
+    assert preset.search == {"trials": 5, "confirm": 0}
+    assert (preset.seeds, request.baselines, request.space) == (2, ("zero_shot", "lora"), ("method.lambda2=0.1,0.2",))
 
 
 def test_the_schema_has_exactly_the_settings_of_a_run(runs, manifest):

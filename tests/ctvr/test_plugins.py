@@ -23,7 +23,7 @@ from ctvr.orchestrator.on_ray.search import make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.protocol_names import plugins as protocol_plugins
-from ctvr.orchestrator.sweeps.sweep import SweepRequest, plan_sweep
+from ctvr.orchestrator.sweeps.plan import plan_sweep, request_search
 from ctvr.orchestrator.sweeps.table import made_tables
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_shift"
@@ -222,9 +222,10 @@ def test_an_old_record_means_our_class_unless_the_user_has_the_module(tmp_path, 
 @pytest.mark.usefixtures("_on_path")
 def test_a_searcher_of_another_package_starts_from_the_recommended_settings(learned, tmp_path):
     execution = ExecutionConfig(tmp_path, str(tmp_path / "store"))
-    request = SweepRequest("clip4clip", "two_colours", "s", {}, search={"searcher": "one_at_a_time", "trials": 24})
-    planned = plan_sweep(request, execution)
-    search = replace(planned.search, bracket_size=4, scheduler="none")
+    request = request_search("clip4clip", "two_colours", "s", {}, search={"searcher": "one_at_a_time", "trials": 24})
+    plan = plan_sweep(request, execution)
+    planned = plan.searches[""]
+    search = replace(plan.config, bracket_size=4, scheduler="none")
     made = SuccessiveHalving(make_searcher(search, planned.searched, 1), search, 1, dict)
     while due := made.next_segments():
         for trial, until in due:
@@ -245,4 +246,4 @@ def test_a_searcher_of_another_package_starts_from_the_recommended_settings(lear
             made.end(trial, until)
     assert len(made.trials) == 4
     with pytest.raises(ConfigError, match="searcher: 'one_at_a_tim' is none of tpe, .*Did you mean 'one_at_a_time'"):
-        plan_sweep(replace(request, search={"searcher": "one_at_a_tim"}), execution)
+        plan_sweep(replace(request, preset=replace(request.preset, search={"searcher": "one_at_a_tim"})), execution)

@@ -24,7 +24,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.on_ray import connection
 from ctvr.orchestrator.on_ray.plan import read_plan, write_plan
-from ctvr.orchestrator.sweeps.session import restore_execution, restore_places, resume_options, trial_plan
+from ctvr.orchestrator.sweeps.session import restore_execution, resume_options, trial_plan
 from ctvr.orchestrator.tracking.internals import LOCATIONS
 from ctvr.orchestrator.tracking.server import default_uri, ui_command
 from ctvr.orchestrator.tracking.tracker import Tracker
@@ -301,7 +301,7 @@ def planned(runs: Path, **more: Any) -> ExecutionConfig:
 def restored(execution: ExecutionConfig) -> tuple[ExecutionConfig, Any]:
     plan, kept = read_plan(execution.folder("s"), "s")
     execution = restore_execution(execution, plan, kept)
-    return execution, restore_places(plan, execution)
+    return execution, trial_plan(execution, "s", resumed=plan)
 
 
 def test_a_plan_of_this_process_keeps_its_places(tmp_path):

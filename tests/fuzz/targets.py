@@ -155,8 +155,8 @@ def _plan(path: Path) -> object:
     """Read and use a plan as `ctvr sweep --resume` does before it loads the stream."""
     from ctvr.orchestrator.execution import ExecutionConfig
     from ctvr.orchestrator.on_ray.plan import read_plan
+    from ctvr.orchestrator.sweeps.plan import read_request
     from ctvr.orchestrator.sweeps.session import restore_execution
-    from ctvr.orchestrator.sweeps.sweep import read_request
 
     plan, kept = read_plan(path.parent, "s")
     restore_execution(ExecutionConfig(), plan, kept).check()

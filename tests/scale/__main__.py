@@ -138,13 +138,13 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _tell_laws(folder: Path) -> int:
     from ctvr.orchestrator.execution import ExecutionConfig
-    from ctvr.orchestrator.sweeps.sweep import SweepRequest, plan_sweep
+    from ctvr.orchestrator.sweeps.plan import plan_sweep, request_search
     from tests.scale.laws import of_nodes, of_trials
 
     execution = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
-    planned = plan_sweep(SweepRequest(METHOD, "shapes-5", "laws", {}), execution)
+    search = plan_sweep(request_search(METHOD, "shapes-5", "laws", {}), execution).searches[""]
     for trials in (100, 300, 1000):
-        found = of_trials(folder, trials, planned.searched, planned.experiment.settings)
+        found = of_trials(folder, trials, search.searched, search.experiment.settings)
         say(f"{trials:>5} trials  " + "  ".join(f"{name} {value:.3g}" for name, value in found.items()))
     for nodes, seconds in of_nodes():
         say(f"{nodes:>5} nodes   a look for room, s {seconds:.2g}")
@@ -168,8 +168,9 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
     from ctvr.orchestrator.on_ray import connection, tune
     from ctvr.orchestrator.on_ray.callbacks import TrialMonitor
     from ctvr.orchestrator.on_ray.optuna_searcher import OptunaSearcher
+    from ctvr.orchestrator.on_ray.search_space import RowPlan
+    from ctvr.orchestrator.sweeps.plan import plan_sweep, request_search
     from ctvr.orchestrator.sweeps.session import trial_plan
-    from ctvr.orchestrator.sweeps.sweep import SweepRequest, plan_sweep
     from tests.scale.fake_trials import TIMES, trial
 
     def pretended(config: dict[str, Any], plans: Any) -> None:
@@ -187,7 +188,8 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
     execution = ExecutionConfig(folder / "runs", str(folder / "runs" / "store"))
     search = {"trials": arguments.trials, "scheduler": arguments.scheduler, "searcher": arguments.searcher}
     overrides: dict[str, Any] = dict(word.split("=", 1) for word in SMALL)
-    planned = plan_sweep(SweepRequest(METHOD, str(manifest), "scale", overrides, search=search), execution)
+    planned = plan_sweep(request_search(METHOD, str(manifest), "scale", overrides, search=search), execution)
+    (found,) = planned.searches.values()
     os.environ.update({**connection.QUIET, **connection.worker_environment(), **PATIENCE})
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     began = time.monotonic()
@@ -201,12 +203,13 @@ def _sweep(folder: Path, manifest: Path, arguments: argparse.Namespace, pattern:
             time.sleep(0.5)
         started = time.monotonic() - began
         tracker = execution.tracker("small")
-        plan = trial_plan(execution, "scale", [planned.experiment])
+        plan = trial_plan(execution, "scale", [found.experiment])
         parent = tracker.open_sweep("scale", "small", {}, {})
-        plan = replace(plan, settings=planned.fixed_settings, presets=planned.experiment.presets, parent=parent)
+        plan = replace(plan, settings=found.fixed_settings, presets=found.experiment.presets, parent=parent)
         watch = Driver(server)
         watch.start()
-        outcome = tune.run_search(plan, TASKS, planned.search, planned.searched, arguments.at_once)
+        rows = {"": RowPlan(plan, found.searched)}
+        outcome = tune.run_rows(rows, TASKS, planned.config, arguments.at_once)[""]
         watch.end()
         began = time.monotonic()
         records = tracker.find_runs(sweep="scale")

@@ -82,9 +82,7 @@ def test_claims_plan_lists_rows_and_runs_nothing(stream, tmp_path, capsys):
 def test_reproduce_makes_the_same_request_as_the_sweep(monkeypatch, stream, tmp_path):
     asked = []
     (tmp_path / "two.mp4").write_bytes(b"0")
-    monkeypatch.setattr(
-        "ctvr.orchestrator.sweeps.table_sweep.sweep_table", lambda *request: asked.append(request) or ""
-    )
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.sweep.sweep", lambda *request: asked.append(request) or "")
     rest = ["--name", "x", "--stream", stream, "--seeds", "1", "--runs", str(tmp_path)]
     assert main(["reproduce", "tempme/table13", "optim.epochs=1", *rest]) == 0
     assert main(["sweep", "--preset", "tempme-table13", "--direction", "both", "optim.epochs=1", *rest]) == 0
@@ -107,9 +105,7 @@ def test_one_setting_is_varied_and_the_recommended_value_runs_once(stream, tmp_p
 
     asked = []
     (tmp_path / "two.mp4").write_bytes(b"0")
-    monkeypatch.setattr(
-        "ctvr.orchestrator.sweeps.table_sweep.sweep_table", lambda *request: asked.append(request) or ""
-    )
+    monkeypatch.setattr("ctvr.orchestrator.sweeps.sweep.sweep", lambda *request: asked.append(request) or "")
     vary = ["sweep", "--method", "structalign", "--stream", stream, "--runs", str(tmp_path), "--name", "x"]
     assert main([*vary, "--vary", "method.lambda1=0.1,0.5", "--baselines", "zero_shot", "--seeds", "2"]) == 0
     preset = asked[0][0].preset

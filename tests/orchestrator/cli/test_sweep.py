@@ -10,6 +10,7 @@ import pytest
 from ctvr.orchestrator.cli.rerun import with_page
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.sweeps.plan import request_search
 from tests.orchestrator.cli.test_main import _logging_as_before, ctvr  # noqa: F401
 
 
@@ -22,7 +23,7 @@ def asked(monkeypatch) -> list[Any]:
         found.append((request, *more))
         return "done"
 
-    for job in ("sweeps.sweep.sweep", "sweeps.resume.resume", "sweeps.table_sweep.sweep_table", "sweeps.rerun.rerun"):
+    for job in ("sweeps.sweep.sweep", "sweeps.sweep.resume", "sweeps.rerun.rerun"):
         monkeypatch.setattr(f"ctvr.orchestrator.{job}", keep)
     for command in ("sweep", "rerun"):
         monkeypatch.setattr(f"ctvr.orchestrator.cli.{command}.with_page", lambda text, *more: text)
@@ -34,11 +35,12 @@ def asked(monkeypatch) -> list[Any]:
 def test_a_sweep_without_words_is_the_main_job(capsys, tmp_path, asked):
     assert ctvr(capsys, "sweep", "--runs", tmp_path)[:2] == (0, "done\n")
     ((request, execution),) = asked
-    assert (request.method, request.stream, request.seeds, request.top) == ("framefusion_moe", "worlds-quick", 3, 1)
+    (row,), seeds = request.preset.rows, request.preset.seeds
+    assert (row.method, request.stream, seeds, request.top) == ("framefusion_moe", "worlds-quick", 3, 1)
     baselines = "zero_shot:chance zero_shot clip4clip clip4clip@er_ring er_ring:share-5 er_ring upper_bound:only-final"
     controls = ("framefusion_moe:train-references", "framefusion_moe:no-cross-task")
     assert request.baselines == (*baselines.split(), *controls)
-    assert request.search == {}
+    assert request.preset.search == {}
     assert execution.runs == tmp_path
 
 
@@ -48,21 +50,20 @@ def test_every_option_of_a_sweep_reaches_the_request(capsys, tmp_path, asked):
     words += " --direction v2t --task-orders 3"
     ctvr(capsys, "sweep", *words.split(), "optim.epochs=2", "search.seed=7", "--runs", tmp_path)
     ((request, _),) = asked
-    assert vars(request) == {
-        "method": "lwf",
-        "stream": "shapes-10",
-        "name": "n",
-        "overrides": {"optim.epochs": "2"},
-        "presets": ("shapes", "original"),
-        "search": {"trials": 4, "searcher": "random", "scheduler": "none", "seed": "7"},
-        "space": ("method.weight=1,2", "base.lr=1e-6"),
-        "space_add": (),
-        "top": 2,
-        "seeds": 5,
-        "baselines": ("lora",),
-        "direction": "v2t",
-        "orders": 3,
-    }
+    assert request == request_search(
+        method="lwf",
+        stream="shapes-10",
+        name="n",
+        overrides={"optim.epochs": "2"},
+        presets=("shapes", "original"),
+        search={"trials": 4, "searcher": "random", "scheduler": "none", "seed": "7"},
+        seeds=5,
+        space=("method.weight=1,2", "base.lr=1e-6"),
+        top=2,
+        baselines=("lora",),
+        direction="v2t",
+        orders=3,
+    )
 
 
 def test_a_preset_that_is_a_table_sweeps_all_its_rows(capsys, tmp_path, asked):
@@ -96,7 +97,7 @@ def test_smoke_is_one_trial_one_seed_and_one_epoch(capsys, tmp_path, asked):
     ctvr(capsys, "sweep", "--smoke", "--runs", tmp_path)
     ctvr(capsys, "sweep", "--smoke", "--preset", "ctvr-table1", "--runs", tmp_path)
     (sweep, _), (table, _) = asked
-    assert (sweep.search, sweep.seeds, sweep.baselines) == ({"trials": 1}, 1, ("zero_shot",))
+    assert (sweep.preset.search, sweep.preset.seeds, sweep.baselines) == ({"trials": 1}, 1, ("zero_shot",))
     assert (table.preset.search["trials"], table.preset.seeds) == (1, 1)
     assert sweep.overrides == table.overrides == {"optim.epochs": "1"}
 
@@ -182,7 +183,7 @@ def test_a_table_of_the_user_is_a_file(capsys, tmp_path, asked):
 def test_a_file_after_a_method_is_a_manifest(capsys, tmp_path, asked, few):
     ctvr(capsys, "sweep", "lora", few, "--runs", tmp_path)
     ((request, _),) = asked
-    assert (request.method, request.stream) == ("lora", few)
+    assert (request.preset.rows[0].method, request.stream) == ("lora", few)
 
 
 def test_sweep_ends_with_its_page_and_survives_a_failed_one(monkeypatch):

@@ -29,9 +29,10 @@ from ctvr.orchestrator.on_ray.tune import run_specs
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.sweeps.front import FrontResult
+from ctvr.orchestrator.sweeps.plan import request_search
 from ctvr.orchestrator.sweeps.rerun import rerun
 from ctvr.orchestrator.sweeps.selection import best_trials
-from ctvr.orchestrator.sweeps.sweep import SweepRequest, sweep
+from ctvr.orchestrator.sweeps.sweep import sweep
 from ctvr.orchestrator.sweeps.table import made_tables
 from ctvr.orchestrator.sweeps.verdict import read_verdict
 from ctvr.orchestrator.tracking.run_record import RunRecord
@@ -114,7 +115,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
     import ray
     from ray.util import placement_group_table
 
-    request = SweepRequest(
+    request = request_search(
         method="clip4clip",
         stream=manifest,
         name="s",
@@ -182,7 +183,7 @@ def test_a_sweep_with_early_stopping_ends_and_is_rerun_and_tabulated(two_cpus, e
 
 
 def test_a_sweep_with_two_objectives_confirms_and_tabulates_its_front(two_cpus, execution, manifest, capsys):
-    request = SweepRequest(
+    request = request_search(
         method="lora",
         stream=manifest,
         name="f",
@@ -218,7 +219,7 @@ def test_epoch_rungs_leave_the_surviving_trials_unchanged(two_cpus, execution, m
     one = Path(manifest).with_name("one.json")
     one.write_text(json.dumps({**content, "name": "one", "tasks": content["tasks"][:1]}))
     overrides = {"optim.weight_decay": "0.2", "method.train_scale": "true", "method.frame_norm": "none"}
-    request = SweepRequest(
+    request = request_search(
         method="clip4clip",
         stream=str(one),
         name="o",
@@ -407,7 +408,7 @@ def test_killed_and_interrupted_drivers_end_with_the_same_numbers(execution, man
 def test_a_method_without_gradients_is_searched_confirmed_and_rerun_over_every_seed(
     name, two_cpus, execution, manifest
 ):
-    request = SweepRequest(
+    request = request_search(
         method=(place := f"tests.analytic_methods:{name}"),
         stream=manifest,
         name=f"s-{name}",

@@ -9,8 +9,8 @@ import pytest
 from ctvr.orchestrator.errors import RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.on_ray.plan import GAIN
-from ctvr.orchestrator.sweeps.resume import resume
-from ctvr.orchestrator.sweeps.table_sweep import TableRequest, sweep_table
+from ctvr.orchestrator.sweeps.plan import SweepRequest
+from ctvr.orchestrator.sweeps.sweep import resume, sweep
 from ctvr.orchestrator.tables.claims import chosen, preset_of
 from ctvr.orchestrator.tables.presets import parse_preset
 
@@ -24,9 +24,9 @@ def test_table_continues_after_a_row_fails(runs, manifest, capsys):
     data = {"title": "Two rows and a lost one", "protocol": "ctvr", "stream": manifest, "seeds": 1}
     rows = [LOST, {"name": "clip4clip", "notes": ["as in its paper"]}, {"name": "zero_shot", "searched": False}]
     preset = parse_preset({**data, "search": {"trials": 2, "bracket_size": 2, "min_survivors": 1}, "rows": rows})
-    request = TableRequest("t", manifest, preset, {"optim.epochs": "1"})
+    request = SweepRequest("t", manifest, preset, {"optim.epochs": "1"})
     with pytest.raises(RunsFailed, match="rows without a winner, missing from the table: lora") as ended:
-        sweep_table(request, execution)
+        sweep(request, execution)
     text, said = str(ended.value), capsys.readouterr().err
 
     assert "2 for each row, 4 in all, by tpe, scheduler halving in brackets of 2" in said
@@ -69,7 +69,7 @@ def test_table_continues_after_a_row_fails(runs, manifest, capsys):
 def test_claims_are_judged_after_their_rows_and_again_on_resume(runs, manifest):
     execution = ExecutionConfig(runs=runs)
     preset = replace(preset_of(chosen(["clip-dsl"]), manifest), seeds=1)
-    text = sweep_table(TableRequest("c", manifest, preset, {}), execution)
+    text = sweep(SweepRequest("c", manifest, preset, {}), execution)
     assert text.count("1 claim: ") == 1
     assert "0 not run" in text
     written = json.loads((execution.runs / "tables" / "c" / "claims.json").read_text())

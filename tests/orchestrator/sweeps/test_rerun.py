@@ -247,8 +247,7 @@ def test_a_search_whose_trials_are_all_equal_names_no_winner(few, execution):
     tags = searched_tags("clip4clip", trials, GAIN)
     run = replace(trials[0], tags={**trials[0].tags, **tags})
     assert any("equal results by R@1 gain" in mark and "no winner" in mark for mark in marks_of(run))
-    planned = SimpleNamespace(search=SearchConfig(), space={})
-    (said,) = describe_best(planned, best_trials(tracker, "s", None), {})
+    (said,) = describe_best(SimpleNamespace(space={}), SearchConfig(), best_trials(tracker, "s", None), {})
     assert said == "no winner: all 2 complete trials have R@1 gain over zero-shot +2.00; the first one is rerun"
     finished(execution, few, {"c": 3.0}, **{"method.lr": 7e-6})
     assert not have_no_winner(tracker.find_runs(sweep="s"), GAIN)

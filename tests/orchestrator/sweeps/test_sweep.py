@@ -1,29 +1,26 @@
-"""Parts of a sweep that are checked before it starts. With a cluster: test_ray_sweeps.py."""
+"""Parts of a search that are checked before it starts, and its end. With a cluster: on_ray/test_sweeps.py."""
 
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from ctvr.orchestrator.errors import ConfigError, RunsFailed
+from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchConfig, SearchOutcome, brackets_for, write_plan
-from ctvr.orchestrator.on_ray.search import count_trials, grid_points, make_searcher
+from ctvr.orchestrator.on_ray.search import grid_points, make_searcher
 from ctvr.orchestrator.on_ray.successive_halving import SuccessiveHalving
 from ctvr.orchestrator.sweeps import session
-from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_scheduler, describe_sweep
+from ctvr.orchestrator.sweeps.plan import SweepRequest, plan_sweep, read_request, request_search
+from ctvr.orchestrator.sweeps.plan_text import describe_best, describe_plan, describe_scheduler
+from ctvr.orchestrator.sweeps.planned_search import PlannedSearch
 from ctvr.orchestrator.sweeps.session import trial_plan
-from ctvr.orchestrator.sweeps.sweep import (
-    SweepRequest,
-    _conclude,
-    plan_sweep,
-    read_request,
-    sweep,
-)
+from ctvr.orchestrator.sweeps.sweep import _conclude, sweep
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 from ctvr.search_spaces import SPACES
@@ -34,14 +31,18 @@ GMACS = "stream/cost/video_gmacs"
 
 
 def request(stream: str, **more: object) -> SweepRequest:
-    return SweepRequest(**{"method": "clip4clip", "stream": stream, "name": "s", "overrides": {}, **more})
+    return request_search(**{"method": "clip4clip", "stream": stream, "name": "s", "overrides": {}, **more})
+
+
+def search_of(asked: SweepRequest, execution: ExecutionConfig) -> PlannedSearch:
+    return plan_sweep(asked, execution).searches[""]
 
 
 # ------------------------------------------------------------------------------------------- what is asked
 
 
 def test_a_sweep_chooses_on_validation_videos(few, execution):
-    planned = plan_sweep(request(few), execution)
+    planned = search_of(request(few), execution)
     assert planned.experiment.evaluation.split == "val"
     assert planned.fixed_settings["evaluation.split"] == "val"
     assert planned.experiment.data.num_frames == 4  # which the stream recommends
@@ -50,9 +51,8 @@ def test_a_sweep_chooses_on_validation_videos(few, execution):
 def test_a_grid_has_as_many_trials_as_points_whatever_was_asked_for(few, execution):
     space = ("method.lr=0,1e-6,1e-5", "method.frame_norm=none,l2", "method.train_scale=true", "optim.weight_decay=0.2")
     planned = plan_sweep(request(few, search={"searcher": "grid", "trials": 4}, space=space), execution)
-    assert count_trials(planned.search, planned.searched) == 6
-    four = plan_sweep(request(few, search={"trials": 4}), execution)
-    assert count_trials(four.search, four.searched) == 4
+    assert planned.trials == 6
+    assert plan_sweep(request(few, search={"trials": 4}), execution).trials == 4
 
 
 @pytest.mark.parametrize(
@@ -72,23 +72,25 @@ def test_one_task_sweep_compares_trials_at_equal_epochs(tmp_path, execution):
     one = str(write_stream(tmp_path / "one", num_tasks=1, train=2, searched=1))
     overrides = {"optim.epochs": "5"}
     planned = plan_sweep(request(one, overrides=overrides), execution)
-    assert planned.epochs == 5
-    assert planned.fixed_settings["evaluation.every_epoch"] is True
-    assert planned.unsearched(1).evaluation.every_epoch
-    text = describe_sweep(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    search = planned.searches[""]
+    assert search.epochs == 5
+    assert search.fixed_settings["evaluation.every_epoch"] is True
+    assert search.unsearched(1).evaluation.every_epoch
+    text = describe_plan(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "compared after epochs 1, 2, 4 of 5, since the stream has one task" in text
     filled = planned.filling(16)
-    assert filled.search.brackets_at_once == brackets_for(planned.search, planned.search.trials, 5, 16)
+    assert filled.config.brackets_at_once == brackets_for(planned.config, planned.config.trials, 5, 16)
     for more, search, space in (
         ({"optim.epochs": "1"}, {}, ()),
         ({}, {}, ("optim.epochs=5,6",)),
         ({**overrides, "evaluation.every_epoch": "false"}, {}, ()),
         (overrides, {"grace_tasks": 5}, ()),
     ):
-        other = plan_sweep(request(one, overrides=more, search=search, space_add=space), execution)
+        plan = plan_sweep(request(one, overrides=more, search=search, space_add=space), execution)
+        other = plan.searches[""]
         assert (other.epochs, other.experiment.evaluation.every_epoch) == (0, False)
-        assert "without early stopping" in describe_scheduler(other.search, 1, [other.epochs])
-    unstopped = plan_sweep(request(one, overrides=overrides, search={"scheduler": "none"}), execution)
+        assert "without early stopping" in describe_scheduler(plan.config, 1, [other.epochs])
+    unstopped = search_of(request(one, overrides=overrides, search={"scheduler": "none"}), execution)
     assert (unstopped.epochs, unstopped.experiment.evaluation.every_epoch) == (0, False)
 
 
@@ -97,21 +99,22 @@ def test_trials_of_a_stream_with_one_task_form_no_groups(tmp_path, execution):
     on.
     """
     one = str(write_stream(tmp_path / "one", num_tasks=1, train=2, searched=1))
-    assert plan_sweep(request(one, method="framefusion_moe"), execution).searched.later == ()
+    assert search_of(request(one, method="framefusion_moe"), execution).searched.later == ()
 
 
 def test_space_replaces_and_space_add_extends_the_search_space(few, execution):
     words = ("method.lr=1e-6,4e-6,2e-5",)
-    only = plan_sweep(request(few, search={"trials": 3}, space=words), execution)
+    plan = plan_sweep(request(few, search={"trials": 3}, space=words), execution)
+    only = plan.searches[""]
     assert list(only.space) == ["method.lr"]
-    assert only.search.searcher == "grid"  # every value once
+    assert plan.config.searcher == "grid"  # every value once
     assert [point["method.lr"] for point in grid_points(only.searched)] == [1e-6, 4e-6, 2e-5]
-    assert only.experiment.optim == plan_sweep(request(few), execution).experiment.optim
-    text = describe_sweep(only, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    assert only.experiment.optim == search_of(request(few), execution).experiment.optim
+    text = describe_plan(plan, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "varies 1 of 4 settings (method.lr in 1e-06, 4e-06, 2e-05; the others as recommended)" in text
     added = plan_sweep(request(few, search={"trials": 3}, space_add=words), execution)
-    assert set(added.space) > {"method.lr"}
-    assert added.search.searcher == "tpe"
+    assert set(added.searches[""].space) > {"method.lr"}
+    assert added.config.searcher == "tpe"
 
 
 KINDS = "method.reducer.name=none,tome,evit"
@@ -123,21 +126,23 @@ MERGED, KEPT = (
 
 def test_a_setting_of_one_variant_is_searched_with_that_variant(few, execution):
     asked = request(few, method="lora", space=(MERGED, KINDS, KEPT), search={"trials": 5})
-    planned = plan_sweep(asked, execution)
-    assert planned.search.searcher == "grid"  # five points with conditions, eleven without
+    plan = plan_sweep(asked, execution)
+    planned = plan.searches[""]
+    assert plan.config.searcher == "grid"  # five points with conditions, eleven without
     points = grid_points(planned.searched)
     assert sorted(map(len, points)) == [1, 2, 2, 2, 2]
     full = {**planned.fixed_settings, "workers": 1}
     made = [resolve({**full, **point}, planned.stream.settings, planned.experiment.presets) for point in points]
     assert {each.settings["method.reducer.name"] for each in made} == {"none", "tome", "evit"}
     assert planned.recommended == {"method.reducer.name": "none"}
-    text = describe_sweep(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    text = describe_plan(plan, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "method.reducer.r in 1, 2 where method.reducer.name is tome;" in text
     added = plan_sweep(replace(asked, space=(), space_add=asked.space), execution)
-    suggests = make_searcher(replace(added.search, searcher="random"), added.searched, 2)
+    space = added.searches[""].searched
+    suggests = make_searcher(replace(added.config, searcher="random"), space, 2)
     drawn = [suggests.suggest(str(number)) for number in range(12)]
-    assert {len(point) for point in drawn} == {len(added.space) - 2, len(added.space) - 1}
-    alone = plan_sweep(
+    assert {len(point) for point in drawn} == {len(space.space) - 2, len(space.space) - 1}
+    alone = search_of(
         request(few, method="lora", overrides={"method.reducer.name": "tome"}, space=(MERGED,)), execution
     )
     assert (alone.conditions, list(alone.space)) == ({}, ["method.reducer.r"])
@@ -171,50 +176,45 @@ def test_a_condition_that_never_holds_is_refused(few, execution, space):
 def test_a_search_with_a_cost_as_an_objective_measures_it_and_confirms_its_front(few, execution):
     objectives = {"metric": f"{GAIN},{GMACS}", "mode": "max,min"}
     planned = plan_sweep(request(few, search=objectives), execution)
-    assert planned.fixed_settings["evaluation.costs"] is True
-    assert planned.unsearched(1).evaluation.costs
-    text = describe_sweep(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    assert planned.searches[""].fixed_settings["evaluation.costs"] is True
+    assert planned.searches[""].unsearched(1).evaluation.costs
+    text = describe_plan(planned, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "optimises  R@1 gain over zero-shot, GMACs of a video (max,min)" in text
     assert "confirms   up to 8 trials of the Pareto front and the recommended settings over 3 new seeds" in text
     fewer = plan_sweep(request(few, search={**objectives, "confirm": 3}), execution)
-    assert fewer.search.confirm == 3
+    assert fewer.config.confirm == 3
     none = plan_sweep(request(few, search={**objectives, "confirm": 0}, seeds=1), execution)
-    text = describe_sweep(none, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
+    text = describe_plan(none, Capacity(2, 0, 2), 0, execution, Tracker("sqlite:///x", Path("x")))
     assert "confirms   nothing: the Pareto front is accepted without a test" in text
     assert "rerun      up to 1 of the Pareto front over 1 seeds on test videos" in text
     runs = [
         RunRecord(name, name, {"method.lr": rate}, {GAIN: [(2, gain)], GMACS: [(2, cost)]}, {}, "FINISHED", "")
         for name, rate, gain, cost in (("s-1", "1e-5", 5.0, 3.0), ("s-2", "1e-6", 4.0, 2.0), ("s-3", "1e-4", 3.0, 9.0))
     ]
-    found = "\n".join(describe_best(none, runs, {}))
+    found = "\n".join(describe_best(none.searches[""], none.config, runs, {}))
     assert found.startswith("Pareto front: 2 of 3 complete trials")
     assert found.endswith("  s-1: method.lr=1e-5\n  s-2: method.lr=1e-6")
-    plain = plan_sweep(request(few, search={"metric": f"{GAIN},stream/t2v/bwf", "mode": "max,min"}), execution)
+    plain = search_of(request(few, search={"metric": f"{GAIN},stream/t2v/bwf", "mode": "max,min"}), execution)
     assert "evaluation.costs" not in plain.fixed_settings
 
 
 def test_a_condition_of_the_search_space_is_dropped_where_the_user_fixes_the_other_setting(few, execution, monkeypatch):
     monkeypatch.setitem(SPACES["lora"], "CONDITIONS", {"method.rank": ("optim.epochs", (7,))})
-    assert "method.rank" not in plan_sweep(request(few, method="lora"), execution).space
-    seven = plan_sweep(request(few, method="lora", overrides={"optim.epochs": "7"}), execution)
+    assert "method.rank" not in search_of(request(few, method="lora"), execution).space
+    seven = search_of(request(few, method="lora", overrides={"optim.epochs": "7"}), execution)
     assert (seven.conditions, "method.rank" in seven.space) == ({}, True)
-    both = plan_sweep(request(few, method="lora", space_add=("optim.epochs=1,7",)), execution)
+    both = search_of(request(few, method="lora", space_add=("optim.epochs=1,7",)), execution)
     assert both.conditions == {"method.rank": ("optim.epochs", [7])}
 
 
 def test_every_listed_value_is_suggested_while_trials_last(few, execution):
     words = ("method.lr=1e-7,1e-6,4e-6,2e-5", "optim.weight_decay=0,0.1,0.2", "optim.epochs=1,2")
     planned = plan_sweep(request(few, search={"trials": 6}, space=words), execution)
-    assert planned.search.searcher == "tpe"  # 24 points are more than the trials
-    searcher = make_searcher(planned.search, planned.searched, 2)
+    assert planned.config.searcher == "tpe"  # 24 points are more than the trials
+    searcher = make_searcher(planned.config, planned.searches[""].searched, 2)
     points = [searcher.suggest(str(number)) for number in range(6)]
     assert {point["method.lr"] for point in points} == {1e-7, 1e-6, 4e-6, 2e-5}
     assert {point["optim.weight_decay"] for point in points} == {0, 0.1, 0.2}
-
-
-def test_a_plan_of_an_earlier_release_keeps_its_whole_space(few, execution):
-    kept = {"method": "clip4clip", "stream": few, "name": "s", "overrides": {}, "space": ["method.lr=1e-6,2e-6"]}
-    assert len(plan_sweep(read_request("s", kept), execution).space) > 1
 
 
 @pytest.mark.parametrize("method", ["framefusion_moe", "structalign"])
@@ -225,34 +225,34 @@ def test_the_point_that_is_tried_first_is_the_papers_for_the_stream(method, few,
     actnet.write_text(json.dumps({**content, "settings": settings, "videos": str(Path(few).parent / "videos")}))
     points = [
         planned.recommended
-        for planned in (plan_sweep(request(stream, method=method), execution) for stream in (few, str(actnet)))
+        for planned in (search_of(request(stream, method=method), execution) for stream in (few, str(actnet)))
     ]
     assert [point["method.num_experts"] for point in points] == [10, 5]
     later = "method.lr" if method == "structalign" else "method.lr_text"
     assert points[0][later] < points[1][later] == 6e-6
-    released = plan_sweep(request(few, method=method, presets=("released",)), execution)
+    released = search_of(request(few, method=method, presets=("released",)), execution)
     assert released.recommended[later] == 3e-6
 
 
 def test_settings_fixed_by_the_user_are_not_searched(few, execution):
-    planned = plan_sweep(request(few, overrides={"method.lr": "1e-5"}), execution)
+    planned = search_of(request(few, overrides={"method.lr": "1e-5"}), execution)
     assert planned.experiment.method.lr == 1e-5
     assert "method.lr" not in planned.space
     assert "method.frame_norm" in planned.space
 
 
 def test_settings_changed_by_an_ablation_are_not_searched(few, execution):
-    plain = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}), execution)
-    ablated = plan_sweep(SweepRequest("framefusion_moe", few, "s", {}, ("no-cross-task",)), execution)
+    plain = search_of(request(few, method="framefusion_moe"), execution)
+    ablated = search_of(request(few, method="framefusion_moe", presets=("no-cross-task",)), execution)
     assert set(plain.space) - set(ablated.space) == {"method.beta"}
     assert ablated.experiment.settings["method.beta"] == 0
 
 
 def test_a_configuration_with_a_name_of_its_own_is_searched_as_itself(few, execution):
-    planned = plan_sweep(request(few, method="tvr_plus_cl"), execution)
+    planned = search_of(request(few, method="tvr_plus_cl"), execution)
     assert planned.experiment.name == "tvr_plus_cl"
     assert planned.experiment.method.base == "clip_vip"  # the space's own fixed base is VR-LwF's
-    assert plan_sweep(request(few, method="vr_lwf"), execution).experiment.method.base == "clip4clip"
+    assert search_of(request(few, method="vr_lwf"), execution).experiment.method.base == "clip4clip"
     assert set(planned.recommended) == set(planned.space)
 
 
@@ -309,12 +309,14 @@ def test_a_sweep_that_exists_is_not_overwritten(few, execution):
 
 
 def test_a_request_comes_back_from_json():
-    asked = request("few", presets=("a",), space=("b=1",), baselines=("c",), search={"trials": 3})
-    assert read_request("s", {**vars(asked), "presets": ["a"], "space": ["b=1"], "baselines": ["c"]}) == asked
+    asked = request("few", presets=("a",), space=("b=1",), baselines=("c",), search={"trials": 3}, seeds=2)
+    assert read_request("s", json.loads(json.dumps(asdict(asked)))) == asked
 
 
-def test_a_request_of_another_version_is_refused_in_one_line():
-    refused(lambda: read_request("s", {**vars(request("few")), "colour": "red"}), "colour", where="sweep s")
+@pytest.mark.parametrize("change", [{"colour": "red"}, {"preset": None}, {"preset": {"rows": "lwf"}}, {"overrides": 3}])
+def test_a_request_of_another_version_is_refused_in_one_line(change):
+    refused(lambda: read_request("s", {**asdict(request("few")), **change}), "another version", where="sweep s")
+    refused(lambda: read_request("s", {}), "another version", where="sweep s")
 
 
 def test_finished_sweep_waits_for_mlflow(few, execution, monkeypatch):
@@ -327,57 +329,61 @@ def test_finished_sweep_waits_for_mlflow(few, execution, monkeypatch):
     monkeypatch.setattr(session.time, "sleep", lambda seconds: None)
     answers = iter([(0, 4), (0, 4), (4, 0)])
     monkeypatch.setattr(Tracker, "flush", lambda self: next(answers))
-    assert "best: a, " in _conclude(planned, execution, tracker, outcome, parent)
+    assert "best: a, " in _conclude(planned, {"": outcome}, {"": parent}, execution, tracker)
     assert list(answers) == []
 
     monkeypatch.setattr(session, "MLFLOW_SECONDS", 0.0)
     monkeypatch.setattr(Tracker, "flush", lambda self: (0, 4))
-    with pytest.raises(RunsFailed) as error:
-        _conclude(planned, execution, tracker, outcome, parent)
-    said = str(error.value).splitlines()
-    assert said[2:] == [
-        "4 records wait because MLflow does not respond, so no winner can be selected.",
-        "Restart MLflow, then: ctvr sync; ctvr rerun --sweep s",
-    ]
+    with pytest.raises(RunsFailed, match="^4 records .*: ctvr sync; ctvr sweep --resume s$"):
+        _conclude(planned, {"": outcome}, {"": parent}, execution, tracker)
+
+
+def test_a_search_without_a_complete_trial_fails_and_reruns_nothing(few, execution):
+    planned, tracker = plan_sweep(request(few, seeds=2), execution), execution.tracker("small")
+    parent = tracker.open_sweep("s", "small", {}, {})
+    with pytest.raises(RunsFailed, match="0 complete, 1 stopped early, 1 failed(.|\n)*no trial is complete"):
+        _conclude(planned, {"": SearchOutcome(2, 0, 1, 1, 0, 9.0)}, {"": parent}, execution, tracker)
+    found = tracker.find_sweep("s")
+    assert found is not None
+    assert found.status == "FAILED"
 
 
 def test_a_search_goes_by_a_number_that_its_table_shows(few, execution, tmp_path):
     content = json.loads(Path(few).read_text())
     cvlm = tmp_path / "cvlm.json"
     cvlm.write_text(json.dumps({**content, "protocol": "cvlm", "videos": str(Path(few).parent / "videos")}))
-    assert plan_sweep(request(few), execution).search.metric == GAIN
-    assert plan_sweep(request(str(cvlm)), execution).search.metric == "stream/t2v/r1_mean"
+    assert plan_sweep(request(few), execution).config.metric == GAIN
+    assert plan_sweep(request(str(cvlm)), execution).config.metric == "stream/t2v/r1_mean"
     asked = request(str(cvlm), search={"metric": "stream/t2v/bwf", "mode": "min"})
-    assert (plan_sweep(asked, execution).search.metric, plan_sweep(asked, execution).search.mode) == (
-        "stream/t2v/bwf",
-        "min",
-    )
+    config = plan_sweep(asked, execution).config
+    assert (config.metric, config.mode) == ("stream/t2v/bwf", "min")
 
 
 def test_metric_and_mode_of_a_search_space_are_read(few, execution, monkeypatch):
     monkeypatch.setitem(SPACES["clip4clip"], "METRIC", "stream/t2v/bwf")
     monkeypatch.setitem(SPACES["clip4clip"], "MODE", "min")
-    found = plan_sweep(request(few), execution).search
+    found = plan_sweep(request(few), execution).config
     assert (found.metric, found.mode) == ("stream/t2v/bwf", "min")
 
 
 def test_more_blocks_than_the_tower_has_are_not_searched(few, execution):
-    planned = plan_sweep(request(few, method="framefusion_moe"), execution)
+    planned = search_of(request(few, method="framefusion_moe"), execution)
     assert planned.space["method.ffa_layers"].categories == [1, 2, 3, 4]  # of a tower of four
     assert planned.recommended["method.ffa_layers"] == 4  # 10 are all of them
-    asked = plan_sweep(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), execution)
+    asked = search_of(request(few, method="framefusion_moe", space=("method.ffa_layers=3,4,12",)), execution)
     assert asked.space["method.ffa_layers"].categories == [3, 4]
 
 
 def test_refused_points_are_not_drawn_and_equal_models_are_one_trial(few, execution):
-    fixed = plan_sweep(request(few, method="framefusion_moe", overrides={"method.num_experts": "2"}), execution)
+    fixed = search_of(request(few, method="framefusion_moe", overrides={"method.num_experts": "2"}), execution)
     assert fixed.space["method.top_k"].categories == [1, 2]
     words = (f"{name}={value}" for name, value in fixed.recommended.items() if name != "method.top_k")
     space = (*words, "method.num_experts=1,5")
-    grid = plan_sweep(request(few, method="framefusion_moe", space_add=space, search={"searcher": "grid"}), execution)
+    plan = plan_sweep(request(few, method="framefusion_moe", space_add=space, search={"searcher": "grid"}), execution)
+    grid = plan.searches[""]
     pairs = [(1, 1), (5, 1), (5, 2), (5, 4)]
     assert [experts_of(point) for point in grid_points(grid.searched)] == pairs
-    assert count_trials(grid.search, grid.searched) == 4
+    assert plan.trials == 4
     for searcher in ("tpe", "grouped_tpe", "random"):
         search = SearchConfig(trials=8, searcher=searcher)
         suggests = make_searcher(search, grid.searched, 4)
@@ -393,17 +399,17 @@ def experts_of(point: Mapping[str, int]) -> tuple[int, int]:
 
 def test_a_new_sweep_fills_the_cluster_and_its_request_records_how(few, execution):
     planned = plan_sweep(request(few, search={"trials": 64}), execution)
-    assert planned.search.brackets_at_once == 0
+    assert planned.config.brackets_at_once == 0
     filled = planned.filling(16)
-    number = brackets_for(planned.search, 64, len(planned.stream.tasks), 16)
-    assert filled.search.brackets_at_once == filled.request.search["brackets_at_once"] == number > 1
-    assert plan_sweep(filled.request, execution).filling(512).search.brackets_at_once == number  # as a resumed one
+    number = brackets_for(planned.config, 64, len(planned.stream.tasks), 16)
+    assert filled.config.brackets_at_once == filled.request.preset.search["brackets_at_once"] == number > 1
+    assert plan_sweep(filled.request, execution).filling(512).config.brackets_at_once == number  # as a resumed one
     room = Capacity(16, 0, 16)
-    text = describe_sweep(filled, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+    text = describe_plan(filled, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert f"in brackets of 8, {number} brackets at once" in text
     assert "; 16 at once" in text
     few_trials = plan_sweep(request(few, search={"trials": 8}), execution).filling(16)
-    text = describe_sweep(few_trials, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+    text = describe_plan(few_trials, room, 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert "; 8 at once; the cluster can run 16" in text
 
 
@@ -411,19 +417,19 @@ def test_a_plan_with_gpus_names_the_memory_of_a_finished_run(few, execution, mon
     monkeypatch.setattr("ctvr.orchestrator.sweeps.plan_text.memory_text", lambda *_: ["3.0 GiB in run 1"])
     planned, tracker = plan_sweep(request(few), execution), execution.tracker("small")
     for gpus, is_named in ((1, True), (0, False)):
-        text = describe_sweep(planned, Capacity(2, gpus, 2), 0, replace(execution, gpus_per_trial=gpus), tracker)
+        text = describe_plan(planned, Capacity(2, gpus, 2), 0, replace(execution, gpus_per_trial=gpus), tracker)
         assert ("\n  memory     3.0 GiB in run 1\n" in text) is is_named
 
 
 def test_the_plan_describes_confirmation_and_detectable_difference(few, execution):
     planned = plan_sweep(request(few), execution)
-    text = describe_sweep(
+    text = describe_plan(
         planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small")
     )
     assert "the best 2 and the recommended settings over 3 new seeds on the same videos" in text
     assert "with 2 queries of 2 val videos in 2 tasks" in text
     off = plan_sweep(request(few, search={"confirm": 0, "scheduler": "none"}), execution)
-    text = describe_sweep(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
+    text = describe_plan(off, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("small"))
     assert "confirms   nothing: the best trial is accepted without a test" in text
     assert (
         "8 by tpe, scheduler none in brackets of 8 (points that train the same model are one trial); 2 at once" in text
@@ -431,7 +437,7 @@ def test_the_plan_describes_confirmation_and_detectable_difference(few, executio
 
 
 def test_the_unsearched_candidate_is_the_searchs_first_trial(few, execution):
-    planned = plan_sweep(request(few, method="framefusion_moe"), execution)
+    planned = search_of(request(few, method="framefusion_moe"), execution)
     unsearched = planned.unsearched(1)
     assert unsearched.settings == {**planned.experiment.settings, "method.ffa_layers": 4}  # 10 are all four of them
     assert unsearched.evaluation.split == "val"

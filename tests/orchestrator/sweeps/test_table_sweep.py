@@ -1,19 +1,18 @@
 """Parts of a whole table that are checked before it starts, and its end. With Ray: test_ray_tables.py."""
 
-import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from ctvr.orchestrator.errors import Interrupted, RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import resolve
-from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchOutcome, read_plan, write_plan
-from ctvr.orchestrator.sweeps import table_sweep as table_jobs
+from ctvr.orchestrator.on_ray.plan import GAIN, Capacity, SearchOutcome, TrialPlan, write_plan
+from ctvr.orchestrator.sweeps import sweep as jobs
 from ctvr.orchestrator.sweeps.comparison import ConfirmationResult
-from ctvr.orchestrator.sweeps.resume import resume
+from ctvr.orchestrator.sweeps.plan import Plan, SweepRequest, plan_sweep
+from ctvr.orchestrator.sweeps.plan_text import describe_plan
 from ctvr.orchestrator.sweeps.session import trial_plan
-from ctvr.orchestrator.sweeps.table_sweep import PlannedTable, TableRequest, plan_table, sweep_table
 from ctvr.orchestrator.sweeps.verdict import CONFIRMS
 from ctvr.orchestrator.tables.presets import TablePreset, as_data, parse_preset
 from ctvr.orchestrator.tables.table import Difference
@@ -35,20 +34,19 @@ def preset(**more: object) -> TablePreset:
     return parse_preset({**data, **more})
 
 
-def request(few: str, made: TablePreset | None = None, **overrides: object) -> TableRequest:
-    return TableRequest("t", few, made or preset(), overrides)
+def request(few: str, made: TablePreset | None = None, **overrides: object) -> SweepRequest:
+    return SweepRequest("t", few, made or preset(), overrides)
 
 
 # ------------------------------------------------------------------------------------------- what is asked
 
 
 def test_every_row_is_searched_by_the_same_budget_and_rule(few, execution):
-    planned = plan_table(request(few), execution)
-    assert [row.row.name for row in planned.searched] == ["clip4clip", "tvr_plus_cl"]
-    sweeps = [row.sweep for row in planned.searched]
-    assert {sweep.search for sweep in sweeps} == {planned.search}
-    assert [sweep.request.name for sweep in sweeps] == ["t-clip4clip", "t-tvr_plus_cl"]
-    assert {row.experiment.evaluation.split for row in planned.searched} == {"val"}
+    planned = plan_sweep(request(few), execution)
+    assert list(planned.searches) == ["clip4clip", "tvr_plus_cl"]
+    assert [search.name for search in planned.searches.values()] == ["t-clip4clip", "t-tvr_plus_cl"]
+    assert {search.experiment.evaluation.split for search in planned.searches.values()} == {"val"}
+    assert (planned.trials, planned.config.metric) == (3, GAIN)
     names = ["zero_shot", "clip4clip", "tvr_plus_cl", "tvr_plus_cl:untrained"]
     assert [row.row.name for row in planned.rows] == names
     assert planned.rows[2].experiment.method.base == "clip_vip"
@@ -57,18 +55,18 @@ def test_every_row_is_searched_by_the_same_budget_and_rule(few, execution):
 def test_settings_are_the_tables_then_the_rows_then_the_users(few, execution):
     rows = ["clip4clip", {"name": "lwf", "settings": {"optim.epochs": 3, "data.batch_size": 2}}]
     made = preset(rows=rows, settings={"optim.epochs": 5, "optim.lr_scale": 7})
-    first, second = (row.experiment for row in plan_table(request(few, made, **{"data.batch_size": 1}), execution).rows)
+    first, second = (row.experiment for row in plan_sweep(request(few, made, **{"data.batch_size": 1}), execution).rows)
     assert (first.optim.epochs, second.optim.epochs) == (5, 3)
     assert first.optim.lr_scale == second.optim.lr_scale == 7
     assert first.data.batch_size == second.data.batch_size == 1
 
 
 def test_without_trials_every_row_runs_its_recommended_preset(few, execution):
-    planned = plan_table(request(few, preset(search={"trials": 0})), execution)
-    assert planned.searched == []
+    planned = plan_sweep(request(few, preset(search={"trials": 0})), execution)
+    assert planned.searches == {}
     assert {row.experiment.evaluation.split for row in planned.rows} == {"test"}
     asked = parse_preset({**as_data(preset(search={"trials": 0})), "rows": ["lwf:original"]})
-    assert plan_table(request(few, asked), execution).rows[0].experiment.presets == ("original",)
+    assert plan_sweep(request(few, asked), execution).rows[0].experiment.presets == ("original",)
 
 
 WRONG = {"method.frame_norm": "l3"}
@@ -85,19 +83,17 @@ REFUSED: dict[str, tuple[dict[str, object], dict[str, object], str, str]] = {  #
 
 @pytest.mark.parametrize(("more", "overrides", "setting", "said"), REFUSED.values(), ids=REFUSED)
 def test_a_table_that_cannot_run_is_refused_in_one_line(few, execution, more, overrides, setting, said):
-    refused(lambda: plan_table(request(few, preset(**more), **overrides), execution), said, settings=(setting,))
+    refused(lambda: plan_sweep(request(few, preset(**more), **overrides), execution), said, settings=(setting,))
 
 
 def test_a_table_that_exists_is_not_overwritten(few, execution):
     write_plan(trial_plan(execution, "t"), execution.folder("t"))
-    refused(lambda: sweep_table(request(few), execution), "Resume it with `ctvr sweep --resume t`")
+    refused(lambda: jobs.sweep(request(few), execution), "Resume it with `ctvr sweep --resume t`")
 
 
 def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):
-    planned = plan_table(request(few), execution)
-    text = table_jobs._plan_text(
-        planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("few")
-    )
+    planned = plan_sweep(request(few), execution)
+    text = describe_plan(planned, Capacity(2, 0, 2), 0, replace(execution, gpus_per_trial=0), execution.tracker("few"))
     assert "table t: T, on small, 2 tasks" in text
     assert "searched   clip4clip, tvr_plus_cl" in text
     assert "zero_shot, tvr_plus_cl:untrained (not searched)" in text
@@ -105,27 +101,29 @@ def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):
     assert "confirms   nothing: the best trial is accepted without a test" in text
     assert "chosen by  R@1 gain over zero-shot on val videos" in text
     assert "all rows over 2 seeds on test videos: 6 runs in one rerun" in text
-    cheap = plan_table(request(few, preset(search={"trials": 0})), execution)
-    text = table_jobs._plan_text(cheap, Capacity(2, 0, 2), 0, execution, execution.tracker("few"))
+    cheap = plan_sweep(request(few, preset(search={"trials": 0})), execution)
+    text = describe_plan(cheap, Capacity(2, 0, 2), 0, execution, execution.tracker("few"))
     assert "none: every row runs its recommended preset" in text
 
 
 # ------------------------------------------------------------------------------------------- how it ends
 
 
-def searched(planned: PlannedTable, execution: ExecutionConfig, gains: dict[str, list[float]]) -> tuple[Tracker, str]:
+def searched(
+    planned: Plan, execution: ExecutionConfig, gains: dict[str, list[float]]
+) -> tuple[Tracker, dict[str, str]]:
     """Return the table's searches as MLflow has them: gains of the complete trials of each row."""
     tracker = execution.tracker("small")
-    parent = tracker.open_sweep("t", "small", {})
-    for row in planned.searched:
-        sweep = tracker.open_sweep(row.sweep.request.name, "small", {"search.metric": GAIN})
-        for number, gain in enumerate(gains.get(row.row.name, [])):
-            tags = {"ctvr.presets": ",".join(row.experiment.presets), "ctvr.split": "val"}
-            settings = {**row.experiment.settings, "optim.weight_decay": number / 10}
-            run = tracker.open_run("small", f"{row.row.name}-{number}", settings, sweep, tags)
+    parents = {"": tracker.open_sweep("t", "small", {})}
+    for name, search in planned.searches.items():
+        parents[name] = tracker.open_sweep(search.name, "small", {"search.metric": GAIN})
+        for number, gain in enumerate(gains.get(name, [])):
+            tags = {"ctvr.presets": ",".join(search.experiment.presets), "ctvr.split": "val"}
+            settings = {**search.experiment.settings, "optim.weight_decay": number / 10}
+            run = tracker.open_run("small", f"{name}-{number}", settings, parents[name], tags)
             tracker.log_task(run, 2, {GAIN: gain, "cost/seconds_task": 2.0})
             tracker.set_tags(run, {"ctvr.complete": "true"})
-    return tracker, parent
+    return tracker, parents
 
 
 def outcome(complete: int) -> SearchOutcome:
@@ -141,15 +139,15 @@ def reruns(monkeypatch) -> list:
         found.append((name, runs, settings, again, direction))
         return "the table"
 
-    monkeypatch.setattr(table_jobs, "execute_rerun", keep)
+    monkeypatch.setattr(jobs, "execute_rerun", keep)
     return found
 
 
 def test_all_winners_and_seeds_are_one_rerun(few, execution, reruns):
-    planned = plan_table(replace(request(few), direction="both"), execution)
-    tracker, parent = searched(planned, execution, {"clip4clip": [1.0, 3.0, 2.0], "tvr_plus_cl": [0.5]})
+    planned = plan_sweep(replace(request(few), direction="both"), execution)
+    tracker, parents = searched(planned, execution, {"clip4clip": [1.0, 3.0, 2.0], "tvr_plus_cl": [0.5]})
     outcomes = {"clip4clip": outcome(3), "tvr_plus_cl": outcome(1)}
-    text = table_jobs._conclude(planned, outcomes, execution, tracker, parent)
+    text = jobs._conclude(planned, outcomes, parents, execution, tracker)
     assert text.endswith("the table")
     assert "clip4clip: 3 complete, 0 stopped early, 0 failed; best R@1 gain over zero-shot +3.00" in text
     ((name, runs, settings, again, direction),) = reruns
@@ -181,16 +179,16 @@ def test_all_winners_and_seeds_are_one_rerun(few, execution, reruns):
     assert found.status == "FINISHED"
 
 
-def verdict_of(planned: PlannedTable, row: int, is_confirmed: bool) -> ConfirmationResult:
+def verdict_of(planned: Plan, row: int, is_confirmed: bool) -> ConfirmationResult:
     experiment = planned.rows[row].experiment
     best = resolve({**experiment.settings, "optim.weight_decay": 0.1}, None, experiment.presets)
-    name = planned.rows[row].sweep.request.name
+    name = planned.rows[row].search.name
     return ConfirmationResult(name, experiment, best, "trial", is_confirmed, Difference(4.0, 1.0, 7.0, 0.01), 1, 3, 4.5)
 
 
 def test_rerun_uses_the_confirmed_settings_and_fresh_seeds(few, execution, reruns, monkeypatch):
-    planned = plan_table(request(few, preset(search={"trials": 3, "confirm": 1})), execution)
-    tracker, parent = searched(planned, execution, {"clip4clip": [1.0, 3.0], "tvr_plus_cl": [0.5, 1.5]})
+    planned = plan_sweep(request(few, preset(search={"trials": 3, "confirm": 1})), execution)
+    tracker, parents = searched(planned, execution, {"clip4clip": [1.0, 3.0], "tvr_plus_cl": [0.5, 1.5]})
     asked: list = []
 
     def confirm(name, listed, num_tasks, execution, tracker, search, again):
@@ -200,10 +198,8 @@ def test_rerun_uses_the_confirmed_settings_and_fresh_seeds(few, execution, rerun
         verdicts = [verdict_of(planned, 1, True), verdict_of(planned, 2, False)]
         return {verdict.sweep: verdict for verdict in verdicts}
 
-    monkeypatch.setattr(table_jobs, "confirm", confirm)
-    text = table_jobs._conclude(
-        planned, {"clip4clip": outcome(2), "tvr_plus_cl": outcome(2)}, execution, tracker, parent
-    )
+    monkeypatch.setattr(jobs, "confirm", confirm)
+    text = jobs._conclude(planned, dict.fromkeys(planned.searches, outcome(2)), parents, execution, tracker)
     assert [(each.sweep, each.name) for each in asked] == [
         ("t-clip4clip", "recommended"),
         ("t-clip4clip", "clip4clip-1"),
@@ -223,11 +219,11 @@ def test_rerun_uses_the_confirmed_settings_and_fresh_seeds(few, execution, rerun
 
 
 def test_row_without_a_winner_is_reported_at_the_end(few, execution, reruns):
-    planned = plan_table(request(few), execution)
-    tracker, parent = searched(planned, execution, {"clip4clip": [1.0]})
+    planned = plan_sweep(request(few), execution)
+    tracker, parents = searched(planned, execution, {"clip4clip": [1.0]})
     outcomes = {"clip4clip": outcome(1), "tvr_plus_cl": outcome(0)}
     with pytest.raises(RunsFailed, match="the table\nrows without a winner, missing from the table: tvr_plus_cl"):
-        table_jobs._conclude(planned, outcomes, execution, tracker, parent)
+        jobs._conclude(planned, outcomes, parents, execution, tracker)
     assert {run.tags["ctvr.row"] for run in reruns[0][1]} == {"zero_shot", "clip4clip", "tvr_plus_cl:untrained"}
     found = tracker.find_sweep("t")
     assert found is not None
@@ -238,35 +234,26 @@ def test_an_interrupted_rerun_leaves_the_table_to_be_resumed(few, execution, mon
     def stop(*arguments: object) -> str:
         raise Interrupted("go on")
 
-    monkeypatch.setattr(table_jobs, "execute_rerun", stop)
-    planned = plan_table(request(few, preset(search={"trials": 0})), execution)
-    tracker, parent = searched(planned, execution, {})
+    monkeypatch.setattr(jobs, "execute_rerun", stop)
+    planned = plan_sweep(request(few, preset(search={"trials": 0})), execution)
+    tracker, parents = searched(planned, execution, {})
     with pytest.raises(Interrupted, match="go on"):
-        table_jobs._conclude(planned, {}, execution, tracker, parent)
+        jobs._conclude(planned, {}, parents, execution, tracker)
     found = tracker.find_sweep("t")
     assert found is not None
     assert found.status == "KILLED"
 
 
 def test_a_table_is_resumed_as_it_was_asked_for(few, execution, monkeypatch):
-    made = preset(seeds=4)
-    plan = trial_plan(execution, "t")
-    table = {"preset": as_data(made), "stream": few, "overrides": {"optim.epochs": "1"}, "direction": "v2t"}
-    write_plan(plan, execution.folder("t"), table=table, where={"address": None, "nodes": 1})
-    found: list[PlannedTable] = []
+    asked = SweepRequest("t", few, preset(seeds=4), {"optim.epochs": "1"}, "v2t", 2)
+    write_plan(trial_plan(execution, "t"), execution.folder("t"), request=asdict(asked), where={"nodes": 1})
+    found: list[Plan] = []
 
-    def run(planned: PlannedTable, execution: ExecutionConfig, is_new: bool) -> str:
-        assert not is_new  # it keeps the number of brackets at once of its plan
+    def drive(planned: Plan, execution: ExecutionConfig, resumed: TrialPlan | None) -> str:
+        assert resumed is not None  # it keeps the number of brackets at once of its plan
         found.append(planned)
         return "went on"
 
-    monkeypatch.setattr(table_jobs, "_run", run)
-    assert resume("t", execution) == "went on"
-    assert found[0].request == TableRequest("t", few, made, {"optim.epochs": "1"}, "v2t")
-    assert found[0].search.brackets_at_once == 0  # one: an older version recorded none
-    filled = found[0].filling(64)
-    assert filled.search.brackets_at_once == filled.request.preset.search.get("brackets_at_once", 0)
-    _, kept = read_plan(execution.folder("t"), "t")
-    assert json.dumps(kept["table"]["preset"]) == json.dumps(as_data(made))
-    kept["table"].pop("stream")
-    refused(lambda: table_jobs.resume_table("t", kept, execution), "its plan is of another version")
+    monkeypatch.setattr(jobs, "_drive", drive)
+    assert jobs.resume("t", execution) == "went on"
+    assert found[0].request == asked

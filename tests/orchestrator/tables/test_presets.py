@@ -18,7 +18,7 @@ from ctvr.orchestrator.learning.presets import presets_of, with_recipe
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.streams.load import RENDERED, load_stream
-from ctvr.orchestrator.sweeps.table_plan import clamp_values
+from ctvr.orchestrator.sweeps.plan import clamp_values
 from ctvr.orchestrator.tables.paper_numbers import paper_numbers, published_rows, published_tables
 from ctvr.orchestrator.tables.presets import (
     FOLDER,

@@ -1,0 +1,156 @@
+"""Search of one row: its space, the settings that its trials share, and the points that are tried first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctvr.methods.base import Override
+from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.errors import ConfigError
+from ctvr.orchestrator.execution import ExecutionConfig
+from ctvr.orchestrator.learning.experiment import Experiment
+from ctvr.orchestrator.learning.presets import preset_settings, presets_of
+from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.run import check_streams
+from ctvr.orchestrator.on_ray.plan import SearchConfig
+from ctvr.orchestrator.on_ray.search import override_space
+from ctvr.orchestrator.on_ray.search_space import Condition, SearchSpace, parse_condition, parse_values, within
+from ctvr.orchestrator.streams.metric_names import COSTS
+from ctvr.orchestrator.streams.stream import Stream
+from ctvr.orchestrator.sweeps.epoch_rungs import epochs_compared
+from ctvr.orchestrator.sweeps.preflight import forbid_seed
+from ctvr.orchestrator.sweeps.search_bounds import apply_conditions, clip_to_backbone, meeting
+from ctvr.orchestrator.sweeps.search_spaces import (
+    default_presets,
+    depth_settings,
+    later_task_settings,
+    search_conditions,
+    search_space,
+    upper_bounds,
+)
+from ctvr.orchestrator.tables.presets import TableRow
+from ctvr.orchestrator.tracking.mirror import check_mirror
+
+Words = tuple[tuple[str, ...], tuple[str, ...]]  # arguments of --space and of --space-add
+
+
+@dataclass(frozen=True)
+class PlannedSearch:
+    """A checked search of one row, with the components of its trials."""
+
+    name: str  # of its MLflow run
+    row: TableRow
+    stream: Stream
+    experiment: Experiment  # a trial's experiment, except the searched settings
+    fixed_settings: Settings  # settings shared by all trials, from the user and the search space
+    space: dict[str, Any]
+    paper_point: dict[str, Any]
+    listed: tuple[str, ...] = ()  # settings of `space` whose values the user listed
+    conditions: dict[str, Condition] = field(default_factory=dict)  # setting -> its condition; others always searched
+    epochs: int = 0  # number of epochs of a trial if trials are compared after epochs
+
+    @property
+    def recommended(self) -> dict[str, Any]:
+        """Return the recommended point of the space; numbers of blocks are limited to those of the tower."""
+        settings = self.experiment.settings
+        point = {name: settings[name] for name in self.space if name in settings}  # excludes settings of other variants
+        for name in point.keys() & set(depth_settings(self.row.method)):
+            point[name] = min(point[name], max(self.space[name].categories))
+        return point
+
+    def unsearched(self, workers: int) -> Experiment:
+        """Return the experiment of the recommended settings, as in the search's first trial."""
+        full = {**self.fixed_settings, **self.recommended, "workers": workers}
+        return resolve(full, self.stream.settings, self.experiment.presets)
+
+    @property
+    def searched(self) -> SearchSpace:
+        later = tuple(name for name in later_task_settings(self.row.method) if name in self.space)
+        later = later if len(self.stream.tasks) > 1 else ()  # trials that differ only in unread settings are one model
+        points = self.paper_point, self.recommended, self.stream.settings
+        return SearchSpace(self.space, *points, later, upper_bounds(self.row.method), self.listed, self.conditions)
+
+
+def plan_search(
+    name: str,
+    row: TableRow,
+    stream: Stream,
+    stream_name: str,
+    overrides: Settings,
+    config: SearchConfig,
+    words: Words,
+    execution: ExecutionConfig,
+) -> PlannedSearch:
+    """Check the search of a row before anything starts.
+
+    Args:
+        name: name of its MLflow run.
+        stream_name: the stream as the user named it.
+        overrides: settings of all trials, from the table and the user.
+        config: settings of the search.
+
+    Raises:
+        ConfigError: for a setting, preset or searched value that cannot run.
+    """
+    asked = (*words[0], *words[1])
+    listed = [parse_values(word)[0] for word in asked]
+    forbid_seed([*overrides, *listed])
+    if twice := next((each for each in listed if each in overrides or listed.count(each) > 1), None):
+        raise ConfigError(f"--space {twice}: is given twice. List all its values once, and omit {twice}=VALUE.")
+    presets = default_presets(row.method, stream, row.presets)
+    space, paper, given = _searched(row, stream, stream_name, overrides, words, presets)
+    if not space:
+        raise ConfigError(f"sweep: all settings of {row.method} are fixed, so none is searched. Use `ctvr run`.")
+    full = {**given, "workers": execution.workers}
+    if any(metric.startswith(COSTS) for metric in config.metrics) and "evaluation.costs" not in full:
+        given["evaluation.costs"] = full["evaluation.costs"] = True
+    experiment = resolve(full, stream.settings, presets)
+    epochs = epochs_compared(config, experiment, len(stream.method_tasks), space)
+    if epochs and "evaluation.every_epoch" not in full:
+        given["evaluation.every_epoch"] = full["evaluation.every_epoch"] = True
+        experiment = resolve(full, stream.settings, presets)
+    check_mirror(experiment.tracking.mirror)
+    check_streams(experiment, stream, execution.places())
+    if stream.has_val and experiment.evaluation.split == "test":
+        raise ConfigError(
+            f"a sweep selects settings on the validation videos of {stream.name}",
+            "evaluation.split=test",
+            remedy="Omit it.",
+        )
+    space = clip_to_backbone(row.method, space, experiment, asked)
+    conditions = {} if words[0] else search_conditions(row.method)
+    conditions |= dict(filter(None, map(parse_condition, asked)))
+    space, conditions = apply_conditions(space, conditions, experiment.settings, listed)
+    given["method"] = experiment.run.method  # for a named configuration the method; its preset is in `presets`
+    bounds = upper_bounds(row.method)
+    known = space.keys() & experiment.settings.keys()
+    bounded = {each: experiment.settings[each] for each in {*bounds, *bounds.values()} & known}
+    for each, domain in space.items():
+        for value in getattr(domain, "categories", None) or [domain.sample()]:
+            point = {**bounded, **meeting(each, conditions), each: value}
+            resolve({**full, **within(point, bounds)}, stream.settings, presets)
+    epochs = epochs_compared(config, experiment, len(stream.method_tasks), space)
+    epochs = epochs if experiment.evaluation.every_epoch else 0
+    tried = tuple(each for each in listed if each in space)
+    return PlannedSearch(name, row, stream, experiment, given, space, paper, tried, conditions, epochs)
+
+
+def _searched(
+    row: TableRow, stream: Stream, stream_name: str, overrides: Settings, words: Words, presets: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any], Settings]:
+    """Return the searched space, the paper's point in it, and the settings that all trials share.
+
+    Settings that the user or an ablation fixes are not searched. A recipe overrides the space's fixed settings.
+    """
+    fixed, own, paper = search_space(row.method)
+    space = override_space({} if words[0] else own, (*words[0], *words[1]))
+    for name in preset_settings(row.method, presets, overrides, stream.settings):
+        fixed.pop(name, None)
+    known = presets_of(row.method)
+    changes = [known[preset] for preset in presets if isinstance(known.get(preset), Override)]
+    changed = {name for settings in changes for name in settings}
+    split = "val" if stream.has_val else "test"
+    given = {**fixed, "evaluation.split": split, **overrides}
+    given.update({"method": row.method, "stream": stream_name})
+    return {name: domain for name, domain in space.items() if name not in {*overrides, *changed}}, paper, given
