@@ -18,8 +18,8 @@ from ctvr.methods import CONFIGURATIONS, EVERY_METHOD
 from ctvr.methods.base import Override, Recipe
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.digests import list_sources
-from ctvr.orchestrator.learning.presets import configured, get_method, presets_of, with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.presets import configured, get_method, presets_of
+from ctvr.orchestrator.learning.resolve import published
 from ctvr.orchestrator.tables.paper_items import read as read_items
 from ctvr.orchestrator.tables.unpublished_settings import deviations, unpublished
 from ctvr.orchestrator.tables.verified import equals, grade_of, of_method
@@ -188,8 +188,8 @@ def _recipes(name: str) -> list[str]:
 
 
 def _resolved(name: str, preset: str) -> Settings:
-    made = resolve({"method": name, "stream": "any"}, {}, with_recipe(name, (preset,), {"preset": "paper"}))
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in made.settings.items()}
+    made = published(name, {"preset": "paper"}, (preset,)).settings
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in made.items()}
 
 
 def _open(name: str) -> list[str]:

@@ -85,15 +85,12 @@ def _wrapped(name: str, parts: Sequence[str]) -> list[str]:
 
 def changed_settings(experiment: Experiment) -> list[str]:
     """List the settings that differ from the method's defaults, with their source: user, preset or stream."""
-    from ctvr.orchestrator.learning.resolve import resolve  # imports torch
-
-    run = experiment.run
-    base = {"method.base": experiment.settings["method.base"]} if "method.base" in experiment.settings else {}
-    defaults = resolve({"method": run.method, "stream": run.stream, **base}).settings
+    sources = {**dict.fromkeys(experiment.settings, "derived"), **experiment.sources}
+    unchanged = {**experiment.defaults, "method.base": experiment.settings.get("method.base")}
     return [
-        f"{name}={as_text(value)} ({experiment.sources.get(name, 'derived')})"
+        f"{name}={as_text(value)} ({sources[name]})"
         for name, value in experiment.settings.items()
-        if name not in ("method", "stream") and value != defaults.get(name)
+        if value != unchanged.get(name)
     ]
 
 

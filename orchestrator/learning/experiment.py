@@ -9,7 +9,7 @@ from ctvr.methods import CONFIGURATIONS, find_method
 from ctvr.methods.base import Method
 from ctvr.methods.capabilities import Capabilities, capabilities_of
 from ctvr.methods.settings import SettingError, require, setting
-from ctvr.orchestrator.config import Settings
+from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision
 from ctvr.orchestrator.digests import digest_of
@@ -149,7 +149,8 @@ class Experiment:
 
     Attributes:
         settings: every value, flat and dotted, defaults included.
-        sources: setting -> "you", "preset NAMES" or "the stream", without defaults and derived values.
+        layers: source ("the method", "the stream", "preset NAMES", "you") -> the settings that it gives; later sources
+            override earlier ones.
     """
 
     run: RunConfig
@@ -163,7 +164,7 @@ class Experiment:
     base: Any | None  # instance of the wrapped retriever's Config, for a strategy
     settings: Settings = field(default_factory=dict)
     presets: tuple[str, ...] = ()
-    sources: dict[str, str] = field(default_factory=dict, compare=False)
+    layers: dict[str, Settings] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -172,6 +173,28 @@ class Experiment:
             if method == self.run.method and preset in self.presets:
                 return name
         return self.run.method
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Map each given setting to its source; defaults and derived values have none."""
+        return {name: source for source, settings in self.layers.items() for name in settings}
+
+    @property
+    def defaults(self) -> Settings:
+        """Return the settings of the method, and of the retriever that it wraps, if none is given."""
+        configs = {**GROUPS, "method": find_method(self.run.method).Config}
+        if self.base is not None:
+            configs["base"] = find_method(self.method.base).Config
+        made = flatten(RunConfig(method=self.run.method, stream=self.run.stream))
+        for group, config in configs.items():
+            made |= flatten(config(), group)
+        frames = {name: made["data.num_frames"] for name in made if name.endswith(".num_frames")}
+        return made | frames | self.layers.get("the method", {})
+
+    def recommended(self, name: str) -> Any:
+        """Return the value of a setting that stream and presets recommend, else its default."""
+        given = [settings[name] for source, settings in self.layers.items() if source != "you" and name in settings]
+        return given[-1] if given else self.defaults[name]
 
     @property
     def capabilities(self) -> Capabilities:

@@ -23,7 +23,7 @@ from ctvr.orchestrator.config import (
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.errors import ConfigError, UntrustedCode
 from ctvr.orchestrator.learning.experiment import GROUPS, Experiment, RunConfig
-from ctvr.orchestrator.learning.presets import configured, get_method, preset_settings, with_base_method
+from ctvr.orchestrator.learning.presets import configured, get_method, preset_settings, with_base_method, with_recipe
 from ctvr.orchestrator.setting_groups import known_settings, setting_names, settings_called
 from ctvr.orchestrator.streams.stream import Stream
 
@@ -70,7 +70,7 @@ def check_domain(method: str, stream: Stream) -> None:
 def resolve(
     overrides: Mapping[str, Any], recommended: Mapping[str, Any] | None = None, presets: Sequence[str] = ()
 ) -> Experiment:
-    """Check a configuration and fill in defaults.
+    """Check a user's configuration and fill in defaults. A run does this once, and passes the experiment on.
 
     Later sources override earlier ones: defaults, `Method.OPTIMIZER`, the stream's recommended settings, the recipe and
     the changes among the presets, the overrides. `with_recipe` adds the stream's recipe; here it must be in `presets`.
@@ -85,57 +85,94 @@ def resolve(
     """
     if "method" not in overrides:
         raise ConfigError("no method was given", "method", remedy="Add --method NAME; `ctvr methods` lists them.")
+    return _of_layers(overrides, recommended or {}, presets)
+
+
+def published(
+    method: str, recommended: Mapping[str, Any], presets: Sequence[str] = (), given: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Return the experiment of a method as published: under its presets and recommended settings, without a user's.
+
+    Args:
+        method: name of a method or a configuration.
+        recommended: of a stream or a benchmark; it may name the recipe.
+        presets: names from the method's PRESETS.
+        given: settings of one row of a table.
+
+    Raises:
+        ConfigError: as `resolve`.
+    """
+    overrides = {**(given or {}), "method": method, "stream": ""}
+    return _of_layers(overrides, recommended, with_recipe(method, presets, recommended))
+
+
+def _of_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any], presets: Sequence[str]) -> Experiment:
+    """Order the settings of all sources, and build the experiment."""
     name, presets = configured(str(overrides["method"]), presets)
     overrides = {**with_base_method(overrides), "method": name}
     cls = get_method(name)
-    recommended = recommended or {}
     of_presets = preset_settings(name, presets, overrides, recommended)
     chosen = {**of_presets, **overrides}
-    merged: Settings = {key: value for key, value in {**recommended, **chosen}.items() if key != "preset"}
-    merged = {**_optimizer_of(cls, merged), **merged}
-    _refuse_unknown_names(cls, merged)
-    run = build(RunConfig, {key: value for key, value in merged.items() if "." not in key})
-    groups: dict[str, Any] = {
-        group: build(config, select_prefix(merged, group), group) for group, config in GROUPS.items()
-    }
-    method: Any = _build_method(cls, merged, groups["data"], "method")
-    base: Any = None
-    if cls.wraps and "method.base" in merged and "method.base" not in chosen:
+    if cls.wraps and "method.base" in recommended and "method.base" not in chosen:
         with named_in(f"stream {overrides.get('stream')}"):
-            get_method(method.base)
-    if cls.wraps:
-        base = _build_base(name, method, merged, groups["data"])
-    elif select_prefix(merged, "base"):
+            get_method(str(recommended["method.base"]))
+    layers: dict[str, Settings] = {
+        "the method": _optimizer_of(cls, {**recommended, **chosen}),
+        "the stream": dict(recommended),
+        f"preset {','.join(presets)}": of_presets,
+        "you": overrides,
+    }
+    return build_experiment(layers, presets)
+
+
+def with_values(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """Return the experiment with other values of a user's settings, equal to the one that `resolve` returns for them.
+
+    It builds and checks the groups of these settings, and those that depend on them.
+
+    Raises:
+        ConfigError: as `resolve`.
+    """
+    layers = {**experiment.layers, "you": {**experiment.layers["you"], **values}}
+    if not {"method", "method.base"}.isdisjoint(values):  # which have other presets
+        return _of_layers(layers["you"], layers["the stream"], experiment.presets)
+    changed = {name.partition(".")[0] if "." in name else "run" for name in values}
+    changed |= {"method", "base"} if "data" in changed else {"base"} if "method" in changed else set()
+    return build_experiment(layers, experiment.presets, {k: v for k, v in vars(experiment).items() if k not in changed})
+
+
+def build_experiment(
+    layers: dict[str, Settings], presets: Sequence[str] = (), groups: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Build the groups of settings, and check them against each other.
+
+    Args:
+        layers: source -> its settings, as in `Experiment`; the last contains `method` and `stream`.
+        presets: names, for the record.
+        groups: groups that are already built and checked, by name.
+
+    Raises:
+        ConfigError: as `resolve`.
+    """
+    given = {name: value for settings in layers.values() for name, value in settings.items() if name != "preset"}
+    cls, built = get_method(str(given["method"])), groups or {}
+    _refuse_unknown_names(cls, given)
+    run = built.get("run") or build(RunConfig, {name: value for name, value in given.items() if "." not in name})
+    made: dict[str, Any] = {
+        group: built.get(group) or build(config, select_prefix(given, group), group) for group, config in GROUPS.items()
+    }
+    made["method"] = built.get("method") or _build_method(cls, given, made["data"], "method")
+    made["base"] = built.get("base") or _build_base(cls, made["method"], given, made["data"])
+    if made["data"].batch_size % run.workers:
         raise ConfigError(
-            f"{name} does not wrap another method",
-            f"base.{next(iter(select_prefix(merged, 'base')))}",
-            remedy="Omit it.",
-        )
-    if groups["data"].batch_size % run.workers:
-        raise ConfigError(
-            f"{groups['data'].batch_size} pairs cannot be split evenly over workers={run.workers}",
+            f"{made['data'].batch_size} pairs cannot be split evenly over workers={run.workers}",
             "data.batch_size",
             remedy="Use a multiple of it.",
         )
     settings = flatten(run)
-    for group, value in groups.items():
-        settings.update(flatten(value, group))
-    settings.update(flatten(method, "method"))
-    if base is not None:
-        settings.update(flatten(base, "base"))
-    return Experiment(
-        run,
-        **groups,
-        method=method,
-        base=base,
-        settings=settings,
-        presets=tuple(presets),
-        sources={
-            **dict.fromkeys(recommended, "the stream"),
-            **dict.fromkeys(of_presets, f"preset {','.join(presets)}"),
-            **dict.fromkeys(overrides, "you"),
-        },
-    )
+    for group, value in made.items():
+        settings |= flatten(value, group) if value is not None else {}
+    return Experiment(run, **made, settings=settings, presets=tuple(presets), layers=layers)
 
 
 def _optimizer_of(cls: type[Method], settings: Settings) -> Settings:
@@ -170,8 +207,13 @@ def _build_method(cls: type[Method], settings: Settings, data: DataConfig, prefi
     return made
 
 
-def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) -> Any:
-    """Build the settings of the base that strategy `name` wraps; raise ConfigError if it cannot wrap it."""
+def _build_base(cls: type[Method], method: Any, settings: Settings, data: DataConfig) -> Any:
+    """Build the settings of the base that a strategy wraps, None for a retriever; refuse a base that it cannot wrap."""
+    name, own = settings["method"], select_prefix(settings, "base")
+    if not cls.wraps and own:
+        raise ConfigError(f"{name} does not wrap another method", f"base.{next(iter(own))}", remedy="Omit it.")
+    if not cls.wraps:
+        return None
     try:
         wrapped = get_method(method.base)
     except UntrustedCode:
@@ -187,7 +229,7 @@ def _build_base(name: str, method: Any, settings: Settings, data: DataConfig) ->
         )
     base = _build_method(wrapped, settings, data, "base")
     try:
-        get_method(name).check_base(method, wrapped, base)
+        cls.check_base(method, wrapped, base)
     except SettingError as error:
         said = setting_error(error, "method")
         fault = f"{name} cannot wrap {method.base}: {said.fault}"

@@ -37,7 +37,7 @@ from ctvr.orchestrator.learning.loop import Loop, LoopConfig
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog
 from ctvr.orchestrator.learning.protocols import protocol_of
 from ctvr.orchestrator.learning.pulse import at
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.resolve import build_experiment
 from ctvr.orchestrator.learning.run_key import NON_IDENTITY_SETTINGS, frames_digest
 from ctvr.orchestrator.learning.unseen import load_others, others_digest, prepare_others
 from ctvr.orchestrator.learning.upgrade import TwoTokenizers, check_upgrade, make_learner, new_experiment
@@ -332,7 +332,7 @@ def zero_shot_curve(
     if protocol_of(stream).gain is None:
         return None
     settings = {name: experiment.settings[name] for name in experiment.settings if name.startswith(ZERO_SHOT_SETTINGS)}
-    zero = resolve({"method": "zero_shot", "stream": experiment.run.stream, **settings})
+    zero = build_experiment({"you": {"method": "zero_shot", "stream": experiment.run.stream, **settings}})
     frames = frames_digest(stream, data.frames, (experiment.evaluation.split,))
     commits = Commits(store, "zero-" + zero.key(stream, frames, data.device.type))
     num_tasks = len(stream.tasks)

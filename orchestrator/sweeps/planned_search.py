@@ -11,7 +11,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.presets import preset_settings, presets_of
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.resolve import resolve, with_values
 from ctvr.orchestrator.learning.run import check_streams
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.on_ray.search import override_space
@@ -61,8 +61,7 @@ class PlannedSearch:
 
     def unsearched(self, workers: int) -> Experiment:
         """Return the experiment of the recommended settings, as in the search's first trial."""
-        full = {**self.fixed_settings, **self.recommended, "workers": workers}
-        return resolve(full, self.stream.settings, self.experiment.presets)
+        return with_values(self.experiment, {**self.recommended, "workers": workers})
 
     @property
     def searched(self) -> SearchSpace:
@@ -108,8 +107,8 @@ def plan_search(
     experiment = resolve(full, stream.settings, presets)
     epochs = epochs_compared(config, experiment, len(stream.method_tasks), space)
     if epochs and "evaluation.every_epoch" not in full:
-        given["evaluation.every_epoch"] = full["evaluation.every_epoch"] = True
-        experiment = resolve(full, stream.settings, presets)
+        given["evaluation.every_epoch"] = True
+        experiment = with_values(experiment, {"evaluation.every_epoch": True})
     check_mirror(experiment.tracking.mirror)
     check_streams(experiment, stream, execution.places())
     if stream.has_val and experiment.evaluation.split == "test":
@@ -128,8 +127,7 @@ def plan_search(
     bounded = {each: experiment.settings[each] for each in {*bounds, *bounds.values()} & known}
     for each, domain in space.items():
         for value in getattr(domain, "categories", None) or [domain.sample()]:
-            point = {**bounded, **meeting(each, conditions), each: value}
-            resolve({**full, **within(point, bounds)}, stream.settings, presets)
+            with_values(experiment, within({**bounded, **meeting(each, conditions), each: value}, bounds))
     epochs = epochs_compared(config, experiment, len(stream.method_tasks), space)
     epochs = epochs if experiment.evaluation.every_epoch else 0
     tried = tuple(each for each in listed if each in space)

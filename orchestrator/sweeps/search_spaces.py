@@ -19,7 +19,7 @@ from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import GROUPS
 from ctvr.orchestrator.learning.presets import configured, get_method, presets_of, with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.resolve import published
 from ctvr.orchestrator.on_ray.plan import GAIN, SEARCHED
 from ctvr.orchestrator.on_ray.search_space import Condition
 from ctvr.orchestrator.streams.stream import Stream
@@ -86,9 +86,8 @@ def preset_text(name: str, preset: str) -> str:
     Raises:
         ConfigError: for an unknown method or preset.
     """
-    plain = {"method": name, "stream": "any"}
-    recommended = resolve(plain, {}, with_recipe(name, (), {"preset": "paper"})).settings
-    chosen = resolve(plain, {}, with_recipe(name, (preset,), {"preset": "paper"})).settings
+    recommended = published(name, {"preset": "paper"}).settings
+    chosen = published(name, {"preset": "paper"}, (preset,)).settings
     values = presets_of(name).get(preset, {})
     sources = values.sources if isinstance(values, Recipe) else {}
     unsaid = "our default: not given by its recipe" if isinstance(values, Recipe) else ""
@@ -128,7 +127,7 @@ def search_space(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str,
     """
     found = _search_file(method)
     fixed, space = dict(found["FIXED"]), dict(found["SPACE"])
-    defaults = resolve({**fixed, "method": method, "stream": "any"}).settings
+    defaults = published(method, {}, (), fixed).settings
     first = {**defaults, **found.get("PAPER", {})}
     return fixed, space, {name: first[name] for name in space if name in first}
 

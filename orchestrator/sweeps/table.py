@@ -165,11 +165,9 @@ def printed_settings(row: PublishedRow) -> Settings:
 
 
 def _resolved(method: str, recommended: Settings, presets: Sequence[str], given: Settings) -> Settings:
-    from ctvr.orchestrator.learning.presets import with_recipe  # imports torch
-    from ctvr.orchestrator.learning.resolve import resolve
+    from ctvr.orchestrator.learning.resolve import published  # imports torch
 
-    chosen = with_recipe(method, presets, recommended)
-    return resolve({**given, "method": method, "stream": ""}, recommended, chosen).settings
+    return published(method, recommended, presets, given).settings
 
 
 def paper_settings(run: RunRecord) -> Settings | None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ctvr.orchestrator.config import Settings
 from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.presets import UNTRAINED, get_method, with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.presets import UNTRAINED, get_method
+from ctvr.orchestrator.learning.resolve import published
 from ctvr.orchestrator.method_checks.own_score import is_among, own_scores
 from ctvr.orchestrator.tables.presets import TableRow
 
@@ -68,6 +68,5 @@ def untrained_baselines(method: str, presets: Sequence[str], baselines: Sequence
     """Return the baseline `METHOD:untrained` of a search if its score differs from that of zero-shot CLIP."""
     if "zero_shot" not in baselines or get_method(method).domain != "videos":
         return ()
-    recommended = {"preset": "paper"}
-    experiment = resolve({"method": method, "stream": ""}, recommended, with_recipe(method, presets, recommended))
+    experiment = published(method, {"preset": "paper"}, presets)
     return () if not experiment.trains_by_gradients or own_scores(experiment) is None else (f"{method}:{UNTRAINED}",)

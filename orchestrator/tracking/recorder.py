@@ -20,7 +20,6 @@ from ctvr.orchestrator.learning.experiment import Experiment
 from ctvr.orchestrator.learning.gallery_files import save_gallery
 from ctvr.orchestrator.learning.method_state import save_model
 from ctvr.orchestrator.learning.protocols import protocol_of
-from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.streams.query_rank import Rank
 from ctvr.orchestrator.tracking.left import open_or_take_up
@@ -75,9 +74,7 @@ class Recorder:
             **self.tags,
         }
         if type(method).param_groups is not Method.param_groups:  # the method trains
-            plain = {"method": self.experiment.run.method, "stream": self.experiment.run.stream}
-            recommended = resolve(plain, stream.settings, self.experiment.presets)
-            tags["ctvr.recommended_epochs"] = str(recommended.optim.epochs)
+            tags["ctvr.recommended_epochs"] = str(self.experiment.recommended("optim.epochs"))
         if stream.paper:
             tags["ctvr.paper"] = stream.paper
         if method.declared.is_transductive:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from ctvr.orchestrator.jobs import run as run_command
 from ctvr.orchestrator.jobs.cache import recent_runs
 from ctvr.orchestrator.jobs.run import run
 from ctvr.orchestrator.jobs.run_text import slow_precision, start_text
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.resolve import build_experiment, resolve
 from ctvr.orchestrator.on_ray.plan import GAIN
 from ctvr.orchestrator.sweeps.table import table
 
@@ -39,6 +40,26 @@ def test_a_run_is_recorded_and_goes_on_where_it_ended(execution, manifest, capsy
     assert "nothing was trained (--fresh trains again)" in capsys.readouterr().err
     first, second = execution.tracker().find_runs()
     assert dict(first.metrics[GAIN]) == dict(second.metrics[GAIN])
+
+
+@pytest.mark.parametrize("method", ["zero_shot", "clip4clip"])
+def test_a_run_resolves_its_settings_once(execution, manifest, method):
+    """It builds one other experiment on its stream: the zero-shot reference, from the resolved one."""
+    resolved, built = [], []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code is resolve.__code__:
+            resolved.append(frame.f_back.f_code.co_name)
+        if event == "call" and frame.f_code is build_experiment.__code__:
+            built.append(tuple(frame.f_locals["layers"]["you"][name] for name in ("method", "stream")))
+
+    sys.setprofile(note)
+    try:
+        run({"method": method, "stream": manifest, "optim.epochs": "1"}, (), execution)
+    finally:
+        sys.setprofile(None)
+    assert resolved == ["train"]
+    assert [name for name, stream in built if stream == manifest] == [method, "zero_shot"]
 
 
 def test_a_run_says_that_a_gpu_with_other_precisions_computes_in_full_float32(monkeypatch):

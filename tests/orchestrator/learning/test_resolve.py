@@ -13,7 +13,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.optimizer import OptimConfig
 from ctvr.orchestrator.learning.presets import preset_settings, presets_of, with_recipe
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.resolve import resolve, with_values
 from tests.methods.refusing import refused
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
@@ -25,6 +25,54 @@ def test_later_settings_win_over_earlier_ones():
     assert (made.data.num_frames, made.optim.epochs, made.method.use_tame) == (8, 3, False)
     assert made.settings["method.beta"] == 0.6
     assert made.settings["optim.epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("base.lr", "1e-3"),
+        ("base.lr", "-1"),
+        ("data.batch_size", 9),
+        ("data.num_frames", 4),
+        ("data.sampling", "one_per_second"),
+        ("method.base", "framefusion_moe"),
+        ("method.base", "dsl"),
+        ("method.weight", -1),
+        ("methot.weight", 1),
+        ("optim.epochs", 5),
+        ("workers", 5),
+    ],
+)
+def test_another_value_gives_the_experiment_or_the_error_of_a_resolution(name, value):
+    given, recommended = {"method": "lwf", "stream": "s", "optim.epochs": "3"}, {"data.num_frames": 8}
+    made = resolve(given, recommended, ["paper"])
+    found = []
+    for attempt in (
+        lambda: with_values(made, {name: value}),
+        lambda: resolve({**given, name: value}, recommended, ["paper"]),
+    ):
+        try:
+            each = attempt()
+            found.append((each, each.layers))
+        except ConfigError as error:
+            found.append((error.where, error.fault, error.write, error.remedy))
+    assert found[0] == found[1]
+
+
+def test_an_experiment_tells_who_set_a_value_and_what_is_recommended():
+    given = {"method": "lpi", "stream": "s", "optim.epochs": "3", "data.batch_size": 4}
+    made = resolve(given, {"optim.momentum": 0.5, "data.batch_size": 8}, ["shapes"])
+    names = ("optim.epochs", "optim.momentum", "optim.schedule", "seed")
+    assert [made.sources.get(name) for name in names] == ["you", "preset shapes", "preset shapes", None]
+    assert (made.recommended("data.batch_size"), made.recommended("seed")) == (8, 0)
+    assert made.recommended("optim.epochs") == OptimConfig().epochs
+    assert (made.recommended("optim.momentum"), made.defaults["optim.momentum"]) == (0.0, 0.9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_defaults_are_the_settings_without_any_given_ones(method):
+    plain = {"method": method, "stream": "s"}
+    assert resolve(plain).settings == resolve({**plain, "seed": 1, "optim.epochs": 9, "data.num_frames": 16}).defaults
 
 
 def test_complete_settings_resolve_to_themselves():
