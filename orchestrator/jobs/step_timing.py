@@ -16,7 +16,7 @@ from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision, set_determinism
 from ctvr.orchestrator.learning.commits import Commits
 from ctvr.orchestrator.learning.distributed import Workers
-from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.learning.loop import Loop, LoopConfig
 from ctvr.orchestrator.learning.optimizer import OptimConfig
 from ctvr.orchestrator.store.store import Store

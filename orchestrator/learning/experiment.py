@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ctvr.methods import CONFIGURATIONS, find_method
 from ctvr.methods.base import Method
@@ -13,7 +13,7 @@ from ctvr.orchestrator.config import Settings, flatten
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.device import Precision
 from ctvr.orchestrator.digests import digest_of
-from ctvr.orchestrator.learning.evaluate import EvaluationConfig
+from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
 from ctvr.orchestrator.learning.optimizer import OptimConfig
 from ctvr.orchestrator.learning.prefix_reuse import AccessLog, Prefixes, TrackedSettings, track_reads
 from ctvr.orchestrator.learning.run_key import (
@@ -26,9 +26,11 @@ from ctvr.orchestrator.learning.run_key import (
     stream_digest,
     weights_digest,
 )
-from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.metric_names import ADDS_METRICS
 from ctvr.orchestrator.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.store.store import Store
 
 _ONLY_IF = "only where neither the JSON next to it nor the architecture's tags determine it"
 

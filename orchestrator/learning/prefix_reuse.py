@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import MissingObject
-from ctvr.orchestrator.store.store import Store
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.store.store import Store
 
 T = TypeVar("T")
 READ_SETS, PREFIXES = "reads", "prefixes"  # kinds of objects in the store

@@ -22,7 +22,7 @@ A killed run resumes from its last commit only if all of this is equal: on the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
 
@@ -31,7 +31,6 @@ from ctvr.methods.backbone.architectures import SHIPPED, UMT
 from ctvr.methods.backbone.checkpoint import files_of
 from ctvr.methods.backbone.load import VERSION, describe_architecture, find_weight_settings, is_path
 from ctvr.methods.user_paths import expand_path, list_files
-from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.digests import ROOT, digest_file, digest_of, digest_sources, list_imported_sources, list_sources
 from ctvr.orchestrator.interpreter import kernels
 from ctvr.orchestrator.learning.foreign_code import Closure, digest_closure
@@ -39,6 +38,9 @@ from ctvr.orchestrator.streams.load import plain_name
 from ctvr.orchestrator.streams.load import plugins as stream_plugins
 from ctvr.orchestrator.streams.protocol_names import PROTOCOLS, plugins
 from ctvr.orchestrator.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.data.frames import FrameSource
 
 PREPROCESSING = "preprocessing"  # name of the settings of weights, as text
 OF_PROTOCOL = "code of protocol "  # prefix of the name of the digest of a plug-in's protocol

@@ -8,16 +8,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctvr.orchestrator import memo
 from ctvr.orchestrator.output_dir import publish
-from ctvr.orchestrator.tables import claims_text
-from ctvr.orchestrator.tables.claims import Result
 from ctvr.orchestrator.tables.curves import changes
 from ctvr.orchestrator.tables.formats import to_csv, to_latex, to_markdown
 from ctvr.orchestrator.tables.table import Table
-from ctvr.orchestrator.tables.table_figures import drawings, expert_shares, mean_cost
+
+if TYPE_CHECKING:
+    from ctvr.orchestrator.tables.claims import Result
 
 FORMS = ("png", "pdf")
 
@@ -31,7 +31,7 @@ def write(made: Table | Sequence[Table], folder: Path, figures: bool = True) -> 
         figures: draw all figures; otherwise update only those whose files exist.
 
     Returns:
-        The paths: the tables first, then each figure of table_figures.py as PNG and PDF, then two matrices of each row;
+        The paths: all tables first, then each figure of table_figures.py as PNG and PDF, then two matrices of each row;
         last, of several tables, the figure of means over their streams.
         A figure whose data have not changed is not drawn again.
     """
@@ -40,13 +40,10 @@ def write(made: Table | Sequence[Table], folder: Path, figures: bool = True) -> 
     written = []
     tables = [made] if isinstance(made, Table) else made
     for table in tables:
-        name = _slug(table.stream)
         for suffix, text in ((".md", to_markdown(table)), (".tex", to_latex(table)), (".csv", to_csv(table))):
-            written.append(publish(folder / f"{name}{suffix}", text.encode()))
-        written += _write_figures(_figures(table, name), folder, figures)
-    if len(tables) > 1 and (panels := mean_cost(tables)):
-        title = f"{', '.join(table.stream for table in tables)}: R@1 against cost (grey: no row beats these)"
-        written += _write_figures([("mean_cost", "draw", panels, title)], folder, figures)
+            written.append(publish(folder / f"{_slug(table.stream)}{suffix}", text.encode()))
+    if figures or any(path.suffix.removeprefix(".") in FORMS for path in folder.iterdir()):
+        written += _write_figures(_figures(tables), folder, figures)
     return written
 
 
@@ -57,6 +54,8 @@ def write_claims(
 
     `settings`: those of the command.
     """
+    from ctvr.orchestrator.tables import claims_text
+
     folder.mkdir(parents=True, exist_ok=True)
     forms = {"md": claims_text.to_markdown(results, stream)}
     forms["json"] = claims_text.to_json(results, stream, settings or {})
@@ -88,10 +87,22 @@ def _write_figure(files: Sequence[Path], draw: str, *of: Any) -> list[bytes]:
     return contents
 
 
-def _figures(table: Table, name: str) -> Iterator[tuple[Any, ...]]:
+def _figures(tables: Sequence[Table]) -> Iterator[tuple[Any, ...]]:
     """Yield every figure: the stem of its files, the function of tracking/ that draws it, and the arguments."""
-    for what, title, panels in drawings(table):
-        yield f"{name}_{what}", "draw", panels, f"{table.stream}: {title}"
+    from ctvr.orchestrator.tables.table_figures import drawings, mean_cost
+
+    for table in tables:
+        for what, title, panels in drawings(table):
+            yield f"{_slug(table.stream)}_{what}", "draw", panels, f"{table.stream}: {title}"
+        yield from _figures_of_rows(table, _slug(table.stream))
+    if len(tables) > 1 and (panels := mean_cost(tables)):
+        title = f"{', '.join(table.stream for table in tables)}: R@1 against cost (grey: no row beats these)"
+        yield "mean_cost", "draw", panels, title
+
+
+def _figures_of_rows(table: Table, name: str) -> Iterator[tuple[Any, ...]]:
+    from ctvr.orchestrator.tables.table_figures import expert_shares
+
     if changed := changes(table):
         title = f"{table.stream}: change of each task's {table.measured} since zero-shot, own gallery"
         yield f"{name}_changes", "draw_changes", changed, title, table.measured
