@@ -91,17 +91,7 @@ def resolve(
 def published(
     method: str, recommended: Mapping[str, Any], presets: Sequence[str] = (), given: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Return the experiment of a method as published: under its presets and recommended settings, without a user's.
-
-    Args:
-        method: name of a method or a configuration.
-        recommended: of a stream or a benchmark; it may name the recipe.
-        presets: names from the method's PRESETS.
-        given: settings of one row of a table.
-
-    Raises:
-        ConfigError: as `resolve`.
-    """
+    """Return the experiment of a method as published, without a user's settings. `given`: those of a table's row."""
     overrides = {**(given or {}), "method": method, "stream": ""}
     return _of_layers(overrides, recommended, with_recipe(method, presets, recommended))
 
@@ -126,12 +116,9 @@ def _of_layers(overrides: Mapping[str, Any], recommended: Mapping[str, Any], pre
 
 
 def with_values(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """Return the experiment with other values of a user's settings, equal to the one that `resolve` returns for them.
+    """Return the experiment that `resolve` returns for other values of a user's settings, or raise its error.
 
-    It builds and checks the groups of these settings, and those that depend on them.
-
-    Raises:
-        ConfigError: as `resolve`.
+    Only the groups of these settings, and those that depend on them, are built and checked.
     """
     layers = {**experiment.layers, "you": {**experiment.layers["you"], **values}}
     if not {"method", "method.base"}.isdisjoint(values):  # which have other presets
@@ -148,11 +135,7 @@ def build_experiment(
 
     Args:
         layers: source -> its settings, as in `Experiment`; the last contains `method` and `stream`.
-        presets: names, for the record.
-        groups: groups that are already built and checked, by name.
-
-    Raises:
-        ConfigError: as `resolve`.
+        groups: name -> a group that is already built and checked.
     """
     given = {name: value for settings in layers.values() for name, value in settings.items() if name != "preset"}
     cls, built = get_method(str(given["method"])), groups or {}

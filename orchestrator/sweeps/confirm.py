@@ -19,7 +19,7 @@ from ctvr.orchestrator.digests import digest_of
 from ctvr.orchestrator.errors import RunsFailed
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.experiment import Experiment
-from ctvr.orchestrator.learning.resolve import resolve
+from ctvr.orchestrator.learning.resolve import with_values
 from ctvr.orchestrator.learning.run import has_training
 from ctvr.orchestrator.on_ray.plan import SearchConfig
 from ctvr.orchestrator.sweeps import mlflow_notes
@@ -50,12 +50,9 @@ class Candidate:
 
     def runs(self, seeds: Sequence[int], workers: int) -> list[Rerun]:
         tags = {CONFIRMS: self.sweep, "ctvr.candidate": self.name}
-        settings = {**self.experiment.settings, "evaluation.every_epoch": False}  # it only serves to stop trials
-        made = [
-            resolve({**settings, "seed": seed, "workers": workers}, None, self.experiment.presets)
-            for seed in (seeds if has_training(self.experiment) else seeds[:1])
-        ]
-        return [Rerun(each, tags) for each in made]
+        shared = {"workers": workers, "evaluation.every_epoch": False}  # which only serves to stop trials
+        chosen = seeds if has_training(self.experiment) else seeds[:1]
+        return [Rerun(with_values(self.experiment, {**shared, "seed": seed}), tags) for seed in chosen]
 
 
 # ----------------------------------------------------------------------------------------------- candidates

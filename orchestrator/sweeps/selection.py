@@ -126,7 +126,7 @@ def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozens
 
     `used` are the seeds of the trials that were compared, which are skipped.
     """
-    from ctvr.orchestrator.learning.resolve import resolve  # imports torch, which a page does not need
+    from ctvr.orchestrator.learning.resolve import with_values  # imports torch, which a page does not need
     from ctvr.orchestrator.learning.run import has_training
 
     fresh_ones = fresh_seeds(seeds, used)
@@ -134,7 +134,7 @@ def expand_seeds(found: Sequence[Rerun], seeds: int, workers: int, used: frozens
     for each in found:
         for seed in fresh_ones if has_training(each.experiment) else fresh_ones[:1]:
             fresh = {"evaluation.split": "test", "seed": seed, "workers": workers, "evaluation.every_epoch": False}
-            made = resolve({**each.experiment.settings, **fresh}, None, each.experiment.presets)
+            made = with_values(each.experiment, fresh)
             runs[digest_of(made.settings)] = replace(each, experiment=made)  # a winner's tags replace a baseline's
     return list(runs.values())
 
@@ -145,17 +145,15 @@ def expand_task_orders(runs: Sequence[Rerun], orders: int) -> list[Rerun]:
     Raises:
         ConfigError: for fewer than one order.
     """
-    from ctvr.orchestrator.learning.resolve import resolve
+    from ctvr.orchestrator.learning.resolve import with_values
 
     if orders < 1:
         raise ConfigError(f"--task-orders: must be >= 1, got {orders}. Write 1 for the stream's own order only.")
     made = list(runs)
     for order in range(1, orders):
         for each in runs:
-            drawn = {"stream": f"{each.experiment.run.stream}@{order}"}
-            made.append(
-                replace(each, experiment=resolve({**each.experiment.settings, **drawn}, None, each.experiment.presets))
-            )
+            drawn = with_values(each.experiment, {"stream": f"{each.experiment.run.stream}@{order}"})
+            made.append(replace(each, experiment=drawn))
     return made
 
 
