@@ -48,9 +48,9 @@ def _check_method(arguments: argparse.Namespace) -> str:
     for name in settings:
         if not name.startswith(("method.", "base.")):
             raise ConfigError(f"check-method: {name} is not a setting of the method. Give method.* and base.* only.")
-    from ctvr.orchestrator.sweeps.preflight import check_arguments
+    from ctvr.orchestrator.sweeps.preflight import check_methods
 
-    check_arguments([arguments.name], {}, (), ())  # before torch is imported
+    check_methods([arguments.name])  # before torch is imported
     from ctvr.orchestrator.jobs.check_method import check_method
 
     return "\n".join(check_method(arguments.name, settings, split_commas(arguments.preset)))

@@ -209,7 +209,7 @@ def _search_settings(arguments: argparse.Namespace, overrides: dict[str, Any]) -
 
 
 def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> str:
-    from ctvr.orchestrator.sweeps.preflight import check_arguments, check_method, check_settings
+    from ctvr.orchestrator.sweeps.preflight import check_method, check_methods, check_request, check_settings
 
     if arguments.rows:
         raise ConfigError(
@@ -217,13 +217,10 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         )
     method, stream = arguments.method or MAIN_JOB["method"], arguments.stream or MAIN_JOB["stream"]
     check_method(method)
-    check_arguments([method], search, [*arguments.space, *arguments.space_add], overrides)
+    space = [*arguments.space, *arguments.space_add]
+    check_request(search, space, overrides, arguments.top, arguments.seeds or 0)
     baselines = split_commas(BASELINES if arguments.baselines is None else arguments.baselines)
-    if arguments.top < 1 or (arguments.seeds or 0) < 0:
-        raise ConfigError(
-            f"--top: must be >= 1 and --seeds >= 0, got {arguments.top} and {arguments.seeds or 0}. Write --top 1."
-        )
-    check_arguments(baselines, {}, (), ())
+    check_methods(baselines)
     get_execution(arguments).check()
     from ctvr.orchestrator.learning.presets import get_method, presets_of
     from ctvr.orchestrator.sweeps.untrained import untrained_baselines
@@ -239,7 +236,7 @@ def _sweep_method(arguments: argparse.Namespace, search: dict[str, Any], overrid
         )
     arguments.stream = stream
     preflight(arguments, arguments.stream)
-    check_settings(method, overrides, [*arguments.space, *arguments.space_add])
+    check_settings(method, overrides, space)
     if arguments.baselines is None:
         baselines += untrained_baselines(method, split_commas(arguments.preset), baselines)
     from ctvr.orchestrator.sweeps.plan import request_search
@@ -294,7 +291,7 @@ def request_table(arguments: argparse.Namespace, search: dict[str, Any], overrid
     is_listed = names_table(arguments.preset) or not arguments.vary
     preset = _listed(arguments, search) if is_listed else _varied(arguments, search, overrides)
     preset = replace(preset, seeds=preset.seeds if arguments.seeds is None else arguments.seeds)
-    check_table(preset.search, preset.seeds, overrides)
+    check_table(preset.search, preset.seeds, [*overrides, *preset.varies])
     arguments.stream = arguments.stream or preset.stream
     what = _slug(arguments.preset) if is_listed else f"{_slug(preset.rows[0].method)}-vary"
     name = arguments.name or generate_name(f"{what}-{_slug(arguments.stream)}")
@@ -334,7 +331,7 @@ def _listed(arguments: argparse.Namespace, search: dict[str, Any]) -> Any:
 
 def _varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: dict[str, Any]) -> Any:
     """Return a table without a search: a row for each value of --vary and each baseline."""
-    from ctvr.orchestrator.sweeps.preflight import ablation_preset, check_arguments, check_settings
+    from ctvr.orchestrator.sweeps.preflight import ablation_preset, check_methods, check_settings
 
     if given := [name for name in search if str(search[name]) != "1" or name != "trials"]:  # --smoke sets trials=1
         raise ConfigError("runs each value over seeds, without a search", "--vary", remedy=f"Omit search.{given[0]}.")
@@ -342,6 +339,6 @@ def _varied(arguments: argparse.Namespace, search: dict[str, Any], overrides: di
         raise ConfigError("--vary: determines its rows, without a search. Omit --space, --space-add, --top and --rows.")
     method, baselines = arguments.method or MAIN_JOB["method"], split_commas(arguments.baselines or "")
     preset = ablation_preset(method, split_commas(arguments.preset), baselines, arguments.vary)
-    check_arguments([method, *baselines], {}, arguments.vary, overrides)
+    check_methods([method, *baselines])
     check_settings(method, overrides, arguments.vary)
     return replace(preset, stream=MAIN_JOB["stream"])

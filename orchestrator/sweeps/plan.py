@@ -28,7 +28,7 @@ from ctvr.orchestrator.on_ray.search import count_listed, count_trials
 from ctvr.orchestrator.on_ray.search_space import within
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.sweeps.planned_search import PlannedSearch, plan_search
-from ctvr.orchestrator.sweeps.preflight import check_table
+from ctvr.orchestrator.sweeps.preflight import check_request, check_table
 from ctvr.orchestrator.sweeps.rerun import baseline, baseline_rows, shared_overrides
 from ctvr.orchestrator.sweeps.search_spaces import default_metric, default_presets, depth_settings, upper_bounds
 from ctvr.orchestrator.sweeps.selection import expand_task_orders
@@ -148,10 +148,9 @@ def plan_sweep(request: SweepRequest, execution: ExecutionConfig) -> Plan:
         ConfigError: for a row or a baseline that cannot run; the message names a table's row.
     """
     preset = request.preset
-    if request.top < 1 or preset.seeds < 0:
-        raise ConfigError(
-            f"must be >= 1 and --seeds >= 0, got {request.top} and {preset.seeds}", "--top", remedy="Write --top 1."
-        )
+    if not request.is_table:
+        words = (*request.space, *request.space_add)
+        check_request(preset.search, words, request.overrides, request.top, preset.seeds)
     expand_task_orders((), request.orders)
     stream = execution.load_stream(request.stream, render=False)
     if preset.protocol not in {"any", protocol_of(stream).kind}:

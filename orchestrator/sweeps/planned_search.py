@@ -94,9 +94,7 @@ def plan_search(
     """
     asked = (*words[0], *words[1])
     listed = [parse_values(word)[0] for word in asked]
-    forbid_seed([*overrides, *listed])
-    if twice := next((each for each in listed if each in overrides or listed.count(each) > 1), None):
-        raise ConfigError(f"--space {twice}: is given twice. List all its values once, and omit {twice}=VALUE.")
+    forbid_seed(overrides)
     presets = default_presets(row.method, stream, row.presets)
     space, paper, given = _searched(row, stream, stream_name, overrides, words, presets)
     if not space:

@@ -1,6 +1,6 @@
-"""Cheap argument checks, run before torch and Ray are imported.
+"""First checks of a sweep's plan, which need neither torch nor Ray.
 
-Planning a sweep repeats these checks, together with those that depend on several settings.
+A command calls them before it imports these, so that a mistake is reported at once; the plan begins with them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,32 @@ from ctvr.orchestrator.tables.presets import TablePreset, parse_preset
 MAX_HOURS = 10_000  # more than a year
 
 
-def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[str], names: Iterable[str]) -> None:
-    """Refuse unknown methods, invalid search settings, --space arguments without values, and a seed.
-
-    Args:
-        methods: a name, or rows `method:preset` or `method@strategy` as in --baselines.
-        search: settings of SearchConfig.
-        space: arguments `name=v1,v2`.
-        names: names of the given settings.
+def check_request(
+    search: Settings, space: Sequence[str], overrides: Iterable[str], top: int = 1, seeds: int = 0
+) -> list[str]:
+    """Return the settings that the user's search space lists: the first lines of a sweep's plan.
 
     Raises:
-        ConfigError: for the first invalid argument.
+        ConfigError: for the first invalid argument of a `SweepRequest`.
     """
-    for number, word in enumerate(methods):
-        if any(":" in earlier and not is_place(earlier) for earlier in methods[:number]):
+    build(SearchConfig, search, "search", dotted=False)
+    given, listed = list(overrides), [parse_values(word)[0] for word in space]
+    forbid_seed([*given, *listed])
+    if twice := next((name for name in listed if name in given or listed.count(name) > 1), None):
+        raise ConfigError(f"--space {twice}: is given twice. List all its values once, and omit {twice}=VALUE.")
+    if top < 1 or seeds < 0:
+        raise ConfigError(f"must be >= 1 and --seeds >= 0, got {top} and {seeds}", "--top", remedy="Write --top 1.")
+    return listed
+
+
+def check_methods(words: Sequence[str]) -> None:
+    """Refuse unknown methods; `words` are names, or rows `method:preset` or `method@strategy` as in --baselines.
+
+    Raises:
+        ConfigError: for the first; the message suggests the closest method.
+    """
+    for number, word in enumerate(words):
+        if any(":" in earlier and not is_place(earlier) for earlier in words[:number]):
             break  # after the first, a word may be a preset of the preceding row
         row, _, strategy = word.partition("@")
         try:
@@ -42,8 +54,6 @@ def check_arguments(methods: Sequence[str], search: Settings, space: Sequence[st
                 place_of(each if is_place(each) else each.partition(":")[0])
         except ValueError as error:
             raise no_method(*unknown_method(word).args) from error
-    build(SearchConfig, search, "search", dotted=False)
-    forbid_seed([*names, *(parse_values(word)[0] for word in space)])
 
 
 def check_method(name: str) -> None:
@@ -52,7 +62,7 @@ def check_method(name: str) -> None:
     Raises:
         ConfigError: if it is one of these; the message suggests the closest method.
     """
-    check_arguments([name], {}, (), ())
+    check_methods([name])
     if ":" in name and not is_place(name):
         method, _, preset = name.partition(":")
         if not preset:
@@ -130,12 +140,10 @@ def check_settings(method: str, settings: Mapping[str, Any], space: Sequence[str
     cls = get_method(method)
     groups: dict[str, Any] = {**GROUPS, "method": cls.Config}
     known = settings_of(cls)
-    words = [(name, value) for name, value in settings.items() if name not in {"method", "stream"}]
-    listed = [parse_values(word) for word in space]
-    words += [(name, value) for name, values in listed for value in values]
-    for name, value in words:
+    listed = [(name, value) for name, values in map(parse_values, space) for value in values]
+    for name, value in [*settings.items(), *listed]:
         group, dot, rest = name.partition(".")
-        if group == "base":
+        if name in ("method", "stream") or group == "base":
             continue
         if name not in known:
             raise unknown_setting(name, value, known)

@@ -12,7 +12,7 @@ from ctvr.orchestrator.errors import ConfigError, ContractViolation
 from ctvr.orchestrator.jobs.check_method import CHECKS, check_method
 from ctvr.orchestrator.method_checks.setting_sensitivity import SettingProbe, check_settings_matter
 from ctvr.orchestrator.method_checks.subject import Subject
-from ctvr.orchestrator.sweeps.preflight import check_arguments
+from ctvr.orchestrator.sweeps.preflight import check_methods
 from ctvr.orchestrator.sweeps.search_spaces import search_space
 from ctvr.orchestrator.tables.footnotes import trials_of
 from ctvr.orchestrator.tables.presets import split_row
@@ -105,7 +105,7 @@ def test_a_new_method_conforms_and_so_does_its_test(tmp_path, monkeypatch, capsy
     assert "(lr, weight)" in lines[list(CHECKS).index("settings")]
     test = importlib.import_module("test_small_idea")
     test.test_the_untrained_method_is_zero_shot_clip()
-    check_arguments(["small_idea:SmallIdea", "clip4clip"], {}, [], [])  # as `ctvr run`, and with a sweep's winner
+    check_methods(["small_idea:SmallIdea", "clip4clip"])  # as `ctvr run`, and with a sweep's winner
     assert split_row("small_idea:SmallIdea") == ("small_idea:SmallIdea", ())
     assert split_row("lwf:original,no-x") == ("lwf", ("original", "no-x"))
     run = RunRecord(
