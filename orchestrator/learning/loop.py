@@ -29,8 +29,7 @@ from ctvr.orchestrator.learning.distributed import Workers
 from ctvr.orchestrator.learning.encode_videos import encode_videos
 from ctvr.orchestrator.learning.epoch_state import EpochReports, EpochState, Pauses, Report, can_pause
 from ctvr.orchestrator.learning.epoch_timing import EpochTimer
-from ctvr.orchestrator.learning.evaluate import Evaluation
-from ctvr.orchestrator.learning.evaluation_config import EvaluationConfig
+from ctvr.orchestrator.learning.evaluate import Evaluation, EvaluationConfig
 from ctvr.orchestrator.learning.grad_cache import accumulation_mode, backward
 from ctvr.orchestrator.learning.index_age import optional_metrics
 from ctvr.orchestrator.learning.loss_monitor import EpochMetrics, mean_losses
