@@ -72,11 +72,29 @@ def pytest_runtest_call() -> None:
     _seed(2)  # another: a test must not draw what its fixtures drew
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reword", action="store_true", help="reverse the words of our errors: no test may depend on them"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Make warnings errors in quick tests only: those of servers and Ray depend on their versions."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.filterwarnings("default"))
+        if config.getoption("reword") and item.get_closest_marker("wording"):
+            item.add_marker(pytest.mark.skip(reason="compares the wording of our errors"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _reworded_errors(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("reword"):
+            from tests.rewording import reword
+
+            reword(patch)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

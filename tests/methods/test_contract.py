@@ -16,6 +16,7 @@ from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.method_checks import checks, leakage
 from ctvr.orchestrator.method_checks.subject import Subject, features, learn
 from tests.methods.conftest import make_small_clip
+from tests.refusing import refuses
 
 # Strategies that mix or compare features themselves: also around a retriever whose videos, and one whose captions,
 # are several vectors
@@ -151,7 +152,7 @@ def test_strategy_accepts_or_refuses_every_retriever_preset(strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategies_do_not_nest(strategy):
     for other in STRATEGIES:
-        with pytest.raises(ConfigError, match=f"method.base: {strategy} cannot wrap {other}, which is a strategy"):
+        with refuses(where="method.base"):
             wrapped(strategy, other)
 
 

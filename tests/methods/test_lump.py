@@ -16,8 +16,8 @@ from ctvr.methods.settings import SettingError
 from ctvr.methods.structalign import StructAlign, StructAlignConfig
 from ctvr.methods.xpool import XPool, XPoolConfig
 from tests.methods.conftest import make_batch, make_task
-from tests.methods.refusing import refused
 from tests.methods.steps import train_stream
+from tests.refusing import refused
 
 LEVELS = ["input", "feature"]
 

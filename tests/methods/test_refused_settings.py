@@ -23,7 +23,7 @@ from ctvr.methods.layers.sequence_headers import FrameTransformer
 from ctvr.methods.layers.temporal import CrossFrameAttention
 from ctvr.methods.settings import SettingError
 from tests.methods.conftest import make_batch, reducer_config
-from tests.methods.refusing import refused
+from tests.refusing import refused
 
 # Just outside the bounds
 OUTSIDE = {
@@ -137,9 +137,10 @@ def number(text: str) -> float:
 def test_a_value_outside_its_bound_is_refused_with_the_bound(owner):
     config = find_method(owner).Config if owner in OUTSIDE else owner
     for setting, value in (word.split("=") for word in (OUTSIDE | PARTS)[owner].split()):
-        refused(lambda: config(**{setting: number(value)}), f"got {value}", SettingError, settings=[setting])  # noqa: B023
+        refused(lambda: config(**{setting: number(value)}), value, kind=SettingError, settings=[setting])  # noqa: B023
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(("name", "settings", "setting", "said"), TOGETHER)
 def test_settings_that_do_not_fit_each_other_are_refused_with_the_remedy(name, settings, setting, said):
     with pytest.raises(SettingError) as error:
@@ -148,6 +149,7 @@ def test_settings_that_do_not_fit_each_other_are_refused_with_the_remedy(name, s
     assert said in str(error.value)
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("said", BUILT)
 def test_what_cannot_be_built_is_refused_in_one_line(small_clip, said):
-    refused(lambda: BUILT[said](small_clip), said, ValueError)
+    refused(lambda: BUILT[said](small_clip), said, kind=ValueError)

@@ -6,11 +6,11 @@ import torch
 from ctvr.methods.base import Batch, l2_normalize
 from ctvr.methods.layers.losses.matching import matching, negative_weights, shared_contrastive
 from ctvr.methods.umt import OUT, UMT, UmtConfig
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.resolve import resolve
 from tests.methods.backbone.test_umt import released_umt
 from tests.methods.conftest import awake, make_batch, make_task, reducer_config
 from tests.methods.released import FIXTURES, floats, read
+from tests.refusing import refuses
 
 
 @pytest.fixture
@@ -139,6 +139,6 @@ def test_both_losses_train_all_weights_within_temperature_bounds(made):
 
 def test_strategies_that_compare_a_batch_want_the_first_stage_alone():
     settings = {"method": "lwf", "method.base": "umt", "stream": "s"}
-    with pytest.raises(ConfigError, match="Write base.rerank=0"):
+    with refuses("base.rerank=0", where="method.base"):
         resolve(settings)
     assert resolve({**settings, "base.rerank": 0}).base.rerank == 0

@@ -8,9 +8,9 @@ import torch
 from ctvr.methods import find_method
 from ctvr.methods.clip4clip import Clip4Clip, Clip4ClipConfig
 from ctvr.methods.upper_bound import UpperBound, UpperBoundConfig
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.resolve import resolve
 from tests.methods.conftest import make_small_clip, make_task
+from tests.refusing import refuses
 
 SIZES = {
     "bmu_moco": {"queue_size": 10},
@@ -132,7 +132,7 @@ def test_a_base_that_does_not_join_tasks_is_refused(monkeypatch):
     cls = find_method("moe_adapter")
     found = replace(cls.capabilities(cls.Config()), joins_tasks=False)
     monkeypatch.setattr(cls, "capabilities", lambda config: found)
-    with pytest.raises(ConfigError, match="upper_bound cannot wrap moe_adapter: it reads .* Write method.base=clip4cl"):
+    with refuses("upper_bound", "moe_adapter", where="method.base", write=("method.base=clip4clip",)):
         resolve({"method": "upper_bound", "method.base": "moe_adapter", "stream": "s"})
 
 

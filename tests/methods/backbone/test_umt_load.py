@@ -12,15 +12,14 @@ from ctvr.methods.backbone.umt_weights import of_decoder
 from ctvr.methods.backbone.wordpiece import MARKS
 from ctvr.methods.umt import UMT, UmtConfig
 from ctvr.methods.umt_qa import UmtQA, UmtQAConfig
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.cost import estimate, trained_parameters
 from ctvr.orchestrator.learning.factory import make_method
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run_key import weights_digest
 from ctvr.orchestrator.on_ray.memory import model_size
 from tests.methods.conftest import make_batch
-from tests.methods.refusing import refused
 from tests.methods.released import floats, read
+from tests.refusing import refused, refuses
 
 SMALL = {
     "embed_dim": 32,
@@ -126,23 +125,23 @@ def test_it_learns_by_the_loop_and_other_methods_are_refused(vocabulary):
     method = make_method(resolve(settings), backbone)
     assert method.backbone is backbone
     assert set(method.losses(make_batch(4, 4))) == {"contrastive", "matching"}
-    with pytest.raises(ConfigError, match=r"clip4clip needs CLIP's towers, but UMT-small has UMT's. Use umt\."):
+    with refuses("clip4clip", "UMT-small", where="method"):
         make_method(resolve({**settings, "method": "clip4clip"}), backbone)
 
 
 def test_wrong_files_are_named_with_what_to_write(tmp_path, vocabulary):
-    def refuses(said, name="UMT-small", weights="random", words=str(vocabulary)):
-        refused(lambda: load_backbone(name, weights, vocabulary=words), said, ValueError)
+    def refuses(*values, name="UMT-small", weights="random", words=str(vocabulary)):
+        refused(lambda: load_backbone(name, weights, vocabulary=words), *values, kind=ValueError)
 
-    refuses("Write backbone.vocabulary=FILE", words="")
-    refuses("no weights called 'openai'", weights="openai")
-    refuses("tiny-clip has its own tokenizer. Leave it out", "tiny-clip", "shipped")
+    refuses("backbone.vocabulary=FILE", words="")
+    refuses("'openai'", weights="openai")
+    refuses("tiny-clip", name="tiny-clip", weights="shipped")
     for name in ("temp", "another"):
         save_file({name: torch.zeros(())}, tmp_path / f"{name}.safetensors")
-    refuses("; 0 tensors are unknown", weights=str(tmp_path / "temp.safetensors"))
-    refuses("not fit UMT-small (another: is not a weight of UMT", weights=str(tmp_path / "another.safetensors"))
+    refuses("0", weights=str(tmp_path / "temp.safetensors"))
+    refuses("UMT-small", "another", weights=str(tmp_path / "another.safetensors"))
     vocabulary.write_text("\n".join(MARKS))
-    refuses("has 4 pieces, UMT-small has 128")
+    refuses("4", "UMT-small", "128")
 
 
 def test_other_words_are_another_run(vocabulary):

@@ -14,9 +14,9 @@ from ctvr.methods.lambda_orthogonality import RelaxedConfig
 from ctvr.methods.settings import SettingError
 from ctvr.methods.zero_shot import ZeroShot
 from tests.methods.conftest import make_batch, make_small_clip, make_task
-from tests.methods.refusing import refused
 from tests.methods.steps import begin, train_stream
 from tests.methods.tables import learned_tables
+from tests.refusing import refused
 
 STRATEGIES = [name for name in METHODS if issubclass(find_method(name), QueryCompensation)]
 BASES = ["clip4clip", "xpool", "framefusion_moe", "moe_adapter", "base_moco"]
@@ -137,7 +137,7 @@ def test_captions_of_several_vectors_are_refused():
     assert Capabilities(several_text_vectors=True) != Capabilities()
     structalign = find_method("structalign")
     call = partial(Chain.check_base, None, structalign, structalign.Config())
-    refused(call, "maps the one vector of a caption", SettingError, write="<base>=clip4clip")
+    refused(call, kind=SettingError, write="<base>=clip4clip", settings=["base"])
     method = Chain(None, Words())
     method.begin_task(make_task(0))
     with pytest.raises(ValueError, match=r"Words encodes a caption as \(3, 4\) numbers"):

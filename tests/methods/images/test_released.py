@@ -17,6 +17,7 @@ from ctvr.methods.images.si import ImageSI, ImageSIConfig
 from ctvr.methods.images.siamese import FIRST, Siamese, SiameseConfig, barlow_twins, simsiam
 from tests.methods.conftest import make_task
 from tests.methods.released import FIXTURES, Compared, Weights, draw, read
+from tests.refusing import refuses
 
 LR, SEED = 3 * 6 / 256, 7
 
@@ -169,7 +170,7 @@ def test_a_memory_keeps_draws_and_resumes_as_released(released):
             assert torch.equal(each.images, expected)
     lambdas = np.random.RandomState(12).beta(0.4, 0.4, 50)
     equal(torch.from_numpy(lambdas), released["buffers/lump/beta04_seed12_first"], 1e-12)
-    with pytest.raises(ValueError, match="must be >= 1, got 0. The release keeps 256"):
+    with refuses(">=", "1", "0", "256", kind=ValueError, settings=("buffer_size",)):
         ImageBuffer(0)
 
 
@@ -179,7 +180,7 @@ def test_a_mixture_without_a_partner_for_every_image_is_refused(released):
     assert method.mixed(batch)[0] is not None  # the first step has no past
     method.losses(batch)
     method.after_step()
-    with pytest.raises(ValueError, match="buffer_size: 4 images are drawn for a batch of 6"):
+    with refuses("4", "6", kind=ValueError, settings=("buffer_size",)):
         method.losses(batch)
 
 
@@ -257,7 +258,7 @@ def test_knn_vote_equals_the_release(released, case):
         assert accuracy(found, targets) == pytest.approx(float(given["accuracy"][place]))
         wider = votes(given["test"], given["bank"], labels + 2, k, classes + 4)
         assert accuracy(wider, targets + 2) == pytest.approx(float(given["accuracy_masked"][place]))
-    with pytest.raises(ValueError, match="k counts neighbours among"):
+    with refuses(kind=ValueError, settings=("k",)):
         votes(given["test"], given["bank"], labels, len(labels) + 1, classes)
 
 

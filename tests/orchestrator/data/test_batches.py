@@ -13,9 +13,9 @@ from ctvr.orchestrator.data.batches import StreamData, check_pairs, index_batche
 from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import FrameSource
 from ctvr.orchestrator.data.prefetch import num_prefetch_threads
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.run import RunPaths
 from ctvr.orchestrator.streams.load import load_stream
+from tests.refusing import refuses
 
 CPU = torch.device("cpu")
 VIDEOS = [0, 0, 1, 1, 2, 2, 3, 3, 4]
@@ -81,18 +81,16 @@ def test_the_sizes_of_batches_are_known_before_they_are_made(small_stream, runs,
 
 
 @pytest.mark.parametrize(
-    ("settings", "workers", "message"),
+    ("settings", "workers", "values"),
     [
-        ({}, 9, "task_01 of stream small has 8 training pairs for 9 workers, so it would train nothing. Use at most 8"),
-        ({"unique_videos": True}, 5, "has 4 training videos, of which a batch takes one caption each, for 5 workers"),
-        ({"caption_sampling": "random_per_video"}, 8, "has 4 training videos"),
+        ({}, 9, "task_01 8 9"),
+        ({"unique_videos": True}, 5, "4 5"),
+        ({"caption_sampling": "random_per_video"}, 8, "4 8"),
     ],
 )
-def test_a_task_that_would_train_nothing_is_refused(small_stream, settings, workers, message):
-    with pytest.raises(ConfigError, match=message) as error:
+def test_a_task_that_would_train_nothing_is_refused(small_stream, settings, workers, values):
+    with refuses(*values.split(), where="workers"):
         check_pairs(small_stream, DataConfig(**settings), workers)
-    assert str(error.value).startswith("workers: ")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("settings", "workers"), [({}, 8), ({"unique_videos": True}, 4)])
@@ -150,7 +148,7 @@ def test_captions_are_cut_with_their_end_kept(data):
         assert not after[kept + 1 :].any()
     batch = next(data.train_batches([0], seed=0, task=0, epoch=0))
     assert int(batch.tokens.argmax(dim=1).max()) <= 4
-    with pytest.raises(ValueError, match="max_tokens must be >= 2, got 1"):
+    with refuses(">=", "2", "1", kind=ValueError, settings=("max_tokens",)):
         DataConfig(max_tokens=1)
 
 
@@ -222,7 +220,7 @@ def test_prefetching_is_on_by_default_for_a_gpu():
         assert (
             num_prefetch_threads(DataConfig(prefetch_threads=chosen).prefetch_threads, torch.device(device)) == threads
         )
-    with pytest.raises(ValueError, match="prefetch_threads must be >= 0, got -1. Use 0 to read in line"):
+    with refuses(">=", "0", "-1", kind=ValueError, settings=("prefetch_threads",)):
         DataConfig(prefetch_threads=-1)
 
 

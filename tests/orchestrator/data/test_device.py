@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ctvr.orchestrator.data.device import autocast_for, memory_of, numerics_flags, require_gpu, set_determinism, stacked
-from ctvr.orchestrator.errors import ConfigError, OutOfMemory
+from ctvr.orchestrator.errors import OutOfMemory
+from tests.refusing import refuses
 
 CUDA = torch.device("cuda")
 
@@ -69,7 +70,7 @@ def test_only_bf16_is_an_autocast():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_torch_cannot_use_is_an_error_with_the_nodes_name(monkeypatch):
     monkeypatch.setattr("platform.node", lambda: "node7")
-    with pytest.raises(ConfigError, match="--gpus-per-trial: torch finds no GPU on node7"):
+    with refuses("--gpus-per-trial", "GPU", "node7"):
         require_gpu()
 
 

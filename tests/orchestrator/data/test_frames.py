@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from ctvr.methods.backbone.load import load_backbone
@@ -12,13 +11,13 @@ from ctvr.orchestrator.data.config import DataConfig
 from ctvr.orchestrator.data.frames import CANDIDATES, FrameSource
 from ctvr.orchestrator.data.jpeg_frames import decode_frames, encode_frames
 from ctvr.orchestrator.digests import digest_file, digest_of
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.run import RunPaths
 from ctvr.orchestrator.store import packer
 from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.video.decode import decoder_version
 from ctvr.orchestrator.video.pool import Decoder
 from ctvr.orchestrator.video.sampling import choose_frames, missing_frame
+from tests.refusing import refuses
 
 
 def test_a_damaged_object_is_decoded_again_and_served_right(small_stream, runs):
@@ -86,7 +85,7 @@ def test_the_key_changes_with_everything_that_decides_the_frames(small_stream, r
 
 
 def test_frames_of_another_size_than_the_backbone_sees_are_refused(runs):
-    with pytest.raises(ConfigError, match=r"data.image_size: the backbone needs 64 pixels \(got 224\)"):
+    with refuses("64", "224", where="data.image_size"):
         FrameSource(RunPaths(runs).open_store(), DataConfig(image_size=224), 64)
 
 

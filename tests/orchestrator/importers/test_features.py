@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ctvr.orchestrator.data.arrays import write_arrays
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.command import import_stream
 from ctvr.orchestrator.importers.features import import_features
 from ctvr.orchestrator.streams.load import load_stream
+from tests.refusing import refuses
 
 ROWS = (("a1", "train"), ("b.2", "test"), ("c3.mp4", "train"), ("d4", "test"))
 
@@ -88,7 +88,7 @@ def test_an_array_of_names_next_to_one_of_features_gives_the_names(table: Path) 
     found = {item["video"]: float(np.load(table.parent / "out" / item["path"])[0, 0]) for item in items}
     assert found == {video: n for n, (video, _) in enumerate(ROWS)}
     np.savez(features, embeddings=np.ones((4, 1)), ids=names[[0, 0, 1, 2]])
-    with pytest.raises(ConfigError, match="'c3.mp4' occurs twice"):
+    with refuses("c3.mp4", where="features.npz"):
         import_features(table, features, None, out, "out")
 
 
@@ -148,21 +148,21 @@ def test_one_array_finds_its_rows_by_the_ids_next_to_it_or_in_the_order_of_the_t
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
 OTHERS = [["./a1", "a1.mp4"], ["a1.mp4", "a1.avi"], ["x/a1"], ["a1.npy"], ["A1"]]
 REFUSED = [
-    *(("npz", dict.fromkeys(["b.2", "c3.mp4", "d4", *keys], ROW), "1 of 4 videos, the first 'a1'") for keys in OTHERS),
-    ("npz", {"features": ROW[:3]}, "3 rows for 4 videos"),
-    ("npz", {"z9": ROW}, "4 of 4 videos, the first 'a1'. It has 1, such as 'z9'"),
-    ("npz", {"features": ROW, "frames": np.arange(4)}, "4 of 4 videos"),
-    ("npz", {"features": ROW, "ids": np.arange(4)}, "4 of 4 videos, the first 'a1'. It has 4"),
-    ("npz", POINTER, "cannot be read as arrays"),
-    ("npy", POINTER, "cannot be read as an array"),
-    ("h5", POINTER, "cannot be read as arrays"),
-    ("parquet", POINTER, "cannot be read as arrays"),
+    *(("npz", dict.fromkeys(["b.2", "c3.mp4", "d4", *keys], ROW), "1 4 'a1'") for keys in OTHERS),
+    ("npz", {"features": ROW[:3]}, "3 4"),
+    ("npz", {"z9": ROW}, "4 'a1' 1 'z9'"),
+    ("npz", {"features": ROW, "frames": np.arange(4)}, "4 'a1' 2"),
+    ("npz", {"features": ROW, "ids": np.arange(4)}, "4 'a1'"),
+    ("npz", POINTER, ""),
+    ("npy", POINTER, ""),
+    ("h5", POINTER, ""),
+    ("parquet", POINTER, ""),
     ("npy", np.array({"a1": ROW}), "np.savez(FILE"),
 ]
 
 
-@pytest.mark.parametrize(("ending", "content", "said"), REFUSED, ids=[f"{end} {said}" for end, _, said in REFUSED])
-def test_features_that_may_be_of_other_videos_are_refused(ending: str, content: Any, said: str, table: Path) -> None:
+@pytest.mark.parametrize(("ending", "content", "values"), REFUSED)
+def test_features_that_may_be_of_other_videos_are_refused(ending: str, content: Any, values: str, table: Path) -> None:
     file = table.parent / f"features.{ending}"
     if ending == "h5":
         pytest.importorskip("h5py")
@@ -172,10 +172,8 @@ def test_features_that_may_be_of_other_videos_are_refused(ending: str, content: 
         np.savez(file, **content)
     else:
         np.save(file, content)
-    with pytest.raises(ConfigError) as error:
+    with refuses(file, *values.split()):
         import_features(table, file, None, table.parent / "out.json", "out")
-    assert error.value.described.startswith(f"{file}: ")
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["one", "named features", "npy", "split"])
@@ -194,7 +192,7 @@ def test_a_folder_has_a_file_for_each_video(kind: str, table: Path) -> None:
     assert first_numbers(table, folder) == [0, 1, 2, 3]
     np.savez(folder / "a1.npz", x=ROW, y=ROW)
     if kind == "one":
-        with pytest.raises(ConfigError, match=r"a1.npz: has 2 arrays \(x, y\). Call one of them 'features'."):
+        with refuses("a1.npz", "2", "x", "y"):
             import_features(table, folder, None, table.parent / "out.json", "out")
 
 
@@ -205,12 +203,10 @@ def test_a_folder_of_shards_is_one_file(table: Path) -> None:
         write_arrays(folder / f"{n:05d}.tar", arrays)
     assert first_numbers(table, folder) == [0, 1, 2, 3]
     write_arrays(folder / "00002.tar", [("a1", ROW)])
-    with pytest.raises(ConfigError, match="shards: 'a1' is in two files. Keep one of them."):
+    with refuses("'a1'", where="shards"):
         import_features(table, folder, None, table.parent / "out.json", "out")
     np.save(folder / "b9.npy", ROW)
-    with pytest.raises(
-        ConfigError, match=r"shards: has shards \(\.tar\) next to files of one video\. Give a folder of"
-    ):
+    with refuses(where="shards", remedy=True):
         import_features(table, folder, None, table.parent / "out.json", "out")
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers import images
 from ctvr.orchestrator.importers.command import import_stream
 from ctvr.orchestrator.streams.load import load_stream
+from tests.refusing import refuses
 
 
 class Runs:
@@ -96,7 +96,7 @@ def test_a_seed_determines_only_the_classes_of_each_task(tmp_path):
         for stream in (plain, drawn)
     ]
     assert contents[0] == contents[1]
-    with pytest.raises(ConfigError, match="classes=-1: is not a seed"):
+    with refuses("classes=-1"):
         import_stream("cifar-10", {**words, "classes": "-1"}, None, tmp_path)
 
 
@@ -108,21 +108,21 @@ def test_published_stream_is_shown_next_to_the_paper(tmp_path, monkeypatch):
     import_stream("cifar-10", {"folder": str(tmp_path / "files")}, None, tmp_path)
     stream = load_stream("cifar-10", tmp_path)
     assert (stream.paper, stream.tasks[1].categories) == ("cifar-10", ("name2", "name3"))
-    for content, message in (
-        (b"\0" * 3072, "3072 bytes is not a multiple of 3073"),
-        (b"\x0b" + b"\0" * 3072, "has label 11, and cifar-10 has 10 classes"),
+    for content, values in (
+        (b"\0" * 3072, ("3072", "3073")),
+        (b"\x0b" + b"\0" * 3072, ("11", "cifar-10", "10")),
     ):
         (tmp_path / "files" / "data_batch_2.bin").write_bytes(content)
-        with pytest.raises(ConfigError, match=message):
+        with refuses(*values):
             import_stream("cifar-10", {"folder": str(tmp_path / "files")}, None, tmp_path)
     (tmp_path / "files" / "data_batch_2").write_bytes(b"no pickle")
-    with pytest.raises(ConfigError, match=r"data_batch_2: damaged, or not cifar-10's python version"):
+    with refuses("data_batch_2"):
         import_stream("cifar-10", {"folder": str(tmp_path / "files")}, None, tmp_path)
     (tmp_path / "files" / "test_batch.bin").unlink()
     (tmp_path / "files" / "data_batch_2").unlink()
     write_cifar(tmp_path / "again", "cifar-10", is_binary=True)
     (tmp_path / "again" / "test_batch.bin").unlink()
-    with pytest.raises(ConfigError, match=r"test_batch: neither this file nor test_batch\.bin"):
+    with refuses("test_batch.bin"):
         import_stream("cifar-10", {"folder": str(tmp_path / "again")}, None, tmp_path)
 
 
@@ -144,5 +144,5 @@ def test_tiny_imagenet_takes_the_first_hundred_folders(tmp_path):
     assert picture.shape == (1, 64, 64, 3)
     assert np.abs(picture.mean(axis=(0, 1, 2)) - [10, 0, 0]).max() < 3  # JPEG
     Image.new("RGB", (32, 64)).save(folder / "train" / "n00000007" / "images" / "b.JPEG")
-    with pytest.raises(ConfigError, match=r"b\.JPEG: is 32 x 64, not 64 x 64"):
+    with refuses("b.JPEG", "32", "64"):
         import_stream("tiny-imagenet", {"folder": str(folder)}, None, tmp_path)

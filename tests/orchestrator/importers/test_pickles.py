@@ -13,6 +13,7 @@ import pytest
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.pickles import read_pickle
+from tests.refusing import refuses
 
 PLAIN: list[Any] = [
     {"train": {1: {"0": ["video1", "é"]}}, "val": {}},
@@ -110,17 +111,15 @@ def hostile(command: str) -> dict[str, bytes]:
 def test_hostile_pickles_are_refused_in_one_line_and_run_nothing(tmp_path: Path, name: str) -> None:
     canary, path = tmp_path / "canary", tmp_path / "x.pkl"
     path.write_bytes(hostile(f"touch {canary}")[name])
-    with pytest.raises(ConfigError) as error:
+    with refuses(path) as error:
         read_pickle(path)
     assert not canary.exists()
-    assert str(error.value).startswith(f"{path}: ")
-    assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400 + len(str(path))
 
 
 def test_the_message_names_what_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(_Call(os.system, "true")))
-    with pytest.raises(ConfigError, match=r"refused: global '(posix|nt)\.system'.*nothing was executed"):
+    with refuses("x.pkl", f"{os.name}.system"):
         read_pickle(tmp_path / "x.pkl")
 
 
@@ -154,10 +153,10 @@ def test_a_list_that_holds_itself_ends(tmp_path: Path) -> None:
 
 def test_long_absent_and_endless_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(["a" * 5_000_000]))
-    with pytest.raises(ConfigError, match="larger than 4 MB"):
+    with refuses("4", "MB", where="x.pkl"):
         read_pickle(tmp_path / "x.pkl")
     for path in (tmp_path / "none.pkl", tmp_path, Path("/dev/zero")):
-        with pytest.raises(ConfigError, match="no such file|folder|device"):
+        with refuses(path):
             read_pickle(path)
 
 

@@ -14,6 +14,7 @@ from ctvr.orchestrator.importers.ctvr import import_actnet, import_msrvtt, read_
 from ctvr.orchestrator.importers.cvlm import import_cvlm
 from ctvr.orchestrator.importers.hf_dataset import import_dataset
 from tests.orchestrator.importers.benchmark_files import write_json
+from tests.orchestrator.importers.test_shards import TWO_VALUES, WHOLE, packed
 
 HEADER = "video,caption,category,split,task\n"
 TIMES = HEADER.replace("\n", ",start,end\n")
@@ -145,6 +146,27 @@ REFUSED: dict[tuple[str, str], list[tuple[Any, str]]] = {
         ("file_name,text\na.mp4,a dog\n", ": line 2: no split"),
         ("file_name,text,split\na.mp4,a dog,x\n", ": line 2: split is 'x'"),
     ],
+    ("table", "train.tar"): [
+        (packed(a__npy="1"), ": has no video"),
+        (packed(a__mp4="1", b__txt="x"), ": ... no caption"),
+        (packed(a__mp4="1", a__txt="x", b__txt="x"), ": 'b' has no video"),
+        (packed(a__mp4="1", a__webm="1", a__txt="x"), ": 'a' has two files of a video"),
+        (packed(a__mp4="1", a__txt=b"caf\xe9"), ": ... is not UTF-8"),
+        (packed(a__mp4="1", a__json="[1]"), ": its .json is not an object"),
+        (TWO_VALUES, ": 'a': its .json files have two values for text"),
+        (packed(a__mp4="1", a__json="{"), ": cannot be read as .tar"),
+        (packed(a__mp4=""), "'a.mp4' is not a whole file within it"),
+        (packed(a__mp4=b"1" * 9999, a__txt="x")[:3000], ": cannot be read as .tar"),
+        (gzip.compress(packed(), mtime=0), "(it is compressed; gunzip it first)"),
+        # Python would read until a damaged header, the end of the first of two archives, or a cut between members
+        (WHOLE[: 4 * 512], ": ... its end is missing"),
+        (WHOLE[: 4 * 512 + 100], ": cannot be read as .tar"),
+        (
+            WHOLE[:2198] + bytes([WHOLE[2198] ^ 1]) + WHOLE[2199:],
+            ": ... after byte 2048 it is damaged",
+        ),
+        (WHOLE + WHOLE, ": ... after byte 4096 it is damaged, or another archive follows"),
+    ],
     ("dataset", "test/metadata.csv"): [("file_name,text\na.mp4,x\n", "test/metadata.jsonl ... both describe")],
     ("dataset", "more/metadata.csv"): [("file_name,text\na.mp4,x\n", ": its folder is not a split")],
     ("dataset", "stream.json"): [
@@ -167,6 +189,7 @@ def write(path: Path, content: Any) -> None:
         write_json(path, content)
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     ("importer", "file", "content", "said"), CASES, ids=[f"{file} {said}" for _, file, _, said in CASES]
 )

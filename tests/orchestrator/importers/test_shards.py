@@ -1,6 +1,5 @@
 """Shards of data sets: Arrow as `datasets.save_to_disk` writes it, and WebDataset's .tar."""
 
-import gzip
 import io
 import json
 import os
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 from ctvr.orchestrator.data.arrays import read_arrays, write_arrays
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.importers.hf_dataset import import_dataset
+from tests.refusing import refuses
 
 
 def packed(**members: str | bytes) -> bytes:
@@ -98,45 +97,17 @@ def test_files_of_a_sample_may_lie_apart_and_be_several_json(tmp_path):
 
 WHOLE = packed(a__mp4="1", a__txt="x", b__mp4="2", b__txt="y")
 TWO_VALUES = packed(a__mp4="1", a__json='{"text": "x"}', a__b__json='{"text": "y"}')
-REFUSED = [
-    (packed(a__npy="1"), "has no video"),
-    (packed(a__mp4="1", b__txt="x"), "no caption"),
-    (packed(a__mp4="1", a__txt="x", b__txt="x"), "'b' has no video"),
-    (packed(a__mp4="1", a__webm="1", a__txt="x"), "'a' has two files of a video"),
-    (packed(a__mp4="1", a__txt=b"caf\xe9"), "is not UTF-8"),
-    (packed(a__mp4="1", a__json="[1]"), "its .json is not an object"),
-    (TWO_VALUES, "'a': its .json files have two values for text"),
-    (packed(a__mp4="1", a__json="{"), "cannot be read as .tar"),
-    (packed(a__mp4=""), "'a.mp4' is not a whole file within it"),
-    (packed(a__mp4=b"1" * 9999, a__txt="x")[:3000], "cannot be read as .tar"),
-    (gzip.compress(packed(), mtime=0), "(it is compressed; gunzip it first)"),
-    # Python would read until a damaged header, the end of the first of two archives, or a cut between members
-    (WHOLE[: 4 * 512], "its end is missing"),
-    (WHOLE[: 4 * 512 + 100], "cannot be read as .tar"),
-    (WHOLE[:2198] + bytes([WHOLE[2198] ^ 1]) + WHOLE[2199:], "after byte 2048 it is damaged"),  # the third header
-    (WHOLE + WHOLE, "after byte 4096 it is damaged, or another archive follows"),
-]
-
-
-@pytest.mark.parametrize(("content", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_a_tar_without_whole_samples_is_refused_in_one_line(tmp_path, content, said):
-    (tmp_path / "train.tar").write_bytes(content)
-    with pytest.raises(ConfigError) as error:
-        import_dataset(tmp_path, None)
-    assert error.value.described.startswith(f"{tmp_path}/train.tar: ")
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_tar_is_not_read_beyond_its_end(tmp_path):
     arrays = write_arrays(tmp_path / "f.tar", [("a", np.ones(3)), ("b", np.ones(3))])
     arrays.write_bytes(arrays.read_bytes()[: 4 * 512])
-    with pytest.raises(ConfigError, match="its end is missing"):
+    with refuses(where="f.tar"):
         read_arrays(arrays)
     for file, read in ((arrays, read_arrays), (tmp_path / "train.tar", lambda file: import_dataset(file.parent, None))):
         file.write_bytes(WHOLE)
         os.truncate(file, 1 << 40)  # without this limit, hours of reading
-        with pytest.raises(ConfigError, match="more than 64 MB of zeros follow byte 4096"):
+        with refuses("64", "4096"):
             read(file)
 
 
@@ -190,17 +161,14 @@ def test_every_cut_of_arrow_is_refused_also_between_batches(tmp_path):
     whole = file.read_bytes()
     for length in range(0, len(whole) - 1, 8):
         file.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match=r"arrow: cannot be read as \.arrow") as error:
+        with refuses(where="data-00000-of-00001.arrow"):
             import_dataset(folder, None)
-        assert "\n" not in str(error.value)
 
 
 def test_a_folder_with_an_order_of_its_own_is_not_read_in_another(tmp_path):
     folder = saved(tmp_path, "stream", train=[row("a", "a dog")], test=[row("c", "a fish")])
     (folder / "test/state.json").write_text('{"_indices_data_files": [{"filename": "indices.arrow"}]}')
-    with pytest.raises(
-        ConfigError, match=r"test/state.json: lists row indices, which are not supported. Save it again"
-    ):
+    with refuses("test/state.json"):
         import_dataset(folder, None)
 
 

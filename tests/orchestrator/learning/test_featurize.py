@@ -14,6 +14,7 @@ from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.store import packer
 from ctvr.orchestrator.store.store import Store
+from tests.refusing import missing_from, refuses
 
 
 @pytest.mark.slow
@@ -59,14 +60,14 @@ def test_the_first_blocks_of_a_method_have_features_of_their_own(tmp_path, manif
 
 
 @pytest.mark.parametrize(
-    ("settings", "line"),
+    ("settings", "values"),
     [
-        ({"method": "clip4clip"}, "clip4clip leaves 0 of 4 vision blocks unchanged; .* method=zero_shot"),
-        ({"data.cache_features": "false"}, "data.cache_features=false caches no features"),
+        ({"method": "clip4clip"}, "clip4clip 0 4 method=zero_shot"),
+        ({"data.cache_features": "false"}, "data.cache_features=false"),
     ],
 )
-def test_a_build_that_could_make_no_features_is_refused_before_it_decodes(tmp_path, manifest, settings, line):
-    with pytest.raises(ConfigError, match=f"^--features: {line}"):
+def test_a_build_that_could_make_no_features_is_refused_before_it_decodes(tmp_path, manifest, settings, values):
+    with refuses("--features", *values.split()):
         build_cache(manifest, settings, ExecutionConfig(runs=tmp_path), features=True)
     assert not Store.open(tmp_path / "store").list("frames")
 
@@ -80,9 +81,7 @@ def test_videos_that_cannot_be_decoded_get_no_features_and_the_others_do(tmp_pat
             build_cache(manifest, {}, ExecutionConfig(runs=tmp_path), features=True)
     finally:
         video.write_bytes(kept)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "stream small: 29 videos decoded, 0 were in the store, 1 cannot be used"
-    assert lines[-1] == "stream small: computed features of 29 videos, 0 were already in the store"
+    assert not missing_from(str(caught.value), "red_train_0.mp4", 29, 1)
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@ import pytest
 
 from ctvr.methods import METHODS
 from ctvr.methods.base import Task
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.cost import text_passes
 from ctvr.orchestrator.learning.growth import GROWING, after, growth_table, kept
 from ctvr.orchestrator.method_checks.subject import Subject
+from tests.refusing import refuses
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("umt")])
@@ -35,5 +35,5 @@ def test_a_table_has_a_line_for_each_and_refuses_no_tasks(monkeypatch):
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["qdc", "lpi"]
     assert [line.split("|")[5].strip() for line in lines[2:]] == ["1", "12"]
     for wrong in (0, 1001):
-        with pytest.raises(ConfigError, match=rf"--tasks: must be 1 to 1000, got {wrong}\. Write --tasks 100\."):
+        with refuses(1, 1000, wrong, where="--tasks"):
             growth_table(wrong)

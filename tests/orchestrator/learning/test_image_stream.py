@@ -22,7 +22,7 @@ from ctvr.orchestrator.store.store import Store
 from ctvr.orchestrator.streams.load import load_stream
 from ctvr.orchestrator.streams.stream import Stream
 from ctvr.orchestrator.synthetic.images import NAME, SETTINGS, paint, render_images
-from tests.methods.refusing import refused
+from tests.refusing import refused
 
 CPU = torch.device("cpu")
 SMALL = {"optim.epochs": 2, "data.batch_size": 4, "evaluation.knn_k": 3}
@@ -151,17 +151,17 @@ def test_batch_has_two_views_and_each_image_once(manifest, tmp_path):
 
 
 def test_methods_and_streams_of_the_other_kind_are_refused_in_one_line(manifest, tmp_path):
-    def refuses(method, setting, write, said, **settings):
+    def refuses(method, setting, write, value, **settings):
         call = partial(run, method, manifest, tmp_path, **settings)
-        refused(call, said, settings=(setting,), write=(write,) if write else ())
+        refused(call, value, settings=(setting,), write=(write,) if write else ())
 
     tiny = {"backbone.name": "tiny-clip"}
-    refuses("clip4clip", "method", "", "stream noise has images", **tiny, backbone__weights="shipped")
-    refuses("image_si", "", "", "backbone: tiny-clip with weights 'random' is not for images", **tiny)
-    refuses("image_si", "workers", "workers=1", "each worker would normalise", workers=2)
-    refuses("image_si", "data.augment", "data.augment=none", "crop_flip is for videos", data__augment="crop_flip")
-    refuses("image_si", "optim.carry_momentum", "optim.name=sgd", "the moments of sgd", optim__name="adamw")
-    refuses("image_si", "method.base", "method.base=image_finetune", "siamese", method__base="image_bmu_moco")
+    refuses("clip4clip", "method", "", "noise", **tiny, backbone__weights="shipped")
+    refuses("image_si", "", "", "'random'", **tiny)
+    refuses("image_si", "workers", "workers=1", "workers", workers=2)
+    refuses("image_si", "data.augment", "data.augment=none", "crop_flip", data__augment="crop_flip")
+    refuses("image_si", "optim.carry_momentum", "optim.name=sgd", "sgd", optim__name="adamw")
+    refuses("image_si", "method.base", "method.base=image_finetune", "image_bmu_moco", method__base="image_bmu_moco")
     assert {find_method(name).domain for name in METHODS} == {"videos"}
     assert {find_method(name).domain for name in IMAGE_METHODS} == {"images"}
 

@@ -16,7 +16,7 @@ from ctvr.orchestrator.learning.optimizer import OptimConfig, freeze_except
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.method_checks.tiny_models import make_small_clip
-from tests.methods.refusing import refused
+from tests.refusing import refused
 
 
 class Crowd(Workers):
@@ -55,6 +55,7 @@ RUNS: dict[str, tuple[dict[str, object], str, str]] = {  # method and settings -
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(
     "words", [pytest.param(words, marks=pytest.mark.slow) if POSITIONS in words else words for words in RUNS]
 )
@@ -87,10 +88,11 @@ CONFIGS: dict[str, tuple[type, dict[str, object], list[str]]] = {  # part of the
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("said", CONFIGS)
 def test_settings_out_of_range_say_what_to_write(said):
     config, settings, named = CONFIGS[said]
-    refused(lambda: config(**settings), said, SettingError, settings=named)
+    refused(lambda: config(**settings), said, kind=SettingError, settings=named)
 
 
 def trained(*parameters: torch.nn.Parameter) -> None:
@@ -107,6 +109,7 @@ CALLS: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("said", CALLS)
 def test_what_a_method_or_a_caller_hands_over_wrongly_is_refused(said):
-    refused(CALLS[said], said, ValueError)
+    refused(CALLS[said], said, kind=ValueError)

@@ -14,7 +14,7 @@ from ctvr.orchestrator.learning.experiment import GROUPS, RunConfig
 from ctvr.orchestrator.learning.optimizer import OptimConfig
 from ctvr.orchestrator.learning.presets import preset_settings, presets_of, with_recipe
 from ctvr.orchestrator.learning.resolve import resolve, with_values
-from tests.methods.refusing import refused
+from tests.refusing import refused
 
 SMALL = {"backbone.name": "tiny-clip", "backbone.weights": "shipped"}
 

@@ -14,8 +14,8 @@ from ctvr.orchestrator.learning.metrics import recall
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import RunPaths, execute
 from ctvr.orchestrator.learning.unseen import _retention, with_distractors
-from tests.methods.refusing import refused
 from tests.orchestrator.learning.test_index_age import CONFIG, CPU, Plain, searched
+from tests.refusing import refused
 from tests.small_stream import write_stream
 
 NAME = "also/other"

@@ -26,6 +26,7 @@ from ctvr.orchestrator.on_ray.memory import PROCESS, model_size, record_free_mem
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.sweeps.session import describe_concurrency
 from tests.http_server import Server
+from tests.refusing import refuses
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GB = 2**30
@@ -69,26 +70,25 @@ def test_trials_that_want_one_model_of_gpu_fit_only_where_it_is():
     assert process_resources(a100) == {"CPU": 0.9, "GPU": 1, "accelerator_type:A100": 0.001}
     assert process_resources(replace(plan(), accelerator_type="A100")) == {"CPU": 0.9}
     assert cap_to_max_nodes(a100, 32, nodes, 5) == (24, 24)
-    with pytest.raises(ConfigError, match=r"--accelerator-type: no node has a B200\. The cluster has: A100, H100\."):
+    with refuses("--accelerator-type", "B200", "A100", "H100"):
         count_fitting_trials(replace(a100, accelerator_type="B200"), nodes)
 
 
 @pytest.mark.parametrize(
-    ("made", "nodes", "message"),
+    ("made", "nodes", "values"),
     [
-        (plan(workers=4), [node(2)], r"needs 3.7 CPUs .*the cluster has 2. Lower --workers or --cpus-per-worker"),
-        (plan(gpus=1), [node(8)], "needs 1 GPUs, but the cluster has 0. Lower --gpus-per-trial"),
-        (plan(workers=3, gpus=1), [node(8, 2)], "needs 3 GPUs, but the cluster has 2"),
-        (plan(cpus=3), [node(2), node(2)], "1 workers of 3 CPUs .* nodes hold 0"),
-        (plan(gpus=2), [node(8, 1), node(8, 1)], "1 workers of 0.9 CPUs and 2 GPUs"),
-        (plan(cpus=2.05), [node(2), node(0)], "needs 2.05 CPUs, but the cluster"),
-        (plan(workers=2, cpus=0.95), [node(1.9), node(0)], r"needs 2 CPUs \(2 workers x 0.95 \+ 0.1 for its driver\)"),
+        (plan(workers=4), [node(2)], "3.7 CPUs 2 --workers --cpus-per-worker"),
+        (plan(gpus=1), [node(8)], "1 GPUs 0 --gpus-per-trial"),
+        (plan(workers=3, gpus=1), [node(8, 2)], "3 GPUs 2"),
+        (plan(cpus=3), [node(2), node(2)], "1 3 CPUs 0"),
+        (plan(gpus=2), [node(8, 1), node(8, 1)], "1 0.9 CPUs 2 GPUs"),
+        (plan(cpus=2.05), [node(2), node(0)], "2.05 CPUs"),
+        (plan(workers=2, cpus=0.95), [node(1.9), node(0)], "2 CPUs 0.95 0.1"),
     ],
 )
-def test_a_plan_that_can_never_run_is_refused_in_one_line(made, nodes, message):
-    with pytest.raises(ConfigError, match=message) as error:
+def test_a_plan_that_can_never_run_is_refused_in_one_line(made, nodes, values):
+    with refuses(*values.split()):
         count_fitting_trials(made, nodes)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_counted_trials_fit_with_all_drivers_on_one_node(cpus, workers, share):
 
 
 def test_a_plan_for_this_machine_is_refused_before_ray_starts():
-    with pytest.raises(ConfigError, match="needs 1800.1 CPUs"):
+    with refuses("1800.1", "CPUs"):
         check_local(plan(workers=2000), "local", 4)
     check_local(plan(), "local", 4)
     check_local(plan(workers=2000), "10.0.0.1:6379", None)  # another cluster is checked when it is joined
@@ -222,9 +222,7 @@ def test_gpus_that_were_asked_for_and_cannot_be_used_are_an_error(monkeypatch):
     monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._sees_cuda", lambda share: False)
     why = "2.15.0 is built for CUDA 13.2, and the driver is 535.54.03"
     monkeypatch.setattr("ctvr.orchestrator.on_ray.capacity._why_no_cuda", lambda share: why)
-    with pytest.raises(
-        ConfigError, match=f"torch cannot use the cluster's GPUs: {why} \\(got 0.5\\). Set CTVR_TORCH_BACKEND=auto"
-    ):
+    with refuses("GPUs", "0.5", "CTVR_TORCH_BACKEND=auto"):
         choose_gpus(0.5, 1)
 
 
@@ -266,16 +264,16 @@ def test_workers_get_cudas_variables_and_no_needless_process(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "attempts", "advice"),
+    ("error", "attempts"),
     [
-        (OSError("validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /x"), 1, "ctvr doctor"),
-        (ValueError("Ray has no such option"), 1, "ctvr doctor"),
-        (PermissionError(13, "Permission denied", "/x/ray"), 1, "ctvr doctor"),
-        (TimeoutError("GCS did not answer"), 3, "less busy"),
-        (BlockingIOError(11, "Resource temporarily unavailable"), 3, "less busy"),
+        (OSError("validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /x"), 1),
+        (ValueError("Ray has no such option"), 1),
+        (PermissionError(13, "Permission denied", "/x/ray"), 1),
+        (TimeoutError("GCS did not answer"), 3),
+        (BlockingIOError(11, "Resource temporarily unavailable"), 3),
     ],
 )
-def test_an_error_of_rays_start_that_comes_again_is_not_tried_again(monkeypatch, error, attempts, advice):
+def test_an_error_of_rays_start_that_comes_again_is_not_tried_again(monkeypatch, error, attempts):
     monkeypatch.setattr("os.environ", dict(os.environ))
     monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.0)
     tries: list[object] = []
@@ -286,10 +284,10 @@ def test_an_error_of_rays_start_that_comes_again_is_not_tried_again(monkeypatch,
 
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr("ray.shutdown", lambda: None)
-    with pytest.raises(ConfigError, match=f"did not start on this machine: .*{advice}") as said:
+    with refuses("Ray") as said:
         connection._start({}, 2)
     assert len(tries) == attempts
-    assert ("busy" in str(said.value)) is (attempts > 1)
+    assert ("doctor`" in str(said.value)) is (attempts == 1)
 
 
 def test_a_full_disk_is_left_to_the_command_which_waits(monkeypatch):
@@ -381,11 +379,11 @@ def test_a_cluster_that_a_submitted_job_starts_is_not_the_jobs(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ConnectionError("nobody"), "no Ray cluster responds at '10.0.0.1:6379'"),
-        (ValueError("Failed to merge the Job's runtime env\nmore"), "Ray cannot join .*Failed to merge the Job"),
+        (ConnectionError("nobody"), "'10.0.0.1:6379'"),
+        (ValueError("Failed to merge the Job's runtime env\nmore"), "Job's"),
         (
             RuntimeError("Version mismatch: The cluster was started with:\n  Ray: 2.9"),
-            "cannot join .*Version mismatch",
+            "mismatch",
         ),
     ],
 )
@@ -397,9 +395,8 @@ def test_the_reason_why_a_cluster_cannot_be_joined_is_reported(monkeypatch, erro
         raise error
 
     monkeypatch.setattr("ray.init", init)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with refuses(said):
         connection.connect("10.0.0.1:6379")
-    assert "\n" not in str(caught.value)
 
 
 def test_the_path_of_workers_has_no_folder_that_ray_adds():

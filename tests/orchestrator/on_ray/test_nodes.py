@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from ctvr.orchestrator.digests import source_digest
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.on_ray import nodes as ray_nodes
 from ctvr.orchestrator.on_ray.nodes import alive_nodes, await_nodes, await_sources
+from tests.refusing import refuses
 
 
 @pytest.fixture
@@ -44,10 +44,9 @@ def test_nodes_that_are_being_updated_are_waited_for(cluster):
 
 def test_a_node_with_other_sources_is_named_with_the_remedy(cluster):
     cluster.sources["n2"] = ["0123456789ab"]
-    with pytest.raises(ConfigError, match=r"nodes host2 \(0123456789ab\) run .*Run `ray up`") as caught:
+    with refuses("host2", "0123456789ab") as caught:
         await_sources(0)
     assert source_digest() in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_node_that_is_gone_is_not_asked(cluster):
@@ -67,7 +66,7 @@ def test_a_cluster_without_a_living_node_is_a_lost_connection(cluster):
 
 def test_nodes_that_do_not_come_are_counted(cluster):
     await_nodes(3, 0)
-    with pytest.raises(ConfigError, match=r"--nodes: 3 of 4 joined within 0 s\. .*lower --nodes"):
+    with refuses("--nodes", "3", "4", "0"):
         await_nodes(4, 0)
 
 
@@ -79,6 +78,6 @@ def test_missing_nodes_are_requested_every_ten_seconds(cluster, monkeypatch):
     await_nodes(3, 0, lambda: asked.append(clock[0]))
     assert not asked
     monkeypatch.setattr(ray_nodes.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    with pytest.raises(ConfigError, match="3 of 4 joined"):
+    with refuses("3", "4"):
         await_nodes(4, 30, lambda: asked.append(clock[0]))
     assert asked == [0.0, 10.0, 20.0, 30.0]

@@ -24,7 +24,7 @@ from ctvr.orchestrator.on_ray.search import (
     points_to_evaluate,
 )
 from ctvr.orchestrator.on_ray.search_space import SearchSpace
-from tests.methods.refusing import refused
+from tests.refusing import refused
 
 SPACE = {"method.lr": tune.loguniform(1e-7, 1e-5), "method.layers": tune.choice([4, 8])}
 PAPER = {"method.lr": 1e-6, "method.layers": 8}
@@ -59,6 +59,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str, dict[str, object]]] = {
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(("call", "said", "fields"), REFUSED.values(), ids=REFUSED)
 def test_a_search_that_cannot_be_is_refused(call, said, fields):
     refused(call, said, **fields)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.learning.commits import RunState
 from ctvr.orchestrator.learning.distributed import Workers
 from ctvr.orchestrator.on_ray.plan import TrialPlan
 from ctvr.orchestrator.on_ray.worker import _check_sources, _Reports, _StopTrial
+from tests.refusing import refuses
 
 R1 = "t2v/r1"
 
@@ -101,7 +101,5 @@ def test_a_worker_on_another_host_with_other_sources_refuses():
     _check_sources(plan())  # of an older version
     _check_sources(plan(host="elsewhere", sources=source_digest()))
     _check_sources(plan(host=platform.node(), sources="0123456789ab"))  # the user's own edits while a sweep runs
-    with pytest.raises(
-        ConfigError, match=rf"code: {platform.node()} runs different source code .*elsewhere.*Run `ray up`"
-    ):
+    with refuses(remedy=True):
         _check_sources(plan(host="elsewhere", sources="0123456789ab"))

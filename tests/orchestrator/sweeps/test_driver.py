@@ -11,6 +11,7 @@ import pytest
 
 from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.sweeps.driver import only_driver
+from tests.refusing import refuses
 
 HOLD = """
 import sys
@@ -27,8 +28,7 @@ def test_second_driver_is_refused_while_the_first_lives(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"held\n"
-        refused = pytest.raises(ConfigError, match=f"sweep u: process {first.pid} on .* already runs it. Wait")
-        with refused, only_driver(tmp_path / "u", "u"):
+        with refuses("u", first.pid), only_driver(tmp_path / "u", "u"):
             pytest.fail("two drivers")
         first.kill()
         first.wait()
@@ -45,7 +45,7 @@ def test_a_driver_that_starts_a_moment_later_leaves_the_lock_of_the_first(tmp_pa
 
     with ExitStack() as held:
         monkeypatch.setattr(Path, "mkdir", mkdir_after_the_first)
-        with pytest.raises(ConfigError, match="already runs it"), only_driver(tmp_path / "u", "u"):
+        with refuses("u"), only_driver(tmp_path / "u", "u"):
             pytest.fail("two drivers")
         assert lock.exists()
 
@@ -66,10 +66,8 @@ def test_a_lock_that_a_refused_driver_removes_is_taken_again(tmp_path, monkeypat
         monkeypatch.setattr(fcntl, "flock", without_the_file)
     else:
         monkeypatch.setattr(Path, "mkdir", without_the_folder)
-    with only_driver(tmp_path / "u", "u"):
-        refused = pytest.raises(ConfigError, match=f"process {os.getpid()} on .* already runs it")
-        with refused, only_driver(tmp_path / "u", "u"):
-            pytest.fail("two drivers")
+    with only_driver(tmp_path / "u", "u"), refuses("u", os.getpid()), only_driver(tmp_path / "u", "u"):
+        pytest.fail("two drivers")
 
 
 @pytest.mark.parametrize("held", ["", "5", '{"pid": Infinity, "host": "h"}', "[" * 1000, "\0"])
@@ -77,8 +75,7 @@ def test_a_damaged_lock_names_another_process(tmp_path, held):
     (tmp_path / "driver.lock").write_text(held)
     with (tmp_path / "driver.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        refused = pytest.raises(ConfigError, match="sweep u: another process already runs it. Wait")
-        with refused, only_driver(tmp_path, "u"):
+        with refuses("u"), only_driver(tmp_path, "u"):
             pytest.fail("two drivers")
 
 
@@ -90,7 +87,7 @@ def test_ended_driver_releases_its_lock(tmp_path):
 
 def test_a_pipe_in_place_of_the_lock_is_named(tmp_path):
     os.mkfifo(tmp_path / "driver.lock")
-    with pytest.raises(ConfigError, match=r"driver\.lock: is not a file\. Move it away"), only_driver(tmp_path, "u"):
+    with refuses(where="driver.lock"), only_driver(tmp_path, "u"):
         pytest.fail("a FIFO was taken for a lock")
 
 

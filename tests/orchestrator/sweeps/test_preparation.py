@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.execution import ExecutionConfig
 from ctvr.orchestrator.learning.resolve import resolve
 from ctvr.orchestrator.learning.run import execute
 from ctvr.orchestrator.sweeps.preparation import prepare_run
+from tests.refusing import refuses
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_second_preparation_decodes_nothing(execution, manifest, small_stream)
 def test_a_task_without_training_pairs_is_refused_before_decoding(execution, manifest, small_stream):
     crowd = {"stream": manifest, "workers": 16, "data.batch_size": 16}
     other = replace(execution, store=str(execution.runs / "other"))
-    with pytest.raises(ConfigError, match="workers: task_01 of stream small has 8 training pairs for 16 workers"):
+    with refuses("task_01", "8", "16", where="workers"):
         prepare_run(resolve({"method": "clip4clip", **crowd}, small_stream.settings), other)
     assert not other.places().open_store().list("frames")
     prepare_run(resolve({"method": "zero_shot", **crowd}, small_stream.settings), execution)  # trains nothing anyway

@@ -24,7 +24,7 @@ from ctvr.orchestrator.sweeps.sweep import _conclude, sweep
 from ctvr.orchestrator.tracking.run_record import RunRecord
 from ctvr.orchestrator.tracking.tracker import Tracker
 from ctvr.search_spaces import SPACES
-from tests.methods.refusing import refused
+from tests.refusing import refused
 from tests.small_stream import write_stream
 
 GMACS = "stream/cost/video_gmacs"
@@ -167,6 +167,7 @@ CONDITIONS = {  # words of --space -> where, a part of what is said
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("space", CONDITIONS, ids=" ".join)
 def test_a_condition_that_never_holds_is_refused(few, execution, space):
     where, said = CONDITIONS[space]
@@ -274,6 +275,7 @@ REFUSED: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {  # reques
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, execution, case):
     more, settings, said = REFUSED[case]
@@ -281,14 +283,14 @@ def test_a_sweep_that_cannot_run_is_refused_in_one_line(few, execution, case):
 
 
 def test_too_large_sweep_is_refused_before_rendering(execution):
-    refused(lambda: sweep(request("shapes-5"), replace(execution, workers=4, address="local")), "needs 3.7 CPUs")
+    refused(lambda: sweep(request("shapes-5"), replace(execution, workers=4, address="local")), "3.7", "CPUs")
     assert not (execution.runs / "streams").exists()
     assert not (execution.runs / "store").exists()
 
 
 def test_unreachable_tracking_server_is_reported_first(execution, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    refused(lambda: sweep(request("shapes-5"), execution), "tracking http://127.0.0.1:9: connection refused")
+    refused(lambda: sweep(request("shapes-5"), execution), where="tracking http://127.0.0.1:9")
     assert not execution.runs.exists()
 
 
@@ -305,7 +307,7 @@ def test_a_sweep_refused_by_the_cluster_leaves_no_database(few, execution, monke
 
 def test_a_sweep_that_exists_is_not_overwritten(few, execution):
     write_plan(trial_plan(execution, "s"), execution.folder("s"))
-    refused(lambda: sweep(request(few), execution), "Resume it with `ctvr sweep --resume s`")
+    refused(lambda: sweep(request(few), execution), "--resume", "s")
 
 
 def test_a_request_comes_back_from_json():

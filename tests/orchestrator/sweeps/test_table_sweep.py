@@ -17,7 +17,7 @@ from ctvr.orchestrator.sweeps.verdict import CONFIRMS
 from ctvr.orchestrator.tables.presets import TablePreset, as_data, parse_preset
 from ctvr.orchestrator.tables.table import Difference
 from ctvr.orchestrator.tracking.tracker import Tracker
-from tests.methods.refusing import refused
+from tests.refusing import refused
 
 ROWS = [{"name": "zero_shot", "searched": False}, "clip4clip", {"name": "tvr_plus_cl", "notes": ["a", "b"]}]
 
@@ -81,6 +81,7 @@ REFUSED: dict[str, tuple[dict[str, object], dict[str, object], str, str]] = {  #
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(("more", "overrides", "setting", "said"), REFUSED.values(), ids=REFUSED)
 def test_a_table_that_cannot_run_is_refused_in_one_line(few, execution, more, overrides, setting, said):
     refused(lambda: plan_sweep(request(few, preset(**more), **overrides), execution), said, settings=(setting,))
@@ -88,7 +89,7 @@ def test_a_table_that_cannot_run_is_refused_in_one_line(few, execution, more, ov
 
 def test_a_table_that_exists_is_not_overwritten(few, execution):
     write_plan(trial_plan(execution, "t"), execution.folder("t"))
-    refused(lambda: jobs.sweep(request(few), execution), "Resume it with `ctvr sweep --resume t`")
+    refused(lambda: jobs.sweep(request(few), execution), "--resume", "t")
 
 
 def test_the_plan_of_a_table_describes_its_rows_and_runs(few, execution):

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.pages.report import curves_html
 from ctvr.orchestrator.streams.metric_names import progress_text
 from ctvr.orchestrator.tables.build import build, collect, seconds_of, tables
@@ -20,6 +19,7 @@ from ctvr.orchestrator.tables.table_columns import TWIN_NOTE
 from ctvr.orchestrator.tables.table_figures import curved, drawings
 from ctvr.orchestrator.tables.write import write
 from ctvr.orchestrator.tracking.run_record import RunRecord
+from tests.refusing import refuses
 
 KEYS = ("r1", "r5", "r10", "medr", "meanr", "bwf")
 
@@ -140,7 +140,7 @@ def test_streams_get_their_own_tables():
 
 
 def test_without_a_complete_run_there_is_no_table():
-    with pytest.raises(ConfigError, match="none of the 1 runs is complete"):
+    with refuses("1", where="table"):
         build(None, [run(tags={"ctvr.complete": "false"})])  # type: ignore[arg-type]
 
 
@@ -266,7 +266,7 @@ def test_a_table_holds_one_split_and_says_which():
     assert "Measured on the validation split." in table.notes
     (table,) = tables(records[1:])  # there are no other runs
     assert [row.method for row in table.rows] == ["zscl"]
-    with pytest.raises(ConfigError, match="--split val: no complete run of msrvtt-10 is measured on validation videos"):
+    with refuses("msrvtt-10", where="--split val"):
         tables(records[:1], split="val")
 
 

@@ -16,7 +16,7 @@ from ctvr.orchestrator.tables.intervals import (
 )
 from ctvr.orchestrator.tables.multiple_comparisons import Family, combined
 from ctvr.orchestrator.tables.table import Difference
-from tests.methods.refusing import refused
+from tests.refusing import refused
 from tools.null_simulation import Situation, hits
 
 
@@ -245,4 +245,4 @@ def test_tasks_weigh_alike():
     [([1, 0, 0.5], "2 and 3 queries"), *(([1, rank], "must be within 0 and 1") for rank in (2, -1, math.nan))],
 )
 def test_only_chances_of_the_same_queries_are_paired(chances, said):
-    refused(lambda: difference(chances, [1, 0]), said, ValueError)
+    refused(lambda: difference(chances, [1, 0]), said, kind=ValueError)

@@ -8,6 +8,7 @@ from ctvr.orchestrator.errors import ConfigError
 from ctvr.orchestrator.tables.paper_items import Item, find, read, text
 from ctvr.orchestrator.tables.paper_numbers import benchmarks, not_implemented, published_tables
 from ctvr.orchestrator.tables.presets import load_preset, preset_names
+from tests.refusing import refuses
 
 PAPERS, ITEMS = read()
 FILES = {"framefusion": "000", "camoe": "001", "structalign": "002", "bmu": "003", "tempme": "004"}
@@ -68,5 +69,5 @@ def test_an_item_has_a_preset_or_a_reason():
     for wrong in ({}, {"preset": "ctvr-table1", "why": "it rains"}):
         with pytest.raises(ValueError, match="either a preset that reproduces it or the reason"):
             Item(item="a/b", shows="c", **wrong)
-    with pytest.raises(ConfigError, match="'tempme/tabel2' is unknown. Did you mean 'tempme/table2'"):
+    with refuses("tempme/tabel2", "tempme/table2", where="reproduce"):
         find("tempme/tabel2")

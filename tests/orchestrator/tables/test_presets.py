@@ -30,7 +30,7 @@ from ctvr.orchestrator.tables.presets import (
     preset_names,
 )
 from ctvr.orchestrator.tracking.run_record import as_text
-from tests.methods.refusing import refused
+from tests.refusing import refused
 
 ORIGINALS = "ctvr-table1-originals"
 UNSEARCHED = (ORIGINALS, "efficient-continual", "index-age", "upgrade", "camoe-fig6", "worlds", "worlds-fair")
@@ -188,6 +188,7 @@ BROKEN: dict[str, tuple[object, str]] = {  # id -> data of a file, or its text; 
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(("data", "said"), BROKEN.values(), ids=BROKEN)
 def test_a_file_that_breaks_the_format_is_refused_in_one_line(tmp_path: Path, data, said):
     file, is_text = tmp_path / "mine.json", isinstance(data, str)
@@ -205,6 +206,7 @@ WRONG: dict[str, tuple[Callable[[], object], str, str]] = {  # id -> call, where
 }
 
 
+@pytest.mark.wording
 @pytest.mark.parametrize(("call", "where", "said"), WRONG.values(), ids=WRONG)
 def test_what_no_table_can_be_made_of_is_refused_in_one_line(call, where, said):
     refused(call, said, where=where)

@@ -13,6 +13,7 @@ from ctvr.methods.layers.replay.mixup import (
     sample_lambda,
 )
 from tests.methods.conftest import make_batch
+from tests.refusing import refuses
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_rewritten_captions_are_refused_and_the_tower_restored(small_clip, capti
     first, second = captions
     plain = small_clip.text(first)
     with (
-        pytest.raises(ValueError, match=r"rewrites them before it reads them. Use mix_level=feature"),
+        refuses("mix_level=feature", kind=ValueError, settings=("mix_level",)),
         mixed_captions(small_clip, first, second, 0.6),
     ):
         small_clip.text(first.flip(0))
@@ -100,7 +101,7 @@ def test_rewritten_captions_are_refused_and_the_tower_restored(small_clip, capti
 
 def test_a_retriever_that_goes_around_the_tower_is_refused(small_clip, captions):
     with (
-        pytest.raises(ValueError, match="mixes captions in the text tower, which Clip bypasses here"),
+        refuses(kind=ValueError, settings=("mix_level",)),
         mixed_captions(small_clip, *captions, 0.6),
     ):
         pass
@@ -109,7 +110,7 @@ def test_a_retriever_that_goes_around_the_tower_is_refused(small_clip, captions)
 def test_mixing_of_features_that_the_loss_does_not_use_is_refused(small_clip, captions):
     retriever = Clip4Clip(Clip4ClipConfig(), small_clip)
     with (
-        pytest.raises(ValueError, match="mixes what encode_text returns, which the loss of Clip4Clip does not use"),
+        refuses("Clip4Clip", kind=ValueError, settings=("mix_level",)),
         mixed_features(retriever, *captions, 0.6, "encode_text"),
     ):
         retriever.encode_text(captions[1])

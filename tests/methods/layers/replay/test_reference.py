@@ -5,6 +5,7 @@ from safetensors.torch import save_file
 
 from ctvr.methods.layers.replay.reference import load_reference
 from tests.methods.conftest import make_small_clip
+from tests.refusing import refused
 
 CPU = torch.device("cpu")
 
@@ -71,26 +72,25 @@ def test_a_file_of_tensors_is_read_and_resized(clip, tmp_path):
 
 
 def test_every_mistake_is_named(clip, tmp_path):
-    def refuses(message, path=tmp_path):
-        with pytest.raises(ValueError, match=message):
-            load_reference(str(path), clip)
+    def refuses(*values, path=tmp_path):
+        refused(lambda: load_reference(str(path), clip), path, *values, kind=ValueError)
 
-    refuses("holds no images")
+    refuses()
     picture(tmp_path / "a.png")
-    refuses(r"captions.txt is missing. Write one text a line")
+    refuses("captions.txt")
     (tmp_path / "captions.txt").write_text("\n")
-    refuses(r"captions.txt is empty")
+    refuses("captions.txt")
     (tmp_path / "captions.txt").write_text("one")
     (tmp_path / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"broken.png is not a readable image. Remove it"):
+    with pytest.raises(ValueError, match="broken.png"):
         load_reference(str(tmp_path), clip).images([1], CPU)
     file = tmp_path / "set.safetensors"
     file.write_bytes(b"garbage")
-    refuses("is damaged", file)
+    refuses(path=file)
     save_file({"frames": torch.zeros(1)}, file)
-    refuses(r"needs images \(N, 3, H, W\) and tokens \(R, L\); it has \['frames'\]", file)
+    refuses("['frames']", path=file)
     save_file({"images": torch.zeros(1, 3, 8, 8), "tokens": torch.zeros(1, 4, dtype=torch.int64)}, file)
-    refuses("must be .* uint8", file)
+    refuses("uint8", path=file)
     save_file({"images": torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "tokens": torch.full((1, 4), 500)}, file)
-    refuses("were not made by this backbone's tokenizer", file)
-    refuses("neither `embedded` nor a folder", tmp_path / "nothing")
+    refuses(path=file)
+    refuses(path=tmp_path / "nothing")
